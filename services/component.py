@@ -1,4 +1,4 @@
-"""A component of a model in one compute thread, so that the event loop stays free: what runners have in common."""
+"""The base of runners: one component of a model in one compute thread, so that the event loop stays free."""
 
 import asyncio
 import warnings
@@ -22,12 +22,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=ModelComponent)
 
-# Tensors are read from shared memory that is mapped read-only, and nothing here writes to them.
+# Tensors are read from shared memory that is mapped read-only, and are never written here.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 
 async def run_in_pool(pool: ThreadPoolExecutor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call ``function`` in a thread of ``pool``. Raises ``StageUnavailable`` where that is closed before it begins."""
+    """Call ``function`` in a thread of ``pool``. Raises ``StageUnavailable`` if the pool closes before the call."""
     try:
         future = pool.submit(function, *args, **kwargs)
     except RuntimeError as error:
@@ -36,21 +36,21 @@ async def run_in_pool(pool: ThreadPoolExecutor, function: Callable[P, R], *args:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if future.cancelled() and not (task is not None and task.cancelling()):  # nobody has left: the pool is closed
+        if future.cancelled() and not (task is not None and task.cancelling()):  # not the caller: the pool is closed
             raise engine_closed_error() from None
         raise
 
 
 def engine_closed_error() -> StageUnavailable:
-    """The error of work that an engine had not done when it was closed."""
+    """Return the error of work that was unfinished when its engine closed."""
     return StageUnavailable("the engine was closed; send the request again")
 
 
 class Compute:
     """Calls functions one after another in one thread, without gradients. ``threads`` are torch's.
 
-    ``clock`` tells how many seconds they took. On a GPU that is named as ``device`` they run in a stream of their own.
-    Where the seconds are ``billed`` they are charged to jobs, see ``omnibus.executor.job_clock``.
+    ``clock`` measures the seconds they took. On a GPU named as ``device`` they run in a separate stream. If ``billed``,
+    the seconds are charged to jobs, see ``omnibus.executor.job_clock``.
     """
 
     def __init__(self, name: str, threads: int, device: str = "", *, billed: bool = False) -> None:
@@ -63,7 +63,7 @@ class Compute:
         return await run_in_pool(self._pool, self._call_timed, charged_jobs(), function, args, kwargs)
 
     def reset_clock(self) -> None:
-        """Begin to count anew: what was computed so far was for nobody."""
+        """Reset the clock, discarding the time computed so far."""
         self.clock.seconds = 0.0
         if self._bill is not None:
             self._bill.reset()
@@ -86,7 +86,7 @@ class Compute:
 
 
 class ComponentSource(NamedTuple):
-    """Source and destination of a component: its checkpoint, and the device and dtype that it is loaded with."""
+    """Identity of a component: its checkpoint, and the device and dtype to load it with."""
 
     component: str
     family: str
@@ -96,12 +96,13 @@ class ComponentSource(NamedTuple):
 
 
 class Hosted(Generic[M]):
-    """One component: ``model`` from ``load`` on, its thread, and the loop that serves it, if it has one.
+    """One component: its model, its thread, and the loop that serves it, if it has one.
 
-    With ``beside`` it shares a GPU with another component that computes at the same time.
+    ``model`` is set by ``load``. With ``beside`` the component shares a GPU with another one that computes at the same
+    time.
     """
 
-    #: Whether its inputs have another length each time.
+    #: True if inputs vary in length.
     lengths_vary: ClassVar[bool] = True
 
     def __init__(self, source: ComponentSource, threads: int, *, beside: bool = False) -> None:
@@ -112,7 +113,7 @@ class Hosted(Generic[M]):
 
     @property
     def busy(self) -> float:
-        """Seconds of computing."""
+        """Seconds spent computing."""
         return self._compute.clock.seconds
 
     async def load(self) -> None:
@@ -131,14 +132,14 @@ class Hosted(Generic[M]):
         await self._compute.close()
 
     def memory_stats(self) -> dict[str, int]:
-        """Return the most bytes of GPUs that torch has reserved in this process; empty on a CPU."""
+        """Return the most GPU bytes that torch reserved in this process; empty on a CPU."""
         return {"gpu_bytes": torch.cuda.max_memory_reserved()} if self._source.device.startswith("cuda") else {}
 
     async def _set_up(self) -> None:
-        """Prepare the component, once the model is loaded; the time for this does not count as work."""
+        """Prepare the component after the model is loaded; this time does not count as work."""
 
     async def _tear_down(self) -> None:
-        """Clean up after the end of the loop, and before the end of the thread."""
+        """Clean up after the loop ends and before the thread does."""
 
     def _start_loop(self, loop: Coroutine[Any, Any, None]) -> None:
         self._serving = asyncio.create_task(loop, name=self._source.component)

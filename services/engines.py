@@ -1,5 +1,7 @@
-"""Mapping from components to the engines that run them. An engine's module is imported when it is needed, so that a
-process loads no more than the components it hosts."""
+"""Mapping from components to the engines that run them.
+
+The module of an engine is imported on first use, so that a process loads only the components it hosts.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,30 +23,30 @@ if TYPE_CHECKING:
     from services.llm.engine.model import ThinkerCore
     from services.llm.vllm.model import VllmCore
 
-#: What runners of one executor share; gone with the last of them.
+#: Objects that runners of one executor share; dropped with the last of them.
 _cores: "WeakValueDictionary[ExecutorSettings, ThinkerCore]" = WeakValueDictionary()
 _engines: "WeakValueDictionary[tuple[ExecutorSettings, bool], VllmCore]" = WeakValueDictionary()
 
-#: What vLLM runs.
+#: Components that vLLM runs.
 _VLLM_COMPONENTS = ("thinker", "prefill", "decode")
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
-    """The transformers engine: everything, on CPU or GPU. Raises ``BadRequest`` for an unknown component."""
+    """Return the transformers engine of a component, on CPU or GPU. Raises ``BadRequest`` for an unknown one."""
     if component not in _TRANSFORMERS_RUNNERS:
         raise BadRequest(
-            f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS_RUNNERS)}"
+            f"unknown component {component!r} for the transformers engine; use one of {sorted(_TRANSFORMERS_RUNNERS)}"
         )
     return _TRANSFORMERS_RUNNERS[component](component, settings)
 
 
 def vllm(component: str, settings: ExecutorSettings) -> Runner:
-    """vLLM for language models and their halves, transformers for every other component.
+    """Return vLLM for language models and their halves, else transformers.
 
     Raises ``BadRequest`` for an unknown component.
     """
     if component not in _VLLM_COMPONENTS:
-        # Nothing of theirs may wait for, or load, the language model that is not there.
+        # The other components must not wait for, or load, a language model that this process lacks.
         others = ",".join(each for each in settings.components.split(",") if each not in _VLLM_COMPONENTS)
         return transformers(component, structs.replace(settings, components=others))
     from services.llm.vllm.prefill_decode import VllmDecodeRunner, VllmPrefillRunner
@@ -59,7 +61,7 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
-    """The one engine of an executor, for both halves of its language model."""
+    """Return the executor's one engine, shared by both model halves."""
     from services.llm.vllm.model import VllmCore
     from services.llm.vllm.protocol import Launch
     from services.llm.vllm.v032.engine import VllmEngineProcess
@@ -97,24 +99,27 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
 
 
 def _check_vllm_settings(own: VllmSettings, halves: bool, goals: bool) -> None:
-    """Raise ``BadRequest`` for settings that an engine for ``halves``, or one with ``goals``, does not take."""
+    """Raise ``BadRequest`` for settings that cannot be combined with ``halves`` or ``goals``."""
     if own.speculative_tokens and (halves or goals):
         raise BadRequest(
-            "vLLM guesses no tokens for halves of a model or with goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"
+            "vLLM cannot speculate with prefill/decode halves or goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"
         )
     if own.speculative_model and not own.speculative_tokens:
         raise BadRequest(
-            "OMNIBUS_VLLM_SPECULATIVE_MODEL guesses no tokens: set OMNIBUS_VLLM_SPECULATIVE_TOKENS to those of a step"
+            "OMNIBUS_VLLM_SPECULATIVE_MODEL is unused: set OMNIBUS_VLLM_SPECULATIVE_TOKENS to the tokens of a step"
         )
     if own.pipeline_parallel > 1 and (halves or goals or own.speculative_tokens):
         raise BadRequest(
-            "vLLM runs no halves of a model, no goals and no guessed tokens in a pipeline: "
+            "pipeline parallelism of vLLM cannot be combined with prefill/decode halves, goals or speculation: "
             "set OMNIBUS_VLLM_PIPELINE_PARALLEL=1"
         )
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:
-    """The simulation: computes nothing and takes as long as a profile says. Raises ``BadRequest`` for a wrong one."""
+    """Return the simulation: it computes nothing and takes as long as a profile predicts.
+
+    Raises ``BadRequest`` for an invalid profile.
+    """
     from omnibus.executor.sim.engine import KINDS, engine
     from services.llm.runners.scripted import SCRIPTED_KINDS
 
@@ -136,7 +141,7 @@ def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _make_vae_encoder(component: str, settings: ExecutorSettings) -> Runner:
-    # The encoder of a VAE makes what its family's denoiser takes.
+    # The encoder of a VAE makes the latents that its family's denoiser takes.
     if catalog.find_family(settings.family)["tasks"][component] != "encode-frame":
         return _make_encoder(component, settings)
     from services.encoder.frame_encoder import FrameEncodeRunner
@@ -163,7 +168,7 @@ def _make_decode(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
-    """The one language model of an executor, for all its components that are parts of it."""
+    """Return the executor's one language model, shared by its components."""
     from services.llm.engine.model import ThinkerCore, ThinkSettings
 
     core = _cores.get(settings)
@@ -186,7 +191,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
 
 
 def _shares_loop(settings: ExecutorSettings) -> bool:
-    """Return whether encoders share the language model's loop: both are in this executor, and there are goals."""
+    """Return True if encoders share the language model's loop: both are in this executor, and there are goals."""
     hosted, goals = _hosted_makers(settings), StepGoals(settings.ttft, settings.tbt)
     return (
         bool(goals) and _make_encoder in hosted and not hosted.isdisjoint({_make_thinker, _make_prefill, _make_decode})
@@ -259,24 +264,27 @@ def _make_latent_decoder(component: str, settings: ExecutorSettings) -> Runner:
     made = LatentDecodeSettings(threads=settings.threads)
     if component == "audio_vae":
         return DecodeAudioRunner(component, *_checkpoint_source(settings), made)
-    # The decoder of a VAE makes what its family makes.
+    # The decoder of a VAE makes images or videos, as its family does.
     films = catalog.find_family(settings.family)["tasks"][component] == "decode-video"
     return (DecodeVideoRunner if films else DecodeImageRunner)(component, *_checkpoint_source(settings), made)
 
 
 def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
-    """Raises ``NotFound`` for a checkpoint of the hub that is not in its cache."""
+    """Return family, checkpoint, device and dtype.
+
+    Raises ``NotFound`` for a hub checkpoint that is not in the local cache.
+    """
     return settings.family, checkpoints.resolve_checkpoint(settings.checkpoint), settings.device, settings.dtype
 
 
 def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
-    """The directories of adapters by their names. Raises ``NotFound`` for one of the hub that is not in its cache."""
+    """Return the directories of adapters by name. Raises ``NotFound`` for a hub adapter missing in the local cache."""
     named = settings.adapter_checkpoints.items()
     return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named}
 
 
 def _loadable_adapters(settings: ExecutorSettings) -> "AdapterLimits":
-    """The adapters that requests may bring to this executor."""
+    """Return the limits of adapters that requests may load into this executor."""
     from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits
 
     if not settings.adapters_dir or settings.adapter_slots < 1:

@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to by itself: pages that the driver knows and that stay where they are."""
+"""Pinned host memory: pages that the driver has registered, and that a GPU copies from and to directly."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ _PORTABLE, _READ_ONLY = 1, 8
 
 
 def pin_memory(ranges: Sequence[MemoryRange]) -> Callable[[], None]:
-    """Register ``ranges`` with CUDA, in a thread; returns a function that undoes this, and waits for it.
+    """Register ``ranges`` with CUDA in a thread. Returns a function that waits for this and undoes it.
 
-    Copies from and to a range that cannot be registered are as slow as before; the log says why.
+    Copies from and to a range that cannot be registered are as slow as before; the log has the reason.
     """
     thread = ThreadPoolExecutor(1, "pin")
     registered = thread.submit(lambda: [each for each in ranges if _register(each)])
@@ -34,10 +34,10 @@ def _register(memory: MemoryRange) -> bool:
     flags = _PORTABLE | (0 if memory.is_writable else _READ_ONLY)
     try:
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.address, memory.nbytes, flags))
-    except RuntimeError as error:  # also without room for all of the arena, and where a limit forbids it
+    except RuntimeError as error:  # also if memory is too small for the arena, or a limit forbids it
         log.warning(
-            "%d MiB of the arena cannot be pinned, and the GPU copies them in steps: %s; is there room for all of "
-            "OMNIBUS_SIDECAR_ARENA_MIB, and `ulimit -l unlimited`?",
+            "%d MiB of the arena cannot be pinned (%s), so the GPU copies them in steps. Make room for all of "
+            "OMNIBUS_SIDECAR_ARENA_MIB, and set `ulimit -l unlimited`.",
             memory.nbytes >> 20, error,
         )  # fmt: skip
         return False

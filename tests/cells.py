@@ -105,7 +105,7 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
 
 
 def _describe_claims(claims: set[Claim]) -> tuple[str, str]:
-    """Return what is equal in one cell, and links to tests."""
+    """Return the kinds of equality and the tests of one cell."""
     equal = {claim.equal for claim in claims}
     files = ", ".join(map(_link, sorted({claim.file for claim in claims})))
     return ", ".join(kind for kind in KINDS if kind in equal), files

@@ -1,1 +1,1 @@
-"""The encoder service: images, videos and sounds to embeddings, batched over requests."""
+"""The encoder service: images, videos and audio to embeddings, batched across requests."""

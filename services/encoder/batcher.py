@@ -1,4 +1,4 @@
-"""Batches across requests: whoever waits when the encoder becomes free goes in, nobody waits for company."""
+"""Batches across requests: an encoder takes all waiting items when it becomes free, and waits for no more."""
 
 import asyncio
 import time
@@ -15,16 +15,19 @@ Run = Callable[[Sequence[Prepared]], Awaitable[Sequence[Any]]]
 
 
 class EngineLoop(Protocol):
-    """A loop of steps that an encoder shares with a language model, see ``services.llm.engine.engine``."""
+    """A loop of steps that an encoder shares with a language model.
+
+    See ``services.llm.engine.engine``.
+    """
 
     @property
     def schedule(self) -> Schedule[Any]: ...
 
     def raise_if_failed(self) -> None:
-        """Raise what ended the loop, if it has ended."""
+        """Raise the error that ended the loop, if it has ended."""
 
     def wake(self) -> None:
-        """Look again: an item has come."""
+        """Wake the loop: an item has arrived."""
 
 
 class QueuedItem:
@@ -53,9 +56,9 @@ class QueuedItem:
 class Batcher:
     """Feeds ``run`` with batches of one modality.
 
-    A batch holds at most ``items`` items and, but for a single larger item, ``tokens`` output tokens; the
-    order is that of ``omnibus.executor.scheduler``. If a batch fails, its items are run one by one, so that
-    only the guilty ones fail. With a ``loop`` that one decides when a batch is run, and ``serve`` is not used.
+    A batch contains at most ``items`` items and ``tokens`` output tokens; a single larger item is accepted alone. The
+    order is that of ``omnibus.executor.scheduler``. If a batch fails, its items run one by one, so that only the items
+    at fault fail. With a ``loop``, the loop decides when a batch runs, and ``serve`` is not used.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Items that wait, those of other encoders of the loop included."""
+        """Waiting items, including those of other encoders of the loop."""
         return self._schedule.media
 
     @property
@@ -79,7 +82,7 @@ class Batcher:
         return self._own if self._loop is None else self._loop.schedule
 
     async def encode(self, item: Prepared) -> Any:
-        """The result of one item. A cancelled caller's item leaves the queue."""
+        """Return the result of one item. If the caller is cancelled, the item is removed from the queue."""
         self._raise_if_failed()
         entry, kind = QueuedItem(self, item), (self, item.modality)
         self._schedule.kinds.setdefault(kind, self.budget)
@@ -91,7 +94,7 @@ class Batcher:
             self._schedule.remove_key(entry)
 
     async def serve(self) -> None:
-        """Run batches for ever; sleeps while nobody waits."""
+        """Run batches until cancelled; sleep while no item waits."""
         try:
             while True:
                 self._wake.clear()
@@ -106,7 +109,7 @@ class Batcher:
                 entry.fail(self._failed)
 
     async def run_batch(self, batch: Sequence[QueuedItem]) -> None:
-        """Run those of ``batch`` that are still wanted and tell them; raises nothing."""
+        """Run the items of ``batch`` that are still needed; raises nothing."""
         batch = [entry for entry in batch if not entry.result.done()]
         if not batch:
             return
@@ -115,7 +118,7 @@ class Batcher:
         try:
             with charge_jobs([(entry.clock, float(entry.tokens)) for entry in batch]):
                 results = await self._run([entry.item for entry in batch])
-        except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on
+        except Exception as error:  # noqa: BLE001 - find the item at fault, and let the others continue
             await self._run_one_by_one(batch, error)
             return
         self.sizes[len(batch)] += 1

@@ -1,19 +1,22 @@
-"""Key of an embedding: one SHA-256 of all it depends on, the file's digest, who may share it, and what encodes it."""
+"""Keys of embeddings: a SHA-256 of all that an embedding depends on.
+
+That is the digest of the file, the salt of those that share the result, and the encoder.
+"""
 
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-#: Files of a checkpoint up to this size count by their content: configurations, of the preprocessor too.
+#: Larger files of a checkpoint count by size and time; smaller ones, such as configurations, by their content.
 _MAX_HASHED_FILE_BYTES = 1 << 20
 
 
 class EncoderIdentity:
     """Makes the keys of one encoder.
 
-    Results are kept under the digests of bytes that were read here. What a request says of its media's content is only
-    ever looked for: a wrong digest finds what belongs to that digest, and never changes it.
+    Results are stored under digests of bytes that were read here. A digest in a request is only looked up: a wrong one
+    finds the result of that digest, and never changes it.
     """
 
     def __init__(self, component: str, family: str, checkpoint: Path, device: str, dtype: str) -> None:
@@ -22,7 +25,7 @@ class EncoderIdentity:
             _hash_part(self._begun, part.encode())
 
     def item_key(self, content: bytes, modality: str, salt: str, alone: bool = True) -> bytes:
-        """Return 32 bytes: equal for media of equal ``content``, modality and salt, looked at in one way, alone.
+        """Return 32 bytes, equal for media of equal ``content``, modality, salt and ``alone``.
 
         ``content`` is the SHA-256 of the media's bytes.
         """
@@ -34,13 +37,16 @@ class EncoderIdentity:
 
 
 def _hash_part(hashed: Any, part: bytes) -> None:
-    """With its length, so that no two lists of parts are the same bytes."""
+    """Hash ``part`` after its length.
+
+    Different lists of parts then never have the same bytes.
+    """
     hashed.update(len(part).to_bytes(8, "big"))
     hashed.update(part)
 
 
 def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:
-    """Tells versions of a checkpoint apart without reading its weights."""
+    """Yield texts that identify a version of a checkpoint, without reading weights."""
     for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
         about = path.stat()
         content = (

@@ -1,4 +1,4 @@
-"""A media item to measure an encoder with: a grey picture, or a second of silence."""
+"""A media item to measure an encoder with: a gray image, or a second of silence."""
 
 import io
 import wave
@@ -7,12 +7,12 @@ from PIL import Image
 
 from omnibus_models.contract import MediaEncoder, Prepared
 
-_IMAGE_SIDE_PIXELS = 448  # pixels: about what pictures on web pages have
+_IMAGE_SIDE_PIXELS = 448  # about the size of images on web pages
 _SAMPLE_RATE_HERTZ = 16_000
 
 
 def sample_item(encoder: MediaEncoder) -> Prepared:
-    """An item that ``encoder`` takes."""
+    """Return an item that ``encoder`` accepts."""
     if "image" in encoder.modalities:
         return encoder.prepare(memoryview(_grey_image()), "image")
     return encoder.prepare(memoryview(_silent_audio()), "audio")

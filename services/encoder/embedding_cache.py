@@ -1,7 +1,7 @@
-"""Embeddings by content: each is computed once however many ask for it, and the latest are kept.
+"""Embeddings by content: each is computed once for all concurrent requests, and the latest are kept.
 
-They are kept as arrays of this process, not as blocks of the arena: a block belongs to an invocation and its
-deadline, and what is kept there would be missing to requests. A hit costs one copy into the arena.
+The cache keeps arrays of this process, not blocks of the arena. A block belongs to an invocation and its deadline, and
+blocks kept here would be missing for requests. A hit costs one copy into the arena.
 """
 
 import asyncio
@@ -16,32 +16,32 @@ from omnibus.metrics import ENCODER
 
 P = TypeVar("P")
 
-#: Bytes that an entry counts for besides its array.
+#: Bytes that an entry counts for in addition to its array.
 ENTRY_OVERHEAD_BYTES = 1024
 
 
 class EncoderResult(NamedTuple):
-    """Output of an encoder for one item. All who receive it share it: neither part may be changed."""
+    """Output of an encoder for one item. All receivers share it, so neither part may be changed."""
 
     meta: dict[str, Any]
     embeds: np.ndarray
 
 
 class _Flight(Generic[P]):
-    """A computation under way and those who wait for it."""
+    """A computation in progress, and the number of waiting callers."""
 
     __slots__ = ("read", "task", "waiting")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[EncoderResult]
-        self.read = asyncio.Event()  # the bytes of the item are not needed any more
+        self.read = asyncio.Event()  # the bytes of the item are no longer needed
         self.waiting = 0
 
 
 class EmbeddingCache(Generic[P]):
-    """At most ``limit`` bytes of results of ``component``; the least recently used leave first.
+    """At most ``limit`` bytes of results of ``component``; the least recently used are evicted first.
 
-    ``work`` makes a result of what was read.
+    ``work`` computes a result from the value that ``read`` returned.
     """
 
     def __init__(self, limit: int, work: Callable[[P], Awaitable[EncoderResult]], component: str) -> None:
@@ -54,7 +54,10 @@ class EmbeddingCache(Generic[P]):
         self._counts = dict.fromkeys(("hits", "misses", "coalesced", "evicted"), 0)
 
     async def find(self, key: bytes) -> EncoderResult | None:
-        """The result of ``key`` if it is here or computed just now, else None. Raises as ``get`` does."""
+        """Return the result of ``key`` if cached or being computed, else None.
+
+        Raises as ``get`` does.
+        """
         kept, flight = self._kept.get(key), self._flights.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -66,14 +69,14 @@ class EmbeddingCache(Generic[P]):
         return None
 
     def peek(self, key: bytes) -> EncoderResult | None:
-        """The result of ``key`` if it is here. Nothing is counted: whoever asks computes what is not here."""
+        """Return the result of ``key`` if it is cached. Nothing is counted: on a miss the caller computes it."""
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
         return kept
 
     def store(self, key: bytes, result: EncoderResult) -> None:
-        """Keep ``result`` as that of ``key``, unless it is larger than all that may be kept."""
+        """Keep ``result`` under ``key``, unless it is larger than the whole cache."""
         size = _result_bytes(result)
         if size > self.limit or key in self._kept:
             return
@@ -87,9 +90,10 @@ class EmbeddingCache(Generic[P]):
         ENCODER.cache_gauge(self._component).set(self.bytes)
 
     async def get(self, key: bytes, read: Callable[[], Awaitable[P]]) -> EncoderResult:
-        """The result of ``key``. ``read`` may use memory of the caller, who does not leave before it is over.
+        """Return the result of ``key``, computing it if necessary.
 
-        Raises what ``read`` or ``work`` raised, to all who waited; nothing is kept then.
+        ``read`` may use the caller's memory: ``get`` returns only after ``read`` has ended. If ``read`` or ``work``
+        raises, every waiting caller receives the error, and nothing is kept.
         """
         found = await self.find(key)
         if found is not None:
@@ -97,21 +101,21 @@ class EmbeddingCache(Generic[P]):
         self._count_event("misses")
         flight = self._flights[key] = _Flight()
         flight.task = asyncio.get_running_loop().create_task(self._compute_result(key, flight, read))
-        flight.task.add_done_callback(lambda _: self._end_flight(key, flight))  # also if it was stopped before it began
+        flight.task.add_done_callback(lambda _: self._end_flight(key, flight))  # also if cancelled before its start
         try:
             return await self._await_flight(key, flight)
         finally:
             await _wait_uncancelled(flight.read)
 
     async def close(self) -> None:
-        """Stop what is computed: ``StageUnavailable`` for who waits for it."""
+        """Stop all computations; callers that wait for them receive ``StageUnavailable``."""
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start, and what is held now; ``bytes`` and ``limit`` in bytes."""
+        """Return counts since the start, current items and bytes, and the limit."""
         return {**self._counts, "items": len(self._kept), "bytes": self.bytes, "limit": self.limit}
 
     async def _await_flight(self, key: bytes, flight: _Flight[P]) -> EncoderResult:
@@ -126,7 +130,7 @@ class EmbeddingCache(Generic[P]):
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                self._flights.pop(key, None)  # who comes from now on begins anew
+                self._flights.pop(key, None)  # later callers start a new computation
                 flight.task.cancel()
 
     async def _compute_result(self, key: bytes, flight: _Flight[P], read: Callable[[], Awaitable[P]]) -> EncoderResult:
@@ -157,7 +161,7 @@ def _result_bytes(result: EncoderResult) -> int:
 
 
 async def _wait_uncancelled(event: asyncio.Event) -> None:
-    """Wait for ``event``, even when cancelled: a thread reads memory that the caller would give back."""
+    """Wait for ``event``, even when cancelled: a thread reads memory that the caller would release."""
     cancelled = False
     while not event.is_set():
         try:

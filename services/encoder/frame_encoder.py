@@ -1,4 +1,4 @@
-"""The engine of a first frame's encoder: an image and a video's size in, latents out."""
+"""The engine of a first-frame encoder: an image and the size of a video in, latents out."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,14 +14,14 @@ from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import FrameEncoder
 from services.component import ComponentSource, Hosted, run_in_pool
 
-#: Pixels of a frame at most, as of a denoiser.
+#: Most pixels of a frame, as of a denoiser.
 _MAX_PIXELS = 4 << 20
 #: Threads that decode and compress images.
 _DECODERS = 2
 
 
 class _FrameSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The literal inputs beside the image. Pixels."""
+    """The literal inputs other than the image, in pixels."""
 
     width: int
     height: int
@@ -29,11 +29,11 @@ class _FrameSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrameEncodeRunner(Hosted[FrameEncoder]):
-    """A ``Runner`` for encoders of first frames, one after the other: the video itself takes far longer.
+    """A ``Runner`` for encoders of first frames, one after another: the video itself takes far longer.
 
-    Inputs: ``media``, an ``Item`` whose array is an image file (uint8), or without a ``modality`` an image that another
-    task made, uint8 [height, width, 3]; ``width`` and ``height`` of the video. Output: ``latents``, float32
-    [channels, 1, rows, columns].
+    Inputs: ``media``, and ``width`` and ``height`` of the video. ``media`` is an ``Item`` whose array is an image file
+    (uint8). Without a ``modality`` it is an image that another task made, uint8 [height, width, 3]. Output:
+    ``latents``, float32 [channels, 1, rows, columns].
     """
 
     def __init__(
@@ -67,15 +67,19 @@ class FrameEncodeRunner(Hosted[FrameEncoder]):
             if pixels < self.model.unit or pixels % self.model.unit:
                 raise BadRequest(f"{name} must be a multiple of {self.model.unit}, not {pixels}", param=name)
         if size.width * size.height > _MAX_PIXELS:
-            raise BadRequest(f"a frame may have {_MAX_PIXELS} pixels", param="width")
+            raise BadRequest(
+                f"a frame may have at most {_MAX_PIXELS} pixels, not {size.width * size.height}", param="width"
+            )
         return size
 
     async def _read_file(self, media: Any) -> memoryview:
         if not isinstance(media, Item) or media.array is None:
-            raise BadMedia("the image came without its bytes; upload it again", param="media")
+            raise BadMedia("the image has no bytes; upload it again", param="media")
         if "modality" not in media.data:
             array: np.ndarray = media.array
             return memoryview(await run_in_pool(self._decoders, encode_image, array, "png"))
         if media.data["modality"] != "image":
-            raise BadRequest(f"a video begins with an image, not with {media.data['modality']}", param="media")
+            raise BadRequest(
+                f"the first frame of a video must be an image, not {media.data['modality']}", param="media"
+            )
         return media.array.data

@@ -1,4 +1,4 @@
-"""Parts of media that were encoded before: of a sound that goes on only its end is new."""
+"""Parts of media that were encoded before: when an audio clip grows, only its end is new."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
@@ -11,22 +11,22 @@ from omnibus_models.contract import MediaEncoder, Prepared
 from services.encoder.cache_key import EncoderIdentity
 from services.encoder.embedding_cache import EmbeddingCache, EncoderResult
 
-#: The modality under which parts have their keys: no file is of it.
+#: The modality of the keys of parts; no file has it.
 _PART = "part of "
 
 
 class SaltedItem(NamedTuple):
-    """A prepared item, and the ``salt`` of those who share what is computed of it."""
+    """A prepared item, and the ``salt`` of those that share its results."""
 
     item: Prepared
     salt: str
 
 
 class PartEncoder:
-    """Encodes items of ``model`` by ``encode``, but for those of their parts that ``results`` has.
+    """Encodes items of ``model`` with ``encode``, reusing parts that ``results`` contains.
 
-    A part is known by the digest of its features, which is what its rows are computed of. How features of a beginning
-    depend on what follows is therefore no matter: one that differs is another part.
+    The key of a part is the digest of its features, from which its rows are computed. Features at the beginning may
+    therefore depend on later content: features that differ make a different part.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class PartEncoder:
         self.reused = 0  # parts
 
     def find_keys(self, wanted: SaltedItem, parts: Sequence[Prepared]) -> list[bytes]:
-        """The keys of all ``parts`` but the last, which is the one that may not be complete."""
+        """Return the keys of all ``parts`` but the last, which may be incomplete."""
         modality = _PART + wanted.item.modality
         return [self._identity.item_key(_digest(part), modality, wanted.salt) for part in parts[:-1]]
 
     async def encode_missing(self, item: Prepared, parts: Sequence[Prepared], keys: Sequence[bytes]) -> EncoderResult:
-        """The result of ``item``, which is cut into ``parts``."""
+        """Return the result of ``item``, which is cut into ``parts``."""
         found = [self._results.peek(key) for key in keys]
         missing = [part for part, known in zip(parts, [*found, None], strict=True) if known is None]
         made = await self._encode(self._model.join_parts(missing))
@@ -64,7 +64,7 @@ class PartEncoder:
 
 
 def _digest(part: Prepared) -> bytes:
-    """The digest of all that the rows of ``part`` are computed of."""
+    """Return the digest of all inputs to the rows of ``part``."""
     found = sha256()
     for name, value in sorted(part.features.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())

@@ -41,9 +41,9 @@ from services.encoder.known_parts import PartEncoder, SaltedItem
 class EncodeSettings:
     """Limits of one encoder.
 
-    ``items`` and ``tokens``: most media items and output tokens in one batch. ``decoders``: threads
-    that decode media. ``threads``: of torch in the compute thread. ``goals``: what ``tokens`` is lowered for.
-    ``cache``: bytes of embeddings that are kept by content; 0: none, and equal items are computed each.
+    ``items`` and ``tokens`` are the most media items and output tokens in one batch. ``decoders`` is the number of
+    threads that decode media. ``threads`` are torch's in the compute thread. ``goals`` may lower ``tokens``. ``cache``
+    is the bytes of embeddings to keep by content; with 0, equal items are computed each time.
     """
 
     items: int = 16
@@ -54,12 +54,12 @@ class EncodeSettings:
     cache: int = 0
 
 
-#: Bytes that are hashed in the event loop; more take a thread.
+#: Most bytes that are hashed in the event loop; more are hashed in a thread.
 _MAX_INLINE_HASH_BYTES = 1 << 16
 
 
 class _Media(NamedTuple):
-    """One file, whose it is, and whether it is looked at as one that is alone in its request."""
+    """One file with its modality and salt; ``alone`` if it is the only one of its request."""
 
     data: memoryview
     modality: str
@@ -71,7 +71,7 @@ class SharedLoop(EngineLoop, Protocol):
     """The loop of a language model in the same process."""
 
     async def load(self) -> None:
-        """Be ready; whoever calls this calls ``close`` too."""
+        """Load the loop; each caller must call ``close`` as well."""
 
     async def close(self) -> None: ...
 
@@ -79,11 +79,13 @@ class SharedLoop(EngineLoop, Protocol):
 class EncodeRunner(Hosted[MediaEncoder]):
     """A ``Runner`` for vision and audio encoders.
 
-    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``, or without one an
-    image that another task made, uint8 [height, width, 3].
-    Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
-    one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
-    together or the embedding is kept, and so are parts of them, where the encoder can cut them.
+    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data contains ``modality``. Without a
+    ``modality`` it is an image that another task made, uint8 [height, width, 3]. Output: ``embedding``, float32
+    [n_tokens, H] with ``modality`` and the family's meta.
+
+    With a ``loop``, the loop decides which items go into which step. Media with the same content and ``salt`` are
+    encoded once while their requests overlap or the embedding is kept. The same applies to parts of them, if the
+    encoder can cut them.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         settings: EncodeSettings,
         loop: SharedLoop | None = None,
     ) -> None:
-        # On a GPU the language model's kernels run beside these.
+        # On a GPU the language model's kernels run at the same time.
         super().__init__(
             ComponentSource(component, family, checkpoint, device, dtype), settings.threads, beside=loop is not None
         )
@@ -118,7 +120,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
     @property
     def keeps(self) -> bool:
-        """True if equal media cost less here the second time."""
+        """True if the cache makes equal media cheaper the second time."""
         return self._results is not None
 
     async def run(self, job: Job) -> None:
@@ -165,7 +167,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
     async def _read_media(self, media: Any, job: Job) -> _Media:
         if not isinstance(media, Item) or media.array is None:
-            raise BadMedia("the media came without its bytes; upload it again", param="media")
+            raise BadMedia("the media item has no bytes; upload it again", param="media")
         if "modality" not in media.data:
             return await self._read_array(media.array, job)
         modality = media.data["modality"]
@@ -175,19 +177,20 @@ class EncodeRunner(Hosted[MediaEncoder]):
         return _Media(media.array.data, modality, str(media.data.get("salt", "")), self._is_alone(job, modality))
 
     async def _read_array(self, array: np.ndarray, job: Job) -> _Media:
-        """An image that another task made, as the file that a client would upload: encoders have one way in."""
+        """Return an image from another task, encoded as an uploaded file."""
         if "image" not in self.model.modalities:
-            raise BadRequest("this encoder reads no image, which is what a task has made", param="media")
+            raise BadRequest("this encoder does not read images, but a task made one", param="media")
         file = await run_in_pool(self._decoders, encode_image, array, "png")
         return _Media(memoryview(file), "image", "", self._is_alone(job, "image"))
 
     def _is_alone(self, job: Job, modality: str) -> bool:
-        """Return whether a medium of ``job`` is looked at as the only one of its request."""
+        """Return True if the item of ``job`` is alone in its request."""
         return modality not in self.model.closer or _count_same_modality(job, modality) < 2
 
     async def _find_result(self, results: EmbeddingCache[SaltedItem], job: Job) -> EncoderResult | None:
-        """The result for media whose digest the gateway names, if it is here: they are not opened then, and not pulled
-        from another node.
+        """Return the cached result for the digest that the gateway sent.
+
+        The media are then neither opened nor pulled from another node.
         """
         given = job.inputs.get("media")
         if not isinstance(given, dict) or given.get("modality") not in self.model.modalities:
@@ -212,7 +215,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         return SaltedItem(await self._prepare_media(media), media.salt)
 
     async def _encode_new(self, wanted: SaltedItem) -> EncoderResult:
-        """Encode what is not kept as a whole, but for those of its parts that are."""
+        """Encode an item that is not cached, reusing its cached parts."""
         parts = self.model.split_item(wanted.item)
         if len(parts) < 2:
             return await self._batcher.encode(wanted.item)
@@ -225,7 +228,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         try:
             return await run_in_pool(self._decoders, self._prepare_in_thread, cancelled, *args)
         finally:
-            cancelled.set()  # a decoder whose job is over has others to serve
+            cancelled.set()  # free the decoder of a job that is over
 
     def _prepare_in_thread(self, cancelled: Event, *args: Any) -> Prepared:
         token = CANCELLED.set(cancelled)
@@ -244,7 +247,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         ]
 
     def _measure_budget(self) -> None:
-        """Measure batches, and lower the batch's tokens to what the goals leave time for."""
+        """Measure batches, and lower the token budget to meet the goals."""
         budget, item, goals = self._batcher.budget, sample_item(self.model), self._settings.goals
         size = max(1, int(item.meta["n_tokens"]))
         most = max(1, budget.alone // size)
@@ -254,7 +257,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
             self._encode_batch([item] * count)  # to numpy: the device has finished
             return perf_counter() - begin
 
-        batch_seconds(1)  # pay for whatever the first pass costs
+        batch_seconds(1)  # pay the one-time costs of the first pass
         items = measure_costs(batch_seconds, 1, most, max(goals.tbt, goals.first_step_seconds))
         decode = None if self._loop is None else self._loop.schedule.costs.decode
         least = decode.seconds(1) if decode is not None else 0.0
@@ -264,14 +267,14 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
 
 def _count_same_modality(job: Job, modality: str) -> int:
-    """Count the items of ``modality`` with the same destination as that of ``job``.
+    """Count the items of ``modality`` with the same destination as ``job``'s.
 
-    An item that another node makes may be of any modality, so it is counted.
+    An item that another node makes may have any modality, so it is counted.
     """
     given = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
     return sum(media.get("modality", modality) == modality for media in given)
 
 
 def _compact_rows(rows: Tensor) -> Tensor:
-    """``rows`` by themselves: one that is kept must not keep its whole batch in memory."""
+    """Copy ``rows`` if their storage is larger: kept rows must not keep the whole batch in memory."""
     return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

@@ -1,6 +1,6 @@
-"""The engine of an embedder: texts in, one vector of each out, batched across requests.
+"""The engine of an embedder: texts in, one vector for each out, batched across requests.
 
-It is a language model without its head: a pass over the text, and what its last layer says of it, pooled.
+It is a language model without its head: one pass over the text, with the output of the last layer pooled.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ _POOLINGS = ("mean", "last")
 
 
 class EmbedRunner(Hosted[Thinker]):
-    """A ``Runner`` for texts to vectors, on the ``thinker`` of a family.
+    """A ``Runner`` from texts to vectors, on the ``thinker`` of a family.
 
-    Inputs: ``text``, a JSON list of texts or of lists of token ids, or an ``Item`` of its UTF-8 bytes; ``pooling``:
-    ``mean`` of all tokens, or the ``last`` one, as models have it that were trained for that. Outputs: ``embedding``
-    float32 [texts, width], each of length 1; ``tokens``, how many there were in all.
+    Inputs: ``text``, a JSON list of texts or of lists of token ids, or an ``Item`` with its UTF-8 bytes. ``pooling`` is
+    ``mean`` over all tokens, or ``last`` for models trained for that. Outputs: ``embedding``, float32 [texts, width],
+    each of length 1, and ``tokens``, their total number.
     """
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings) -> None:
         super().__init__(ComponentSource("thinker", family, checkpoint, device, dtype), settings.threads)
         self._batcher = Batcher(self._run_batch, items=settings.items, tokens=settings.tokens)
-        # A tokeniser is not made for two threads at once, and must not hold up the loop.
+        # A tokenizer is not safe for two threads at once, and must not block the loop.
         self._words = ThreadPoolExecutor(1, "words")
 
     async def run(self, job: Job) -> None:
@@ -66,11 +66,11 @@ class EmbedRunner(Hosted[Thinker]):
         return Prepared("text", {"ids": torch.tensor(ids)}, {"n_tokens": len(ids), "pooling": pooling})
 
     def _check_tokens(self, ids: list[int]) -> list[int]:
-        """The ids of a text that its sender has tokenised, as they are."""
+        """Check the ids of a text that its sender tokenized; return them."""
         if any(not 0 <= id < self.model.vocabulary for id in ids):
             raise BadRequest(
-                f"tokens of this model are from 0 to {self.model.vocabulary - 1}: send texts, or tokens of its own "
-                "tokenizer",
+                f"tokens of this model are from 0 to {self.model.vocabulary - 1}: send texts, or tokens from "
+                "its tokenizer",
                 param="text",
             )
         return ids
@@ -85,7 +85,7 @@ class EmbedRunner(Hosted[Thinker]):
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def _encode_batch(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
-        # What fills up the shorter ones comes after them, where none of their tokens looks.
+        # Padding follows the shorter texts, where causal attention never reads it.
         model = self.model
         ids = nn.utils.rnn.pad_sequence([text.features["ids"] for text in texts], batch_first=True).to(model.device)
         positions = torch.arange(ids.shape[1], device=model.device).expand(model.axes, *ids.shape)
@@ -94,7 +94,7 @@ class EmbedRunner(Hosted[Thinker]):
 
 
 def _pool_rows(hidden: Tensor, text: Prepared) -> np.ndarray:
-    """[T, H] to [H] of length 1."""
+    """Pool [T, H] to [H] of length 1."""
     rows = hidden[: text.meta["n_tokens"]].float()
     pooled = rows[-1] if text.meta["pooling"] == "last" else rows.mean(0)
     return copy_to_host(nn.functional.normalize(pooled, dim=0))

@@ -1,4 +1,4 @@
-"""The engine of a text encoder: prompts in, what guides a denoiser out, batched across requests."""
+"""The engine of a text encoder: prompts in, guides of a denoiser out, batched across requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,9 +27,10 @@ class _Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TextEncodeRunner(Hosted[TextEncoder]):
     """A ``Runner`` for text encoders.
 
-    Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of the pictures that both are about). Outputs:
-    ``embeds``, float32 [1 or 2, T, W], the negative prompt's in the second place where there is one, and ``mask``,
-    bool [1 or 2, T]: the shorter one is filled up. ``tokens``: how many the prompt has.
+    Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of images that both prompts refer to).
+
+    Outputs: ``embeds``, float32 [1 or 2, T, W], with the negative prompt second if there is one, and ``mask``, bool [1
+    or 2, T]. The shorter prompt is padded. ``tokens`` is the number of tokens of the prompt.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         self._start_loop(self._batcher.serve())
 
     def _encode_batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
-        # The last bits depend on the batch, and a film is made in many steps that take them up.
+        # The last bits depend on the batch, and the many steps of a video would amplify them.
         batches = [[each] for each in prompts] if self.model.films else [prompts]
         return [copy_to_host(one.embeds) for batch in batches for one in self.model.encode(batch)]
 
@@ -78,7 +79,7 @@ def _read_prompts(job: Job) -> _Prompts:
     try:
         given = msgspec.convert(dict(job.inputs), _Prompts)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"this prompt cannot be used: {error}", param="prompt") from None
+        raise BadRequest(f"the prompt is invalid: {error}", param="prompt") from None
     return given
 
 

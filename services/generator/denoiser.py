@@ -1,4 +1,4 @@
-"""The engine of a diffusion transformer: guides in, latents out, batched over requests step by step."""
+"""The engine of a diffusion transformer: guides in, latents out, batched across requests at every step."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from omnibus_models.contract import Denoiser, Denoising, ImageSpec, Resumable
 from services.component import ComponentSource, Compute, Hosted, by_size
 from services.generator.step_loop import ImageJob, StepLoop
 
-#: Checkpoints of one picture or film, at most: a lost denoiser costs a tenth of its steps.
+#: Most checkpoints of one image or video: a denoiser that fails loses at most a tenth of its steps.
 MAX_CHECKPOINTS = 10
 
 
@@ -26,9 +26,9 @@ MAX_CHECKPOINTS = 10
 class DenoiseSettings:
     """Limits of one denoiser.
 
-    ``pictures`` and ``tokens``: most in one step, the latter over all rows of the batch. ``pixels``: of one
-    picture, or frame, and of one that it is made of; ``film``: of all frames. ``threads``: of torch in the compute
-    thread.
+    ``pictures`` and ``tokens`` are the most of each in one step; the tokens of all rows of the batch count. ``pixels``
+    is the most of one image or frame, including input images. ``film`` is the most pixels of all frames together.
+    ``threads`` are torch's in the compute thread.
     """
 
     pictures: int = 16
@@ -43,7 +43,7 @@ _Side = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _DenoiseInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The literal inputs; ``embeds`` and the like may be among them when somebody sends handles by hand."""
+    """The literal inputs. A request that passes handles directly may include ``embeds`` and the like."""
 
     width: _Side
     height: _Side
@@ -62,14 +62,22 @@ class _DenoiseInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DenoiseRunner(Hosted[Denoiser]):
     """A ``Runner`` for diffusion transformers.
 
-    Inputs: ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt, ``width``,
-    ``height``, ``steps``, ``guidance``, ``seed``, ``every``, ``image``, latents of a picture to make this one of,
-    and ``prior``, tokens of a picture to follow; for a video also ``frames`` and ``fps``. A ``width`` or ``height`` of
-    0 is that of ``image``, and without one what the model usually makes. Outputs: ``latents``, float32
-    [channels, frames, height, width], and where there is one ``sound``, float32 [channels, time, bins]; streamed
-    ``progress`` ``{"step", "steps"}`` after each step, and ``preview`` the same with a uint8 [height, width, 3] after
-    every ``every`` steps but the last. ``checkpoint``, where somebody retains it, is what steps have changed so far: a
-    later attempt goes on from it.
+    Inputs:
+
+    - ``embeds`` [1 or 2, T, W] and ``mask`` [1 or 2, T] of the prompt and the negative prompt.
+    - ``width``, ``height``, ``steps``, ``guidance``, ``seed``, ``every``. A ``width`` or ``height`` of 0 is that of
+      ``image``, or else the model's default.
+    - ``image``, latents of an image to start from, and ``prior``, tokens of an image to follow.
+    - for a video also ``frames`` and ``fps``.
+
+    Outputs:
+
+    - ``latents``, float32 [channels, frames, height, width].
+    - ``sound``, float32 [channels, time, bins], if the model makes audio.
+    - ``progress``, streamed, ``{"step", "steps"}`` after each step.
+    - ``preview``, streamed, the same with a uint8 [height, width, 3] every ``every`` steps except after the last.
+    - ``checkpoint``, if the graph retains it, the state that the steps have changed so far. A later attempt resumes
+      from it.
     """
 
     lengths_vary = False  # each of dozens of steps has the same
@@ -95,7 +103,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         palette = await self._find_palette() if wish.every and job.has_consumer("preview") else None
         show = None if palette is None else partial(self.model.preview, palette=palette)
         every = -(-denoising.steps // MAX_CHECKPOINTS) if job.has_consumer("checkpoint") else 0
-        # A film fills a device by itself: to share its steps would save nothing, and change its last bits.
+        # A video fills a device alone: sharing its steps would save no time, and would change its last bits.
         await self._send_steps(job, ImageJob(denoising, wish.every, show, every, alone=wish.frames > 1))
         await job.put("latents", {}, await self._compute(self._export_latents, denoising))
         if job.has_consumer("sound"):
@@ -128,20 +136,20 @@ class DenoiseRunner(Hosted[Denoiser]):
                     earlier = (step.number // making.every - 1) * len(step.preview)
                     await job.send("preview", said | ({RESUMED_AT: earlier} if sent else {}), step.preview)
                     sent = 0
-        if sent:  # whoever looks has seen all previews
+        if sent:  # the client already has all previews
             await job.send("preview", {RESUMED_AT: sent}, np.empty((0, 1, 3), np.uint8))
         for output in ("progress", "preview"):
             job.close(output)
 
     async def _resume_checkpoint(self, job: Job, denoising: Denoising) -> None:
-        """Go on from the last checkpoint of an earlier attempt, if there is one."""
+        """Resume from the last checkpoint of an earlier attempt, if any."""
         left = job.resume_state("checkpoint").get("item")
         if left is not None and isinstance(denoising, Resumable):
             state = torch.tensor(left.array)  # a copy, as of an image
             await self._compute(denoising.resume, state, int(left.data["step"]))
 
     async def _find_palette(self) -> Tensor:
-        """Found when the first one asks, beside the steps of others."""
+        """Return the palette, computed on first use while other jobs step."""
         if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
             self._colours = asyncio.create_task(self._aside(self.model.palette), name="colours")
         return await asyncio.shield(self._colours)
@@ -156,10 +164,10 @@ class DenoiseRunner(Hosted[Denoiser]):
         try:
             wish = msgspec.convert(dict(job.inputs), _DenoiseInputs)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"this picture cannot be made: {error}") from None
+            raise BadRequest(f"the inputs of this image are invalid: {error}") from None
         self._check_size(wish.width, wish.height, wish.frames)
         if job.has_consumer("sound") and not self.model.sounds:
-            raise BadRequest("this model makes no sound", param="sound")
+            raise BadRequest("this model does not generate audio; remove `sound`", param="sound")
         return wish
 
     def _image_spec(self, wish: _DenoiseInputs, seed: int, image: Tensor | None) -> ImageSpec:
@@ -184,31 +192,34 @@ class DenoiseRunner(Hosted[Denoiser]):
         if pixels > self._settings.pixels:
             raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
         if pixels * frames > self._settings.film:
-            raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
+            raise TooLarge(
+                f"a video has {pixels * frames} pixels in all its frames, over the limit of {self._settings.film}",
+                param="frames",
+            )
 
     def _read_image(self, image: Any) -> Tensor | None:
-        """A copy: the memory belongs to whoever sent it."""
+        """Copy the image: the sender owns the memory."""
         if image is None:
             return None
         if not self.model.edits:
-            raise BadRequest("this model makes pictures from text alone", param="image")
+            raise BadRequest("this model generates images from text alone; remove `image`", param="image")
         if not isinstance(image, Item) or image.array is None or image.array.ndim != 4:
             raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
         return torch.tensor(image.array)
 
     def _read_prior(self, prior: Any) -> Tensor | None:
-        """A copy, as of an image."""
+        """Copy the prior: the sender owns the memory."""
         if prior is None:
             return None
         if not self.model.follows:
             raise BadRequest("this model follows no prior; leave it out", param="prior")
         if not isinstance(prior, Item) or prior.array is None:
-            raise BadRequest("the prior came without its tokens; send the request again", param="prior")
+            raise BadRequest("the prior has no tokens; send the request again", param="prior")
         return torch.tensor(prior.array)
 
 
 def _read_guides(embeds: Any, mask: Any) -> list[Tensor]:
-    """[T, W] of each prompt, what filled it up left out. Copies: the memory belongs to whoever sent it."""
+    """Return [T, W] of each prompt, without padding. Rows are copies: the sender owns the memory."""
     arrays = [item.array if isinstance(item, Item) else None for item in (embeds, mask)]
     rows, counts = arrays
     if rows is None or counts is None or rows.ndim != 3 or rows.shape[:2] != counts.shape or not 1 <= len(rows) <= 2:

@@ -1,7 +1,7 @@
-"""Scheduling of sound: the next sound made is for the listener who would run out of it first. No clock here.
+"""Scheduling of audio: the listener who would run out first is served first. There is no clock here.
 
-Sound is made faster than it is played, so a listener who has some seconds of it can wait for one who has none.
-What is due first is done first (earliest deadline): while every listener can be kept from silence, none hears it.
+Audio is generated faster than it is played. A listener with a few seconds in hand can wait for a listener with none.
+The order is earliest deadline first: while every listener can be kept from silence, no listener hears any.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
 
 
 class Playback:
-    """Playback state of one listener, as far as the sender knows. Times are in seconds of one clock, of any kind.
+    """Playback state of one listener, as far as the sender knows.
 
-    A listener plays from the first sample on, pauses when there is nothing to play, and goes on with what comes
-    next. ``dry`` is when there will be nothing; before it ``plays`` that is ``patience`` after ``begun``.
+    Times are in seconds, of any single clock. A listener plays from the first sample, pauses when the audio runs out,
+    and resumes when more arrives. ``dry`` is when the audio runs out. Before the first sample (``plays`` is False) it
+    is ``patience`` seconds after ``begun``.
     """
 
     def __init__(self, rate: int, begun: float, patience: float) -> None:
@@ -26,15 +27,17 @@ class Playback:
         self.plays = False
 
     def record_sent(self, samples: int, now: float) -> None:
-        """``samples`` are on their way to the listener since ``now``."""
+        """Record that ``samples`` were sent to the listener at ``now``."""
         if samples:
             self.dry = (max(self.dry, now) if self.plays else now) + samples / self._rate
             self.plays = True
 
 
 class DeadlineLock:
-    """One at a time; of those who wait it is the turn of the tenant that has had least, of its listeners of who is due
-    first, and of equals of who came first."""
+    """A lock that grants turns by tenant, due time and arrival.
+
+    The next turn is for the tenant that has had the least. Of its listeners, the one due first is next.
+    """
 
     def __init__(self) -> None:
         self._taken = False
@@ -44,7 +47,7 @@ class DeadlineLock:
 
     @asynccontextmanager
     async def hold_turn(self, due: float, tenant: TenantShare = NO_TENANT, size: int = 1) -> AsyncIterator[None]:
-        """Wait for the floor, and keep it until the block ends; ``size`` is that of the work for ``tenant``."""
+        """Wait for the turn and keep it until the block ends; ``size`` of the work is charged to ``tenant``."""
         await self._acquire_turn(due, tenant, size)
         try:
             yield
@@ -62,7 +65,7 @@ class DeadlineLock:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                self._release_turn()  # it came too late: the next one's turn
+                self._release_turn()  # granted too late: pass the turn on
             raise
 
     def _release_turn(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine of a prior: prompts in, rough pictures out, as tokens that a denoiser follows."""
+"""The engine of a prior: prompts in, rough images out, as tokens that a denoiser follows."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +24,10 @@ class _PriorInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriorRunner(Hosted[PriorModel]):
-    """A ``Runner`` for priors, batched over requests token by token.
+    """A ``Runner`` for priors, batched across requests at every token.
 
-    Inputs: ``prompt``, ``width``, ``height``, ``seed``; a side of 0 is what the model usually makes. Outputs:
-    ``tokens``, float32 [1, 1, rows, columns]; streamed ``progress`` ``{"step", "steps"}`` after each token.
+    Inputs: ``prompt``, ``width``, ``height``, ``seed``. A side of 0 is the model's default. Outputs: ``tokens``,
+    float32 [1, 1, rows, columns], and ``progress``, streamed, ``{"step", "steps"}`` after each token.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PriorRunner(Hosted[PriorModel]):
         try:
             return msgspec.convert(dict(job.inputs), _PriorInputs)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"this picture cannot be made: {error}") from None
+            raise BadRequest(f"the inputs of this image are invalid: {error}") from None
 
     def _image_spec(self, wish: _PriorInputs, seed: int) -> ImageSpec:
         width, height = self.model.default_size

@@ -1,4 +1,4 @@
-"""The loop of a denoiser: pictures of many requests, one step at a time."""
+"""The loop of a denoiser: images of many requests, one step at a time."""
 
 import asyncio
 from collections import Counter
@@ -17,8 +17,9 @@ from services.generator.step_scheduler import StepScheduler, StepSize
 
 
 class DenoiseStep(NamedTuple):
-    """A step that is done; ``preview`` uint8 [height, width, 3] where one was asked for, and ``state`` float32 [n]
-    where somebody is to go on from it.
+    """A completed step.
+
+    ``preview`` is uint8 [height, width, 3] if this step has one. ``state`` is float32 [n] if this step is a checkpoint.
     """
 
     number: int
@@ -27,10 +28,10 @@ class DenoiseStep(NamedTuple):
 
 
 class ImageJob:
-    """A picture on its way through the loop. ``every`` steps there is a preview, which ``show`` paints, and every
-    ``checkpoints`` steps the state of one that is resumable.
+    """An image in the loop.
 
-    One that is ``alone`` shares no step, so that its numbers do not depend on who else is there.
+    ``show`` makes a preview every ``every`` steps. A resumable denoising has a checkpoint every ``checkpoints`` steps.
+    An image that is ``alone`` shares no step, so its numbers do not depend on other jobs.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ImageJob:
         self._news.put_nowait(news)
 
     async def iter_steps(self) -> AsyncIterator[DenoiseStep]:
-        """Each step when it is done; raises what went wrong."""
+        """Yield each step when it completes; raises the error of a step that failed."""
         number = self.denoising.done
         while number < self.denoising.steps:
             news = await self._news.get()
@@ -65,12 +66,15 @@ class ImageJob:
 
     @property
     def needs_preview(self) -> bool:
-        """True if the step that was just done is to be shown. The last one is: the picture itself follows."""
+        """True if the last completed step needs a preview. The final step does not: the image itself follows."""
         done = self.denoising.done
         return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
 
     def checkpoint_state(self) -> np.ndarray | None:
-        """Return the state of a resumable denoising, after every ``checkpoints`` steps but the last; otherwise None."""
+        """Return the state if a checkpoint is due now, otherwise None.
+
+        A checkpoint is due after every ``checkpoints`` steps except the last, if the denoising is resumable.
+        """
         one = self.denoising
         if not self._checkpoints or one.done % self._checkpoints or one.done >= one.steps:
             return None
@@ -78,9 +82,9 @@ class ImageJob:
 
 
 class StepLoop:
-    """Steps pictures on ``compute``.
+    """Steps images on ``compute``.
 
-    If a batch fails, its pictures step one by one, so that only the guilty ones fail.
+    If a batch fails, its images step one by one, so that only the images at fault fail.
     """
 
     def __init__(self, compute: Compute, pictures: int, tokens: int) -> None:
@@ -93,12 +97,12 @@ class StepLoop:
 
     @property
     def used(self) -> int:
-        """Pictures on their way."""
+        """Images in progress."""
         return len(self._turns)
 
     @asynccontextmanager
     async def run_job(self, making: ImageJob) -> AsyncIterator[AsyncIterator[DenoiseStep]]:
-        """The steps of a picture, which takes part until the block ends."""
+        """Step an image until the block ends; yields its steps."""
         if self._failed is not None:
             raise self._failed
         one = making.denoising
@@ -112,7 +116,7 @@ class StepLoop:
             self._turns.remove_key(making)
 
     async def serve(self, denoiser: Stepper) -> None:
-        """Step for ever; sleeps while nobody is there."""
+        """Run steps until cancelled; sleep while there are no images."""
         self._denoiser = denoiser
         try:
             while True:
@@ -128,13 +132,13 @@ class StepLoop:
                 making.push_result(self._failed)
 
     async def _step_batch(self, batch: Sequence[ImageJob]) -> None:
-        """Let ``batch`` take a step and tell them; raises nothing."""
+        """Run one step of ``batch`` and push the results; raises nothing."""
         for making in batch:
             making.clock.set_now()
         try:
             with charge_jobs([(making.clock, float(making.denoising.tokens)) for making in batch]):
                 news = await self._compute(self._compute_step, batch)
-        except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on
+        except Exception as error:  # noqa: BLE001 - find the job at fault, and let the others continue
             await self._step_one_by_one(batch, error)
             return
         self.sizes[len(batch)] += 1
@@ -156,11 +160,11 @@ class StepLoop:
         return [self._step_result(making) for making in batch]
 
     def _step_result(self, making: ImageJob) -> DenoiseStep | Exception:
-        """The step that was taken; a preview that cannot be made is this picture's failure alone."""
+        """Return the completed step; a preview that fails is the error of this image only."""
         number = making.denoising.done
         try:
             shown = making.show is not None and making.needs_preview
             preview = making.show(making.denoising).numpy() if shown and making.show is not None else None
             return DenoiseStep(number, preview, making.checkpoint_state())
-        except Exception as error:  # noqa: BLE001 - told to whom it concerns
+        except Exception as error:  # noqa: BLE001 - returned to the job that it concerns
             return error

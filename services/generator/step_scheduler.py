@@ -1,12 +1,12 @@
-"""Choice of the pictures that take the next step together. Pure state: no clock, no I/O, no tensor.
+"""Choice of the images that share the next step. Pure state: no clock, no I/O, no tensors.
 
-Pictures of one shape share steps: who comes joins at the next one, who is done or gone leaves after it. Shapes
-take turns, so that every picture gets the same share of the device whatever its size: a step costs its
-positions, they are shared out among all pictures of its shape, and the shape whose pictures have had least
-so far is next (start-time fair queueing). A shape that comes, or comes back, begins where the others are.
+Images of one shape share steps. A new image joins at the next step; a completed or cancelled image is removed after the
+current one. Shapes take turns, so that every image gets the same share of the device at any size. A step costs its
+positions, divided among all images of its shape. The shape whose images have had the least so far is next (start-time
+fair queueing). A shape that is new, or has images again, starts level with the others.
 
-Of several tenants each gets the same share, which is divided among its pictures: in a step the first pictures of each
-go first, then the second ones, and a picture counts for less the more its tenant has.
+Each tenant gets the same share, divided among its images. A step takes the first image of each tenant, then the second
+of each. The more images a tenant has, the less each counts.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class StepSize(NamedTuple):
-    """Size of one step of one picture: ``rows`` of a batch, of ``tokens`` positions each."""
+    """Size of one step of one image: ``rows`` of a batch, of ``tokens`` positions each."""
 
     rows: int
     tokens: int
@@ -30,14 +30,14 @@ class StepSize(NamedTuple):
 class _Shape(Generic[K]):
     def __init__(self, had: float) -> None:
         self.sizes: dict[K, StepSize] = {}  # in order of arrival
-        self.had = had  # positions for each of its pictures, since the beginning of time
+        self.had = had  # positions for each of its images, since the start
 
 
 class StepScheduler(Generic[K]):
-    """Pictures from their first step to their last.
+    """Images from their first step to their last.
 
-    ``pictures`` and ``tokens`` are most in one step, the latter but for a single larger picture. Of more, those
-    that came first go first: they were as long on their way as all are together, the others wait.
+    ``pictures`` and ``tokens`` are the most in one step, except that a single larger image is accepted. If there are
+    more, the images that arrived first are stepped first; the others wait.
     """
 
     def __init__(self, pictures: int, tokens: int) -> None:
@@ -46,10 +46,10 @@ class StepScheduler(Generic[K]):
         self._shapes: dict[Hashable, _Shape[K]] = {}
         self._of: dict[K, Hashable] = {}
         self._tenants: dict[K, str] = {}
-        self._now = 0.0  # what the shape of the last step had had before it
+        self._now = 0.0  # what the shape of the last step had had before that step
 
     def join(self, key: K, shape: Hashable, size: StepSize, tenant: str = "") -> None:
-        """``key``, a picture of ``tenant``, takes part from the next step of its shape on."""
+        """Add ``key``, an image of ``tenant``, at its shape's next step."""
         self._of[key] = shape
         self._tenants[key] = tenant
         if shape not in self._shapes:
@@ -57,7 +57,7 @@ class StepScheduler(Generic[K]):
         self._shapes[shape].sizes[key] = size
 
     def remove_key(self, key: K) -> None:
-        """``key`` is over, wherever it stands. Leaving twice is harmless."""
+        """Remove ``key`` in any state. Removing it twice is harmless."""
         shape = self._of.pop(key, None)
         self._tenants.pop(key, None)
         if shape is None:
@@ -67,8 +67,10 @@ class StepScheduler(Generic[K]):
             del self._shapes[shape]
 
     def next_batch(self) -> list[K]:
-        """Return the keys of the pictures for the next step: all of one shape, each tenant's in order of arrival.
-        Empty if there are none."""
+        """Return the keys of the images for the next step; empty if there are none.
+
+        All have one shape, and those of each tenant are in order of arrival.
+        """
         if not self._shapes:
             return []
         shape = min(self._shapes.values(), key=lambda each: each.had)
@@ -78,7 +80,10 @@ class StepScheduler(Generic[K]):
         return batch
 
     def _count_pictures(self, shape: _Shape[K]) -> float:
-        """Pictures of ``shape``, each as a part of the mean number of a tenant's."""
+        """Count the images of ``shape``.
+
+        Each is weighted by the mean number of images per tenant, divided by that of its tenant.
+        """
         counts = Counter(self._tenants.values())
         if len(counts) == 1:
             return len(shape.sizes)
@@ -86,7 +91,7 @@ class StepScheduler(Generic[K]):
         return sum(mean / counts[self._tenants[key]] for key in shape.sizes)
 
     def _order_by_tenant(self, shape: _Shape[K]) -> list[K]:
-        """The first pictures of all tenants, the second ones, and so on."""
+        """Return the first image of every tenant, then every second one, etc."""
         numbers: Counter[str] = Counter()
         places = {}
         for key in shape.sizes:
@@ -106,5 +111,5 @@ class StepScheduler(Generic[K]):
         return len(self._of)
 
     def __iter__(self) -> Iterator[K]:
-        """Everybody, in order of arrival."""
+        """Iterate over all keys, in order of arrival."""
         yield from list(self._of)

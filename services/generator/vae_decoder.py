@@ -1,4 +1,4 @@
-"""The engines of VAEs' decoders: latents in, pictures, videos and sounds out."""
+"""The engines of VAE decoders: latents in, images, videos and audio out."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.component import ComponentSource, Hosted
 
 M = TypeVar("M", ImageDecoder, VideoDecoder, AudioDecoder)
 
-#: Bytes of frames that are sent together, but for a single larger one.
+#: Bytes of frames in one message; a single larger frame is sent alone.
 _MAX_BATCH_BYTES = 4 << 20
 
 
@@ -27,7 +27,10 @@ class LatentDecodeSettings:
 
 
 class _LatentDecodeRunner(Hosted[M]):
-    """One at a time, in order of arrival: a single one fills a device, and libraries keep caches on the module."""
+    """Decodes one item at a time, in order of arrival.
+
+    One item fills a device, and libraries keep caches on the module.
+    """
 
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: LatentDecodeSettings
@@ -39,7 +42,7 @@ class _LatentDecodeRunner(Hosted[M]):
     async def run(self, job: Job) -> None:
         latents = await job.value("latents")
         if not isinstance(latents, Item) or latents.array is None:
-            raise BadRequest("the latents came without their numbers; send the request again", param="latents")
+            raise BadRequest("the latents have no tensor; send the request again", param="latents")
         self._open += 1
         try:
             made = await self._compute(self._decode_latents, latents.array)
@@ -53,16 +56,16 @@ class _LatentDecodeRunner(Hosted[M]):
         return {"parameters": self.model.parameters, "used": self._open, "pictures": self._decoded}
 
     def _decode_latents(self, latents: np.ndarray) -> np.ndarray:
-        # A copy: the memory belongs to whoever sent it, and may be read only.
+        # A copy: the sender owns the memory, which may be read-only.
         return self.model.decode(torch.tensor(latents)).numpy()
 
     @abstractmethod
     async def _send_output(self, job: Job, made: np.ndarray) -> None:
-        """Send what was decoded."""
+        """Send the decoded array."""
 
 
 class DecodeImageRunner(_LatentDecodeRunner[ImageDecoder]):
-    """A ``Runner`` for decoders of pictures.
+    """A ``Runner`` for image decoders.
 
     Input: ``latents`` [channels, 1, height, width]. Output: ``image``, uint8 [height, width, 3].
     """
@@ -72,10 +75,10 @@ class DecodeImageRunner(_LatentDecodeRunner[ImageDecoder]):
 
 
 class DecodeVideoRunner(_LatentDecodeRunner[VideoDecoder]):
-    """A ``Runner`` for decoders of videos.
+    """A ``Runner`` for video decoders.
 
-    Input: ``latents`` [channels, frames, height, width]. Output: streamed ``frames``, uint8 [n, height, width, 3]
-    in order, a few at a time.
+    Input: ``latents`` [channels, frames, height, width]. Output: ``frames``, streamed, uint8 [n, height, width, 3] in
+    order, a few at a time.
     """
 
     async def _send_output(self, job: Job, made: np.ndarray) -> None:
@@ -86,10 +89,10 @@ class DecodeVideoRunner(_LatentDecodeRunner[VideoDecoder]):
 
 
 class DecodeAudioRunner(_LatentDecodeRunner[AudioDecoder]):
-    """A ``Runner`` for decoders of sounds.
+    """A ``Runner`` for audio decoders.
 
-    Input: ``latents`` [channels, time, bins]. Output: streamed ``audio``, ``{"rate"}`` with float32 [samples,
-    channels] in [-1, 1], a second at a time.
+    Input: ``latents`` [channels, time, bins]. Output: ``audio``, streamed, ``{"rate"}`` with float32 [samples,
+    channels] in [-1, 1], one second at a time.
     """
 
     async def _send_output(self, job: Job, made: np.ndarray) -> None:

@@ -24,9 +24,9 @@ from services.generator.vocoder_chunks import piece_sizes
 class VocodeSettings:
     """Limits of one vocoder.
 
-    ``codes``: most codes (or frames) of one waveform before another waveform has its turn. ``patience``: seconds that
-    a listener may wait for the first sound before those who would run out of it. ``threads``: of torch in the compute
-    thread.
+    ``codes`` is the most codes (or frames) of one waveform before another waveform has its turn. ``patience`` is the
+    seconds that a new listener may wait for the first audio while listeners about to run out are served. ``threads``
+    are torch's in the compute thread.
     """
 
     codes: int = 48
@@ -35,7 +35,7 @@ class VocodeSettings:
 
 
 class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``seed`` of the noise; None means the invocation's."""
+    """Parameters of a request. ``seed`` of the noise; None means the invocation's."""
 
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
@@ -43,9 +43,9 @@ class VocodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VocodeRunner(Hosted[Vocoder]):
     """A ``Runner`` for vocoders.
 
-    Inputs: ``codes`` (stream of ``{"codes": [int]}``, or of lists for frames), ``voice``, ``params``. Output: streamed
-    ``audio``: ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns, first the one whose listener
-    would run out of sound first.
+    Inputs: ``codes`` (stream of ``{"codes": [int]}``, or of lists for frames), ``voice``, ``params``. Output:
+    ``audio``, streamed, ``{"rate"}`` with float32 [n] in [-1, 1]. Waveforms take turns: the listener who would run out
+    of audio first is served first.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class VocodeRunner(Hosted[Vocoder]):
             total, cut = await self._vocode_stream(job)
         finally:
             self._open -= 1
-        # Of speech that is complete nothing more is said.
+        # A complete waveform has no finish reason.
         job.close("audio", {"samples": total, **({"finish_reason": "length"} if cut else {})})
 
     def stats(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class VocodeRunner(Hosted[Vocoder]):
         return {**counts, **self.memory_stats()}
 
     async def _vocode_stream(self, job: Job) -> tuple[int, bool]:
-        """The number of samples, and whether a limit has cut the speech."""
+        """Return the number of samples, and whether a limit cut them."""
         sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)
         arrivals = CodePieces(job.stream("codes"), self.model.groups, sizes)
         filling = asyncio.create_task(arrivals.read_stream())
@@ -108,14 +108,17 @@ class VocodeRunner(Hosted[Vocoder]):
         return total
 
     async def _skip_sent(self, job: Job, vocoding: Vocoding, sent: int) -> int:
-        """Begin behind the ``sent`` samples that the listener has from an earlier attempt."""
+        """Skip the ``sent`` samples that the client received from an earlier attempt."""
         begin = vocoding.skip(sent)
         await job.send("audio", {"rate": self.model.rate, RESUMED_AT: begin}, np.empty(0, np.float32))
         return begin
 
 
 class CodePieces:
-    """Codes, or frames of ``groups`` codes, of one stream, cut into pieces of ``sizes`` whenever they arrive."""
+    """Codes, or frames of ``groups`` codes, of one stream, in pieces of ``sizes``.
+
+    The cuts do not depend on when the codes arrive.
+    """
 
     def __init__(self, stream: AsyncIterator[Item], groups: int, sizes: Iterator[int]) -> None:
         self._stream = stream
@@ -124,17 +127,17 @@ class CodePieces:
         self._size = next(sizes)
         self._codes: list[Code] = []
         self._ended = False
-        self.cut = False  # whether the talker has stopped at a limit
+        self.cut = False  # True if the talker stopped at a limit
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
     @property
     def next_size(self) -> int:
-        """Codes, or frames, of the next piece at most."""
+        """Most codes, or frames, of the next piece."""
         return self._size
 
     async def read_stream(self) -> None:
-        """Follow the stream to its end."""
+        """Read the stream to its end."""
         try:
             async for item in self._stream:
                 self._codes += _read_codes(item, self._groups)
@@ -146,11 +149,11 @@ class CodePieces:
         self._news.set()
 
     async def wait_first(self) -> None:
-        """Wait for a code, or for the end. Raises what went wrong on their way."""
+        """Wait for a code, or for the end. Raises the error of the stream."""
         await self._wait_codes(1)
 
     async def wait_piece(self) -> None:
-        """Wait for the next piece, or for the end. Raises what went wrong on their way."""
+        """Wait for the next piece, or for the end. Raises the error of the stream."""
         await self._wait_codes(self._size)
 
     async def _wait_codes(self, count: int) -> None:
@@ -161,7 +164,10 @@ class CodePieces:
             raise self._error
 
     def take_piece(self) -> tuple[list[Code], bool]:
-        """The next piece, and whether it is the last: less than a whole one, so that a late end changes nothing."""
+        """Return the next piece, and True if it is the last.
+
+        The last piece is always shorter than its size, so that an end that arrives late changes nothing.
+        """
         size, last = self._size, len(self._codes) < self._size
         taken, self._codes = self._codes[:size], self._codes[size:]
         self._size = next(self._sizes)
@@ -173,12 +179,12 @@ def _vocode_samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np
 
 
 def _read_codes(item: Item, groups: int) -> list[Code]:
-    codes = item.data.get("codes", [])  # what the talker says at the end has none
+    codes = item.data.get("codes", [])  # the talker's last item has none
     frames = codes if groups > 1 else [codes]
     if not isinstance(codes, list) or not all(_is_int_list(frame) for frame in frames):
         raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
     if groups > 1 and any(len(frame) != groups for frame in frames):
-        raise BadRequest(f"a frame of this codec has {groups} codes", param="codes")
+        raise BadRequest(f"every frame of this codec must have {groups} codes", param="codes")
     return codes
 
 
@@ -190,5 +196,5 @@ def _read_seed(job: Job) -> int:
     try:
         params = msgspec.convert(job.inputs.get("params") or {}, VocodeParams)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"params cannot be used: {error}", param="params") from None
+        raise BadRequest(f"params are invalid: {error}", param="params") from None
     return job.seed if params.seed is None else params.seed

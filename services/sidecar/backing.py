@@ -1,4 +1,4 @@
-"""Pages for the arena, before anybody writes there."""
+"""Allocation of pages for the arena, before any client writes to them."""
 
 import asyncio
 import logging
@@ -12,18 +12,18 @@ from services.sidecar import limits
 
 log = logging.getLogger(__name__)
 
-#: Memory gets its pages in pieces of this size: about 25 ms each, in a thread; 5 ms without huge pages.
+#: The kernel allocates pages in pieces of this size: about 25 ms each, in a thread; 5 ms without huge pages.
 EXTENT_BYTES = 16 << 20
 _PAGE_BYTES = 4096
-_RETRY_SECONDS = 0.5  # after a refusal: each attempt takes all pages that there are, and gives them back
+_RETRY_SECONDS = 0.5  # after a failure: each attempt allocates all free pages, then releases them
 _REFUSAL = b"the machine has no free pages for shared memory"
 
 
 class Backing:
-    """Extends what ``allocator`` may hand out by memory of ``arena`` that has pages.
+    """Adds memory of ``arena`` to ``allocator`` after it has pages.
 
-    What has pages keeps them, so a block in memory that was used before costs nothing here. ``changed`` is
-    called after each attempt, and when a failed one may be repeated.
+    Pages are never released, so a block in memory that was used before costs nothing here. ``changed`` is called after
+    each attempt, and when a failed attempt may be repeated.
     """
 
     def __init__(
@@ -40,19 +40,22 @@ class Backing:
 
     @property
     def busy(self) -> bool:
-        """Pages are on their way."""
+        """True while pages are being allocated."""
         return self._task is not None
 
     def refusal_reason(self, nbytes: int) -> bytes:
-        """The reason why there are no ``nbytes`` bytes, when it is not that the arena is full."""
+        """Return why ``nbytes`` bytes are not free; empty if the arena is full."""
         return _REFUSAL if self._failed and self._allocator.required_end(nbytes) is not None else b""
 
     async def start(self) -> None:
-        """Back a first piece. Without room for it the arena begins empty."""
+        """Allocate pages for a first piece. Without free memory the arena starts empty."""
         await self._back_pages(min(EXTENT_BYTES, self._allocator.size))
 
     def extend_for(self, nbytes: int) -> None:
-        """Begin to back what a block of ``nbytes`` bytes needs, if that can help and is not under way."""
+        """Start to allocate pages for a block of ``nbytes`` bytes.
+
+        Does nothing if that cannot help, or an allocation is in progress.
+        """
         if self._task is not None or self._retry is not None or self._closed:
             return
         end = self._allocator.required_end(nbytes)
@@ -61,7 +64,7 @@ class Backing:
         self._task = self._loop.create_task(self._extend_backing(end))
 
     async def close(self) -> None:
-        """End what is under way: the arena may be closed afterwards."""
+        """End the allocation in progress; the arena may be closed afterwards."""
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
@@ -82,13 +85,13 @@ class Backing:
         self._changed()
 
     async def _back_pages(self, end: int) -> bool:
-        """Give memory up to ``end`` its pages. False when there are none."""
+        """Allocate pages up to ``end``. Returns False if there are none."""
         end = min(end, self._allocator.size)
         try:
             await self._loop.run_in_executor(None, self._allocate_pages, self._allocator.backed, end)
         except ArenaFull as error:
             if not self._failed:
-                log.warning("%s; tensors that need more memory than was used so far are refused until then", error)
+                log.warning("%s; until there are, tensors that need new pages are rejected", error)
             self._failed = True
             return False
         self._failed = False

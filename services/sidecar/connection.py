@@ -22,15 +22,15 @@ from services.sidecar.request_handler import Desk
 
 log = logging.getLogger(__name__)
 
-#: Unread answers, in bytes, at which a client is cut off: a live one reads its answers.
+#: Bytes of unread replies at which a client is disconnected: a live client reads its replies.
 MAX_UNREAD_BYTES = 4 << 20
 
 
 class ClientConnection(asyncio.Protocol):
-    """Greets a client, then hands its frames to the desk. Anything malformed costs it the connection.
+    """Greets a client, then passes its frames to the desk. A malformed frame closes the connection.
 
-    ``joined`` and ``left`` are told of every greeted client and of its going; ``dropped`` of every one
-    that was cut off for breaking the protocol.
+    ``joined`` and ``left`` are called for every client that connects and disconnects. ``dropped`` is called for every
+    client that is disconnected because it broke the protocol.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush_replies()
 
     def pause_writing(self) -> None:
-        log.warning("client %r is cut off: it left %d bytes of answers unread", self.owner.name, MAX_UNREAD_BYTES)
+        log.warning("client %r is disconnected: it did not read %d bytes of replies", self.owner.name, MAX_UNREAD_BYTES)
         self._dropped()
         self.abort()
 
@@ -91,7 +91,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush_replies)
 
     def abort(self) -> None:
-        """Cut the client off."""
+        """Disconnect the client."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -106,7 +106,7 @@ class ClientConnection(asyncio.Protocol):
         self._desk.serve_frame(self, frame)
 
     def _drop_client(self, error: ProtocolError) -> None:
-        log.warning("client %r is cut off: %s", self.owner.name or "unknown", error)
+        log.warning("client %r is disconnected: %s", self.owner.name or "unknown", error)
         self._dropped()
         if isinstance(error, VersionMismatch):
             self.reply(SidecarFrame(Verb.REFUSED))

@@ -1,4 +1,7 @@
-"""The memory that this machine and the control groups of this process allow: the sidecar takes the arena's pages."""
+"""Memory limits of this machine and this process's control groups.
+
+The sidecar allocates the pages of the arena, so they count against its limits.
+"""
 
 import logging
 import os
@@ -14,34 +17,37 @@ _MIB = 1 << 20
 
 
 def check_arena_size(size: int, directory: str, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
-    """Raise ``Fatal`` when an arena of ``size`` bytes can never be filled: the kernel would end the sidecar.
+    """Raise ``Fatal`` if an arena of ``size`` bytes can never be filled: the kernel would kill the sidecar.
 
-    Warns when it could not be filled now.
+    Logs a warning if it cannot be filled now.
     """
     limit = memory_limit(groups, root)
     if limit is not None and size >= limit:
         raise Fatal(
-            f"an arena of {size // _MIB} MiB does not fit into this container's memory limit of {limit // _MIB} MiB: "
-            "lower OMNIBUS_SIDECAR_ARENA_MIB, or raise the limit (mem_limit in compose, sidecar.resources in the chart)"
+            f"an arena of {size // _MIB} MiB does not fit into this container's memory limit of {limit // _MIB} MiB. "
+            "Lower OMNIBUS_SIDECAR_ARENA_MIB, or raise the limit (mem_limit in compose, sidecar.resources in the chart)"
         )
     room = os.statvfs(directory)
     free = room.f_bavail * room.f_frsize
     if free < size:
         log.warning(
-            "%s has %d MiB free now, the arena may grow to %d MiB: what does not fit then is refused",
+            "%s has %d MiB free now, but the arena may grow to %d MiB: tensors that do not fit will be rejected",
             directory, free // _MIB, size // _MIB,
         )  # fmt: skip
 
 
 def require(nbytes: int, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
-    """Raise ``ArenaFull`` when ``nbytes`` more bytes would make the kernel end a process for want of memory."""
+    """Raise ``ArenaFull`` if ``nbytes`` more bytes would exceed a memory limit.
+
+    The kernel would kill a process otherwise.
+    """
     free = [left for path in _group_directories(groups, root) if (left := _free_bytes(path)) is not None]
     if free and min(free) < nbytes:
         raise ArenaFull(f"this container's memory limit leaves {min(free)} bytes, {nbytes} are needed")
 
 
 def memory_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> int | None:
-    """Bytes that the tightest control group (version 2) of this process allows; None without a limit."""
+    """Return the limit in bytes of the tightest control group (version 2); None without a limit."""
     found = [
         limit for path in _group_directories(groups, root) if (limit := _read_number(path / "memory.max")) is not None
     ]
@@ -49,7 +55,10 @@ def memory_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> int | None:
 
 
 def _free_bytes(group: Path) -> int | None:
-    """Bytes below the limit of ``group``, caches of files not counted: they give way. None without a limit."""
+    """Return the bytes below the limit of ``group``; None without a limit.
+
+    File caches do not count as used: the kernel evicts them.
+    """
     limit, used = _read_number(group / "memory.max"), _read_number(group / "memory.current")
     if limit is None or used is None:
         return None
@@ -62,7 +71,10 @@ def _free_bytes(group: Path) -> int | None:
 
 
 def _group_directories(groups: Path, root: Path) -> list[Path]:
-    """The directories of the group and of those around it, the root's first: a container sees its own as the root."""
+    """Return the directories of the group and of its ancestors, root first.
+
+    A container sees its own group as the root.
+    """
     try:
         lines = groups.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Metrics of a sidecar for Prometheus, from numbers that it counts anyway."""
+"""Metrics of a sidecar for Prometheus, from counters that it keeps anyway."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _KEYS = {
     "clients": ARENA.clients,
     "dropped_clients_total": ARENA.dropped,
 }
-#: The same for what crosses between nodes; a sidecar without others has none of them.
+#: The same for traffic between nodes; a sidecar of a single node has none of these.
 _NODE_KEYS = {
     "sent_bytes_total": NODES.sent,
     "mirror_bytes": NODES.mirrors,
@@ -38,7 +38,7 @@ _LABELLED_KEYS = {
     "refused_peers_total": NODES.refused,
     "unreachable_nodes": NODES.unreachable,
 }
-#: Reasons that are alerted of: an increase is seen where there was a number before.
+#: Reasons with an alert: Prometheus sees an increase only if the counter existed before.
 _BAD = {"expired": 0, "forced": 0}
 _BAD_BY_KEY: dict[str, dict[str, int]] = {
     "pull_failures_total": {NodeUnreachable.code: 0},
@@ -47,14 +47,17 @@ _BAD_BY_KEY: dict[str, dict[str, int]] = {
 
 
 def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """Let the metrics of this process be read from ``snapshot``, which is empty before the start."""
+    """Register the metrics of this process, read from ``snapshot``.
+
+    ``snapshot`` is empty before the start.
+    """
 
     def key_values(key: str) -> Callable[[], Values]:
         return lambda: {(): float(found[key])} if key in (found := snapshot()) else {}
 
     def labelled_values(key: str) -> Callable[[], Values]:
         def values() -> Values:
-            found = snapshot().get(key)  # None where this node has no others
+            found = snapshot().get(key)  # None on a single node
             counts = {} if found is None else _BAD_BY_KEY.get(key, {}) | found
             return {(label,): float(count) for label, count in counts.items()}
 

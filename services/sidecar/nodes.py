@@ -1,4 +1,7 @@
-"""The other nodes, from their sidecars' status events, and the ends of invocations that gateways send here."""
+"""The other nodes, as their sidecars' status events report them.
+
+Gateways also publish here the ends of invocations that used this node.
+"""
 
 import asyncio
 import logging
@@ -13,19 +16,19 @@ from services.sidecar.server import Sidecar
 
 log = logging.getLogger(__name__)
 
-#: Difference of two nodes' clocks from which deadlines are off by a noticeable amount.
+#: Difference between two nodes' clocks at which deadlines are noticeably wrong.
 MAX_SKEW_SECONDS = 0.5
 
 
 class PeerDiscovery:
-    """Tells other nodes where this one is, and its sidecar where they are.
+    """Publishes the address of this node, and collects those of others.
 
-    Addresses come from here and never from a handle: a forged handle must not make a sidecar dial anybody. A node that
-    falls silent keeps its address: whether it can be reached is seen when something is pulled from it.
+    Addresses come from these events and never from a handle: a forged handle must not make a sidecar dial an arbitrary
+    host. A node that stops reporting keeps its address. The next pull from it shows if it is reachable.
     """
 
     def __init__(self, bus: Bus, sidecar: Sidecar, host: str) -> None:
-        """``host`` is the address by which others reach this node."""
+        """Create the discovery; ``host`` is the address at which others reach this node."""
         self._bus = bus
         self._sidecar = sidecar
         self._host = host
@@ -42,12 +45,12 @@ class PeerDiscovery:
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     def begin_drain(self) -> None:
-        """Let gateways send no more work to this node."""
+        """Stop gateways from sending more work to this node."""
         self._draining = True
         self.publish_status()
 
     async def close(self) -> None:
-        """Tell everybody that this sidecar is gone."""
+        """Report to the other nodes that this sidecar is gone."""
         if self._beating is not None:
             self._beating.cancel()
         self._publish("gone")
@@ -105,7 +108,9 @@ class PeerDiscovery:
     def _warn_of_namesake(self, status: NodeStatus) -> None:
         plane = self._sidecar.peers
         if plane is not None and status.boot > plane.boot and status.state != "gone":
-            log.error("another sidecar calls itself node %r: give each OMNIBUS_SIDECAR_NODE of its own", status.node)
+            log.error(
+                "another sidecar also has the name %r: set a different OMNIBUS_SIDECAR_NODE on each node", status.node
+            )
 
     def _check_clock(self, status: NodeStatus) -> None:
         skew = status.now - time.time()
@@ -113,10 +118,14 @@ class PeerDiscovery:
             self._skewed.discard(status.node)
         elif status.node not in self._skewed:
             self._skewed.add(status.node)
-            log.warning("the clock of node %s is off by %.1f s: deadlines there are, too", status.node, skew)
+            log.warning(
+                "the clock of node %s is off by %.1f s, and so are deadlines there: synchronize the clocks",
+                status.node,
+                skew,
+            )
 
     def _on_end(self, delivery: Delivery) -> None:
-        """An invocation that had something on this node is over."""
+        """End an invocation that used this node."""
         try:
             self._sidecar.end_invocation(messages.decode_end(delivery.data).inv)
         except ProtocolError as error:

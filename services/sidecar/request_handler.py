@@ -1,4 +1,4 @@
-"""The sidecar's front desk: what each verb does to the ledger, and the queue for memory."""
+"""The sidecar's front desk: the effect of each verb on the ledger, and the queue for memory."""
 
 import time
 from asyncio import AbstractEventLoop
@@ -20,14 +20,14 @@ from services.sidecar.settings import SidecarConfig
 from services.sidecar.spares import SpareBlocks
 from services.sidecar.timer_queue import TimerQueue
 
-#: Most leases that one LEDGER answer lists.
+#: Most leases that one LEDGER reply lists.
 MAX_LISTED = 1000
 #: Longest JSON of a client's request.
 _MAX_TEXT_BYTES = 4096
 
 
 class Caller(Protocol):
-    """The client's side of a connection, as the desk sees it."""
+    """The client's side of a connection, as the desk uses it."""
 
     owner: BlockOwner
 
@@ -40,7 +40,7 @@ _NOBODY = BlockOwner("nobody")
 
 
 class Waiter:
-    """An allocation that waits for memory, by itself until ``patience``, in the loop's seconds."""
+    """An allocation that waits for memory until ``patience``, in the loop's seconds."""
 
     __slots__ = ("caller", "due", "frame", "patience")
 
@@ -52,7 +52,7 @@ class Waiter:
 
 
 class Pulls(Protocol):
-    """Tensors of other nodes, as the desk sees them; see ``services.sidecar.peers.incoming``."""
+    """Tensors of other nodes, as the desk uses them; see ``services.sidecar.peers.incoming``."""
 
     def pull(self, caller: Caller, number: int, request: PullRequest) -> None: ...
 
@@ -78,7 +78,7 @@ class Sends(Protocol):
 
 
 class Desk:
-    """Serves the verbs of all clients, in the order in which they arrive."""
+    """Serves the verbs of all clients in order of arrival."""
 
     def __init__(self, settings: SidecarConfig, arena: Arena, boot: int, loop: AbstractEventLoop) -> None:
         self.settings = settings
@@ -124,7 +124,7 @@ class Desk:
         }
 
     def connect_nodes(self, pulls: Pulls, sends: Sends, counters: Callable[[], Mapping[str, Any]]) -> None:
-        """From now on clients may pull tensors of other nodes, and other nodes those of this one.
+        """Let clients pull tensors of other nodes, and vice versa.
 
         ``counters`` are added to those of the desk.
         """
@@ -135,19 +135,19 @@ class Desk:
         self._loop.call_later(seconds, lambda: function(*arguments) if self._open else None)
 
     def serve_frame(self, caller: Caller, frame: SidecarFrame) -> None:
-        """Do what ``frame`` asks. Raises ``ProtocolError`` for a verb that no client may send."""
+        """Execute the verb of ``frame``. Raises ``ProtocolError`` for a verb that no client may send."""
         verb = self._verbs.get(frame.verb)
         if verb is None:
             raise ProtocolError(f"verb {frame.verb} is not a request of a connected client")
         verb(caller, frame)
 
     def admit_waiters(self) -> None:
-        """Give freed memory to those who wait, strictly first come first served."""
+        """Grant freed memory to waiting requests, strictly first come, first served."""
         while self._queue and self._try_grant(self._queue[0].caller, self._queue[0].frame):
             self._queue.popleft().due = inf
 
     def remove_client(self, caller: Caller) -> None:
-        """The client's socket is closed: it no longer waits, writes or reads."""
+        """End all waits, writes and reads of a disconnected client."""
         if not self._open:
             return
         self._dismiss_waiters(lambda waiter: waiter.caller is caller)
@@ -158,14 +158,16 @@ class Desk:
         self.admit_waiters()
 
     def close(self) -> None:
-        """Stop the clock. Nothing is served afterwards: the arena goes away."""
+        """Stop the clock. Nothing is served afterwards: the arena is about to be removed."""
         self._open = False
         self._agenda.close()
         self._queue.clear()
 
     def counters(self) -> dict[str, Any]:
-        """Running counters. Bytes are used, spare or free. ``freed_total`` is by reason; ``forced_total`` above zero
-        means that a client kept a cancelled block open, or a recalled spare, for longer than the grace.
+        """Return the running counters. Bytes are used, spare or free.
+
+        ``freed_total`` is by reason. ``forced_total`` above zero means that a client kept a cancelled block, or a
+        recalled spare, open for longer than the grace period.
         """
         space, spare = self.allocator, self.ledger.spare_bytes
         return {
@@ -207,7 +209,7 @@ class Desk:
         lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
         while lease is None:
             self.backing.extend_for(frame.nbytes + HEADER_BYTES)
-            # Unused memory first, then spares; then what is only retained makes room, the oldest first.
+            # Unused memory first, then spares, then retained blocks, the oldest first.
             if self.backing.busy or self.spares.recall() or not self.ledger.reclaim_oldest():
                 return False
             lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
@@ -232,7 +234,7 @@ class Desk:
 
     def _enqueue_waiter(self, caller: Caller, frame: SidecarFrame) -> None:
         waiter = Waiter(caller, frame, self._loop.time() + min(frame.wait, self.settings.max_wait))
-        # While memory is on its way, also one that would not wait for others does: it is free.
+        # While memory is being freed or allocated, even a request without patience is queued.
         if (frame.wait <= 0 and not self._is_growing) or len(self._queue) >= self.settings.max_waiting:
             self._refuse_waiter(waiter)
             return
@@ -242,7 +244,7 @@ class Desk:
 
     @property
     def _is_growing(self) -> bool:
-        """Memory is on its way that nobody uses: pages, or spares that were recalled."""
+        """True while memory is about to become free: pages, or spares that were recalled."""
         return self.backing.busy or self.spares.recalling
 
     def _refuse_waiter(self, waiter: Waiter) -> None:
@@ -268,11 +270,13 @@ class Desk:
     def _handle_pull(self, caller: Caller, frame: SidecarFrame) -> None:
         text = self._texts.pop((caller, frame.request), b"") + frame.text
         if frame.nbytes + len(text) > _MAX_TEXT_BYTES:
-            raise ProtocolError(f"a request of {frame.nbytes + len(text)} bytes; {_MAX_TEXT_BYTES} are accepted")
+            raise ProtocolError(
+                f"a request has {frame.nbytes + len(text)} bytes; at most {_MAX_TEXT_BYTES} are accepted"
+            )
         if frame.nbytes:
             self._texts[caller, frame.request] = text
         elif self._pulls is None:
-            raise ProtocolError("this node has no others: set OMNIBUS_SIDECAR_HOST")
+            raise ProtocolError("this node is not connected to others: set OMNIBUS_SIDECAR_HOST")
         elif frame.verb == Verb.PULL:
             self._pulls.pull(caller, frame.request, decode_pull(text))
         else:
@@ -282,7 +286,7 @@ class Desk:
         self._end_invocation(caller.owner, frame.text)
 
     def end_invocation(self, invocation: str) -> None:
-        """An invocation of another node's gateway is over: what it left here is free once nobody has it open."""
+        """End an invocation of another node's gateway: its blocks are free when no client has them open."""
         self._end_invocation(_NOBODY, invocation.encode())
         self.admit_waiters()
 
@@ -308,7 +312,7 @@ class Desk:
         caller.reply_bytes(encode_text(frame.request, msgspec.json.encode(body)))
 
     def _cap_deadline(self, deadline: float) -> tuple[float, float]:
-        """The deadline that is granted, and the same moment on the loop's clock."""
+        """Return the granted deadline, and the same time on the loop's clock."""
         now = time.time()
         deadline = min(deadline, now + self.settings.max_lease)
         return deadline, self._loop.time() + deadline - now
@@ -319,7 +323,7 @@ class Desk:
             self._agenda.set_due(lease, self._loop.time() + self.settings.grace)
 
     def _stop_transfers(self, lease: BlockLease) -> bool:
-        """End what moves bytes of ``lease`` between nodes; returns whether anything does."""
+        """End transfers of ``lease`` between nodes. Returns True if there are any."""
         if self._sends is None or self._pulls is None:
             return False
         sending, writing = self._sends.stop_sending(lease), self._pulls.on_condemned(lease)
@@ -329,7 +333,7 @@ class Desk:
         if isinstance(item, Waiter):
             self._refuse_expired_waiters()
         elif item.condemned and self._stop_transfers(item):
-            self._start_grace(item)  # its bytes are still on their way: they may not become somebody else's
+            self._start_grace(item)  # its bytes are still moving: do not grant the memory again yet
         elif item.condemned or item.spare:
             self.ledger.force_free(item)
         else:
@@ -337,13 +341,13 @@ class Desk:
         self.admit_waiters()
 
     def _on_backing_changed(self) -> None:
-        """There is more memory, or there is none."""
+        """Serve waiting requests after memory was added, or could not be."""
         self.admit_waiters()
         self._refuse_expired_waiters()
         self.admit_waiters()
 
     def _refuse_expired_waiters(self) -> None:
-        """Refuse who has waited long enough, but not while memory is on its way."""
+        """Refuse requests out of patience, unless memory is about to be free."""
         if self._is_growing:
             return
         now = self._loop.time()

@@ -19,7 +19,7 @@ from services.sidecar.settings import SidecarConfig
 
 
 class Sidecar:
-    """``await start()``, then ``await serve()`` until somebody calls ``stop()``."""
+    """The sidecar. ``await start()``, then ``await serve()``, which returns after ``stop()``."""
 
     def __init__(self, settings: SidecarConfig) -> None:
         self.settings = settings
@@ -29,11 +29,11 @@ class Sidecar:
         self._arena: Arena | None = None
         self._desk: Desk | None = None
         self._server: asyncio.AbstractServer | None = None
-        #: Pulls between this node and others; None where it has no others.
+        #: Pulls between this node and others; None on a single node.
         self.peers: PeerPlane | None = None
 
     async def start(self) -> None:
-        """Make the arena and listen. Raises ``Fatal`` when another sidecar lives under the same names."""
+        """Create the arena and listen. Raises ``Fatal`` if another sidecar runs under the same names."""
         settings, loop = self.settings, asyncio.get_running_loop()
         # Microseconds: larger than every generation of an earlier boot, and exact in any JSON reader.
         boot = time.time_ns() // 1000
@@ -56,11 +56,11 @@ class Sidecar:
         )
 
     async def serve(self) -> None:
-        """Return after ``stop``."""
+        """Wait until ``stop`` is called."""
         await self._stopped.wait()
 
     async def stop(self) -> None:
-        """Cut all clients off and remove the socket and the arena. Stopping twice is harmless."""
+        """Disconnect all clients, and remove the socket and the arena. Stopping twice is harmless."""
         if self._server is not None and self._desk is not None:
             self._server.close()
             self._server = None
@@ -74,7 +74,7 @@ class Sidecar:
         self._stopped.set()
 
     def snapshot(self) -> dict[str, Any]:
-        """Counters for metrics: those of ``Desk.counters`` with ``clients`` and ``dropped_clients_total``.
+        """Return counters for metrics: those of ``Desk.counters``, ``clients`` and ``dropped_clients_total``.
 
         Empty before ``start``.
         """
@@ -83,7 +83,7 @@ class Sidecar:
         return {**self._desk.counters(), "clients": len(self._clients), "dropped_clients_total": self._dropped}
 
     def end_invocation(self, invocation: str) -> None:
-        """An invocation that another node's gateway sent is over."""
+        """End an invocation that another node's gateway sent."""
         if self._desk is not None:
             self._desk.end_invocation(invocation)
 
@@ -114,16 +114,19 @@ def _remove_socket(path: str) -> None:
 
 
 def _bind_listener(path: str) -> socket.socket:
-    """A listening socket at ``path`` with mode 0600, in place of that of a dead predecessor."""
+    """Return a listening socket at ``path`` with mode 0600.
+
+    It replaces the socket of a dead predecessor.
+    """
     _remove_dead_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mask applies to bind itself: there is no moment at which another user could connect.
+    # The mask applies to bind itself: at no moment can another user connect.
     mask = os.umask(0o177)
     try:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise Fatal(f"cannot listen on {path}: {error}; the path may have at most 107 bytes") from error
+        raise Fatal(f"cannot listen on {path} ({error}); the path may have at most 107 bytes") from error
     finally:
         os.umask(mask)
     return listener
@@ -135,9 +138,9 @@ def _remove_dead_socket(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise Fatal(f"{path} is in the way and is not a socket; choose another socket path")
+        raise Fatal(f"{path} exists and is not a socket; choose another socket path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # A dead owner's socket refuses at once; a living one with a full backlog must not make us wait.
+        # A dead owner's socket refuses at once; a live one with a full backlog must not make this wait.
         probe.settimeout(1.0)
         try:
             probe.connect(path)
@@ -146,4 +149,4 @@ def _remove_dead_socket(path: str) -> None:
             return
         except (TimeoutError, BlockingIOError):
             pass
-    raise Fatal(f"a living sidecar listens on {path}; stop it or choose another socket path")
+    raise Fatal(f"another sidecar listens on {path}; stop it or choose another socket path")

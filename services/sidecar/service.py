@@ -20,16 +20,18 @@ _DRAIN_LOOK_SECONDS = 0.1
 
 
 def check_directory(directory: Path) -> None:
-    """Raise ``BadRequest`` for a directory in which another user could put a socket of its own in the place of ours."""
+    """Raise ``BadRequest`` if another user could replace sockets in ``directory``."""
     there = directory.stat()
     if there.st_uid not in (0, os.geteuid()):
-        raise BadRequest(f"OMNIBUS_SIDECAR_SOCKET: {directory} belongs to user {there.st_uid}: name another directory")
+        raise BadRequest(
+            f"{directory} of OMNIBUS_SIDECAR_SOCKET belongs to user {there.st_uid}; choose another directory"
+        )
     if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
-        raise BadRequest(f"OMNIBUS_SIDECAR_SOCKET: everybody may write to {directory}: chmod 0700 it, or name another")
+        raise BadRequest(f"{directory} of OMNIBUS_SIDECAR_SOCKET is world-writable; chmod 0700 it, or choose another")
 
 
 class SidecarService:
-    """One node's sidecar."""
+    """The sidecar of one node."""
 
     def __init__(self) -> None:
         wanted = environment.read_settings(environment.SidecarSettings)
@@ -59,7 +61,7 @@ class SidecarService:
             await self._nodes.start()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until nothing is leased here any more, where other nodes may still read it."""
+        """Wait for the end of all leases that other nodes may read."""
         if self._nodes is None:
             return
         self._nodes.begin_drain()
@@ -74,12 +76,15 @@ class SidecarService:
                 await self._nodes.close()
             if self._bus is not None:
                 await self._bus.drain()
-        finally:  # whatever the bus does, no arena is left
+        finally:  # remove the arena even if the bus fails
             await self._sidecar.stop()
 
 
 def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
-    """Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS."""
+    """Return the settings of pulls; None on a single node.
+
+    Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS.
+    """
     if not wanted.host:
         return None
     _check_transport(wanted)
@@ -92,8 +97,8 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
         )
     if not 0 < wanted.incoming <= 1 or wanted.links < 1 or min(wanted.connect, wanted.stall) <= 0:
         raise BadRequest(
-            "OMNIBUS_SIDECAR_INCOMING is above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
-            "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL are above 0"
+            "OMNIBUS_SIDECAR_INCOMING must be above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
+            "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL above 0"
         )
     return PeerConfig(
         host=wanted.host,
@@ -111,9 +116,9 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
 
 def _check_transport(wanted: environment.SidecarSettings) -> None:
     if wanted.transport not in ("tcp", "ucx"):
-        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT is tcp or ucx, not {wanted.transport!r}")
+        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT must be tcp or ucx, not {wanted.transport!r}")
     if wanted.transport == "ucx" and wanted.tls_ca:
         raise BadRequest(
-            "UCX sends bytes unencrypted, and OMNIBUS_SIDECAR_TLS_CA asks for encryption: use "
+            "UCX sends bytes unencrypted, but OMNIBUS_SIDECAR_TLS_CA requires encryption: use "
             "OMNIBUS_SIDECAR_SECRET_FILE alone with OMNIBUS_SIDECAR_TRANSPORT=ucx, or TLS with tcp"
         )

@@ -10,16 +10,16 @@ MIB = 1 << 20
 class PeerConfig:
     """Settings of the pulls between this node and others.
 
-    host, port        address at which other sidecars are served; port 0 takes a free one
-    secret            shared by all nodes; empty only with TLS
-    tls_client        contexts of mutual TLS; both or neither
+    host, port        Address on which to serve other sidecars; port 0 takes a free one.
+    secret            Secret shared by all nodes; empty only with TLS.
+    tls_client        Contexts of mutual TLS; both or neither.
     tls_server
-    transport         tcp or ucx: what carries the bytes of large pulls; ucx not with TLS
-    links             most data connections to one node, beside one for small tensors
-    incoming          share of the arena that blocks of other nodes may take
-    connect_seconds   longest time for a connection and its handshake
-    stall_seconds     longest time without a byte or an answer
-    ping_seconds      time between two questions whether a node lives
+    transport         Transport of large pulls, tcp or ucx; ucx not with TLS.
+    links             Most data connections to one node, in addition to one for small tensors.
+    incoming          Share of the arena that blocks of other nodes may take.
+    connect_seconds   Longest time for a connection and its handshake.
+    stall_seconds     Longest time without progress.
+    ping_seconds      Time between two pings of a node.
     """
 
     host: str
@@ -36,7 +36,7 @@ class PeerConfig:
 
     @property
     def silence_seconds(self) -> float:
-        """Longest time without a ping of a node that pulls from here."""
+        """Longest time without a ping from a node that pulls here."""
         return self.ping_seconds + self.stall_seconds
 
 
@@ -44,17 +44,17 @@ class PeerConfig:
 class SidecarConfig:
     """Settings of one node's sidecar.
 
-    node           name of this node; handles carry it
-    socket         path of the control socket (at most 107 bytes)
-    arena          file name of the arena, unique on the machine
-    size           bytes of the arena; memory is taken when it is first used
-    directory      a tmpfs that every client sees under the same path
-    clear_on_free  overwrite freed data with zeros: costs one pass over the bytes
-    grace          seconds that a cancelled or expired block waits for a client that still has it open
-    max_wait       longest wait for memory, in seconds
-    max_waiting    most requests that may wait for memory
-    max_lease      longest lease, in seconds; later deadlines are cut
-    peers          pulls between nodes; None: this node has no others
+    node           Name of this node; handles carry it.
+    socket         Path of the control socket (at most 107 bytes).
+    arena          File name of the arena, unique on the machine.
+    size           Bytes of the arena; memory is allocated on first use.
+    directory      A tmpfs that every client sees under the same path.
+    clear_on_free  Overwrite freed data with zeros; costs one pass over the bytes.
+    grace          Seconds that a cancelled or expired block waits for a client that still has it open.
+    max_wait       Longest wait for memory, in seconds.
+    max_waiting    Most requests that may wait for memory.
+    max_lease      Longest lease, in seconds; later deadlines are cut.
+    peers          Pulls between nodes; None on a single node.
     """
 
     node: str

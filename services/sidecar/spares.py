@@ -1,4 +1,4 @@
-"""Spare blocks of clients: how many there may be, and how they come back where memory is short."""
+"""Spare blocks of clients: their limits, and their recall when memory is short."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from omnibus.tensors.protocol import SidecarFrame, Verb
 _CLIENT_SHARE, _ALL_SHARE = 1 / 8, 1 / 4
 #: Most spares of one request.
 _MOST_AT_ONCE = 64
-#: Seconds in which clients give back what is recalled; allocations without patience wait as long.
+#: Seconds in which clients must return recalled spares; allocations without patience wait as long.
 RECALL_SECONDS = 0.25
-#: Ended invocations that are remembered, for tensors of theirs that are named later.
+#: Ended invocations to remember, for their tensors that are named later.
 _MOST_ENDED = 1024
 
 
@@ -28,10 +28,11 @@ class SpareClient(Protocol):
 
 
 class SpareBlocks:
-    """Grants, uses and recalls spares of ``ledger``, of an arena of ``size`` bytes.
+    """Grants, uses and recalls spares of ``ledger``.
 
-    ``make_room`` begins to give pages to memory for so many bytes, ``start_grace`` the time in which a client may still
-    write, and ``set_due`` sets when a block expires. ``settled`` is called when a recall is over.
+    ``size`` is the bytes of the arena. ``make_room`` starts to allocate pages for so many bytes. ``start_grace`` starts
+    the time in which a client may still write. ``set_due`` sets when a block expires. ``settled`` is called when a
+    recall is over.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class SpareBlocks:
 
     @property
     def recalling(self) -> bool:
-        """Memory is on its way back."""
+        """True while recalled spares are outstanding."""
         return self._recall_until > 0 and bool(self._ledger.spares)
 
     def grant(self, client: SpareClient, frame: SidecarFrame, key_of: Callable[[BlockLease], int], full: bool) -> None:
-        """Answer REQUEST_SPARES, each spare by a frame; a ``full`` arena has none."""
+        """Reply to REQUEST_SPARES, one frame for each spare; a ``full`` arena has none."""
         if frame.readers > _MOST_AT_ONCE:
-            raise ProtocolError(f"{frame.readers} spares at once; at most {_MOST_AT_ONCE} are granted")
+            raise ProtocolError(f"{frame.readers} spares requested at once; at most {_MOST_AT_ONCE} are granted")
         full = full or self._recall_until > 0
         for _ in range(frame.readers):
             lease = None if full else self._grant_one(client.owner, frame.nbytes)
@@ -77,17 +78,22 @@ class SpareBlocks:
             client.reply(SidecarFrame(Verb.SPARE, frame.request, 0, block, generation, key, lease.offset))
 
     def use(self, client: SpareClient, frame: SidecarFrame, deadline: float, due: float) -> None:
-        """Make a block of a spare, unless it was taken from the client. ``due`` is ``deadline`` on the loop's clock."""
+        """Turn a spare into a block, unless it was already freed.
+
+        ``due`` is ``deadline`` on the loop's clock.
+        """
         ledger, owner = self._ledger, client.owner
         lease = ledger.find_spare(owner, frame.block, frame.generation)
         if lease is None:
             return
         if frame.nbytes > lease.nbytes or not frame.text:
-            raise ProtocolError(f"spare {frame.block} has {lease.nbytes} bytes, {frame.nbytes} are used")
+            raise ProtocolError(
+                f"spare {frame.block} has {lease.nbytes} bytes; a tensor of {frame.nbytes} does not fit"
+            )
         self.used += 1
         ledger.use_spare(lease, frame.text, frame.nbytes, frame.readers, deadline)
         self._set_due(lease, due)
-        # Who ended the invocation did not know of this tensor, and does not end it again.
+        # The client that ended the invocation was unaware of this tensor, and does not end it again.
         if self._ended.get(frame.text, owner) is not owner:
             ledger.end_used(lease)
         if frame.offset:
@@ -95,13 +101,13 @@ class SpareBlocks:
         self.check_recall()
 
     def note_end(self, owner: BlockOwner, tag: bytes) -> None:
-        """``owner`` ended the invocation ``tag``."""
+        """Record that ``owner`` ended the invocation ``tag``."""
         self._ended[tag] = owner
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 
     def recall(self) -> bool:
-        """Have all spares given back; returns whether memory is on its way."""
+        """Recall all spares from clients. Returns True if memory is about to become free."""
         now = self._loop.time()
         spares = self._ledger.spares.values()
         fresh = [lease for lease in spares if lease.due == NEVER_DUE and not lease.holders]
@@ -116,7 +122,7 @@ class SpareBlocks:
         return self.recalling
 
     def check_recall(self) -> None:
-        """A spare is one no more."""
+        """End the recall when no spares are left."""
         if self._recall_until and not self._ledger.spares:
             self._recall_until = 0.0
             self._loop.call_soon(self._settled)
@@ -131,12 +137,12 @@ class SpareBlocks:
         return lease
 
     def _end_recall(self) -> None:
-        """Wait no longer for clients that have not given back by now: they may be frozen."""
+        """Stop waiting for clients that have not returned their spares: they may be frozen."""
         if self._loop.time() >= self._recall_until > 0:
             self._recall_until = 0.0
             self._settled()
 
     def remove_client(self, owner: BlockOwner) -> None:
-        """The client is gone, and its spares with it."""
+        """Remove a client that is gone; its spares are gone with it."""
         self._clients.pop(owner, None)
         self.check_recall()

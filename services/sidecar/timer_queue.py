@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Timed(Protocol):
-    """Something with a time in ``loop.time()`` seconds; ``inf`` when nothing is due any more."""
+    """An item with a due time in ``loop.time()`` seconds; ``inf`` if nothing is due."""
 
     due: float
 
@@ -18,10 +18,10 @@ T = TypeVar("T", bound=Timed)
 
 
 class TimerQueue(Generic[T]):
-    """Calls ``ring(item)`` once ``item.due`` has come.
+    """Calls ``ring(item)`` when ``item.due`` is reached.
 
-    To cancel, set ``item.due`` to ``inf``: the heap's entry is then a tombstone, thrown away when it
-    reaches the top or when tombstones outnumber what was alive at the last cleaning.
+    To cancel, set ``item.due`` to ``inf``. The heap's entry is then a tombstone. It is removed when it reaches the top,
+    or when tombstones outnumber the live entries of the last cleanup.
     """
 
     def __init__(self, loop: AbstractEventLoop, ring: Callable[[T], None]) -> None:
@@ -37,7 +37,7 @@ class TimerQueue(Generic[T]):
         return len(self._heap)
 
     def set_due(self, item: T, when: float) -> None:
-        """``item`` is due at ``when``, whatever was set before."""
+        """Set the due time of ``item`` to ``when``, replacing an earlier one."""
         item.due = when
         heappush(self._heap, (when, next(self._order), item))
         if when < self._armed:
@@ -46,7 +46,7 @@ class TimerQueue(Generic[T]):
             self._drop_tombstones()
 
     def close(self) -> None:
-        """Nothing rings any more."""
+        """Cancel all timers."""
         self._heap.clear()
         self._arm_timer(inf)
 

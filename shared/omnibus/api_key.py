@@ -1,7 +1,7 @@
-"""API keys as data: what a client holds, what is kept of it, and the file of keys. No I/O but that file's.
+"""API keys as data: their records and the file of keys. No I/O except for that file.
 
-A key is 256 random bits, so one SHA-256 of it is kept and nothing that could be asked with. Keys of one ``tenant``
-share its place in the queue; each key has limits of its own.
+A key is 256 random bits. Its record contains a SHA-256 of it, and nothing that could authenticate a request. Keys of
+one ``tenant`` share its place in the queue, and each key has its own limits.
 """
 
 import hmac
@@ -17,7 +17,7 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
 
-#: What keys begin with, so that people and scanners of leaked secrets know one when they see it.
+#: Prefix of keys, so that people and scanners of leaked secrets recognise them.
 PREFIX = "omni-"
 #: Names of tenants: they go into labels and file names.
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -27,10 +27,11 @@ _Limit = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key. ``weight`` is its tenant's share of the GPU-seconds against others that wait; limits of 0 are none.
+    """One key. ``weight`` is its tenant's share of the GPU-seconds under contention.
 
-    ``rate`` is in requests per second, ``burst`` how many may come at once (0: a second's worth), ``concurrent``
-    requests at the same time, ``gpu_seconds`` the GPU-seconds that it may use in a second of time.
+    ``rate`` is in requests per second, ``burst`` the number of simultaneous requests (0: a second's worth).
+    ``concurrent`` limits requests in progress, ``gpu_seconds`` the GPU-seconds per second of time. A limit of 0 is
+    unlimited.
     """
 
     sha256: str
@@ -45,7 +46,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        """Short name of the key for people: the first 12 hex digits of its hash."""
+        """Short name of the key: the first 12 hex digits of its hash."""
         return self.sha256[:12]
 
 
@@ -56,29 +57,30 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def generate_key() -> str:
-    """A key that nobody can guess."""
+    """Return a random key."""
     return f"{PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def hash_key(key: str) -> str:
-    """SHA-256 in hex: what is kept of a key."""
+    """Return the SHA-256 of a key in hex, the only stored form."""
     return sha256(key.encode()).hexdigest()
 
 
 def check_key_record(record: KeyRecord) -> KeyRecord:
-    """``record``, if it may be kept. Raises ``BadRequest`` that says what is wrong."""
+    """Return ``record`` if it is valid, else raise ``BadRequest``."""
     if not re.fullmatch(r"[0-9a-f]{64}", record.sha256):
         raise BadRequest(f"key of {record.tenant[:64]!r}: sha256 must be 64 hex digits, the SHA-256 of the key")
     if not TENANT.fullmatch(record.tenant):
-        raise BadRequest(f"{record.tenant[:80]!r} is no tenant: letters, digits, dot, dash, underscore, at most 64")
+        raise BadRequest(
+            f"{record.tenant[:80]!r} is not a tenant name: use letters, digits, dot, dash, underscore, at most 64"
+        )
     return record
 
 
 def find_key_record(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
-    """The record of ``key`` among ``records`` by their hash.
+    """Return the record of ``key`` among ``records`` by their hash.
 
-    What is looked up is a hash, which tells who measures time nothing of a key; it is compared in constant time
-    all the same.
+    The lookup uses a hash, so its timing reveals nothing about a key. The comparison is in constant time as well.
     """
     wanted = hash_key(key)
     found = records.get(wanted)
@@ -95,22 +97,22 @@ def encode_key_record(record: KeyRecord) -> bytes:
 
 
 def decode_key_record(body: bytes) -> KeyRecord:
-    """Raises ``BadRequest`` for what is no key of this build."""
+    """Decode a record. Raises ``BadRequest`` unless it is a key of this build."""
     try:
         return check_key_record(_decode(body))
     except UNREADABLE as error:
-        raise BadRequest(f"not the record of a key: {error}") from error
+        raise BadRequest(f"not a key record: {error}") from error
 
 
 def read_key_file(path: Path) -> dict[str, KeyRecord]:
-    """The keys of a file by their hash. Raises ``BadRequest`` that names the file and its first fault."""
+    """Return the keys of a file by their hash. Raises ``BadRequest`` with the file's first error."""
     try:
         body = path.read_bytes()
         return by_hash(map(check_key_record, _decode_file(body).keys))
     except OSError as error:
         raise BadRequest(f"the file of API keys {path} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:
-        raise BadRequest(f"{path} is no file of API keys: {error}") from error
+        raise BadRequest(f"{path} is not a file of API keys: {error}") from error
 
 
 def by_hash(records: Iterable[KeyRecord]) -> dict[str, KeyRecord]:

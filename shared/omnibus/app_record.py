@@ -1,4 +1,4 @@
-"""The app registry as data: what is known of a registered app. No I/O."""
+"""App registry as data: records of registered apps. No I/O."""
 
 from typing import Any
 
@@ -7,21 +7,25 @@ import msgspec
 from omnibus.errors import ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION
 
-#: Between an app's name and a version that is not current, but whose own unit tasks run: not yet, or not any more.
-#: No app's name has it.
+#: Separates an app's name from a version that is not current, but whose own unit tasks run. No app's name contains it.
 VERSION_SEPARATOR = "@"
 
 
 def base_app_name(name: str) -> str:
-    """The app's name of a record, without the version of one that is kept aside."""
+    """Return the app's name of a record, without the version.
+
+    Only records of versions that are not current have one.
+    """
     return name.partition(VERSION_SEPARATOR)[0]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A unit task of an app. ``own`` tasks bring their engine: ``cls`` is ``module:Class``, ``fields`` are
-    its non-default field values, ``root`` is the directory its module is imported from, empty when installed.
-    ``service`` is the kind of service that hosts it. ``code`` is the SHA-256 of its module's source: an executor
-    of older code is another one."""
+    """A unit task of an app.
+
+    ``own`` tasks bring their engine. For them, ``cls`` is ``module:Class`` and ``fields`` are its non-default field
+    values. ``root`` is the directory its module is imported from, empty when installed. ``service`` is the kind of
+    service that hosts it. ``code`` is the SHA-256 of its module's source, which separates executors of different code.
+    """
 
     name: str
     kind: str
@@ -35,13 +39,16 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str = ""
 
     def equals(self, other: "TaskRecord") -> bool:
-        """Return whether both are the same task, perhaps of older code."""
+        """Return whether both are the same task, regardless of code."""
         return msgspec.structs.replace(self, code="") == msgspec.structs.replace(other, code="")
 
 
 class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Source of an app's code: ``import`` (an installed module), ``directory`` (``module`` below
-    ``root``) or ``upload`` (source text in the store under its SHA-256)."""
+    """Source of an app's code.
+
+    Its kind is ``import`` (an installed module), ``directory`` (``module`` below ``root``) or ``upload`` (source text
+    in the store under its SHA-256).
+    """
 
     kind: str
     module: str
@@ -50,9 +57,12 @@ class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A registered app. ``route`` is the OpenAI route that it serves under the name ``model``, empty for
-    ``/v1/apps/<name>/invoke`` alone; ``request`` and ``response`` are JSON schemas, empty when untyped.
-    ``chat`` says that ``serve`` takes a ``ChatInput``: clients send chat requests. Times are Unix seconds."""
+    """A registered app.
+
+    ``route`` is the OpenAI route that it serves under the name ``model``, or empty for only ``/v1/apps/<name>/invoke``.
+    ``request`` and ``response`` are JSON schemas, empty when untyped. With ``chat``, ``serve`` takes a ``ChatInput``,
+    and clients send chat requests. Times are Unix seconds.
+    """
 
     name: str
     version: int
@@ -80,11 +90,11 @@ def encode_app_record(record: AppRecord) -> bytes:
 
 
 def decode_app_record(body: bytes) -> AppRecord:
-    """Raises ``ProtocolError`` when the document is no app of this version."""
+    """Decode a record. Raises ``ProtocolError`` unless it is an app of this version."""
     try:
         record = _decode(body)
     except UNREADABLE as error:
-        raise ProtocolError(f"the stored app cannot be read: {error}; register it again") from error
+        raise ProtocolError(f"the stored app cannot be read ({error}): register it again") from error
     if record.v != WIRE_VERSION:
         raise ProtocolError(f"the stored app has version {record.v}, not {WIRE_VERSION}: register it again")
     return record

@@ -1,7 +1,7 @@
-"""Cells of a model's plan: groups of executors that serve whole requests by themselves. Data, no I/O.
+"""Cells of a model's plan: groups of executors that serve whole requests alone. Data, no I/O.
 
-A model in cells has each of its options once per cell, such as ``E@c1`` and ``E@c2``, and no path goes through two
-cells. So the cell of an executor is in its plan, its id, what it announces and every route, and a request stays in one.
+A model in cells has each of its options once per cell, such as ``E@c1`` and ``E@c2``, and a path stays within one cell.
+So the cell of an executor is part of its plan, its id, its announcements and every route, and a request stays in one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ import msgspec
 
 from omnibus.plan import DeploymentOption, ModelPlan, Path
 
-#: Between the name of an option and that of its cell.
+#: Separates the name of an option from that of its cell.
 CELL_MARK = "@"
 
 
 def cell_name(number: int) -> str:
-    """The name of a model's ``number``-th cell, which counts from 0."""
+    """Return the name of a model's ``number``-th cell, counted from 0."""
     return f"c{number + 1}"
 
 
 def join_cells(cells: Sequence[ModelPlan]) -> ModelPlan:
-    """One plan in which ``cells`` run beside each other, each with its own executors and paths.
+    """Return one plan of parallel ``cells``, with separate executors and paths.
 
     All are plans of one model, at least one, none of which borrows or lends executors.
     """
@@ -35,7 +35,7 @@ def join_cells(cells: Sequence[ModelPlan]) -> ModelPlan:
 
 
 def merge_cells(model: ModelPlan) -> ModelPlan:
-    """``model`` as one pool of executors: the same number of each option, and paths with the rates of all cells."""
+    """Return ``model`` as one pool: all executors of each option, and the summed rates of paths."""
     if not has_cells(model):
         return model
     options: dict[str, DeploymentOption] = {}
@@ -54,14 +54,14 @@ def has_cells(model: ModelPlan) -> bool:
 
 
 def base_option(model: ModelPlan, name: str) -> str:
-    """The name of an option without that of its cell."""
+    """Return the name of an option without its cell."""
     option = model.options.get(name)
     cell = option.cell if option is not None else msgspec.UNSET
     return name.removesuffix(f"{CELL_MARK}{cell}") if cell else name
 
 
 def path_cell(model: ModelPlan, path: Path) -> str:
-    """The cell that ``path`` lies in; empty where it lies in none."""
+    """Return the cell of ``path``, or "" without one."""
     for name in path.options.values():
         option = model.options.get(name)
         if option is not None and option.cell:
@@ -70,7 +70,10 @@ def path_cell(model: ModelPlan, path: Path) -> str:
 
 
 def cell_shares(model: ModelPlan) -> dict[str, float]:
-    """The share of requests that the plan gives each cell, over all request types; none for a model without cells."""
+    """Return each cell's share of requests over all request types.
+
+    It is empty for a model without cells.
+    """
     found = {option.cell: 0.0 for option in model.options.values() if option.cell}
     for paths in model.types.values():
         for path in paths:
@@ -101,17 +104,19 @@ def _merged_paths(model: ModelPlan, paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 class CellShares:
-    """Parts that cells get of their planned shares, as an operator says them: 1 as planned, 0 nothing.
+    """Parts of their planned shares that an operator assigns to cells: 1 is the plan's, 0 none.
 
-    ``shares`` are by ``model/cell``; a cell that is not in it gets what is planned.
+    ``shares`` are by ``model/cell``. Other cells get their planned share.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = {name: share for name, share in shares.items() if share != 1.0}
 
     def scale_paths(self, name: str, model: ModelPlan, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        """``paths`` of model ``name`` with the rates that they get. Where nothing would be left, all are as planned:
-        a request type is not refused because its cells are drained."""
+        """Return ``paths`` of model ``name`` with scaled rates.
+
+        If all rates were 0, the paths stay as planned, so that draining its cells does not reject a request type.
+        """
         if not self._shares:
             return paths
         scaled = tuple(

@@ -1,4 +1,4 @@
-"""Concurrent calls whose first error is raised as it is, and calls that cannot lose a cancellation."""
+"""Concurrent calls that raise their first error, and never lose a cancellation."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -6,16 +6,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: How often a call is cancelled that does not end, and seconds between two cancellations.
+#: Attempts to cancel a call that does not end, and seconds between them.
 _CANCELLATIONS, _CANCELLATION_SECONDS = 50, 0.1
 
 
 async def keep_cancellation(call: Awaitable[T]) -> T:
-    """Result of ``call``, unless this task was cancelled meanwhile: then that is raised, also if ``call`` dropped it.
+    """Return the result of ``call``, or raise a cancellation that ``call`` dropped.
 
-    Libraries await with ``asyncio.wait_for``, which up to Python 3.11 returns its result, or raises its error, in the
-    place of a cancellation that arrives in the same turn of the loop. Whoever cancelled then waits for an end that
-    never comes, and the timeout that did so is over: what the task awaits next has no limit any more.
+    Libraries await with ``asyncio.wait_for``. Up to Python 3.11, it may return a result or an error instead of
+    a cancellation that arrives in the same turn of the loop. The canceller would then wait forever. If it was a
+    timeout, the next await of the task would have no limit.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -27,10 +27,10 @@ async def keep_cancellation(call: Awaitable[T]) -> T:
 
 
 async def finish_within(seconds: float, call: Coroutine[Any, Any, T]) -> T:
-    """Result of ``call``, which has ``seconds``. Raises ``TimeoutError`` after that, whatever becomes of the call.
+    """Return the result of ``call``, or raise ``TimeoutError`` after ``seconds``.
 
-    ``asyncio.timeout`` cancels once. A call that tries again and again, and drops this one cancellation (as
-    ``keep_cancellation`` says), goes on for ever; here it is cancelled until it ends.
+    ``asyncio.timeout`` cancels once. A call that retries in a loop may drop that one cancellation (see
+    ``keep_cancellation``) and run forever. Here it is cancelled until it ends.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -53,11 +53,11 @@ async def _cancel_until_done(task: asyncio.Task[Any]) -> None:
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, T]) -> list[T]:
-    """Results of ``calls``, in their order. The first error cancels the others, and is raised as it is.
+    """Return the results of ``calls``, in order. The first error cancels the others.
 
-    Not by an ``asyncio.TaskGroup``: there the group of errors, the error and its task refer to each other. Such a
-    circle stays until the garbage collector comes by, which is seldom, and with it all that was under way when the
-    error was raised, as the 32 MiB of a file that is too large.
+    It is raised unchanged. ``asyncio.TaskGroup`` would create a reference cycle between the group of errors, the error
+    and its task. Such a cycle stays until the garbage collector runs, which is rare. It keeps alive all objects of the
+    failed call, such as the 32 MiB of a file that is too large.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Typed values from environment variables: how areas of settings are read."""
+"""Typed values from environment variables, grouped in areas of settings."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from omnibus.errors import BadRequest
 from omnibus.suggestions import closest_name
 
 _PREFIX = "OMNIBUS_"
-#: Variables with the prefix of settings that files of ``deploy`` give to other programs, or put into a setting.
+#: Variables with the prefix of settings that files of ``deploy`` pass to other programs or copy into a setting.
 FOREIGN_VARIABLES = frozenset({"OMNIBUS_SERVICE", "OMNIBUS_STORE_PASSWORD", "OMNIBUS_PORT", "OMNIBUS_GPU"})
-#: Variables that Kubernetes makes of the names of services, in pods that do not turn service links off.
+#: Variables that Kubernetes derives from names of services, in pods that do not disable service links.
 _SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)$")
-#: Likeness, of 1, from which a name is taken for a misspelt one: all names begin alike.
+#: Likeness, at most 1, from which a name counts as misspelt: all names begin alike.
 _SIMILAR = 0.8
 #: Most settings that a message suggests.
 _MAX_SUGGESTIONS = 3
@@ -34,8 +34,8 @@ S = TypeVar("S", bound=Settings)
 def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
     """Read one area from the environment.
 
-    Raises ``BadRequest`` that names the variable and its value when the value is wrong, and when the area has no such
-    setting: a misspelt name would otherwise leave a default in force that somebody meant to change.
+    Raises ``BadRequest`` with the variable and its value if the value is invalid. It also rejects unknown variables of
+    the area: with a misspelt name, the default would stay in force.
     """
     environ = os.environ if environ is None else environ
     fields = {variable_name(kind, field.name): field for field in msgspec.structs.fields(kind)}
@@ -52,19 +52,19 @@ def variable_name(kind: type[Settings], field: str) -> str:
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether ``name`` has the prefix of ours and was set by something else: Kubernetes, compose files."""
+    """Return whether another program, such as Kubernetes, set ``name``, despite its prefix."""
     return name in FOREIGN_VARIABLES or _SERVICE_LINK.search(name) is not None
 
 
 def describe_unknown(name: str, known: Iterable[str]) -> str:
-    """Return what is wrong with the variable ``name``, which no setting has, and the closest of the ``known`` names."""
+    """Return a message on the unknown ``name``, with the closest ``known`` names."""
     close = _similar_settings(name, list(known))
     hint = f"did you mean {' or '.join(close)}?" if close else "`omnibus settings` lists all of them"
     return f"{name} is not a setting: {hint}"
 
 
 def _similar_settings(name: str, known: list[str]) -> list[str]:
-    """The settings that ``name`` has a unit more than, or an area less, or else is most like."""
+    """Return settings like ``name`` with another unit or area, or the closest."""
     shorter = [each for each in known if name.startswith(f"{each}_")]
     longer = [each for each in known if each.endswith(f"_{name.removeprefix(_PREFIX)}")]
     closest = closest_name(name, known, _SIMILAR)

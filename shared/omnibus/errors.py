@@ -43,8 +43,8 @@
         │   └── StreamConsumed      a stream was read twice
         └── ProtocolError     500  a message that this version cannot read
 
-Each error says what happened and what to do, and carries data, not only text. ``ProblemDetails`` is the
-same error as it travels on the bus and in HTTP bodies.
+Each error contains its cause and its remedy, as data and as text. ``ProblemDetails`` is the form of an error on the bus
+and in HTTP bodies.
 """
 
 import errno
@@ -54,7 +54,7 @@ import msgspec
 
 
 class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An error as data: what the bus carries and what an HTTP error body is built from."""
+    """An error as data: the form on the bus, and the source of HTTP error bodies."""
 
     code: str
     message: str
@@ -86,7 +86,7 @@ class OmnibusError(Exception):
         self.attempt = attempt
 
     def to_problem(self) -> ProblemDetails:
-        """The error as data."""
+        """Return the error as data."""
         return ProblemDetails(
             code=self.code,
             message=self.message,
@@ -100,7 +100,10 @@ class OmnibusError(Exception):
 
 
 def error_line(error: OmnibusError | ProblemDetails, as_json: bool) -> str:
-    """``error`` as a command prints it on stderr; as JSON ``{"error": {"code": ..., "message": ...}}``."""
+    """Return ``error`` as a command prints it on stderr.
+
+    The JSON form is ``{"error": {"code": ..., "message": ...}}``.
+    """
     problem = error.to_problem() if isinstance(error, OmnibusError) else error
     return msgspec.json.encode({"error": problem}).decode() if as_json else f"omnibus: {problem.message}"
 
@@ -174,7 +177,7 @@ class Retryable(OmnibusError):
 
 
 class Overloaded(Retryable):
-    """Admission rejected the request. ``retry_after`` is in seconds; 0: a retry does not help.
+    """Admission rejected the request. ``retry_after`` is in seconds, or 0 if a retry does not help.
 
     Metrics count rejections by ``reason``.
     """
@@ -204,10 +207,10 @@ class ArenaFull(Retryable):
 
 
 class NodeUnreachable(Retryable):
-    """The sidecar of ``node`` does not answer, so no tensor there can be read or written: other nodes can do the work.
+    """The sidecar of ``node`` does not answer, so its tensors are unreachable.
 
-    Raised where another node wants a tensor of it, or has no way to pull one; and by processes of ``node`` itself, if
-    there are others. Where there is one node alone, that is a ``Retryable``.
+    Other nodes can do the work. Another node raises it when it needs a tensor of ``node``, or has no way to pull one.
+    Processes of ``node`` itself raise it if there are other nodes. With a single node, the error is a ``Retryable``.
     """
 
     code = "node_unreachable"
@@ -230,7 +233,7 @@ class StoreFull(StoreUnavailable):
 
 
 class StorageFull(Retryable):
-    code, status, retry_helps = "storage_full", 507, False  # the operator has to free space first
+    code, status, retry_helps = "storage_full", 507, False  # the operator must free space first
 
 
 class HubUnavailable(Retryable):
@@ -304,7 +307,7 @@ _BY_CODE = _errors_by_code(OmnibusError)
 
 
 def from_problem(problem: ProblemDetails) -> OmnibusError:
-    """The exception that ``problem`` describes; an unknown code becomes ``Fatal``."""
+    """Return the exception that ``problem`` describes; an unknown code becomes ``Fatal``."""
     where: dict[str, Any] = {
         "stage": problem.stage,
         "executor": problem.executor,
@@ -332,12 +335,12 @@ def clear_tracebacks(error: BaseException) -> None:
 
 
 def out_of_space(error: OSError) -> bool:
-    """Return True if a write failed because the disk, or the share of it that this user has, is full."""
+    """Return True if a write failed for lack of space or quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def storage_error(target: str, error: OSError) -> OmnibusError:
-    """Return the error of a failed write to ``target``: ``StorageFull`` if there is no space left, else ``Fatal``."""
+    """Return the error of a failed write to ``target``: ``StorageFull`` if the disk is full, else ``Fatal``."""
     if out_of_space(error):
         return StorageFull(f"{target} is full: free space, then try again")
     return Fatal(f"{target} takes no files: {error.strerror}")

@@ -1,7 +1,7 @@
-"""Recorded graph of one request: nodes, references between them, and the invocation that carries both.
+"""Recorded graph of one request: nodes, references between them, and the invocation.
 
-An ``Invocation`` is one JSON document. It holds all that is needed to run the request again: the
-graph with its literal inputs, the route, the plan epoch, the seed and the deadline.
+An ``Invocation`` is one JSON document with all that is needed to run the request again. It contains the graph with its
+literal inputs, the route, the plan epoch, the seed and the deadline.
 """
 
 import re
@@ -23,21 +23,24 @@ _STRIDE = 0x9E3779B97F4A7C15
 REF = "$ref"
 HANDLE = "$handle"
 _CONTAINERS = (dict, list)
-#: Parameters and parts of messages in which a client chose the order of keys: a model writes the properties of a schema
-#: in their order, and reads tools and calls as they are written.
+#: Parameters and parts of messages in which the client's order of keys counts: a model writes the properties of a
+#: schema in their order, and reads tools and calls in their original form.
 _IN_CLIENTS_ORDER = frozenset({"structured_outputs", "template", "tool_calls", "tools"})
 _find_clients_order = re.compile(f'"(?:{"|".join(sorted(_IN_CLIENTS_ORDER))})":'.encode()).search
-#: Key of what stands for an input in a record that has no users' content.
+#: Key of the digest that replaces an input in a record without users' content.
 DIGEST = "$digest"
 
 
 def make_ref(node: int, output: str) -> dict[str, Any]:
-    """The JSON form of a reference to ``output`` of ``node``."""
+    """Return the JSON form of a reference to ``output`` of ``node``."""
     return {REF: [node, output]}
 
 
 def as_ref(value: Any) -> tuple[int, str] | None:
-    """``(node, output)`` if ``value`` is a reference, else None: a text is that of a JSON schema."""
+    """Return ``(node, output)`` if ``value`` is a reference, else None.
+
+    With a text as its value, ``$ref`` belongs to a JSON schema.
+    """
     if type(value) is dict and len(value) == 1 and REF in value and type(value[REF]) is not str:
         node, output = value[REF]
         return node, output
@@ -45,7 +48,7 @@ def as_ref(value: Any) -> tuple[int, str] | None:
 
 
 def find_refs(value: Any) -> Iterator[tuple[int, str]]:
-    """All references in an input: the value itself, or the elements of a list or dict."""
+    """Yield all references in an input: the value itself, or the elements of a list or dict."""
     found = as_ref(value)
     if found is not None:
         yield found
@@ -60,9 +63,9 @@ def find_refs(value: Any) -> Iterator[tuple[int, str]]:
 class GraphNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call of a unit task. ``digest`` covers the task and its inputs.
 
-    ``uses`` repeats the references among the inputs, so that nobody has to search for them again.
-    ``model`` is whose plan runs the node, empty for the invocation's own. ``salt`` counts equal calls
-    before this one: it tells their random numbers apart, so that best-of-n gets n answers.
+    ``uses`` lists the references among the inputs, which saves a search. The plan of ``model`` runs the node; it is
+    empty for the invocation's own model. ``salt`` counts equal calls before this one. It makes their random numbers
+    differ, so that best-of-n gets n answers.
     """
 
     task: str
@@ -77,10 +80,10 @@ class GraphNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: recorded graph, route and everything needed to run it again.
 
-    ``outputs`` are the node outputs that the gateway asked for; ``options`` and ``route`` name, per
-    node, the deployment option and the executor. Times are Unix seconds. A request whose ``invoke``
-    awaits results runs as several segments, each an invocation of its own: ``step`` counts them, and
-    ``parent`` is the first one's id, empty in the first. ``choices`` are what ``choose`` decided.
+    ``outputs`` are the node outputs that the gateway requested. ``options`` and ``route`` name, per node, the
+    deployment option and the executor. Times are Unix seconds. A request whose ``invoke`` awaits results runs as
+    several segments, each a separate invocation. ``step`` counts them, and ``parent`` is the first one's id, empty in
+    the first. ``choices`` are the decisions of ``choose``.
     """
 
     v: int
@@ -103,17 +106,17 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: str = ""
     step: int = 0
     choices: tuple[int, ...] = ()
-    #: Outputs whose chunks the gateway records while they travel, so that their readers can begin again.
+    #: Outputs whose chunks the gateway records in transit, so that their readers can restart.
     retained: tuple[tuple[int, str], ...] = ()
-    #: Per node the attempt that runs it: nodes of earlier attempts are done or go on. Empty: all are of ``attempt``.
+    #: Per node the attempt that runs it: nodes of earlier attempts are done or still run. Empty: ``attempt`` for all.
     attempts: tuple[int, ...] = ()
-    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.runner.Job.resume_state``.
+    #: By node and output, the state left by an earlier attempt: see ``omnibus.executor.runner.Job.resume_state``.
     resumes: tuple[tuple[int, str, dict[str, Any]], ...] = ()
-    #: The machine of each node, empty where it is not known, and that of the gateway: set for the executors where they
-    #: are several, and never recorded.
+    #: The machine of each node, empty if unknown, and that of the gateway. Set for executors if there are several
+    #: machines, and never recorded.
     places: tuple[str, ...] = ()
     home: str = ""
-    #: When the gateway sent it, by the clock that ``deadline`` is of; set where ``home`` is.
+    #: When the gateway sent it, by the clock of ``deadline``; set if ``home`` is.
     sent: float = 0.0
 
     def starts_node(self, node: int) -> bool:
@@ -121,20 +124,21 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.attempts or self.attempts[node] == self.attempt
 
     def by_own_clock(self, node: str, now: float) -> "Invocation":
-        """Return the invocation with its deadline by the clock of ``node``, which may differ from the gateway's.
+        """Return the invocation with its deadline converted to the clock of ``node``.
 
-        ``now`` is when it arrived. Time on its way counts for nothing: the gateway ends what lasts too long.
+        That clock may differ from the gateway's. ``now`` is the time of arrival. The time in transit is ignored: the
+        gateway cancels late requests.
         """
         if self.home in ("", node):
             return self
         return msgspec.structs.replace(self, deadline=now + self.deadline - self.sent)
 
     def seed_of(self, node: int) -> int:
-        """Seed of one node, 63 bits: the invocation's own, but for repeated equal calls."""
+        """Return the seed of one node, 63 bits: the invocation's own, except for repeated equal calls."""
         return (self.seed + self.nodes[node].salt * _STRIDE) % 2**63
 
     def find_consumers(self, node: int) -> dict[str, list[int]]:
-        """For each output of ``node`` the nodes that read it."""
+        """Return the nodes that read each output of ``node``."""
         found: dict[str, list[int]] = {}
         for index in range(node + 1, len(self.nodes)):
             for producer, output in self.nodes[index].uses:
@@ -144,10 +148,10 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def call_digest(task: str, inputs: dict[str, Any]) -> str:
-    """Digest of one call, 16 hex digits: equal calls have equal digests.
+    """Return the digest of one call, 16 hex digits: equal calls have equal digests.
 
-    A handle says where bytes lie today, so it does not count; the content hash beside it does. Nor does the order of
-    keys, which ``encode_input`` may have kept.
+    A handle is excluded, because it is only the current location of bytes; its content hash is included. The order of
+    keys, which ``encode_input`` may have preserved, does not count either.
     """
     stable = {
         name: _without_handles(value)
@@ -159,7 +163,10 @@ def call_digest(task: str, inputs: dict[str, Any]) -> str:
 
 
 def encode_input(value: dict[str, Any] | list[dict[str, Any]]) -> bytes:
-    """The JSON of parameters or messages, in one order of keys unless models see the order that a client chose."""
+    """Encode parameters or messages as JSON with sorted keys.
+
+    Where the model sees the client's order of keys, it is kept.
+    """
     names = value if type(value) is dict else chain.from_iterable(value)
     return _sorted.encode(value) if _IN_CLIENTS_ORDER.isdisjoint(names) else _encode(value)
 
@@ -177,7 +184,7 @@ def _without_handles(value: Any) -> Any:
 
 
 def with_inputs(node: GraphNode, inputs: dict[str, Any]) -> GraphNode:
-    """``node`` with other inputs of the same meaning, for example media at new handles."""
+    """Return ``node`` with equivalent inputs, such as media at new handles."""
     return msgspec.structs.replace(node, inputs=inputs)
 
 
@@ -191,8 +198,11 @@ _HANDLE_KEY, _ESCAPE = f'"{HANDLE}"'.encode(), b"\\u00"
 
 
 def may_hold_handles(body: bytes) -> bool:
-    """Return whether an input in an encoded invocation may hold a handle: words of users may look like one."""
-    return _HANDLE_KEY in body or _ESCAPE in body  # keys that were written by hand may be escaped
+    """Return whether an input in an encoded invocation may contain a handle.
+
+    Users' text may look like one.
+    """
+    return _HANDLE_KEY in body or _ESCAPE in body  # hand-written keys may be escaped
 
 
 def encode_invocation(invocation: Invocation) -> bytes:
@@ -216,7 +226,7 @@ def decode_invocation(body: bytes) -> Invocation:
 
 
 def _check_invocation(invocation: Invocation) -> None:
-    """Documents also come from hands: one that cannot run must not take a place in an executor."""
+    """Check an invocation, which may be hand-written, before an executor runs it."""
     nodes = tuple([(node.task, node.uses) for node in invocation.nodes])
     outputs, attempts = (invocation.outputs, invocation.retained), len(invocation.attempts)
     shape = (invocation.reply, invocation.route, nodes, outputs, len(invocation.options), attempts)
@@ -236,7 +246,7 @@ def _check_shape(invocation: Invocation) -> None:
     if not count or len(invocation.route) != count or len(invocation.options) != count:
         raise _protocol_error(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
     if not all(0 <= node < count for node, _ in (*invocation.outputs, *invocation.retained)):
-        raise _protocol_error(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
+        raise _protocol_error(f"invocation {invocation.id}: outputs {invocation.outputs} name unknown nodes")
     if len(invocation.attempts) not in (0, count):
         raise _protocol_error(f"invocation {invocation.id}: attempts must be empty, or one for each node")
     for index, node in enumerate(invocation.nodes):
@@ -246,11 +256,11 @@ def _check_shape(invocation: Invocation) -> None:
             )
 
 
-#: Invocations without their ids and inputs that were found to be right: those of one route are all alike.
+#: Valid invocations without their ids and inputs: those of one route are all alike.
 _checked_shapes: set[object] = set()
 _MAX_CHECKED_SHAPES = 1024
 
-#: Characters of a refusal. What it quotes may be as long as the document, and it travels as a message itself.
+#: Most characters of an error. It may quote the whole document, and must fit into a message.
 _MAX_REFUSAL_CHARS = 400
 
 
@@ -259,9 +269,9 @@ def _protocol_error(text: str) -> ProtocolError:
 
 
 def verify_uses(nodes: Sequence[GraphNode]) -> None:
-    """Raise ``ProtocolError`` unless each node declares just the references among its inputs, to earlier nodes.
+    """Raise ``ProtocolError`` unless each node's ``uses`` are the references among its inputs.
 
-    For graphs that come from hands or apps: an executor trusts ``uses``.
+    They must refer to earlier nodes. The check is for graphs from users or apps, since an executor trusts ``uses``.
     """
     for index, node in enumerate(nodes):
         try:
@@ -272,11 +282,11 @@ def verify_uses(nodes: Sequence[GraphNode]) -> None:
         if not known or found != set(node.uses):
             raise ProtocolError(
                 f"node {index} ({node.task}) must refer to outputs of earlier nodes as [node, output], and list these "
-                f"references in `uses`, which says {list(node.uses)}"
+                f"references in `uses`, not {list(node.uses)}"
             )
 
 
-#: Printable ASCII but blank, ``*`` and ``>``: anything else would end a subject or widen it.
+#: Printable ASCII except blank, ``*`` and ``>``: anything else would end a subject or widen it.
 _ADDRESS = re.compile(r"[!-)+-=?-~]+")
 
 
@@ -285,12 +295,15 @@ def is_addressable(name: str) -> bool:
     return _ADDRESS.fullmatch(name) is not None
 
 
-#: What bytes from outside raise: other JSON than was promised, text that is no UTF-8, depth without end.
+#: Errors of decoding external bytes: unexpected JSON, text that is not UTF-8, unlimited depth.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def explain_unreadable(body: bytes, error: Exception) -> str:
-    """Return the reason why ``body`` cannot be read: a foreign version is named before its unknown fields."""
+    """Return the reason why ``body`` cannot be read.
+
+    A foreign version is reported before its unknown fields.
+    """
     try:
         version = _version.decode(body).get("v")
     except UNREADABLE:

@@ -1,7 +1,7 @@
 """Plans as data: models, deployment options, paths with rates, epochs. No I/O, no choice made here.
 
-A ``Plan`` is what the planner writes and gateways read. ``choose_path`` is the one decision that both must
-take alike: which path a request goes, from its number and the plan's rates alone.
+The planner writes a ``Plan``, and gateways read it. Both must decide one thing alike, in ``choose_path``: the path of a
+request, given its number and the plan's rates alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
 from omnibus.graph import UNREADABLE, WIRE_VERSION
 
-#: The options of a candidate have the name of what they are tried against, and this behind it.
+#: Suffix of a candidate's options; the rest is the name of the option that they are compared with.
 CANDIDATE_MARK = "@canary"
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
 GOLDEN = 0.6180339887498949
@@ -29,13 +29,13 @@ CPU = "cpu"
 class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deployment option: components that run in one executor, of ``service``, ``replicas`` times.
 
-    ``of`` is ``model/option`` when executors of another model serve it: both share a component.
-    ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
-    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH, ``dtype``
-    OMNIBUS_EXECUTOR_DTYPE; 0 and empty: as they are set where the executor runs. ``checkpoint`` is another one than the
-    model's; empty: the model's. ``vllm`` are settings of its vLLM engine: OMNIBUS_VLLM_... by the ends of their names.
-    ``cell`` is the cell that its executors belong to, of a model in cells (``omnibus.cells``).
-    ``spares`` of the replicas are more than the load needs; unset: none.
+    ``of`` is ``model/option`` if executors of another model serve it, because both share a component. ``engine`` is
+    ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, "cpu" for a place without one, or
+    empty if it does not count among the declared ones. ``batch`` is OMNIBUS_EXECUTOR_BATCH, ``dtype``
+    OMNIBUS_EXECUTOR_DTYPE. If 0 or empty, the executor's environment sets them. ``checkpoint`` overrides the model's if
+    it is not empty. ``vllm`` are settings of its vLLM engine, by the ends of their OMNIBUS_VLLM_... names. ``cell`` is
+    the cell of its executors, for a model in cells (``omnibus.cells``). ``spares`` is the number of replicas beyond the
+    load's need; unset means none.
     """
 
     components: tuple[str, ...]
@@ -54,7 +54,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def spare_count(self) -> int:
-        """Executors among the replicas that the load does not need."""
+        """Number of replicas beyond the load's need."""
         return self.spares or 0
 
 
@@ -70,14 +70,14 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_candidate(self) -> bool:
-        """True if it goes through an option of a candidate, which has to prove itself."""
+        """True if it contains an option of a candidate under test."""
         return any(option.endswith(CANDIDATE_MARK) for option in self.options.values())
 
 
 class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Defaults of a model that makes images, for requests that do not say them: pixels, steps, and guidance.
+    """Defaults of a model that generates images: pixels, steps and guidance.
 
-    0 and None leave it to the model's family.
+    They apply to requests without these values. 0 and None mean the family's defaults.
     """
 
     width: int = 0
@@ -87,8 +87,10 @@ class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling of requests for text that name none. None leaves a value to the checkpoint's ``generation_config.json``,
-    or, unless ``checkpoint``, to what all models have without one: all tokens by their probabilities.
+    """Defaults of a model for sampling text.
+
+    They apply to requests without these values. None leaves a value to the checkpoint's ``generation_config.json``. If
+    ``checkpoint`` is false, None means plain sampling: all tokens by their probabilities.
     """
 
     checkpoint: bool = True
@@ -102,21 +104,22 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
 
     def values(self) -> dict[str, float]:
-        """The values that are declared."""
+        """Return the declared values."""
         given = msgspec.structs.asdict(self)
         return {name: value for name, value in given.items() if value is not None and name != "checkpoint"}
 
 
 class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
-    ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
-    the same in two models that share the component. ``apps`` brought the model; empty: the operator did.
-    ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
-    0: what the executors' own settings say. ``image_defaults`` complete requests for images. ``goals`` are the seconds
-    that 99 of 100 requests keep, by figure (``omnibus.cluster.latency_histogram.FIGURES``); none: nobody set any.
-    ``adapters`` are LoRA adapters of its language model by the names that requests call them by. ``speech_detector``
-    finds turns in what its users say, ``energy`` or ``silero``; unset: the gateway's usual one. ``sampling_defaults``
-    complete requests for text; unset: as the checkpoint recommends.
+    """A deployed model.
+
+    ``encoders`` maps a modality to the component that encodes it. ``types`` maps a request type to its paths. ``tasks``
+    maps each component to its unit task's name, the same in two models that share the component. ``apps`` lists the
+    apps that brought the model, and is empty if the operator declared it. ``ttft`` and ``tbt`` are the seconds to the
+    first token, and between two, that steps of its executors keep. With 0, the executors' own settings apply.
+    ``image_defaults`` complete requests for images. ``goals`` are the seconds that 99 of 100 requests keep, by figure
+    (``omnibus.cluster.latency_histogram.FIGURES``). ``adapters`` are LoRA adapters of its language model by the names
+    in requests. ``speech_detector`` (``energy`` or ``silero``) finds turns in users' speech; if unset, the gateway's
+    usual one does. ``sampling_defaults`` complete requests for text; if unset, the checkpoint's recommendation does.
     """
 
     family: str
@@ -138,16 +141,22 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling_defaults: SamplingDefaults | UnsetType = UNSET
 
     def option_adapters(self, option: str) -> dict[str, str]:
-        """The adapters that executors of ``option`` load: all, or none where they do not run the language model."""
+        """Return the adapters that executors of ``option`` load.
+
+        They load all if they run the language model, else none.
+        """
         return {} if LANGUAGE_COMPONENTS.isdisjoint(self.options[option].components) else self.adapters
 
     def option_origin(self, option: str) -> str:
-        """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
+        """Return an id of the work of ``option``'s executors, 16 hex digits.
+
+        It differs between plans whose executors differ.
+        """
         own = catalog.code_origin(self.family, self.options[option].checkpoint or self.checkpoint)
         return own or blake2b(_encode([*self._origin_fields(option)]), digest_size=8).hexdigest()
 
     def _origin_fields(self, option: str) -> Iterator[Any]:
-        """All that an executor of ``option`` goes by."""
+        """Yield all values that determine the work of an executor of ``option``."""
         runs = self.options[option]
         yield from (self.family, self.checkpoint, self.context, runs.service, runs.engine, runs.gpus)
         yield [[component, self.tasks.get(component, "")] for component in runs.components]
@@ -168,9 +177,9 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "talker" in self.components
 
     def paths_for(self, used: frozenset[str]) -> tuple[Path, ...]:
-        """Paths of the request type that uses ``used``; empty when none runs all of it.
+        """Return the paths of the request type that uses ``used``; empty if none runs all of it.
 
-        A type that nobody planned gets the paths of the smallest planned one that contains it, cut down.
+        An unplanned type gets the paths of the smallest planned one that contains it, cut down.
         """
         planned = self.types.get(request_type(self.components, used))
         if planned is not None:
@@ -182,7 +191,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prices of a plan: what one GPU of a type costs for an hour in ``currency``. Without a currency there are none."""
+    """Prices of a plan: one hour of a GPU by its type, in ``currency``. Without it there are none."""
 
     currency: str = ""
     per_hour: dict[str, float] = {}
@@ -191,8 +200,8 @@ class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices.
 
-    ``reason`` says why this plan followed the one before, ``explain`` what its maker knows of it, as JSON: for
-    people alone, nothing decides by them. ``prices`` are what requests are charged by.
+    ``reason`` is the reason for this plan. ``explain`` has the planner's explanation as JSON, for people only: it
+    affects no decision. ``prices`` are the prices of requests.
     """
 
     epoch: int
@@ -205,7 +214,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: PriceList = PriceList()
 
     def task_owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        """Each unit task's name and the (model, component) pairs that it is bound to."""
+        """Return the (model, component) pairs bound to each unit task's name."""
         found: dict[str, list[tuple[str, str]]] = {}
         for name, model in self.models.items():
             for component, task in model.tasks.items():
@@ -214,7 +223,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cut_paths(paths: Sequence[Path], components: Sequence[str], used: frozenset[str]) -> tuple[Path, ...]:
-    """``paths`` cut down to the components ``used``; those that become equal are merged, their rates added."""
+    """Return ``paths`` cut down to the components ``used``; equal ones are merged, their rates added."""
     merged: dict[tuple[tuple[str, str], ...], float] = {}
     for path in paths:
         runs = tuple((part, path.options[part]) for part in components if part in used)
@@ -225,31 +234,34 @@ def cut_paths(paths: Sequence[Path], components: Sequence[str], used: frozenset[
 
 
 def request_type(components: Sequence[str], used: frozenset[str]) -> str:
-    """Name of the set ``used``, in the model's order: ``vision+thinker``."""
+    """Return the name of the set ``used``, in the model's order: ``vision+thinker``."""
     return "+".join(component for component in components if component in used)
 
 
 def request_point(gateway: str, kind: str, number: int, seed: int) -> float:
     """Return the point in [0, 1) of request ``number`` of type ``kind``.
 
-    A Kronecker sequence: after n requests every share is met to within about log(n)/n, not to within
-    the 1/sqrt(n) of coin flips; and the same id always gives the same point.
+    The points are a Kronecker sequence. After n requests, every share is met to within about log(n)/n instead of the
+    1/sqrt(n) of coin flips. The same id always gives the same point.
     """
     salt = blake2b(f"{gateway}/{kind}/{seed}".encode(), digest_size=8).digest()
     return (int.from_bytes(salt, "big") / 2**64 + number * GOLDEN) % 1.0
 
 
-#: Steps whose multiples fill [0, 1) evenly, each by itself and all together: square roots of primes.
+#: Steps whose multiples fill [0, 1) evenly, each alone and all together: square roots of primes.
 _STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
 
 
 def choice_point(number: int, site: int, offset: float) -> float:
-    """Return request ``number``'s point in [0, 1) for its ``site``-th choice: shares are met evenly, also jointly."""
+    """Return request ``number``'s point in [0, 1) for its ``site``-th choice.
+
+    Shares are met evenly, also jointly.
+    """
     return (offset + number * _STEPS[site % len(_STEPS)]) % 1.0
 
 
 def choose_path(paths: Sequence[Path], at: float) -> Path:
-    """The path that owns point ``at`` when [0, 1) is divided by the paths' rates."""
+    """Return the path that owns point ``at`` of [0, 1), divided by rates."""
     total = sum(path.rate for path in paths)
     if not total > 0:
         raise BadRequest("the plan gives this request type no rate: add a path with a positive rate")
@@ -270,7 +282,7 @@ def encode_plan(plan: Plan) -> bytes:
 
 
 def decode_plan(body: bytes) -> Plan:
-    """Raises ``ProtocolError`` when the document is no plan of this version."""
+    """Decode a plan. Raises ``ProtocolError`` unless it is one of this version."""
     try:
         plan = _decode(body)
     except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""Scores of plans: what a plan promised for the requests that came, and what was measured. Data, no I/O."""
+"""Scores of plans: the promise for the actual requests, and the measurement. Data, no I/O."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from omnibus.graph import UNREADABLE
 
 
 class ScoredValue(msgspec.Struct, frozen=True):
-    """A figure as promised and as measured. ``error`` is the part of the promise by which the measurement differs."""
+    """A figure as promised and as measured. ``error`` is their difference as a part of the promise."""
 
     promised: float
     measured: float
@@ -15,17 +15,17 @@ class ScoredValue(msgspec.Struct, frozen=True):
 
 
 def score_value(promised: float, measured: float) -> ScoredValue:
-    """Return both with their error; of a promise of 0 it is 0 or 1."""
+    """Return both with their error; for a promise of 0, the error is 0 or 1."""
     error = measured / promised - 1.0 if promised > 0 else float(measured > 0)
     return ScoredValue(promised, measured, error)
 
 
 class TypeScore(msgspec.Struct, frozen=True):
-    """Score of one request type of a model: ``requests`` that ended well, and their ``rate`` in req/s.
+    """Score of one request type of a model: successful ``requests``, and their ``rate`` in req/s.
 
     ``p50`` and ``p99`` are in seconds by figure (``omnibus.cluster.latency_histogram.FIGURES``), ``attained`` is the
-    share of requests within each goal. They are empty where executors were too busy for latencies to be promised, or
-    the profile does not tell what requests alone take.
+    share of requests within each goal. They are empty if executors were too busy for latencies to be promised, or if
+    the profile has no latencies of single requests.
     """
 
     model: str
@@ -38,10 +38,10 @@ class TypeScore(msgspec.Struct, frozen=True):
 
 
 class OptionScore(msgspec.Struct, frozen=True):
-    """Score of one option: the part of their time that its executors were ``busy``, over ``jobs`` of a component.
+    """Score of one option: the ``busy`` share of its executors' time, over ``jobs`` of a component.
 
-    ``seconds`` are those that they computed, promised for the very batches that there were. Only of options that are a
-    language model, or a half of one, whose engine counts its batches: it is busy with one sequence as with sixteen.
+    ``seconds`` are their compute seconds, promised for the actual batches. Only language models, or halves of one, have
+    them, and only if the engine counts its batches. Such an engine is as busy with one sequence as with sixteen.
     """
 
     model: str
@@ -52,9 +52,9 @@ class OptionScore(msgspec.Struct, frozen=True):
 
 
 class PlanScore(msgspec.Struct, frozen=True):
-    """Score of the plan of ``epoch`` over the last ``seconds`` before ``at``, Unix seconds.
+    """Score of the plan of ``epoch`` over ``seconds`` until ``at``, Unix seconds.
 
-    ``load`` is what came as a part of what the busiest option was to serve at most.
+    ``load`` is the actual load as a part of the highest load planned for the busiest option.
     """
 
     epoch: int
@@ -66,14 +66,17 @@ class PlanScore(msgspec.Struct, frozen=True):
 
 
 class LearnedOption(msgspec.Struct, frozen=True):
-    """Time that executors of an option take, as a ``factor`` on the seconds of its profile, by so many ``jobs``."""
+    """Measured time of an option, as a ``factor`` on its profile's seconds.
+
+    It is based on ``jobs``.
+    """
 
     factor: float
     jobs: int
 
 
 class LearnedSeconds(msgspec.Struct, frozen=True):
-    """Factors of a model's options; ``profile`` names the profile that they are for (``profile_digest``)."""
+    """Factors of a model's options; ``profile`` is the ``profile_digest`` of their profile."""
 
     profile: str
     options: dict[str, LearnedOption] = {}
@@ -85,7 +88,7 @@ _decode_learned = msgspec.json.Decoder(LearnedSeconds).decode
 
 
 def decode_score(body: bytes) -> PlanScore:
-    """Raises ``ProtocolError`` for what another build wrote."""
+    """Decode a score. Raises ``ProtocolError`` if another build wrote it."""
     try:
         return _decode_score(body)
     except UNREADABLE as error:
@@ -93,7 +96,7 @@ def decode_score(body: bytes) -> PlanScore:
 
 
 def decode_learned(body: bytes) -> LearnedSeconds:
-    """Raises ``ProtocolError`` for what another build wrote."""
+    """Decode learned seconds. Raises ``ProtocolError`` if another build wrote them."""
     try:
         return _decode_learned(body)
     except UNREADABLE as error:

@@ -1,8 +1,7 @@
-"""Usage of a request: the seconds of engines by stage, GPU-seconds, joules, bytes between nodes, and money by a plan's
-prices.
+"""Usage of a request: engine seconds by stage, GPU-seconds, joules, transferred bytes, and cost.
 
-Data and sums alone. The seconds are those that fall to the request: what an engine computes for several at once is
-divided among them, so that over all requests they are the seconds that executors were busy.
+This module has only data and sums. The cost follows from a plan's prices. Requests in a batch share the seconds that
+the engine computes for them. Over all requests, their seconds therefore sum to the busy time of executors.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ _SECONDS_PLACES, _MONEY_PLACES, _JOULES_PLACES = 7, 12, 6
 
 
 class StageRate(NamedTuple):
-    """Rate of a stage: a second of it takes ``gpus`` GPUs (or places) of type ``gpu``, and ``money`` if known."""
+    """Rate of a stage: a second takes ``gpus`` GPUs (or places) of type ``gpu``, and ``money`` if known."""
 
     gpu: str
     gpus: int
@@ -27,8 +26,8 @@ class StageRate(NamedTuple):
 class StageUsage(msgspec.Struct, frozen=True):
     """Usage of one node of the graph: ``seconds`` of its engine on ``gpus`` GPUs of type ``gpu``.
 
-    ``gpu`` is "cpu" for a place without a GPU, of which there is one, and empty where the plan names no type.
-    ``energy_joules`` is absent where no meter was read.
+    ``gpu`` is "cpu" for a place without a GPU, which counts as one, and empty if the plan names no type.
+    ``energy_joules`` is absent without a meter.
     """
 
     node: int
@@ -43,10 +42,11 @@ class StageUsage(msgspec.Struct, frozen=True):
 
 
 class RequestUsage(msgspec.Struct, frozen=True):
-    """Usage of a request. ``money`` in ``currency`` is absent where the plan has no price for one of its stages,
-    ``energy_joules`` where one has no meter.
+    """Usage of a request.
 
-    ``nbytes`` crossed between nodes for it. ``complete`` is False where a stage did not report, as one that failed.
+    ``money`` in ``currency`` is absent if the plan lacks the price of a stage, ``energy_joules`` if a stage has no
+    meter. ``nbytes`` were transferred between nodes. ``complete`` is False if a stage did not report, for example
+    because it failed.
     """
 
     stages: tuple[StageUsage, ...]
@@ -61,7 +61,10 @@ class RequestUsage(msgspec.Struct, frozen=True):
 def stage_usage(
     node: int, component: str, option: str, rate: StageRate, seconds: float, joules: float = -1.0
 ) -> StageUsage:
-    """The usage of a node whose engine computed ``seconds`` for it, and took ``joules``; below 0: nobody knows."""
+    """Return the usage of a node whose engine computed ``seconds`` for it.
+
+    ``joules`` below 0 mean that the energy is unknown.
+    """
     money = UNSET if rate.money is None else round(seconds * rate.money, _MONEY_PLACES)
     gpu_seconds = round(seconds * rate.gpus, _SECONDS_PLACES)
     energy = UNSET if joules < 0 else joules
@@ -69,11 +72,11 @@ def stage_usage(
 
 
 def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, complete: bool = True) -> RequestUsage:
-    """The usage of all ``stages`` together."""
+    """Return the total usage of all ``stages``."""
     found = tuple(stages)
     priced, metered = bool(currency), bool(found)
     gpu_seconds = money = joules = 0.0
-    for stage in found:  # every request comes by here: no comprehensions, which are calls
+    for stage in found:  # runs for every request: no comprehensions, which are calls
         gpu_seconds += stage.gpu_seconds
         if stage.money is UNSET:
             priced = False
@@ -95,7 +98,7 @@ def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, 
 
 
 def join_usages(usages: Iterable[RequestUsage]) -> RequestUsage:
-    """The usage of several segments of one request."""
+    """Return the usage of several segments of one request."""
     found = list(usages)
     if len(found) == 1:
         return found[0]

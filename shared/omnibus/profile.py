@@ -1,4 +1,4 @@
-"""Measurements of a model: the file that the profiler writes and the planner reads. Data and checks, no I/O.
+"""Measurements of a model: the profiler writes them, the planner reads them. Data and checks, no I/O.
 
 {"model": "qwen", "family": "qwen2_5_vl", "components": ["vision", "thinker"], "order": [["vision", "thinker"]],
  "types": {"vision+thinker": {"components": ["vision", "thinker"], "share": 0.6,
@@ -9,9 +9,8 @@
              "L":  {...}, "EL": {...}},
  "lines": {"vision": {"base": 0.01, "per": {"image_tokens": 0.0002}}, ...}}
 
-Seconds are those of one replica that is busy all the time, per request: the inverse of a throughput. A
-*role* is the components of a request that an option runs; others of its components were done before, or
-are not used.
+Seconds are those of one replica that is busy all the time, per request: the inverse of a throughput. A *role* is the
+components of a request that an option runs. Its other components ran earlier, or are not used.
 """
 
 import math
@@ -27,7 +26,7 @@ from omnibus.graph import UNREADABLE
 #: Version of the file's form.
 VERSION = 1
 
-#: Sums over requests that gateways count, per request type: tokens that were read and written, seconds of speech.
+#: Sums over requests that gateways count, per request type: tokens read and written, seconds of speech.
 QUANTITIES = (
     "prompt_tokens",
     "completion_tokens",
@@ -39,21 +38,21 @@ QUANTITIES = (
 
 
 class CostLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a component per request: ``base`` and so much ``per`` unit of each quantity."""
+    """Seconds of a component per request: ``base``, and seconds ``per`` unit of each quantity."""
 
     base: float = 0.0
     per: dict[str, float] = {}
 
     def seconds(self, quantities: Mapping[str, float]) -> float:
-        """Of a request with these mean ``quantities``."""
+        """Return the seconds of a request with these mean ``quantities``."""
         return self.base + sum(each * quantities.get(name, 0.0) for name, each in self.per.items())
 
 
 class RoleCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cost for one replica of a request of ``type`` (empty: of any) when its role is ``components``.
+    """Cost for one replica of a request of ``type`` (empty: any) whose role is ``components``.
 
-    ``seconds`` under full load, ``latency`` in seconds when nothing else runs, ``first_token`` those of the latency
-    until the first token of a text that the role ends with (0: not measured).
+    ``seconds`` is the cost under full load. ``latency`` is in seconds when nothing else runs. ``first_token`` is the
+    part of it until the first token, if the role ends with text (0: not measured).
     """
 
     components: tuple[str, ...]
@@ -64,10 +63,10 @@ class RoleCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One load: requests at a time, req/s served, and 99th percentiles in seconds. 0: there was nothing to measure.
+    """One load: requests at a time, req/s served, and 99th percentiles in seconds. 0: not measured.
 
-    ``first_token``, ``token`` (between two), ``first_audio``, ``done``; ``real_time`` is seconds needed per
-    second of speech.
+    ``first_token``, ``token`` (between two), ``first_audio``, ``done``; ``real_time`` is seconds needed per second of
+    speech.
     """
 
     at_once: int
@@ -81,15 +80,15 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A deployment option as it was measured, or as it is estimated (``rate`` 0 and no ``work``).
+    """A deployment option, measured or estimated (``rate`` 0 and no ``work``).
 
-    One replica takes ``gpus`` of type ``gpu``, split into groups of ``tp`` (0: all in one). Type ``cpu`` takes none
-    of a machine's GPUs: its ``gpus`` are places for executors. ``batch`` is OMNIBUS_EXECUTOR_BATCH (0: as it is set
-    where it runs). ``rate`` is in req/s of the whole mix, also of
-    those requests that skip the option (Algorithm 3). ``start_s`` is seconds until a new replica is ready,
-    ``memory_gb`` what it then takes, ``gpu_memory_gb`` the most of GPUs (0: not measured), ``weights_gb`` the part
-    that are weights. ``checkpoint``, ``dtype`` and ``vllm`` are those of ``plan.DeploymentOption`` that it was measured
-    with: quantised weights or guessed tokens cost other seconds, so it is deployed with them as well.
+    One replica takes ``gpus`` of type ``gpu``, split into groups of ``tp`` (0: all in one). Type ``cpu`` takes none of
+    a machine's GPUs: its ``gpus`` are places for executors. ``batch`` is OMNIBUS_EXECUTOR_BATCH (0: the executor's
+    environment sets it). ``rate`` is in req/s of the whole mix, including requests that skip the option (Algorithm 3).
+    ``start_s`` is the seconds until a new replica is ready. ``memory_gb`` is its memory, ``gpu_memory_gb`` its peak GPU
+    memory (0: not measured), ``weights_gb`` the part that are weights. ``checkpoint``, ``dtype`` and ``vllm`` are those
+    of ``plan.DeploymentOption`` during the measurement. Quantised weights or speculative tokens change the seconds, so
+    the option is deployed with the same ones.
     """
 
     components: tuple[str, ...]
@@ -117,12 +116,12 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_latencies(self) -> bool:
-        """True if requests alone were measured as well: only both together say what a batch of any size takes."""
+        """True if single requests were measured as well: both together give the cost of any batch size."""
         return bool(self.work) and all(each.latency > 0 for each in self.work)
 
 
 class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request type in the workload that was measured: its share, and means of ``QUANTITIES`` per request."""
+    """A request type in the measured workload: its share, and means of ``QUANTITIES`` per request."""
 
     components: tuple[str, ...]
     share: float
@@ -130,10 +129,10 @@ class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bytes per request that go from one component to another when different executors run them.
+    """Bytes per request from one component to another in different executors.
 
-    ``rows`` are those of a tensor that grows while it is read, or codes of speech, per request; ``bunch`` is how many
-    of them the largest message brings. 0: nothing grows, or nobody measured it.
+    ``rows`` are those of a tensor that grows while it is read, or codes of speech, per request. ``bunch`` is the number
+    of rows in the largest message. 0 means that nothing grows, or it was not measured.
     """
 
     source: str
@@ -145,7 +144,7 @@ class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory for keys and values: GB per token, and of a GPU the GB that there are (TriInfer, Algorithm 2)."""
+    """Memory for keys and values: GB per token, and available GB of a GPU (TriInfer, Algorithm 2)."""
 
     component: str
     gb_per_token: float
@@ -153,9 +152,9 @@ class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that the planner knows of a model. ``order`` says which component runs before which.
+    """All data of the planner on a model. ``order`` has pairs of a component and its successor.
 
-    ``overhead_s`` is seconds of a request that no component takes, when nothing else runs: gateway, bus and client.
+    ``overhead_s`` is the seconds of a single request outside components: gateway, bus and client.
     """
 
     model: str
@@ -176,7 +175,7 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _StoredProfile(ModelProfile, frozen=True, forbid_unknown_fields=True):
-    """A profile as it was written: builds before had factors of options in it, which were never filled there."""
+    """A profile in its stored form: earlier builds wrote factors of options, which were never filled."""
 
     learned: dict[str, object] = {}
 
@@ -190,11 +189,11 @@ def encode_profile(profile: ModelProfile) -> bytes:
 
 
 def decode_profile(body: bytes, name: str = "the profile") -> ModelProfile:
-    """Raises ``BadRequest`` that names the file and its first fault."""
+    """Decode a profile. Raises ``BadRequest`` with the file ``name`` and its first error."""
     try:
         fields = msgspec.structs.asdict(_decode(body))
     except UNREADABLE as error:
-        raise BadRequest(f"{name} is no profile: {error}; write it with `omnibus profile`") from error
+        raise BadRequest(f"{name} is not a profile ({error}): write it with `omnibus profile`") from error
     del fields["learned"]
     profile = ModelProfile(**fields)
     if profile.v != VERSION:
@@ -206,7 +205,7 @@ def decode_profile(body: bytes, name: str = "the profile") -> ModelProfile:
         unknown = sorted({*parts} - {*profile.components})
         if unknown or not parts:
             named = ", ".join(unknown) or "no component"
-            raise BadRequest(f"{name}: {what} names {named}; there is {', '.join(profile.components)}")
+            raise BadRequest(f"{name}: {what} names {named}, not one of {', '.join(profile.components)}")
     return profile
 
 

@@ -18,22 +18,25 @@ log = logging.getLogger("omnibus")
 
 
 class Service(Protocol):
-    """A service as ``run`` drives it. Each step is bounded; ``shutdown`` runs even when ``startup`` failed."""
+    """A service as ``run_service`` drives it.
+
+    Each step has a time limit. ``shutdown`` runs even if ``startup`` failed.
+    """
 
     async def startup(self) -> None:
         """Acquire everything and become ready, or raise."""
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new work and finish what was accepted, within ``seconds``."""
+        """Reject new work, and finish accepted work within ``seconds``."""
 
     async def shutdown(self) -> None:
         """Release everything."""
 
 
 def run_service(name: str, make: Callable[[], Service]) -> int:
-    """Make a service and run it until SIGINT or SIGTERM; returns the exit code.
+    """Start a service and run it until SIGINT or SIGTERM; return the exit code.
 
-    An error that Omnibus raises on purpose is one line of the log. ``EXIT_MISCONFIGURED`` says that it is permanent.
+    An error that Omnibus raises on purpose is one line of the log. ``EXIT_MISCONFIGURED`` means that it is permanent.
     """
     try:
         settings = read_settings(ServiceSettings)
@@ -74,7 +77,10 @@ async def _run_until_signal(name: str, service: Service, settings: ServiceSettin
 
 
 async def _start_scrape_server(name: str, settings: ServiceSettings) -> ScrapeServer:
-    """Metrics and health where they are wanted; they are told from before the start until the end."""
+    """Start the server of metrics and health, if enabled.
+
+    It covers the service from before its start until its end.
+    """
     scrape = ScrapeServer(name)
     if settings.metrics_port or settings.metrics_dir:
         await scrape.start(settings.metrics_host, settings.metrics_port)
@@ -84,10 +90,10 @@ async def _start_scrape_server(name: str, settings: ServiceSettings) -> ScrapeSe
 
 
 async def until_cancelled(work: asyncio.Task[Any]) -> None:
-    """Cancel a background task whose cancellation is the normal end, and await it.
+    """Cancel a background task and await its end.
 
-    Raises what the task raised instead, and ``CancelledError`` when the caller itself is cancelled meanwhile: to await
-    ``work`` and take that for its end would let whoever waits for the caller wait for ever.
+    Raises the task's error, and ``CancelledError`` if the caller itself is cancelled meanwhile. Plainly awaiting
+    ``work`` would take that cancellation for the end of ``work``, and the canceller would wait forever.
     """
     work.cancel()
     await asyncio.wait([work])

@@ -1,6 +1,6 @@
 """Typed settings per area; each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_URL``.
 
-Units are in the field's name or its comment. ``read_settings(BusSettings)`` reads one area.
+The field's name or its comment contains the unit. ``read_settings(BusSettings)`` reads one area.
 """
 
 import socket
@@ -14,7 +14,7 @@ DRAIN_SECONDS, GATEWAY_DRAIN_SECONDS = 10.0, 30.0
 
 
 class BusSettings(Settings, frozen=True):
-    """Connection to NATS, and what JetStream keeps."""
+    """Connection to NATS, and retention in JetStream."""
 
     area: ClassVar[str] = "BUS"
 
@@ -358,7 +358,10 @@ class ServiceSettings(Settings, frozen=True):
     drain: float | None = None
 
     def drain_seconds(self, service: str) -> float:
-        """Seconds that ``service`` may take; whatever ends it must wait longer than that."""
+        """Return the seconds that ``service`` may take to drain.
+
+        A supervisor must wait longer before it kills the service.
+        """
         if self.drain is not None:
             return self.drain
         return GATEWAY_DRAIN_SECONDS if service == "gateway" else DRAIN_SECONDS

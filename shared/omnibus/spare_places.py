@@ -1,12 +1,12 @@
-"""Places of an executor that stay free for tenants with nothing at work there."""
+"""Places of an executor reserved for tenants without work there."""
 
-#: Places for each one that is kept free.
+#: Places for each reserved one.
 _PLACES_PER_SPARE = 8
 
 
 def count_spare_places(places: int) -> int:
-    """Places beyond ``places`` that an executor keeps for tenants which have nothing at work there; at least one.
+    """Return the extra places of an executor with ``places``, at least one.
 
-    They come on top, so that a tenant alone loses none.
+    They are for tenants without work there, in addition to ``places``, so that a single tenant loses none.
     """
     return max(1, places // _PLACES_PER_SPARE)

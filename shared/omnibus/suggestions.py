@@ -8,14 +8,14 @@ SIMILAR = 0.6
 
 
 def closest_name(name: str, known: Iterable[str], similar: float = SIMILAR) -> str:
-    """Return the one of ``known`` that ``name`` is most like, whatever its case and separators; "" for none."""
+    """Return the ``known`` name most like ``name``, else "". Case and separators do not count."""
     plain = {_without_separators(each): each for each in known}
     close = difflib.get_close_matches(_without_separators(name), list(plain), n=1, cutoff=similar)
     return plain[close[0]] if close else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean X?`` for the end of a message, or nothing where no known name is like ``name``."""
+    """Return ``; did you mean X?`` for a message: "" without a similar name."""
     close = closest_name(name, known)
     return f"; did you mean {close}?" if close else ""
 

@@ -9,9 +9,9 @@
         assert answer.text == "TWO CATS"
         assert runtime.calls[0].inputs["messages"][0]["content"] == "What is this?"
 
-Unit tasks that bring their own engine run; for others a *play* says what they give: outputs by name, or a function
-that gets the inputs and returns outputs, or yields them part by part. Graphs are recorded, replayed and verified as a
-gateway does it.
+Unit tasks that bring their own engine run. For others, a *play* provides the outputs by name. A play may also be a
+function of the inputs that returns the outputs or yields them in parts. Graphs are recorded, replayed and verified as
+in a gateway.
 """
 
 import asyncio
@@ -38,14 +38,16 @@ from omnibus.tensors.item import Item
 
 __all__ = ["LocalRuntime", "TaskCall"]
 
-#: What a task gives: its outputs by name, or a function of its inputs.
+#: Outputs of a task: by name, or a function of its inputs.
 Play = Mapping[str, Any] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class TaskCall:
-    """One call of a unit task: its name, its inputs as JSON, in which ``{"$ref": ...}`` stands for a result, and the
-    path that ``pinned`` or ``choose`` gave it."""
+    """One call of a unit task: its name, and its inputs as JSON.
+
+    In them, ``{"$ref": ...}`` stands for a result. ``pinned`` or ``choose`` set the path ``pinned``.
+    """
 
     task: str
     inputs: Mapping[str, Any]
@@ -53,11 +55,11 @@ class TaskCall:
 
 
 class LocalRuntime:
-    """Runs the tasks that are called inside ``with``; ``calls`` are those that graphs made, in their order,
-    ``media`` the files that the app placed.
+    """Runs the tasks that are called inside ``with``.
 
-    ``tasks`` is an app's module, a task, or a list or dict of tasks. ``plays`` are for classes of unit tasks, or for
-    the names of single ones. ``point`` in [0, 1) decides what ``choose`` takes.
+    ``calls`` are the calls of graphs, in order, and ``media`` the files that the app placed. ``tasks`` is an app's
+    module, a task, or a list or dict of tasks. ``plays`` are for classes of unit tasks, or for the names of single
+    ones. ``point`` in [0, 1) determines the result of ``choose``.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class LocalRuntime:
             task.cancel()
 
     async def submit(self, segment: Segment, step: int) -> "Mapping[tuple[int, str], _Reader]":
-        """Start every call of ``segment``. Raises ``BadRequest`` for a task that has no engine here and no play."""
+        """Start every call of ``segment``. Raises ``BadRequest`` for a task without an engine and a play."""
         tasks = [self._find_engine(node) for node in segment.nodes]
         for index, task in enumerate(tasks):
             self._pipes |= {(step, index, output): _Pipe() for output in task.outputs_type.fields}
@@ -97,7 +99,7 @@ class LocalRuntime:
         return {origin: _Reader(self._pipes[step, *origin]) for origin in segment.outputs}
 
     async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
-        """Keep the file in ``media``; what names it in calls has its number there as ``file``."""
+        """Store the file in ``media``; its reference in calls has its number as ``file``."""
         self.media.append(data)
         return {"modality": modality or "image", "nbytes": len(data), "file": len(self.media) - 1}
 
@@ -105,12 +107,12 @@ class LocalRuntime:
         return self._point
 
     def _find_engine(self, node: GraphNode) -> Any:
-        """Return what runs a call: the task itself, or its play."""
+        """Return the engine of a call: the task itself, or its play."""
         task = self._tasks.get(node.task)
         if task is None:
             there = ", ".join(self._tasks) or "none"
             raise BadRequest(
-                f"the runtime knows no unit task {node.task!r}: give it the app's module or the task ({there})"
+                f"unknown unit task {node.task!r}: pass the app's module or the task to the runtime ({there})"
             )
         play = self._plays.get(task.name)
         if play is None:
@@ -120,7 +122,7 @@ class LocalRuntime:
         if not task.own:
             kind = type(task).__name__
             raise BadRequest(
-                f"{task.name} has no engine here: say what it gives, LocalRuntime(..., {{{kind}: {{...}}}})"
+                f"{task.name} has no engine here. Pass its outputs, LocalRuntime(..., {{{kind}: {{...}}}})"
             )
         return task
 
@@ -141,7 +143,7 @@ class LocalRuntime:
                 pipe.close(error)
 
     async def _resolve_input(self, value: Any, step: int) -> Any:
-        """``value`` with pipes in the place of results of this segment, and values of results of earlier ones."""
+        """Return ``value`` with pipes for this segment's results, values for earlier ones."""
         origin = as_ref(value)
         if origin is not None:
             return self._pipes[step, *origin]
@@ -156,11 +158,11 @@ class LocalRuntime:
 
 
 class _MissingOutput(ProtocolError):
-    """A task has ended without a value that is read."""
+    """A task ended without a value that is read."""
 
 
 class _PlayedTask:
-    """A unit task whose outputs a play gives."""
+    """A unit task whose outputs come from a play."""
 
     def __init__(self, task: UnitTask, play: Play) -> None:
         self.name = task.name
@@ -171,13 +173,13 @@ class _PlayedTask:
         async for name, part in self._iter_outputs(await self._read_inputs(job)):
             if name not in self.outputs_type.fields:
                 raise StageFailed(
-                    f"the play of {self.name} gives {name!r}: it has {', '.join(self.outputs_type.fields)}"
+                    f"the play of {self.name} returns {name!r}: its outputs are {', '.join(self.outputs_type.fields)}"
                 )
             is_stream = self.outputs_type.fields[name][0] == STREAM
             await (job.send if is_stream else job.put)(name, *encode_item(self._adapt_part(name, part)))
 
     async def _read_inputs(self, job: "_LocalJob") -> Any:
-        """The inputs as they are declared, without the checks of an engine; None for what another play left out."""
+        """Return the declared inputs, without an engine's checks; None for what another play left out."""
         found: dict[str, Any] = {}
         for name, (kind, element) in self.inputs_type.fields.items():
             if kind == STREAM:
@@ -206,13 +208,13 @@ class _PlayedTask:
         return value if kind == STREAM and isinstance(value, list | tuple) else [value]
 
     def _adapt_part(self, name: str, part: Any) -> Any:
-        """A part with the text ``part``, where parts have a field ``text``, as those of a language model."""
+        """Return a part with the text ``part``, if parts have ``text``."""
         element = self.outputs_type.fields[name][1]
         return element(text=part) if isinstance(part, str) and "text" in getattr(element, "model_fields", {}) else part
 
 
 class _Pipe:
-    """One output of one call: kept whole, so that any number of readers follow it."""
+    """One output of one call, stored whole for any number of readers."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -231,7 +233,7 @@ class _Pipe:
             self._changed.set()
 
     async def wait_for_items(self, count: int) -> list[Item]:
-        """The items so far, once there are ``count`` of them or no more come."""
+        """Wait for ``count`` items, or the end; return the items so far."""
         while len(self.items) < count and not self._closed:
             self._changed.clear()
             await self._changed.wait()
@@ -242,12 +244,12 @@ class _Pipe:
     async def first_item(self) -> Item:
         items = await self.wait_for_items(1)
         if not items:
-            raise _MissingOutput("a task gave no value for an output that is read: add it to its play")
+            raise _MissingOutput("a task returned no value for an output that is read: add it to its play")
         return items[0]
 
 
 class _Reader:
-    """A pipe, for one reader; see ``omnibus.task.Source``."""
+    """A reader of a pipe; see ``omnibus.task.Source``."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
@@ -260,7 +262,7 @@ class _Reader:
 
 
 class _LocalJob:
-    """One call as ``omnibus.task.execute`` sees it; see ``TaskJob``."""
+    """One call, as ``omnibus.task.execute`` uses it; see ``TaskJob``."""
 
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, _Pipe]) -> None:
         self.inputs = {name: value for name, value in inputs.items() if not _holds_pipe(value)}
@@ -301,7 +303,7 @@ class _LocalJob:
 
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         self._outputs[output].write(Item(data, array))
-        await asyncio.sleep(0)  # readers take their turn, as they do elsewhere
+        await asyncio.sleep(0)  # let readers run, as in an executor
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         self._outputs[output].close()

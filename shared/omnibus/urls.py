@@ -1,4 +1,4 @@
-"""URLs as people may see them, and lists of them."""
+"""URLs in printable form, and lists of them."""
 
 import re
 
@@ -6,12 +6,15 @@ _NEXT_URL = re.compile(r",\s*(?=[a-z+]+://)")
 
 
 def split_urls(urls: str) -> list[str]:
-    """URLs of a list with commas, each with its scheme; a comma within one, as in a password, is a part of it."""
+    """Return the URLs of a list with commas, each with its scheme.
+
+    A comma within a URL, as in a password, is part of it.
+    """
     return _NEXT_URL.split(urls.strip())
 
 
 def redact_url(url: str) -> str:
-    """``url``, or each of a list, as it may be printed: without user and password."""
+    """Return ``url``, or each of a list, in printable form: without user and password."""
     return ",".join(map(_redact_one, split_urls(url)))
 
 

@@ -1,5 +1,5 @@
-"""Model families: how to load one component of a model alone, prepare its inputs and run it.
+"""Model families: load one component of a model alone, prepare its inputs and run it.
 
-``contract`` is what services program against, ``families`` finds the architecture of a checkpoint,
-``tiny`` builds small random checkpoints. Importing this package alone does not import torch.
+Services program against ``contract``, ``families`` finds the architecture of a checkpoint, and ``tiny`` builds small
+random checkpoints. Importing this package alone does not import torch.
 """

@@ -1,7 +1,7 @@
-"""Sizes of the frames in an AVIF file, as its AV1 data state them.
+"""Sizes of the frames in an AVIF file, from its AV1 data.
 
-A decoder makes frames of these sizes, whatever size the file gives its image. Sources: ISO/IEC 14496-12 (boxes), the
-AV1 specification, 5.3 (units) and 5.5 (sequence header).
+A decoder makes frames of these sizes, even if the file gives its image another size. Sources: ISO/IEC 14496-12 (boxes),
+the AV1 specification, 5.3 (units) and 5.5 (sequence header).
 """
 
 import struct
@@ -13,17 +13,20 @@ _SEQUENCE_HEADER = 1
 
 
 def still_only(data: bytes) -> bytes:
-    """``data`` without its track of frames, if it is an animation: its first image is an item of its own."""
+    """Return ``data`` without its track of frames, if it is an animation.
+
+    Its first image is a separate item.
+    """
     brands = int.from_bytes(data[:4], "big")
     for kind, start, _ in _iter_boxes(data, 0, len(data)):
         if kind == b"moov":
-            # A file with this brand has to have a track.
+            # A file with this brand must have a track.
             return data[:brands].replace(b"avis", b"avif") + data[brands : start - 4] + b"free" + data[start:]
     return data
 
 
 def largest_frame(data: bytes) -> int:
-    """Pixels of the largest frame that an item of ``data`` may make. Raises ``ValueError`` for damaged boxes."""
+    """Return the pixels of the largest frame of any item. Raises ``ValueError`` for damaged boxes."""
     largest = 0
     try:
         for item in _read_items(data):
@@ -50,7 +53,7 @@ def _iter_boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int,
 
 
 def _read_items(data: bytes) -> Iterator[bytes]:
-    """The data of each item."""
+    """Yield the data of each item."""
     meta = next(((start, end) for kind, start, end in _iter_boxes(data, 0, len(data)) if kind == b"meta"), None)
     if meta is None:
         raise ValueError("the image has no items")
@@ -64,7 +67,7 @@ def _read_items(data: bytes) -> Iterator[bytes]:
 
 
 def _read_kinds(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Number and type of each item."""
+    """Yield the number and type of each item."""
     if not start:
         return
     head = 4 + (2 if data[start] == 0 else 4)
@@ -75,7 +78,7 @@ def _read_kinds(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]
 
 
 def _read_places(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Number of each item, how its place is given, and the offset and size of each of its extents."""
+    """Yield each item's number, place format, and extents (offset and size)."""
     if not start:
         return
     version = data[start]
@@ -126,7 +129,7 @@ def _read_leb128(item: bytes, at: int) -> tuple[int, int]:
 
 
 class _Bits:
-    """Reads unsigned numbers of so many bits."""
+    """Reads unsigned numbers of given numbers of bits."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._left = int.from_bytes(data, "big"), 8 * len(data)
@@ -145,7 +148,7 @@ class _Bits:
 
 
 def _frame_pixels(header: bytes) -> int:
-    """Pixels of the largest frame behind a sequence header."""
+    """Return the pixels of the largest frame that a sequence header allows."""
     bits = _Bits(header[:128])
     bits.take(4)
     is_reduced = bits.take(1)
@@ -155,8 +158,8 @@ def _frame_pixels(header: bytes) -> int:
         _skip_operating_points(bits)
     width_bits, height_bits = bits.take(4) + 1, bits.take(4) + 1
     pixels = (bits.take(width_bits) + 1) * (bits.take(height_bits) + 1)
-    # Frames of their own size may have as many as the bits allow, which is less than four times as many as here unless
-    # more bits are stated than are needed.
+    # Frames with a size of their own may have as many pixels as the bits allow: less than four times as many as here,
+    # unless the header states more bits than necessary.
     return pixels if is_reduced else max(pixels, 1 << width_bits + height_bits >> 2)
 
 

@@ -1,6 +1,6 @@
-"""Codecs that files from clients may hold. FFmpeg brings hundreds of decoders; only these are ever opened.
+"""Codecs that files from clients may use. FFmpeg has hundreds of decoders; only these are opened.
 
-Names are FFmpeg's of the format, not of one of its decoders: ``av1`` is read by libdav1d where it is there.
+Names are FFmpeg's names of formats, not of decoders: libdav1d reads ``av1`` if it is available.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ _AUDIO = frozenset(
     {"aac", "ac3", "adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms", "alac", "amr_nb", "amr_wb"}
     | {"eac3", "flac", "mp2", "mp3", "opus", "vorbis"}
 )
-#: Samples as they are, in every order of bytes, and the two codings of telephones.
+#: Uncompressed samples, in every byte order, and the two telephone codings.
 PCM = frozenset(
     {"pcm_alaw", "pcm_mulaw", "pcm_s64be", "pcm_s64le", "pcm_s8", "pcm_u8"}
     | {f"pcm_{kind}{bits}{order}" for kind in "su" for bits in (16, 24, 32) for order in ("le", "be")}
@@ -20,7 +20,7 @@ PCM = frozenset(
 )
 READABLE = {"video": _VIDEO, "audio": _AUDIO | PCM}
 
-# Some formats have several decoders, by names of their own.
+# Some formats have several decoders with different names.
 _OTHER_NAMES = {"libdav1d", "mp3float", "mp2float", "amrnb", "amrwb", "libopus", "libvpx", "libvpx-vp9"}
 _ALSO = _OTHER_NAMES | {"libopencore_amrnb", "libopencore_amrwb", "libvorbis"}
 
@@ -29,7 +29,7 @@ DECODERS = ",".join(sorted(_VIDEO | _AUDIO | PCM | _ALSO))
 
 
 def require_codec(stream: Any, kind: str) -> None:
-    """Raise ``BadMedia`` unless the codec of ``stream`` is one of ``kind`` that is read here. Opens nothing."""
+    """Raise ``BadMedia`` unless the codec of ``stream`` is supported for ``kind``. Opens nothing."""
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in READABLE[kind]:
         known = ", ".join(sorted(READABLE[kind] - PCM))

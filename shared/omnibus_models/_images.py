@@ -1,4 +1,4 @@
-"""Images through Pillow, whatever their metadata are. Private to ``media``, which holds the error boundary."""
+"""Images through Pillow, despite damaged metadata. Private to ``media``, the error boundary."""
 
 import io
 import struct
@@ -12,20 +12,19 @@ from omnibus_models.limits import MediaDecodeLimits, check_pixels
 
 # Formats with a decoder inside Pillow; none of them starts another program.
 IMAGE_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-#: What Pillow raises for metadata that are damaged.
+#: Pillow's errors for damaged metadata.
 _METADATA_ERRORS = (SyntaxError, OSError, ValueError, TypeError, LookupError, struct.error)
-#: Chunks of a PNG that change its pixels, or say which animation they are part of.
+#: Chunks of a PNG that change its pixels or belong to an animation.
 _PNG_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"acTL", b"fcTL", b"fdAT"})
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-#: Bytes at the beginning of an AVIF or HEIC file that hold its list of items.
+#: Bytes at the beginning of an AVIF or HEIC file that contain its list of items.
 _ITEM_LIST_BYTES = 1 << 20
 
 
 def load_image(data: memoryview, limits: MediaDecodeLimits) -> Image.Image:
-    """Decode the first image of a file; one with damaged metadata without these.
+    """Decode the first image of a file, without damaged metadata.
 
-    Raises ``TooLarge`` before anything is decoded, ``BadMedia`` for HEIC where pi-heif is not installed, and the errors
-    of Pillow.
+    Raises ``TooLarge`` before decoding, ``BadMedia`` for HEIC if pi-heif is not installed, and Pillow's errors.
     """
     formats, content = IMAGE_FORMATS, data
     if bytes(data[4:8]) == b"ftyp":
@@ -48,7 +47,10 @@ def _load(file: io.BytesIO, formats: tuple[str, ...], limits: MediaDecodeLimits)
 
 
 def _prepare_boxes(data: memoryview, limits: MediaDecodeLimits) -> tuple[memoryview, tuple[str, ...]]:
-    """Image in MP4's box format as it is decoded, and by what. libavif decodes frames of any size that they state."""
+    """Return a decodable image from MP4's box format, and its decoder.
+
+    Frames may be larger than the image, and libavif decodes them in any size.
+    """
     if b"avif" not in bytes(data[8:64]) and b"avis" not in bytes(data[8:64]):
         return data, (_register_heif(),)
     still = _avif.still_only(bytes(data))
@@ -59,7 +61,7 @@ def _prepare_boxes(data: memoryview, limits: MediaDecodeLimits) -> tuple[memoryv
 
 
 def _register_heif() -> str:
-    """Register HEIC with Pillow, once; returns its name there."""
+    """Register HEIC with Pillow, once; return its name there."""
     if "HEIF" not in Image.OPEN:
         try:
             import pi_heif
@@ -72,11 +74,11 @@ def _register_heif() -> str:
 
 
 def _drop_metadata(data: bytes) -> bytes | None:
-    """``data`` without what says something about an image and is not its pixels; None where that is not known."""
+    """Return ``data`` without metadata, or None for an unknown format."""
     if data.startswith(_PNG_MAGIC):
         return _PNG_MAGIC + b"".join(chunk for kind, chunk in _png_chunks(data) if kind in _PNG_CHUNKS)
     if data[4:8] == b"ftyp":
-        # An item of another type is passed over.
+        # Items of another type are ignored.
         return data[:_ITEM_LIST_BYTES].replace(b"Exif", b"skip") + data[_ITEM_LIST_BYTES:]
     return None
 

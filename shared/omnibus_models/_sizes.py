@@ -1,7 +1,7 @@
-"""Sizes in the headers of recordings that were written to a pipe, for decoders that do not read these without them.
+"""Fills in sizes that headers of recordings written to a pipe lack.
 
-FFmpeg reads a WAV whatever sizes it states, but no RF64, W64 or AIFF without true ones, which it leaves out itself
-where it cannot go back to the header. Sources: EBU Tech 3306 (RF64), Sony's Wave64, AIFF-C (Apple, 1991).
+FFmpeg reads a WAV with any stated sizes. For RF64, W64 and AIFF it needs the true ones. It omits them itself if it
+cannot seek back to the header. Sources: EBU Tech 3306 (RF64), Sony's Wave64, AIFF-C (Apple, 1991).
 """
 
 import struct
@@ -13,7 +13,7 @@ _W64 = b"riff\x2e\x91\xcf\x11"
 
 
 def fill_sizes(data: memoryview) -> memoryview:
-    """Return ``data``, or a copy of it with the true sizes if its header has none."""
+    """Return ``data``, with the true sizes if its header lacks them."""
     head = bytes(data[:12])
     try:
         if head[:4] in (b"RF64", b"BW64"):
@@ -23,12 +23,15 @@ def fill_sizes(data: memoryview) -> memoryview:
         if head[:4] == b"FORM" and head[8:] in (b"AIFF", b"AIFC"):
             return _fill_aiff(data)
     except struct.error:
-        pass  # the header is cut short: the decoder says so
+        pass  # the header is cut short: the decoder reports it
     return data
 
 
 def _find_chunks(data: memoryview, start: int, form: str, head: int, unit: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, offset and stated size of each chunk, whose header has ``head`` bytes, which count in W64."""
+    """Yield kind, offset and stated size of each chunk.
+
+    A chunk's header has ``head`` bytes, which its size includes in W64.
+    """
     for _ in range(_MAX_CHUNKS):
         kind, size = struct.unpack_from(form, data, start)
         yield kind, start, size

@@ -1,4 +1,4 @@
-"""Video through PyAV: the frames that are kept, upright, in RGB. Private to ``media``, the error boundary."""
+"""Video through PyAV: the sampled frames, upright, in RGB. Private to ``media``, the error boundary."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _UNKNOWN_RATE = Fraction(25)
 #: Entries of a display matrix that are less than this part of the largest are 0: ffmpeg tolerates one degree.
 _RIGHT_ANGLE = math.sin(math.radians(1))
-#: Packets per frame; some codecs have packets that show nothing.
+#: Packets per frame; some codecs have packets without a visible frame.
 _PACKETS_PER_FRAME = 4
 
 
 def decode_video(data: memoryview, limits: bounds.MediaDecodeLimits, sampling: FrameSampling) -> bounds.Clip:
     """See ``media.decode_video``.
 
-    A first pass reads when frames are shown, without decoding, and so decides which to keep. Should the decoder give
-    other frames than the container lists, these decide, in one more pass.
+    A first pass reads the times of frames without decoding them, and chooses among them. If the decoder returns other
+    frames than the container lists, another pass chooses among those.
     """
     budget = bounds.DecodeBudget(limits)
     chosen = _choose_by_packets(data, limits, budget, sampling)
@@ -54,7 +54,7 @@ def _choose_by_packets(
             budget.raise_if_spent()
             if number > limits.frames * _PACKETS_PER_FRAME:
                 raise _too_many_frames(limits)
-            if packet.pts is None or packet.is_discard:  # the end, or what an edit list leaves out
+            if packet.pts is None or packet.is_discard:  # the end, or a packet that an edit list excludes
                 continue
             stamps.append(packet.pts * stream.time_base)
             last = (packet.duration or 0) * stream.time_base
@@ -75,9 +75,9 @@ def _decode_frames(
     with _av.open_track(data, "video") as (container, stream):
         _check_header(stream, limits)
         context = stream.codec_context
-        # One thread, so that the CPU time of this one is all that the video costs.
+        # One thread, so that its CPU time is the whole cost of the video.
         context.thread_count = 1
-        # Later frames may be larger than the header says; the decoder itself refuses those.
+        # Later frames may be larger than the header states; the decoder itself rejects those.
         context.options = {"max_pixels": str(limits.pixels)}
         reel = _DecodedTimes(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(chosen))
         for frame in container.decode(stream):
@@ -88,7 +88,7 @@ def _decode_frames(
 
 
 def _frames_that_fit(size: Any, limits: bounds.MediaDecodeLimits) -> int:
-    """Frames of ``size`` that may be kept."""
+    """Return the number of frames of ``size`` that may be kept."""
     return max(2, min(limits.sampled, limits.video_pixels // max(1, size.width * size.height)))
 
 
@@ -97,9 +97,9 @@ def _too_many_frames(limits: bounds.MediaDecodeLimits) -> errors.TooLarge:
 
 
 class _DecodedTimes:
-    """Result of one pass of the decoder: the times of all frames, and those ``chosen`` by number.
+    """Result of one decoder pass: the times of all frames, and those ``chosen`` by number.
 
-    Memory is bounded by ``room``, whatever the header said.
+    ``room`` limits the memory, even if the header was wrong.
     """
 
     def __init__(self, limits: bounds.MediaDecodeLimits, rate: Fraction, chosen: frozenset[int]) -> None:
@@ -117,7 +117,7 @@ class _DecodedTimes:
         self.end = 0.0  # seconds after the first frame
 
     def add_frame(self, frame: Any) -> None:
-        """Note when ``frame`` is shown, and keep it if it was chosen."""
+        """Record when ``frame`` is shown, and keep it if it was chosen."""
         number = len(self._ticks)
         self._add_time(frame)
         self._check_amount(frame)
@@ -132,10 +132,10 @@ class _DecodedTimes:
             self.kept[number] = turn.apply(pixels)
 
     def make_timing(self) -> FrameTiming:
-        """Times at which all frames are shown. Raises ``BadMedia`` without any."""
+        """Return the times at which all frames are shown. Raises ``BadMedia`` without any."""
         if not self._ticks:
             raise errors.BadMedia("the video holds no frames")
-        # Frames come in the order in which they are shown. In AVI their own times do not: those of their packets do.
+        # Frames arrive in display order. In AVI, their packets' times are in that order, but their own times are not.
         ticks = min(zip(*self._ticks, strict=True), key=_count_faults)
         stamps = [tick * self._unit for tick in _fill_unknown(ticks, 1 / self._rate / self._unit)]
         return FrameTiming.of_stamps(list(accumulate(stamps, max)), self._last, self._rate)
@@ -160,14 +160,20 @@ class _DecodedTimes:
 
 
 def _count_faults(ticks: Sequence[int | None]) -> int:
-    """Number of ``ticks`` that are unknown or not after the one before: FFmpeg's ``guess_correct_pts`` counts alike."""
+    """Count the ``ticks`` that are unknown or not after the previous one.
+
+    FFmpeg's ``guess_correct_pts`` counts in the same way.
+    """
     return ticks.count(None) + sum(
         before is not None and after is not None and after <= before for before, after in pairwise(ticks)
     )
 
 
 def _fill_unknown(ticks: Sequence[int | None], step: Fraction) -> Iterator[Fraction]:
-    """``ticks`` with what is unknown at the pace of the rest, or in steps of ``step``. A decoder ends with such."""
+    """Yield ``ticks`` with unknown ones filled at the pace of the rest.
+
+    Without known ones, the pace is ``step``. A decoder's last ticks may be unknown.
+    """
     known = [tick for tick in ticks if tick is not None]
     pace = Fraction(known[-1] - known[0], len(known) - 1) if len(known) > 1 else step
     following = Fraction(known[0] if known else 0)
@@ -179,8 +185,8 @@ def _fill_unknown(ticks: Sequence[int | None], step: Fraction) -> Iterator[Fract
 class _Turn:
     """Effect of a display matrix on a frame: an exchange of its axes, then mirrors.
 
-    Cameras of phones write such matrices, and PyAV decodes past them. Matrices that are not made of right angles
-    leave a frame as it is. Source: ISO/IEC 14496-12, 6.2.2, and ``ffmpeg_filter.c`` of FFmpeg (autorotate).
+    Phone cameras write such matrices, and PyAV ignores them. Matrices without right angles leave a frame unchanged.
+    Source: ISO/IEC 14496-12, 6.2.2, and ``ffmpeg_filter.c`` of FFmpeg (autorotate).
     """
 
     def __init__(self, swap: bool, mirror_x: bool, mirror_y: bool) -> None:
@@ -188,7 +194,7 @@ class _Turn:
 
     @staticmethod
     def of_frame(frame: Any) -> "_Turn | None":
-        """The turn that brings ``frame`` upright; None where it names none."""
+        """Return the turn that brings ``frame`` upright, or None without a matrix."""
         found = frame.side_data.get("DISPLAYMATRIX")
         if not found:
             return None
@@ -201,11 +207,11 @@ class _Turn:
         return _Turn(False, False, False)
 
     def swap_sides(self, width: int, height: int) -> tuple[int, int]:
-        """The sides of a frame after its turn, of those before it, or the other way round."""
+        """Swap the sides of a frame if the turn does so."""
         return (height, width) if self._swap else (width, height)
 
     def apply(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
-        """Turn ``pixels`` [height, width, 3]; a view of them."""
+        """Turn ``pixels`` [height, width, 3]; return a view of them."""
         if self._swap:
             pixels = pixels.transpose(1, 0, 2)
         return pixels[:: -1 if self._mirror_y else 1, :: -1 if self._mirror_x else 1]

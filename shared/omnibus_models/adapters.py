@@ -1,11 +1,11 @@
-"""LoRA adapters on a decoder: several on one set of weights, and each row of a forward pass has its own, or none.
+"""LoRA adapters on a decoder: one set of weights, and for each row its adapter or none.
 
-Some are attached before the first pass, and others may take a free number between two passes.
+Some are attached before the first pass. Others may take a free number between two passes.
 
-Adapted linear layers hold the matrices of all adapters, [adapters, inputs, rank] and [adapters, rank, outputs], padded
-with zeros to the largest rank. A pass says which of its rows have which adapter; rows without one are not touched, and
-a pass without any computes what the layers alone compute. Method: LoRA (Hu et al. 2021), batches of several adapters
-as in Punica (Chen et al. 2023).
+Adapted linear layers contain the matrices of all adapters, [adapters, inputs, rank] and [adapters, rank, outputs],
+padded with zeros to the largest rank. A pass specifies the adapter of each row. Rows without one are unchanged, and a
+pass without any computes the same as the plain layers. Method: LoRA (Hu et al. 2021), batches of several adapters as in
+Punica (Chen et al. 2023).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from torch.nn import functional
 from omnibus.checkpoints.adapters import DOWN_SUFFIX, PREFIX, UP_SUFFIX, LoraAdapter, read_adapter
 from omnibus.errors import BadRequest
 
-#: Parts of a path that stand around a language model's layers in the model that was trained, whatever its class.
+#: Parts of a path that may enclose a language model's layers in the trained model, for all classes.
 _WRAPPERS = frozenset({"model", "language_model", "text_model", "thinker", "decoder"})
-#: Parts of a path below which a layer sees some rows alone, in an order of its own.
+#: Parts of a path below which a layer gets only some rows, in another order.
 _ROUTED = frozenset({"experts"})
 
 
 class AdaptedRows(NamedTuple):
-    """Rows of a pass with an adapter: their ``places`` among all ``total`` rows, and the number of each one's."""
+    """Rows of a pass with an adapter: their ``places`` among ``total`` rows, and their adapters' ``numbers``."""
 
     total: int
     places: Tensor
@@ -35,20 +35,20 @@ class AdaptedRows(NamedTuple):
 
 
 class PassAdapters:
-    """Adapters of the forward pass under way: ``rows`` is None while none of its rows has one."""
+    """Adapters of the current forward pass: ``rows`` is None if none of its rows has one."""
 
     def __init__(self) -> None:
         self.rows: AdaptedRows | None = None
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer with the weights of ``base``, and ``down`` and ``up`` of all adapters beside them."""
+    """A linear layer with ``base``'s weights, and adapters' ``down`` and ``up``."""
 
     down: Tensor  # [adapters, inputs, rank]
     up: Tensor  # [adapters, rank, outputs], scaled
 
     def __init__(self, base: nn.Linear, current: PassAdapters, count: int, rank: int) -> None:
-        nn.Module.__init__(self)  # the weights are there already
+        nn.Module.__init__(self)  # the weights exist already
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self._current = current
@@ -62,7 +62,7 @@ class AdaptedLinear(nn.Linear):
         return output if rows is None else self._add_deltas(input, output, rows)
 
     def _add_deltas(self, input: Tensor, output: Tensor, rows: AdaptedRows) -> Tensor:
-        """Add what the adapters say to their rows of ``output``, in place."""
+        """Add the adapters' deltas to their rows of ``output``, in place."""
         given = input.reshape(rows.total, -1, self.in_features)[rows.places]
         delta = torch.bmm(torch.bmm(given, self.down[rows.numbers]), self.up[rows.numbers])
         output.view(rows.total, -1, self.out_features).index_add_(0, rows.places, delta)
@@ -79,14 +79,16 @@ class AdaptedLinear(nn.Linear):
         self.up[number, :rank] = up.float().T * scale
 
     def clear_adapter(self, number: int) -> None:
-        """Let adapter ``number`` change nothing here."""
+        """Set the matrices of adapter ``number`` to zero."""
         self.down[number] = 0
         self.up[number] = 0
 
 
 class Adapters:
-    """The adapters of one decoder. ``numbers`` has the number of each of ``names``; behind them ``free`` ones more may
-    be loaded. ``layers`` are those that any of them adapts, by their path.
+    """The adapters of one decoder.
+
+    ``numbers`` has the number of each of ``names``; after these, ``free`` more may be loaded. ``layers`` has the
+    adapted layers by path.
     """
 
     def __init__(self, names: Sequence[str], free: int, device: torch.device) -> None:
@@ -98,7 +100,10 @@ class Adapters:
 
     @contextmanager
     def chosen(self, numbers: Sequence[int | None]) -> Iterator[bool]:
-        """Let each row of the passes inside have the adapter of this number, or none; whether any has one."""
+        """Set the adapter number, if any, of each row for passes inside.
+
+        Yields whether any row has one.
+        """
         places = [place for place, number in enumerate(numbers) if number is not None]
         if places:
             found = [number for number in numbers if number is not None]
@@ -112,9 +117,9 @@ class Adapters:
 
 
 def attach_adapters(decoder: Any, named: Mapping[str, Path], free: int = 0) -> None:
-    """Load the adapters of these directories onto ``decoder``, which has them as ``adapters`` from then on.
+    """Load the adapters of these directories onto ``decoder``, as its ``adapters``.
 
-    ``free`` ones more may be loaded later. Raises ``BadRequest`` that names an adapter which does not fit.
+    ``free`` more may be loaded later. Raises ``BadRequest`` with the name of an adapter that does not fit.
     """
     read = [read_adapter(directory) for directory in named.values()]
     places = [match_modules(decoder, adapter) for adapter in read]
@@ -126,9 +131,10 @@ def attach_adapters(decoder: Any, named: Mapping[str, Path], free: int = 0) -> N
 
 
 def replace_adapter(decoder: Any, number: int, adapter: LoraAdapter) -> None:
-    """Give ``number`` of the decoder's ``adapters``, which no row of a pass has, to ``adapter``, between two passes.
+    """Assign ``number`` of the decoder's ``adapters`` to ``adapter``.
 
-    Raises ``BadRequest`` for one that does not fit; nothing has changed then.
+    Call it between two passes; no row may use the number. Raises ``BadRequest`` if ``adapter`` does not fit, without
+    any change.
     """
     found = match_modules(decoder, adapter)
     for layer in decoder.adapters.layers.values():
@@ -139,7 +145,10 @@ def replace_adapter(decoder: Any, number: int, adapter: LoraAdapter) -> None:
 def _set_layers(
     backbone: nn.Module, adapters: Adapters, number: int, adapter: LoraAdapter, found: Mapping[str, str], rank: int
 ) -> None:
-    """Load an adapter onto the layers ``found`` for its modules; those that no other adapts get room for ``rank``."""
+    """Load an adapter onto the layers ``found`` for its modules.
+
+    Layers without an adapter so far get room for ``rank``.
+    """
     from safetensors import safe_open
 
     with safe_open(adapter.weights_file, "pt") as weights:
@@ -158,12 +167,12 @@ def _adapt_layer(backbone: nn.Module, path: str, adapters: Adapters, rank: int) 
 
 
 def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:
-    """The path in the decoder's layers of each module of ``adapter``.
+    """Return the path in the decoder's layers of each module of ``adapter``.
 
-    Raises ``BadRequest`` for a decoder that takes none, a module that it does not have, and one of another shape.
+    Raises ``BadRequest`` if the decoder takes no adapters, lacks a module, or has one of another shape.
     """
     if getattr(decoder, "crossed", ()):
-        raise BadRequest(f"adapter {adapter.directory}: layers that look at pictures aside take no adapters")
+        raise BadRequest(f"adapter {adapter.directory}: models with cross-attention to images support no LoRA")
     kinds = (nn.Linear, AdaptedLinear)
     layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) in kinds}
     return {module: _match_module(adapter, module, layers) for module in adapter.modules}
@@ -177,12 +186,12 @@ def _match_module(adapter: LoraAdapter, module: str, layers: Mapping[str, nn.Lin
     layer = layers.get(path)
     if layer is None or not _ROUTED.isdisjoint(parts):
         raise BadRequest(
-            f"adapter {adapter.directory}: it adapts {module}, which is no linear layer of this language model that "
-            "can be adapted: heads, embeddings, experts and encoders cannot"
+            f"adapter {adapter.directory}: module {module} does not support LoRA (only linear layers of the language "
+            "model do, except heads, embeddings, experts and encoders)"
         )
     if (layer.out_features, layer.in_features) != (outputs, inputs):
         raise BadRequest(
-            f"adapter {adapter.directory}: {module} is for a layer of [{outputs}, {inputs}], and this model's is "
-            f"[{layer.out_features}, {layer.in_features}]: it was trained on another model"
+            f"adapter {adapter.directory}: {module} has the shape [{outputs}, {inputs}], but this model's layer has "
+            f"[{layer.out_features}, {layer.in_features}], so it was trained on another model"
         )
     return path

@@ -1,4 +1,4 @@
-"""Kernels of attention that torch and transformers choose."""
+"""Choice of attention kernels in torch and transformers."""
 
 import functools
 from typing import Any
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def avoid_planned_kernels(device: str) -> None:
-    """Let this process use no kernels of cuDNN for attention, if ``device`` is a GPU.
+    """Disable cuDNN's attention kernels in this process, if ``device`` is a GPU.
 
-    cuDNN plans anew for each shape, up to 1.3 s on an H100. Prompts, media and the positions of an answer have
-    another length each time, and the other kernels of torch are as fast.
+    cuDNN plans each new shape, which takes up to 1.3 s on an H100. Prompts, media and the positions of an answer have
+    another length each time, and torch's other kernels are as fast.
     """
     if device.startswith("cuda"):
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -19,12 +19,12 @@ def avoid_planned_kernels(device: str) -> None:
 
 @functools.cache
 def share_key_heads() -> None:
-    """Let transformers models read keys and values in place on a CPU if several query heads share them.
+    """Let transformers read keys and values in place on a CPU.
 
-    With a mask, transformers copies all keys and values for each query head, in every layer of every step: for 16
-    sequences of 2,000 positions this takes two thirds of the attention. torch's kernel for CPUs gives bitwise equal
-    results without the copies. On a GPU the option selects a slow kernel, so nothing changes there. Applies to the
-    whole process; further calls change nothing.
+    With a mask, transformers copies all keys and values that several query heads share, for each head, in every layer
+    of every step. For 16 sequences of 2,000 positions, this takes two thirds of the attention. torch's kernel for CPUs
+    gives bitwise equal results without the copies. On a GPU the option selects a slow kernel, so nothing changes there.
+    Applies to the whole process; further calls change nothing.
     """
     from transformers.integrations import sdpa_attention
 

@@ -1,4 +1,4 @@
-"""Streams of a GPU, so that an encoder's kernels and a language model's run at the same time."""
+"""GPU streams that run an encoder's kernels concurrently with a language model's."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -7,7 +7,10 @@ import torch
 
 
 def own_stream(device: str) -> AbstractContextManager[Any]:
-    """A stream of its own on ``device``, for one thread that enters it again and again; nothing on a CPU."""
+    """Return a new stream on ``device``: a null context on a CPU.
+
+    It is for one thread, which may enter it repeatedly.
+    """
     if not device.startswith("cuda"):
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(torch.device(device)))

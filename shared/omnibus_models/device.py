@@ -1,4 +1,7 @@
-"""``python -m omnibus_models.device DEVICE``: whether torch can compute there (``omnibus.process.run_module``)."""
+"""``python -m omnibus_models.device DEVICE``: checks that torch can compute there.
+
+See ``omnibus.process.run_module``.
+"""
 
 import sys
 
@@ -7,7 +10,10 @@ from omnibus.process import run_module
 
 
 def check_device(name: str) -> str:
-    """The name of the device ``name``, such as ``cuda:1``. Raises ``BadRequest`` with what torch says against it."""
+    """Return the name of the device ``name``, such as ``cuda:1``.
+
+    Raises ``BadRequest`` with torch's error.
+    """
     import torch
 
     try:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 
 def copy_to_device(arrays: Sequence[np.ndarray], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return each of ``arrays`` as ``dtype`` on ``device``; their memory may be of somebody else afterwards on a GPU.
+    """Return each of ``arrays`` as ``dtype`` on ``device``.
 
-    Arrays in pinned memory are read by the GPU itself, one copy behind the other, and this waits once for all.
-    What has another type is converted on the device. On a CPU what needs no conversion shares the array's memory.
+    On a GPU, their memory may be reused afterwards. The GPU reads arrays in pinned memory itself, one copy after the
+    other, and this function waits once for all. Conversions of types happen on the device. On a CPU, an array that
+    needs no conversion shares its memory.
     """
     copies = [torch.from_numpy(array).to(device, non_blocking=True) for array in arrays]
     if copies:
@@ -20,7 +21,7 @@ def copy_to_device(arrays: Sequence[np.ndarray], device: torch.device, dtype: to
 
 
 def copy_to_host(tensor: Tensor) -> np.ndarray:
-    """Return ``tensor`` as float32 in memory of the host; on a CPU without a copy where it has that type."""
+    """Return ``tensor`` as float32 in host memory; a float32 tensor on a CPU is not copied."""
     values = tensor.float()
     if values.device.type == "cpu":
         return values.numpy()
@@ -31,15 +32,15 @@ def copy_to_host(tensor: Tensor) -> np.ndarray:
 
 
 def empty_on_host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory of the host that ``device`` writes to by itself, see ``finish_copies``.
+    """Return host memory that ``device`` writes to directly, see ``finish_copies``.
 
-    For a GPU it is pinned memory that torch keeps for the next one: pages that are new to a process cost many times as
-    much as the copy itself.
+    For a GPU it is pinned memory that torch reuses. Pages that are new to a process cost many times as much as the
+    copy.
     """
     return torch.empty(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def finish_copies(device: torch.device) -> None:
-    """Wait until copies that ``device`` makes without being waited for are complete."""
+    """Wait until asynchronous copies of ``device`` are complete."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,7 @@
-"""Load one component of a diffusers checkpoint, a directory for each: prune the skeleton, keep the library's loader."""
+"""Loading of one component of a diffusers checkpoint, from its directory.
+
+It prunes the skeleton and keeps the library's loader.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from torch import nn
 from omnibus import errors
 from omnibus_models import loading
 
-# A service's log is no place for progress bars and for advice on optional packages.
+# Keep the service's log free of progress bars and advice on optional packages.
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
@@ -19,9 +22,9 @@ logging.set_verbosity_error()
 def load_model(
     cls: Any, checkpoint: Path, part: str, *, drop: Sequence[str] = (), device: str = "cpu", dtype: str = "float32"
 ) -> Any:
-    """The model ``cls`` from the directory ``part``, in evaluation mode, without the children in ``drop``.
+    """Load the model ``cls`` from the directory ``part``, without children in ``drop``.
 
-    Raises ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
+    It is in evaluation mode. Raises ``Fatal`` with the names of missing weights, and if the checkpoint cannot be read.
     """
     other = loading.stand_in.get()
     try:
@@ -32,7 +35,7 @@ def load_model(
                 checkpoint,
                 subfolder=part,
                 torch_dtype=loading.torch_dtype(dtype),
-                low_cpu_mem_usage=False,  # True needs another package; no weights are drawn first either way
+                low_cpu_mem_usage=False,  # True needs another package; neither initialises weights first
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
@@ -44,7 +47,7 @@ def load_model(
 
 
 def pruned_class(cls: Any, drop: Sequence[str]) -> Any:
-    """A subclass of ``cls`` that is built with nothing in the place of the children in ``drop``."""
+    """Return a subclass of ``cls`` without the children in ``drop``."""
 
     class PrunedDiffusionModel(cls):
         _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]

@@ -1,15 +1,15 @@
-"""Codec codes to waveform, piece by piece: a diffusion transformer (DiT) and a BigVGAN with cursors.
+"""Streaming vocoder: codec codes to waveform with a diffusion transformer (DiT) and BigVGAN.
 
-Both networks look ahead, so a sample is final only when enough later codes are known. The cursors emit
-exactly the final ones and lose or double nothing. How much context each network gets:
+Both networks look ahead, so a sample is final only when enough later codes are known. Cursors emit exactly the final
+samples, without loss or duplication. The context of each network:
 
 * BigVGAN is a stack of convolutions. Its reach follows from its configuration, so its windows are exact.
-* The DiT attends one block (12 codes) ahead and two back at most, but in each of 36 evaluations of the
-  solver, so its formal reach is seconds. The influence dies out by a factor of 30 to 50 per block.
-  Largest waveform error against the one-shot waveform, tiny checkpoint, 144 codes, two draws:
-  1 ahead 3e-4, 2 ahead 4e-6, 3 ahead 6e-7; 1 back 2e-4, 2 back 3e-6, 3 back 4e-7 (float32 rounding).
-  Two ahead is the least that keeps 1e-5; three back costs little and adds no delay. The first samples
-  come after (1 + ahead) blocks, 36 codes, plus what BigVGAN's reach needs beyond the first block.
+* The DiT attends at most one block (12 codes) ahead and two back. The solver evaluates it 36 times, so its formal reach
+  is seconds. The influence decreases by a factor of 30 to 50 per block.
+  Largest waveform error against one shot, on the tiny checkpoint with 144 codes and two draws (float32 rounding).
+  1 ahead 3e-4, 2 ahead 4e-6, 3 ahead 6e-7, 1 back 2e-4, 2 back 3e-6, 3 back 4e-7.
+  Two ahead is the least that keeps 1e-5. Three back costs little and adds no delay. The first samples
+  appear after (1 + ahead) blocks, 36 codes, plus BigVGAN's reach beyond the first block.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 BLOCKS_BACK = 3
 BLOCKS_AHEAD = 2
-# Blocks that one DiT pass may finish: attention is quadratic in the window.
+# Most blocks that one DiT pass may finish: attention is quadratic in the window.
 _MAX_BATCH_BLOCKS = 8
 
 # The library's defaults for ``generate``; time runs slowly at first ("sway").
@@ -33,9 +33,9 @@ _ACTIVATION_REACH = 6
 
 
 class SpeakerEncoder(nn.Module):
-    """The speaker encoder of a DiT, that takes its own embeddings as well.
+    """The speaker encoder of a DiT, which also accepts its own embeddings.
 
-    The library encodes the voice's reference anew in each of 36 evaluations of the solver.
+    The library encodes the voice's reference again in each of the solver's 36 evaluations.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -43,12 +43,12 @@ class SpeakerEncoder(nn.Module):
         self.encoder = encoder
 
     def forward(self, condition: Tensor) -> Tensor:
-        """Reference spectrograms [B, F, mel] or their embeddings [B, D] to embeddings [B, D]."""
+        """Encode reference spectrograms [B, F, mel], or return embeddings [B, D] unchanged."""
         return condition if condition.dim() == 2 else self.encoder(condition)
 
 
 def accept_embedded_voices(dit: Any) -> None:
-    """Have ``dit`` take voices as ``embed_reference`` returns them. Doing so twice is harmless."""
+    """Make ``dit`` accept voices as ``embed_reference`` returns them. It is idempotent."""
     parts = dit.input_embed
     if not isinstance(parts.spk_encoder, SpeakerEncoder):
         parts.spk_encoder = SpeakerEncoder(parts.spk_encoder)
@@ -56,7 +56,10 @@ def accept_embedded_voices(dit: Any) -> None:
 
 @torch.no_grad()
 def embed_reference(dit: Any, ref_mel: Tensor) -> Tensor:
-    """The embeddings [2, D] of a voice's reference [1, F, mel] and of silence, which guidance sets against it."""
+    """Return embeddings [2, D] of a voice's reference [1, F, mel] and of silence.
+
+    Guidance contrasts the two.
+    """
     embeddings: Tensor = dit.input_embed.spk_encoder(torch.cat([ref_mel, torch.zeros_like(ref_mel)]))
     return embeddings
 
@@ -69,7 +72,7 @@ def sample_mel(dit: Any, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tens
     """
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-    # With and without guidance, as the library does it by itself where it is given a reference.
+    # With and without guidance, as the library does with a reference.
     speaker = torch.cat([cond, torch.zeros_like(cond)]).unsqueeze(1).repeat(1, noise.shape[1], 1)
     guided_codes = torch.cat([codes, torch.zeros_like(codes)])
 
@@ -92,7 +95,10 @@ def sample_mel(dit: Any, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tens
 
 
 def context_frames(config: Any) -> int:
-    """Mel frames on either side that one BigVGAN sample can depend on, from its configuration."""
+    """Return the mel frames on either side that affect one BigVGAN sample.
+
+    They follow from its configuration.
+    """
     block = max(map(_block_reach, config.resblock_kernel_sizes, config.resblock_dilation_sizes))
     frames, rate = 3.0, 1
     for stride, kernel in zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True):
@@ -108,7 +114,7 @@ def _block_reach(kernel: int, dilations: Sequence[int]) -> int:
 
 
 class DitVocoding:
-    """One waveform in the making, see ``contract.Vocoding``. ``cond`` and ``voice`` as in ``sample_mel``."""
+    """One waveform in progress, see ``contract.Vocoding``. ``cond`` and ``voice`` as in ``sample_mel``."""
 
     def __init__(self, dit: Any, bigvgan: Any, cond: Tensor, voice: Tensor, seed: int) -> None:
         self._dit, self._bigvgan = dit, bigvgan
@@ -124,16 +130,16 @@ class DitVocoding:
         self._sounded = 0  # frames already turned into samples
 
     def skip(self, samples: int) -> int:
-        """Begin at the first block that a sample after the first ``samples`` is made of."""
+        """Skip blocks that affect only the first ``samples``."""
         self._sounded = samples // self._per_frame
         frames = self._block * self._repeats
         blocks = max(0, self._sounded - self._reach) // frames
-        self._mel = self._mel.new_zeros(blocks * frames, self._mel.shape[1])  # nobody looks at them
+        self._mel = self._mel.new_zeros(blocks * frames, self._mel.shape[1])  # never read
         return self._sounded * self._per_frame
 
     @torch.no_grad()
     def push(self, codes: Sequence[int], last: bool) -> Tensor:
-        """Take codes and return the samples that have become final, float32 [n] on the CPU."""
+        """Append codes and return new final samples, float32 [n] on the CPU."""
         self._codes += codes
         self._draw_noise(len(codes))
         self._denoise_mel(last)

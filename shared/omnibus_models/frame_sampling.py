@@ -1,7 +1,7 @@
-"""Choice of the frames of a video that a model is given, as its family's own processor takes them.
+"""Choice of video frames for a model, as in its family's processor.
 
-Frames are taken by their numbers where the rate is constant, as all processors do, and at even times elsewhere: a
-processor that counts frames would give a screen recording's pauses no time. Sources are in docs/models.md.
+With a constant rate, frames are chosen by their numbers, as in all processors. Otherwise they are chosen at even times:
+counting frames would ignore the pauses of a screen recording. Sources are in docs/models.md.
 """
 
 from bisect import bisect_right
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-#: Frames per second where a processor names none.
+#: Frames per second if a processor has no setting.
 DEFAULT_FPS = 2.0
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Rule of one family. ``fps`` frames per second, or ``count`` frames however long the video is.
+    """Sampling rule of one family: ``fps`` frames per second, or ``count`` frames for any length.
 
-    At least ``least`` and at most ``most``, a multiple of ``multiple``, and never more than the video has.
-    ``place``: ``ends`` spreads frames from the first to the last; ``starts`` and ``middles`` cut the video into
-    equal parts and take the frame that is shown at the start or in the middle of each.
+    It takes at least ``least`` and at most ``most`` frames, a multiple of ``multiple``, and never more than the video
+    has. ``place`` ``ends`` spreads frames from the first to the last. ``starts`` and ``middles`` cut the video into
+    equal parts, and take the frame that is shown at the start or in the middle of each.
     """
 
     fps: float = DEFAULT_FPS
@@ -32,23 +32,23 @@ class FrameSampling:
 
     @staticmethod
     def of_processor(processor: Any, **changes: Any) -> "FrameSampling":
-        """The rule with the numbers that a checkpoint's video processor names."""
+        """Return the rule with the settings of a checkpoint's video processor."""
         fps, count = getattr(processor, "fps", None), getattr(processor, "num_frames", None)
         named = {"least": getattr(processor, "min_frames", None), "most": getattr(processor, "max_frames", None)}
         known = {name: int(value) for name, value in named.items() if value is not None}
         return FrameSampling(float(fps or DEFAULT_FPS), int(count) if count else None, **{**known, **changes})
 
     def frame_count(self, timing: "FrameTiming", limit: int) -> int:
-        """Number of frames to take of a video, at most ``limit``."""
+        """Return the number of frames to take, at most ``limit``."""
         total = len(timing.times)
         wished = self.count or max(self.least, int(timing.length * Fraction(self.fps).limit_denominator(1000)))
         count = min(wished, total, limit, self.most or total)
-        # Where times are uneven, no frame is left out for the sake of a number that the processor fills up to.
+        # With uneven times, no frame is dropped to reach a multiple, since the processor pads to it.
         multiple = self.multiple if timing.steady or count < total else 1
         return max(1, count // multiple * multiple)
 
     def choose_frames(self, timing: "FrameTiming", limit: int) -> list[int]:
-        """Numbers of the frames to take, ascending, each once."""
+        """Return the numbers of the frames to take, ascending and distinct."""
         count, total = self.frame_count(timing, limit), len(timing.times)
         if count == total:
             return list(range(total))
@@ -66,8 +66,8 @@ class FrameSampling:
 class FrameTiming:
     """Times of the frames of a video: ``times`` in seconds, ascending from 0, and its ``length``.
 
-    ``steady`` says that no frame is more than half a frame away from where a constant rate would have it. Containers
-    that count milliseconds round the times of a constant rate.
+    ``steady`` means that each frame is within half a frame of its time at a constant rate. Containers that count
+    milliseconds round the times of a constant rate.
     """
 
     times: Sequence[Fraction]
@@ -76,9 +76,9 @@ class FrameTiming:
 
     @staticmethod
     def of_stamps(stamps: Sequence[Fraction], last: Fraction, rate: Fraction | None) -> "FrameTiming":
-        """Timing of frames with ``stamps``, the last of which is shown for ``last`` seconds; 0 is unknown.
+        """Return the timing of frames with ``stamps``.
 
-        ``rate`` are the container's frames per second.
+        The last frame is shown for ``last`` seconds; 0 is unknown. ``rate`` is the container's frames per second.
         """
         times = [stamp - stamps[0] for stamp in stamps]
         gaps, end = len(times) - 1, times[-1]
@@ -92,16 +92,16 @@ class FrameTiming:
         return FrameTiming(times, length, steady)
 
     def nearest(self, spot: Fraction) -> int:
-        """The frame nearest in time to where frame ``spot`` would be at a constant rate."""
+        """Return the frame nearest to frame ``spot`` at a constant rate."""
         time = self.times[-1] * spot / max(1, len(self.times) - 1)
         after = min(bisect_right(self.times, time), len(self.times) - 1)
         before = max(0, after - 1)
         return before if time - self.times[before] <= self.times[after] - time else after
 
     def shown(self, spot: Fraction) -> int:
-        """The frame on display when frame ``spot`` would begin at a constant rate."""
+        """Return the frame on display when ``spot`` would begin at constant rate."""
         return max(0, bisect_right(self.times, self.length * spot / len(self.times)) - 1)
 
     def seconds(self, number: int) -> float:
-        """Time of frame ``number``: by the rate where that is constant, since stamps may be rounded."""
+        """Return the time of frame ``number``: with a constant rate from that, since stamps may be rounded."""
         return float(number * self.length / len(self.times) if self.steady else self.times[number])

@@ -1,7 +1,7 @@
-"""Images of every mode that Pillow decodes, in 8-bit RGB as browsers show them on a white page.
+"""Conversion of Pillow's modes to 8-bit RGB, on white as in browsers.
 
-Models' own processors end in ``Image.convert("RGB")``, which clips samples of more than 8 bits and shows what lies
-hidden under transparent pixels. Sources for each rule are in docs/models.md.
+Models' own processors end in ``Image.convert("RGB")``, which clips samples of more than 8 bits and shows colours hidden
+under transparent pixels. Sources for each rule are in docs/models.md.
 """
 
 import io
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _WHITE = (255, 255, 255)
 #: 16 bits to 8: 65535 / 257 is 255, as OpenCV and browsers have it.
 _HIGH_BYTE = ((np.arange(65536) + 128) // 257).astype(np.uint8)
-#: By how much Pillow multiplies grey of 2 and 4 bits.
+#: Factors by which Pillow multiplies grey of 2 and 4 bits.
 _SHALLOW_GREY = {"L;2": 85, "L;4": 17}
 _ORIENTATION, _PHOTOMETRIC = 0x0112, 262
 _WHITE_IS_ZERO = 0
@@ -32,9 +32,9 @@ _TURNS = {
 
 
 def load_pixels(image: Image.Image) -> None:
-    """Decode ``image``, and bring the colour that it declares transparent to the scale of its pixels."""
+    """Decode ``image``, and scale its transparent colour like its pixels."""
     raw_mode = image.tile[0].args if image.tile else None
-    image.load()  # reads the orientation that a PNG names after its pixels
+    image.load()  # reads the orientation that follows a PNG's pixels
     _scale_colour_key(image, raw_mode)
 
 
@@ -46,7 +46,7 @@ def convert_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scale_colour_key(image: Image.Image, raw_mode: object) -> None:
-    """Bring the colour that a PNG declares transparent to the scale that Pillow brought its pixels to."""
+    """Scale the transparent colour of a PNG as Pillow scaled its pixels."""
     key = image.info.get("transparency")
     if isinstance(key, int) and raw_mode in _SHALLOW_GREY:
         image.info["transparency"] = key * _SHALLOW_GREY[str(raw_mode)]
@@ -58,7 +58,7 @@ def _read_orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # noqa: BLE001
-        # Damaged EXIF raises anything. The pixels are decoded, and browsers show them as they are.
+        # Damaged EXIF raises anything. The pixels are decoded, and browsers show them unturned.
         return 1
 
 
@@ -87,9 +87,10 @@ def _flatten_deep_grey(image: Image.Image) -> Image.Image:
 
 
 def _scale_samples(samples: "NDArray[np.int32] | NDArray[np.float32]") -> "NDArray[np.uint8]":
-    """Samples of 32 bits to 8. What is white is not in the file: the smallest usual range that holds all samples.
+    """Convert 32-bit samples to 8 bits.
 
-    These are floats of 0 to 1, values of 8 and of 16 bits; otherwise the samples' own range.
+    The file does not define white. The scale is the smallest usual range that contains all samples. Ranges are floats
+    of 0 to 1, values of 8 or of 16 bits, otherwise the samples' own range.
     """
     usable = samples[np.isfinite(samples)]
     low, high = (float(usable.min()), float(usable.max())) if usable.size else (0.0, 0.0)
@@ -101,7 +102,7 @@ def _scale_samples(samples: "NDArray[np.int32] | NDArray[np.float32]") -> "NDArr
 
 
 def _flatten_print(image: Image.Image) -> Image.Image:
-    """CMYK by its profile: without one, Pillow's colours are far from those of any press."""
+    """Convert CMYK by its profile: without one, Pillow's colours differ from those of any press."""
     try:
         return _apply_profiles(image, ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"])))
     except (ImageCms.PyCMSError, OSError, ValueError):  # a damaged profile, or one of another kind

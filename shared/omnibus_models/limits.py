@@ -1,4 +1,4 @@
-"""Limits on the cost of one media file, and their checks before and while it is decoded."""
+"""Limits on a media file's cost, checked before and during decoding."""
 
 import time
 from contextvars import ContextVar
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Qwen's resizing refuses anything longer; so does this module, before decoding.
+# Qwen's resizing rejects anything longer; so does this module, before decoding.
 MAX_ASPECT_RATIO = 200
 
-#: Samples per second of any recording, and its channels. Outside of these a header is damaged or hostile.
+#: Samples per second of any recording, and its channels. Outside these limits, a header is damaged or hostile.
 MIN_RATE_HERTZ, MAX_RATE_HERTZ = 1_000, 768_000
 MAX_CHANNELS = 64
 #: Samples as multiples of full scale: files of floats that were scaled as integers stay below.
 MAX_AMPLITUDE = 65_536.0
 
-#: An event that ends the decoding of this context when it is set: nobody waits for the result any more.
+#: An event that stops the decoding in this context: the caller no longer needs the result.
 CANCELLED: ContextVar[Event | None] = ContextVar("cancelled", default=None)
 
 
@@ -29,11 +29,10 @@ CANCELLED: ContextVar[Event | None] = ContextVar("cancelled", default=None)
 class MediaDecodeLimits:
     """Limits on the cost of one media file. Anything above raises ``TooLarge``.
 
-    ``pixels``: of an image or of one video frame. ``seconds``: of sound or video. ``frames``: decoded
-    from one video, and ``decoded`` the pixels of all of them. ``sampled``: frames that reach the model, thinned out
-    evenly, no error.
-    ``video_pixels``: sum over the sampled frames, which bounds memory (3 bytes each). ``cpu_seconds``: of the thread
-    that decodes one recording.
+    ``pixels``: of an image or of one video frame. ``seconds``: of audio or video. ``frames``: decoded from one video,
+    and ``decoded`` the pixels of all of them. ``sampled``: frames that reach the model, thinned out evenly without an
+    error. ``video_pixels``: sum over the sampled frames, which limits memory (3 bytes each). ``cpu_seconds``: of the
+    thread that decodes one recording.
     """
 
     pixels: int = 50_000_000
@@ -52,7 +51,7 @@ DEFAULT = MediaDecodeLimits()
 class Clip:
     """Sampled frames, uint8 [n, height, width, 3]. ``fps`` is n divided by the length of the whole video.
 
-    ``seconds`` is when each is shown, counted from the video's first frame. ``steady`` videos have a constant rate.
+    ``seconds`` has the time of each, counted from the video's first frame. ``steady`` videos have a constant rate.
     """
 
     frames: "NDArray[np.uint8]"
@@ -62,7 +61,7 @@ class Clip:
 
 
 class DecodeBudget:
-    """Time left for decoding one recording. Made and checked in the thread that decodes."""
+    """Time left for decoding one recording. Create and check it in the decoding thread."""
 
     def __init__(self, limits: MediaDecodeLimits) -> None:
         self._limit = limits.cpu_seconds
@@ -70,9 +69,9 @@ class DecodeBudget:
         self._cancelled = CANCELLED.get()
 
     def raise_if_spent(self) -> None:
-        """Raise ``StageUnavailable`` when nobody waits any more, and ``TooLarge`` when the CPU time is used up."""
+        """Raise ``StageUnavailable`` after a cancellation, and ``TooLarge`` without CPU time left."""
         if self._cancelled is not None and self._cancelled.is_set():
-            raise errors.StageUnavailable("decoding was stopped: nobody waits for it any more")
+            raise errors.StageUnavailable("decoding was cancelled")
         if time.thread_time() > self._end:
             raise errors.TooLarge(
                 f"the recording takes more than {self._limit:g} seconds to decode; send it smaller or shorter"
@@ -80,7 +79,7 @@ class DecodeBudget:
 
 
 def check_audio_format(rate: int, channels: int) -> None:
-    """Raise ``BadMedia`` for samples per second or channels that no recording has."""
+    """Raise ``BadMedia`` for an impossible sample rate or number of channels."""
     if not MIN_RATE_HERTZ <= rate <= MAX_RATE_HERTZ:
         raise errors.BadMedia(f"the audio's sample rate must be {MIN_RATE_HERTZ} to {MAX_RATE_HERTZ} hertz")
     if not 1 <= channels <= MAX_CHANNELS:
@@ -88,26 +87,29 @@ def check_audio_format(rate: int, channels: int) -> None:
 
 
 def check_amplitude(samples: "NDArray[np.float32]") -> None:
-    """Raise ``BadMedia`` for samples that are no numbers, or so large that a model's features would be none."""
+    """Raise ``BadMedia`` for samples that are not numbers or are too large.
+
+    With these, a model's features would not be numbers.
+    """
     if not (abs(samples) < float("inf")).all():  # NaN is not less than anything
-        raise errors.BadMedia("the audio holds samples that are not finite numbers")
+        raise errors.BadMedia("the audio contains samples that are not finite numbers")
     if (abs(samples) > MAX_AMPLITUDE).any():
         raise errors.BadMedia(f"the audio has samples beyond {MAX_AMPLITUDE:g} times full scale; normalise it")
 
 
 def check_pixels(width: int, height: int, limits: MediaDecodeLimits) -> None:
-    """Raise ``TooLarge`` when one picture of this size is over the limit."""
+    """Raise ``TooLarge`` if an image of this size is over the limit."""
     if width * height > limits.pixels:
-        raise errors.TooLarge(f"{width}x{height} pixels are over the limit of {limits.pixels}; send a smaller picture")
+        raise errors.TooLarge(f"{width}x{height} pixels are over the limit of {limits.pixels}; send a smaller image")
 
 
 def check_seconds(seconds: float, limits: MediaDecodeLimits) -> None:
-    """Raise ``TooLarge`` when a recording of this length is over the limit."""
+    """Raise ``TooLarge`` if a recording of this length is over the limit."""
     if seconds > limits.seconds:
         raise errors.TooLarge(f"the recording is longer than {limits.seconds:g} seconds; send a shorter one")
 
 
 def check_aspect(width: int, height: int) -> None:
-    """Raise ``BadMedia`` for a picture that is a line."""
+    """Raise ``BadMedia`` for an image with an extreme aspect ratio."""
     if max(width, height) > MAX_ASPECT_RATIO * max(1, min(width, height)):
-        raise errors.BadMedia(f"one side of the picture is more than {MAX_ASPECT_RATIO} times the other")
+        raise errors.BadMedia(f"one side of the image is more than {MAX_ASPECT_RATIO} times the other")

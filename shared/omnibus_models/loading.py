@@ -1,7 +1,7 @@
 """Load one component of a checkpoint: prune the skeleton, keep the library's own loader.
 
-Inside ``from_pretrained`` the skeleton is built on the meta device, so the parts that are removed
-cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisation keep working.
+``from_pretrained`` builds the skeleton on the meta device, so removed parts cost nothing. Renames of old checkpoint
+keys, sharding, dtype and quantisation keep working.
 """
 
 import copy
@@ -22,25 +22,25 @@ from omnibus_models.attention_kernels import share_key_heads
 M = TypeVar("M", bound=PreTrainedModel)
 
 _MAX_NAMED = 5
-#: Who loads. While it does the library replaces functions of its classes (``tie_weights``), for the whole process: two
-#: loads in threads at once could leave the replacement there for good.
+#: Held while loading. The library then replaces functions of its classes (``tie_weights``) for the whole process. Two
+#: concurrent loads could make the replacement permanent.
 LOAD_LOCK = threading.Lock()
 
 
 class StandIn(Protocol):
-    """Loader that replaces the libraries, for classes that are pruned already."""
+    """Loader that replaces the libraries' loaders, for classes that are already pruned."""
 
     def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
         """Load as ``load_model`` does."""
 
     def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
-        """Load as ``diffusion.load`` does."""
+        """Load as ``diffusers_loading.load_model`` does."""
 
 
-#: Set while a checkpoint is looked at and not loaded, see ``omnibus_models.examine``.
+#: Set while a checkpoint is examined and not loaded, see ``omnibus_models.examine``.
 stand_in: ContextVar[StandIn | None] = ContextVar("stand_in", default=None)
 
-# A service's log is no place for progress bars and for advice on default configurations.
+# Keep the service's log free of progress bars and advice on default configurations.
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
@@ -48,7 +48,10 @@ _describe_config = PreTrainedConfig.__repr__
 
 
 def _describe_shown_config(config: PreTrainedConfig) -> str:
-    """The library describes each configuration that it reads for a line of its log, 0.25 s of an omni model's load."""
+    """Describe a configuration only if the library logs it.
+
+    The library describes each for a line of its log, which takes 0.25 s of an omni model's load.
+    """
     if logging.get_verbosity() <= logging.INFO:
         return _describe_config(config)
     return object.__repr__(config)
@@ -66,11 +69,12 @@ def load_model(
     dtype: str = "float32",
     **options: Any,
 ) -> M:
-    """An instance of ``cls`` in evaluation mode without the modules whose paths are in ``drop``.
+    """Load an instance of ``cls`` without the modules in ``drop``.
 
-    Paths that the class does not have are passed over. ``options`` go to ``from_pretrained``. Raises
-    ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read, also for want of the
-    library of its quantised weights. Without layers nothing is left that is quantised, and no such library is needed.
+    It is in evaluation mode. ``drop`` has paths of modules; unknown ones are ignored. ``options`` are passed to
+    ``from_pretrained``. Raises ``Fatal`` with the names of missing weights, and if the checkpoint cannot be read. The
+    latter includes a missing library for quantised weights. Without layers, no quantised weights are left, and that
+    library is not needed.
     """
     other = stand_in.get()
     try:
@@ -97,7 +101,7 @@ def load_model(
 
 
 def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The option ``config`` without what it says of quantised weights; empty where it says nothing."""
+    """Return the option ``config`` without its quantisation, or {} if it has none."""
     kind: Any = cls.config_class
     config = options.get("config") or kind.from_pretrained(checkpoint, local_files_only=True)
     if not hasattr(config, "quantization_config"):
@@ -108,7 +112,7 @@ def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> di
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called ``name``; ``Fatal`` when there is none."""
+    """Return the torch dtype ``name``. Raises ``Fatal`` if it is unknown."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise errors.Fatal(f"unknown dtype {name!r}; use float32, bfloat16 or float16")
@@ -116,10 +120,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
-    """A subclass of ``cls`` that is built without the modules in ``drop``."""
+    """Return a subclass of ``cls`` without the modules in ``drop``."""
 
     class PrunedModel(cls):  # type: ignore[valid-type,misc]
-        # What was dropped is still in the checkpoint: no reason for a warning.
+        # Dropped modules are still in the checkpoint, which is no reason for a warning.
         _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +132,7 @@ def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
                 _remove_module(self, path)
             _untie_weights(self, drop)
 
-    # The loader finds the renames of a checkpoint's keys by the name of the class.
+    # The loader looks up the renames of a checkpoint's keys by the name of the class.
     PrunedModel.__name__, PrunedModel.__qualname__, PrunedModel.__module__ = (
         cls.__name__,
         cls.__qualname__,
@@ -157,7 +161,7 @@ def _untie_weights(module: PreTrainedModel, drop: Sequence[str]) -> None:
 
 
 def require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> None:
-    """Raise ``Fatal`` that names weights which ``checkpoint`` did not have."""
+    """Raise ``Fatal`` with the names of weights that ``checkpoint`` lacks."""
     unset = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     names = sorted({*missing, *unset})
     if names:

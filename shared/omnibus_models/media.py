@@ -1,7 +1,7 @@
-"""Untrusted media files to pixels and samples, within limits that are checked before decoding.
+"""Decoding of untrusted media files to pixels and samples.
 
-Every failure of a decoder becomes ``BadMedia`` with fixed text: what a decoder says about hostile
-bytes is never echoed. Pillow decodes images, PyAV decodes sound and video.
+Limits are checked before decoding. Every failure of a decoder becomes ``BadMedia`` with fixed text: a decoder's message
+about hostile bytes is never echoed. Pillow decodes images, PyAV decodes audio and video.
 """
 
 from collections.abc import Iterator
@@ -37,13 +37,16 @@ DEFAULT_SAMPLING = FrameSampling()
 
 
 def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
-    """Decode one image (the first frame of an animation) to RGB, upright and on white."""
+    """Decode one image to RGB, upright and on white.
+
+    Of an animation it decodes the first frame.
+    """
     with decoder_errors("image", data):
         return image_modes.convert_to_rgb(load_image(data, limits))
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
-    """Decode the first sound track to mono float32 [n] at ``rate`` samples per second."""
+    """Decode the first audio track to mono float32 [n] at ``rate`` hertz."""
     from omnibus_models import _av
 
     with decoder_errors("audio", data):
@@ -53,7 +56,10 @@ def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: in
 def decode_video(
     data: memoryview, limits: MediaDecodeLimits = DEFAULT, sampling: FrameSampling = DEFAULT_SAMPLING
 ) -> Clip:
-    """Decode the first video track and keep the frames of ``sampling``, upright, fewer when it is long."""
+    """Decode the first video track and keep the frames of ``sampling``, upright.
+
+    Of a long video, it keeps fewer.
+    """
     from omnibus_models import _video
 
     with decoder_errors("video", data):
@@ -62,7 +68,7 @@ def decode_video(
 
 @contextmanager
 def decoder_errors(kind: str, data: memoryview) -> Iterator[None]:
-    """The boundary to a decoder: its errors become ``BadMedia``, our own pass."""
+    """Error boundary of a decoder: its errors become ``BadMedia``, our own pass through."""
     if not len(data):
         raise errors.BadMedia(f"the {kind} is empty; send the bytes of the file")
     try:
@@ -72,6 +78,6 @@ def decoder_errors(kind: str, data: memoryview) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise errors.TooLarge(f"the {kind} has too many pixels; send a smaller one") from None
     except Exception:  # noqa: BLE001
-        # Decoders raise anything on hostile bytes: KeyError, struct.error, SyntaxError. One request is at
-        # fault, the service is not.
+        # Decoders raise anything on hostile bytes: KeyError, struct.error, SyntaxError. The request is at
+        # fault, not the service.
         raise errors.BadMedia(f"the {kind} is corrupt, truncated or of an unknown format; send another file") from None

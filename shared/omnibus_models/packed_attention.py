@@ -1,7 +1,7 @@
-"""Attention of vision towers on a GPU: all windows, images and frames of a batch in one call of a kernel.
+"""Packed attention of vision towers on a GPU: one kernel call for all parts of a batch.
 
-Without it transformers attends to each of them by a call of its own, in every layer: to 81 windows of an image of
-1008 x 1008 pixels in 28 of the 32 layers of Qwen2.5-VL, so that the GPU waits for the interpreter.
+Parts are windows, images and frames. Without it, transformers calls a kernel for each of them in every layer. In
+Qwen2.5-VL, an image of 1008 x 1008 pixels has 81 windows in 28 of 32 layers. The GPU would wait for the interpreter.
 """
 
 import inspect
@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Name of the implementation. "flash" in it has transformers hand over the lengths instead of cutting the batch itself.
+#: Name of the implementation. With "flash" in it, transformers passes the lengths instead of cutting the batch itself.
 _NAME = "packed_flash"
 _DTYPES = (torch.bfloat16, torch.float16)
-_HEAD_MULTIPLE, _LARGEST_HEAD = 8, 256  # sizes of heads that the kernel takes
+_HEAD_MULTIPLE, _LARGEST_HEAD = 8, 256  # sizes of heads that the kernel supports
 
 
 def use_packed_attention(module: nn.Module) -> None:
-    """Let those parts of ``module`` that take packed sequences attend to all at once: on a GPU, with 16 bits.
+    """Enable packed attention for ``module`` on a GPU with 16-bit weights.
 
-    Elsewhere nothing changes. Sums are then made in another order; results are equal within rounding.
+    It applies to parts that take packed sequences. Elsewhere nothing changes. The order of sums differs, so results are
+    equal within rounding.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -45,10 +46,11 @@ def attend_packed(
     max_length_q: int,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence of a packed batch, as an attention function of transformers.
+    """Attend within each sequence of a packed batch.
 
-    ``query``, ``key`` and ``value`` are [1, heads, T, width]; sequence i is from ``cu_seq_lens_q[i]`` to
-    ``cu_seq_lens_q[i + 1]``, the longest has ``max_length_q`` positions. Returns [1, T, heads, width].
+    This is an attention function of transformers. ``query``, ``key`` and ``value`` are [1, heads, T, width]. Sequence i
+    is from ``cu_seq_lens_q[i]`` to ``cu_seq_lens_q[i + 1]``, and the longest has ``max_length_q`` positions. Returns
+    [1, T, heads, width].
     """
     from torch.nn.attention.varlen import varlen_attn
 

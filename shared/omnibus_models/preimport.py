@@ -1,8 +1,7 @@
-"""Importing this imports what loading and running any component would import, for processes that are forked.
+"""Imports all modules that loading and running any component needs, before forks.
 
-The libraries import their parts when a part is first used; here each is used by name. No tensor is
-computed and no checkpoint read, so no thread is started and no device touched. What needs a library
-that is not installed is left out.
+The libraries import their parts on first use. Here each is used by name. No tensor is computed and no checkpoint read,
+so no thread is started and no device used. Parts that need a missing library are left out.
 """
 
 import importlib
@@ -43,7 +42,7 @@ def _import_preprocessing() -> None:
 
 
 def _warm_loader() -> None:
-    """Make what the library's loader makes once per process: patterns of renamed weights, operators of skeletons."""
+    """Create the loader's per-process objects: patterns of renamed weights, skeleton operators."""
     import torch
     from transformers import conversion_mapping
 
@@ -53,7 +52,7 @@ def _warm_loader() -> None:
 
 for _name in families.NAMES:
     _import_modules([f"{families.__name__}.{_name}"])
-    # A family is named as its architecture is in the library.
+    # A family has the name of its architecture in the library.
     _import_modules(
         f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing")
     )
@@ -61,5 +60,5 @@ _import_modules(f"transformers.models.{_name}.modeling_{_name}" for _name in _NA
 _import_modules(_PARTS)
 with suppress(ModuleNotFoundError):
     _import_preprocessing()
-with suppress(ImportError, AttributeError):  # the library's own affair: without it loads take longer
+with suppress(ImportError, AttributeError):  # optional: without it, loads take longer
     _warm_loader()

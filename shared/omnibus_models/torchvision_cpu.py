@@ -1,9 +1,9 @@
 """Let a CUDA-linked torchvision wheel import on a CPU-only torch.
 
-The wheel's extension needs ``libtorch_cuda``; torchvision tolerates its absence, but then its Python
-side registers fake kernels for operators that nobody declared, and the import fails. Declaring the
-schemas first, never the kernels, lets the pure Python part (``transform_count.v2``) work. Image and video
-processors need nothing more. Schemas: torchvision 0.28 ``csrc/ops``.
+The wheel's extension needs ``libtorch_cuda``. torchvision tolerates its absence, but its Python side then registers
+fake kernels for undeclared operators, and the import fails. Declaring only the schemas first, never the kernels, lets
+the pure Python part (``transforms.v2``) work. Image and video processors need nothing more. Schemas: torchvision 0.28
+``csrc/ops``.
 """
 
 import importlib.util
@@ -42,7 +42,7 @@ _library: torch.library.Library | None = None
 
 
 def is_needed() -> bool:
-    """Return whether torchvision is installed and its operators are missing on this CPU build of torch."""
+    """Return whether installed torchvision lacks its operators on CPU torch."""
     if torch.version.cuda is not None or importlib.util.find_spec("torchvision") is None:
         return False
     return not hasattr(torch.ops.torchvision, "nms")

@@ -171,7 +171,7 @@ def set_manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
         (set_manifest(format=2), "reads form 1"),
         (set_manifest(wire=2), "wire version 2"),
         (set_manifest(streams={"OTHERS": 1}), "streams that this build does not have: OTHERS"),
-        (set_manifest(keys="many"), "no backup of omnibus"),
+        (set_manifest(keys="many"), "not a backup of omnibus"),
     ],
 )
 async def test_files_that_are_no_whole_backup_of_this_version_are_refused(
@@ -197,7 +197,7 @@ async def test_files_that_are_cut_off_are_refused(signed: Store, raw: redis.Redi
     else:
         path.write_bytes(whole[: len(whole) // 2] if cut == "half" else gzip.compress(b"hello"))
 
-    with pytest.raises(BadRequest, match="no whole backup"):
+    with pytest.raises(BadRequest, match="not a complete backup"):
         BackupReader.open(path)
 
 
@@ -205,7 +205,7 @@ async def test_a_backup_never_overwrites_a_file(signed: Store, tmp_path: Path):
     path = tmp_path / "b.tar.gz"
     path.write_text("mine")
 
-    with pytest.raises(BadRequest, match="is there already"):
+    with pytest.raises(BadRequest, match="exists already"):
         await write_backup(path, signed, None)
     with pytest.raises(BadRequest, match="cannot be written"):
         await write_backup(tmp_path / "no" / "b.tar.gz", signed, None)

@@ -232,9 +232,9 @@ async def test_answers_stream_as_they_are_made(bus: Bus):
 
 
 async def test_a_request_to_nobody_is_not_found_at_once(bus: Bus):
-    with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
+    with pytest.raises(NotFound, match=r"no subscriber on who\.is"):
         await bus.request("who.is", b"", 60)
-    with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
+    with pytest.raises(NotFound, match=r"no subscriber on who\.is"):
         [part async for part in bus.request_stream("who.is", b"", 60)]
 
 

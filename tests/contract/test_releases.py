@@ -1,4 +1,4 @@
-"""What earlier releases have stored is still read, and docs/upgrade.md says the versions that there are.
+"""What earlier releases have stored is still read, and docs/operations.md says the versions that there are.
 
     python -m tests.contract.test_releases
 
@@ -29,7 +29,7 @@ from tests.e2e.system import ROOT
 from tests.unit.bus.servers import running
 
 KITS = ROOT / "tests" / "golden" / "releases"
-PAGE = (ROOT / "docs" / "upgrade.md").read_text()
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 MESSAGES = 5
 
 

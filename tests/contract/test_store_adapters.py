@@ -21,7 +21,7 @@ def adapter(name: str = "pirate", path: str = "team/pirate") -> AdapterRecord:
 async def test_an_adapter_is_written_once_unless_it_is_replaced(store: Store) -> None:
     await store.put_adapter(adapter())
 
-    with pytest.raises(Conflict, match="'pirate' is there already"):
+    with pytest.raises(Conflict, match="'pirate' already exists"):
         await store.put_adapter(adapter(path="other"))
     assert await store.adapters() == {"pirate": adapter()}
 

@@ -154,7 +154,7 @@ async def test_an_unknown_source_is_said(store: Store):
 async def test_a_source_that_is_another_text_is_refused(store: Store, raw: redis.Redis):
     await raw.set(f"test:app:source:{DIGEST}", "import os")
 
-    with pytest.raises(ProtocolError, match="not what was uploaded"):
+    with pytest.raises(ProtocolError, match="differs from the upload"):
         await store.source(DIGEST)
 
 

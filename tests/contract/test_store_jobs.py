@@ -59,7 +59,7 @@ async def test_there_are_no_more_open_jobs_than_there_may_be(store: Store):
     await store.put_job(KIND, job("a"), rules)
     await take(store)
 
-    with pytest.raises(Overloaded, match="wait or are worked on"):
+    with pytest.raises(Overloaded, match="waiting or in progress"):
         await store.put_job(KIND, job("b"), rules)
 
     await store.end_job(KIND, "a", "w1", "completed", b"", LONG)

@@ -58,10 +58,10 @@ async def test_one_that_cannot_be_read_is_named_and_left_out_of_all(
     await store.put_profile(profile("a"))
     await raw.hset("test:profiles", "b", body)
 
-    with pytest.raises(BadRequest, match="the store's profile of b is no profile"):
+    with pytest.raises(BadRequest, match="the store's profile of b is not a profile"):
         await store.profile("b")
     assert list(await store.profiles()) == list(await store.profiles()) == ["a"]
-    assert caplog.text.count("the store's profile of b is no profile") == 1
+    assert caplog.text.count("the store's profile of b is not a profile") == 1
 
 
 async def test_one_of_a_build_that_wrote_learned_factors_into_it_is_read(store: Store, raw: redis.Redis):

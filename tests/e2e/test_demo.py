@@ -40,15 +40,15 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
     with wave.open(str(tmp_path / "answer.wav")) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
     assert "What do you see and hear?" in done.stdout
-    (right,) = re.findall(r"^what was drawn and played: (.+): right$", done.stdout, re.MULTILINE)
+    (right,) = re.findall(r"^expected answer: (.+): right$", done.stdout, re.MULTILINE)
     assert right in done.stdout.splitlines()
-    assert f"who knows the tones and is no model hears: {right}: the same" in done.stdout
+    assert f"tones decoded without a model: {right}: the same" in done.stdout
     (wish,) = re.findall(r"^asking qwen-image-world to draw: (.+)$", done.stdout, re.MULTILINE)
-    assert f"who looks at its pixels and is no model sees: {wish}: right" in done.stdout
+    assert f"a program without a model sees: {wish}: right" in done.stdout
     assert f"qwen2.5-omni-world sees: {wish}: right" in done.stdout
     seen = image_oracle.recognize_scene(np.asarray(Image.open(tmp_path / "answer.png")))
     assert seen == scenes.scene_of_caption(wish)
-    assert re.search(r"first sound after [\d.]+ s", done.stdout)
+    assert re.search(r"first audio after [\d.]+ s", done.stdout)
     for component in ("vision", "audio", "thinker", "talker", "vocoder"):
         assert re.search(rf"\[\d\] {component} +on qwen2_5-omni-world-\w+-0", done.stdout)
         # A bar, then how long each phase took and when it ended.
@@ -84,7 +84,7 @@ def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "What do you see?" in done.stdout
-    assert "what was drawn and played" not in done.stdout  # nobody knows it
+    assert "expected answer" not in done.stdout  # nobody knows it
     assert "qwen-image-world" not in done.stdout
 
 

@@ -130,7 +130,7 @@ def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path
     printed = (tmp_path / "log").read_text()
 
     assert demo.wait(10) == 0, printed
-    assert "the way it took" in printed
+    assert "its route" in printed
     assert "everything is stopped" in printed
     with wave.open(str(out)) as file:
         assert file.getframerate() == 24000

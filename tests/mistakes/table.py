@@ -64,7 +64,7 @@ ALONE = [
         "nothing runs", "omnibus show 4bb189-0-1", "omnibus: no running Omnibus found; start one with `omnibus up`"
     ),
     Mistake(
-        "a run is named that is not up", "omnibus status --run nightly", "omnibus: no run named nightly: none is up"
+        "a run is named that is not up", "omnibus status --run nightly", "omnibus: unknown run nightly: none is running"
     ),
     Mistake(
         "the bus is elsewhere",
@@ -73,12 +73,12 @@ ALONE = [
     ),
     _up(
         "the port is no port",
-        "port 99999 is none: ports are numbers from 1 to 65535, and 0 takes a free one",
+        "port 99999 must be a number from 1 to 65535, or 0 for a free one",
         "--port 99999",
     ),
     _up(
         "the port is taken",
-        "port {taken} of 127.0.0.1 is taken (Address already in use): choose another one with --port, 0 for a free one",
+        "port {taken} of 127.0.0.1 is in use (Address already in use): choose another one with --port, 0 for a free one",
         "--port {taken}",
     ),
     _up(
@@ -116,23 +116,27 @@ ALONE = [
     ),
     _declared(
         "a checkpoint that is not there",
-        "model vl: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "model vl: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl=_VL,
     ),
     _declared(
         "a checkpoint of the hub that was not downloaded",
-        "model vl: Qwen/Qwen2.5-VL-3B-Instruct is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "model vl: Qwen/Qwen2.5-VL-3B-Instruct is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl={**_VL, "checkpoint": "Qwen/Qwen2.5-VL-3B-Instruct"},
     ),
     _up(
         "a model that does not ship",
-        "no tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
+        "unknown tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
         "--only qwen2.5-omni-wrold",
     ),
     _up("no node", "0 nodes: there is one at least", "--nodes 0"),
     _up("no gateway", "0 gateways: one at least must run", "--gateways 0"),
-    _up("a directory of apps that is not there", "--apps-dir apps: no such directory", "--apps-dir apps"),
-    _up("an app that is not there, beside models", "app.py: no such file", "--app app.py"),
+    _up(
+        "a directory of apps that is not there",
+        "--apps-dir apps must be a directory that this user can read",
+        "--apps-dir apps",
+    ),
+    _up("an app that is not there, beside models", "app.py: file not found", "--app app.py"),
     _setting(
         "a misspelt setting",
         "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?",
@@ -155,7 +159,7 @@ ALONE = [
     ),
     _setting(
         "a type that there is not",
-        "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16` or `float16` is expected",
+        "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16` or `float16`, not 'float99'",
         OMNIBUS_EXECUTOR_DTYPE="float99",
     ),
     _setting(
@@ -165,7 +169,7 @@ ALONE = [
     ),
     _setting(
         "more shared memory than there is",
-        "/dev/shm has … MiB free and 99999999 MiB are needed: free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less",
+        "/dev/shm has … MiB free and 99999999 MiB are required: free some, or reduce OMNIBUS_SIDECAR_ARENA_MIB",
         OMNIBUS_SIDECAR_ARENA_MIB="99999999",
     ),
     _setting(
@@ -188,14 +192,14 @@ ALONE = [
     Mistake(
         "an app without an app",
         "omnibus app check app.py",
-        "omnibus: the module app is no app: it has no `serve`: write `async def serve(request): ...`",
+        "omnibus: the module app is not an app: it has no `serve`: write `async def serve(request): ...`",
         files={"app.py": "ANSWER = 42\n"},
     ),
-    Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: no such file"),
+    Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: file not found"),
     Mistake(
         "a checkpoint that is neither here nor an id",
         "omnibus models check checkpoints/vl",
-        "omnibus: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "omnibus: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
     ),
     Mistake(
         "a problem of a plan that is not there",
@@ -205,12 +209,12 @@ ALONE = [
     Mistake(
         "a workload that is not there",
         "omnibus profile qwen3-tiny --workload requests.json",
-        "omnibus: --workload requests.json: no such file that can be read",
+        "omnibus: --workload requests.json: cannot read this file",
     ),
     Mistake(
         "a simulation of models that are not there",
         "omnibus whatif --models models.json --rate 2x",
-        "omnibus: --models models.json: no such file that can be read",
+        "omnibus: --models models.json: cannot read this file",
     ),
     Mistake(
         "a shell that is not known",
@@ -222,7 +226,7 @@ ALONE = [
     Mistake(
         "a backup that is not there",
         "omnibus restore yesterday.tar",
-        "omnibus: yesterday.tar is no whole backup: there is no such file",
+        "omnibus: yesterday.tar is not a complete backup: the file does not exist",
     ),
     Mistake(
         "a picture that is none",
@@ -236,7 +240,7 @@ ALONE = [
     Mistake(
         "an answer that has no place",
         "omnibus demo --out results/answer.wav",
-        "omnibus: --out results/answer.wav: no file can be written there",
+        "omnibus: --out results/answer.wav: cannot write a file there",
     ),
     Mistake(
         "a model that the demo does not run",
@@ -265,12 +269,12 @@ RUNNING = [
     Mistake(
         "a tenant that is no name",
         "omnibus keys create a/b",
-        "omnibus: 'a/b' is no tenant: letters, digits, dot, dash, underscore, at most 64",
+        "omnibus: 'a/b' is not a tenant name: use letters, digits, dot, dash, underscore, at most 64",
     ),
     Mistake(
         "a limit below nothing",
         "omnibus keys create alice --rate -3",
-        "omnibus: --rate -3: 0 or more is expected; 0 is no limit",
+        "omnibus: --rate -3 must be 0 (for no limit) or more",
     ),
     Mistake(
         "an app that is not registered",
@@ -280,7 +284,7 @@ RUNNING = [
     Mistake(
         "a request that is no JSON",
         "omnibus app invoke nobody '{'",
-        "omnibus: the request is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        "omnibus: the request must be JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
     Mistake(
         "a dead letter that is not there",
@@ -293,6 +297,8 @@ RUNNING = [
         "omnibus: no process thinker of … has logged anything; there is …",
     ),
     Mistake(
-        "a run that is not up, beside one that is", "omnibus env --run other", "omnibus: no run named other: there is …"
+        "a run that is not up, beside one that is",
+        "omnibus env --run other",
+        "omnibus: unknown run other: running are …",
     ),
 ]

@@ -1,39 +1,20 @@
-"""The sizing page, written from the measured figures."""
+"""The table of sizing in ``docs/operations.md``, written from the measured figures."""
+
+from pathlib import Path
 
 from omnibus.cli.format.tables import size_text
 from omnibus.reference.sizing import MIB, Measurements, read_measurements
 
-HEAD = """# Sizing
-
-`omnibus size KIND=REQ/S ...` computes the resources for a workload from the figures below:
-
-```
-omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30
-```
-
-The figures are the cost of **Omnibus itself** per request, with simulated engines that compute nothing. For the cost of a model,
-its GPUs and weights use `omnibus profile` ([profiling.md](profiling.md)) and the planner ([planner.md](planner.md)).
-Tensors have the width of a 7B model (3584 numbers of 16 bits), with one token per KiB of an image and 25 per second
-of audio.
-
-- **CPU** covers all services and executors, one request at a time on an otherwise idle machine. Under load a request costs less,
-  because requests share messages. `omnibus size` adds room for bursts, so average use is 60 % of its result. A gateway
-  uses one core; the result includes the number of gateways.
-- **Arena** is the peak memory of one request: its media and the tensors between stages. Multiply it by concurrent requests, which is
-  rate times `--seconds`. Add `--tensor-mib` for models that exchange more.
-- **Bus** counts bytes into and out of NATS. **Disk** counts records, with the default `OMNIBUS_GATEWAY_RECORD`. They are kept for
-  `OMNIBUS_BUS_RECORD_SECONDS`, a day by default; `--keep-days` sets this for the calculation.
-- Longer answers need more bus and CPU, larger images more arena. Measure your own requests with `python -m tests.bench.sizing`,
-  which produced these figures.
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+BEGIN, END = "<!-- sizing: made by python -m tests.pages -->", "<!-- /sizing -->"
 
 
 def page() -> str:
+    """Return ``docs/operations.md`` with the current figures."""
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
     measured = read_measurements()
-    return "\n".join(
-        [HEAD, f"Measured on {measured.machine}, {measured.requests} requests of each kind.", "", *_kind_rows(measured),
-         "", "CPU of a request by service, in milliseconds:", "", *_cpu_rows(measured), "", *_memory_rows(measured), ""]
-    )  # fmt: skip
+    return "\n".join([f"{head}{BEGIN}\n", *_kind_rows(measured), "", *_notes(measured), "", f"{END}{tail}"])
 
 
 def _kind_rows(measured: Measurements) -> list[str]:
@@ -44,18 +25,9 @@ def _kind_rows(measured: Measurements) -> list[str]:
     return rows
 
 
-def _cpu_rows(measured: Measurements) -> list[str]:
-    services = list(dict.fromkeys(name for cost in measured.kinds.values() for name in cost.cpu_ms))
-    rows = [f"| kind | {' | '.join(services)} |", "|---" * (len(services) + 1) + "|"]
-    for name, cost in measured.kinds.items():
-        cells = [f"{cost.cpu_ms[service]:.2f}" if service in cost.cpu_ms else "" for service in services]
-        rows.append(f"| `{name}` | {' | '.join(cells)} |")
-    return rows
-
-
-def _memory_rows(measured: Measurements) -> list[str]:
-    found = ", ".join(f"{name} {size_text(mib * MIB)}" for name, mib in measured.memory_mib.items())
+def _notes(measured: Measurements) -> list[str]:
+    memory = ", ".join(f"{name} {size_text(mib * MIB)}" for name, mib in measured.memory_mib.items())
     return [
-        f"Resident memory without the arena: {found}; the executor has no weights and no PyTorch.",
-        f"All services together use {measured.idle_cpu_ms:.0f} ms of CPU per second when idle.",
+        f"Measured on {measured.machine}. Memory without arena and weights: {memory}.",
+        f"Idle services use {measured.idle_cpu_ms:.0f} ms of CPU per second.",
     ]

@@ -166,7 +166,7 @@ class Fails(CompositeTask):
 
 
 MISTAKES: dict[str, tuple[CompositeTask, Callable[[], Any], type[OmnibusError], str]] = {
-    "a branch on a placeholder": (Branch(), lambda: None, PlaceholderError, "decide in the app's `serve`"),
+    "a branch on a placeholder": (Branch(), lambda: None, PlaceholderError, "branch in the app's `serve`"),
     "a comparison with a placeholder": (Compare(), lambda: None, PlaceholderError, "make `invoke` async and `await` it"),
     "a loop until a placeholder": (Until(), lambda: None, PlaceholderError, "has no value while the graph is recorded"),
     "randomness that one can see": (Obvious(), lambda: None, SideEffect, "Obvious.invoke uses random.random: `invoke` runs twice"),
@@ -177,13 +177,13 @@ MISTAKES: dict[str, tuple[CompositeTask, Callable[[], Any], type[OmnibusError], 
     "swapped inputs after an await": (LiveSwapped(), lambda: Hidden((0, 1), (1, 0)), ReplayMismatch, "a call of add is not in the record, or got other"),
     "a result in a prompt": (Prompt(), lambda: None, PlaceholderError, "pass it to another task or return it"),
     "outputs in a prompt": (ShownPrompt(), lambda: None, PlaceholderError, "has no value while the graph is recorded"),
-    "a list of results in a prompt": (ListedPrompt(), lambda: None, PlaceholderError, "has to be read first: `await` it"),
-    "a stream that is read twice": (Twice(), lambda: None, StreamConsumed, "a stream is read once; keep its parts"),
+    "a list of results in a prompt": (ListedPrompt(), lambda: None, PlaceholderError, "must be read first: `await` it"),
+    "a stream that is read twice": (Twice(), lambda: None, StreamConsumed, "A stream can be read once: keep its parts"),
     "a stream for two inputs of a call": (Forked(), lambda: None, StreamConsumed, "is given to two inputs of one call of fold"),
     "a reference in a request": (Smuggled(), lambda: {"$ref": [0, "y"]}, BadRequest, "they mark results of other calls"),
     "a mark in a request": (Smuggled(), lambda: {"a": [{"$from": [0, 0, "y"]}]}, BadRequest, "they mark results of other calls"),
     "a reference in a tool's answer": (Laundered(), lambda: lambda: {"$ref": [0, "y"]}, BadRequest, "they mark results"),
-    "an exception": (Raises(), lambda: None, GraphError, "Raises.invoke failed while its graph was drawn: KeyError: 'x'"),
+    "an exception": (Raises(), lambda: None, GraphError, "Raises.invoke failed while its graph was recorded .KeyError: 'x'"),
     "a bad value for a task": (Fails(), lambda: None, BadRequest, "3 is odd"),
 }  # fmt: skip
 

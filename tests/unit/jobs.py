@@ -12,7 +12,7 @@ from omnibus.executor.runner import Item, Job, RowWriter, Runner
 
 
 class Pipe:
-    """One output of one node: kept whole, so that any number of readers can follow it."""
+    """One output of one node, kept whole for any number of readers."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -54,10 +54,10 @@ class Pipe:
 
 
 class MemoryJob(Job):
-    """``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these.
+    """A job in memory; ``inputs`` maps names to JSON, to an ``Item``, to a ``Pipe``, or to lists of these.
 
-    ``near`` are outputs that are only read in this process, ``beside`` inputs of calls that are read with this one.
-    What the runner asked for is in ``asked``, and what it was done with in ``read``.
+    ``near`` are outputs only read in this process, ``beside`` inputs of calls read with this one. ``asked`` and
+    ``read`` list the inputs that the runner requested and released.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class MemoryJob(Job):
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         self.outputs[output].close(data)
 
-    # What tests read
+    # Accessors for tests
 
     @property
     def text(self) -> str:
@@ -165,25 +165,25 @@ class MemoryJob(Job):
         return [code for item in self.outputs["codes"].items for code in item.data.get("codes", [])]
 
     def end(self, output: str) -> dict[str, Any]:
-        """What was said when ``output`` was closed."""
+        """Return the data with which ``output`` was closed."""
         pipe = self.outputs[output]
         assert pipe.closed
         return pipe.items[-1].data
 
     def end_of_answer(self, output: str) -> dict[str, Any]:
-        """The same but for what an engine had of the prompt before: another one may answer alike and have nothing."""
+        """Return the same without ``cached_tokens``, which depend on the engine's cache."""
         end = dict(self.end(output))
         end["usage"] = {name: count for name, count in end["usage"].items() if name != "cached_tokens"}
         return end
 
     def array(self, output: str) -> np.ndarray:
-        """The array of an output that is one value."""
+        """Return the array of an output with one value."""
         [item] = self.outputs[output].items
         assert item.array is not None
         return item.array
 
     def whole(self, output: str) -> np.ndarray:
-        """The arrays of a stream, one after the other."""
+        """Return the arrays of a stream, concatenated."""
         return np.concatenate([item.array for item in self.outputs[output].items if item.array is not None])
 
 

@@ -1,4 +1,4 @@
-"""Live plans are measured full, and what their executors did is read from heartbeats."""
+"""Live plans are measured under full load. Heartbeats contain the executors' work."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.unit.planner.simulate.omni import TYPES, true_devices
 
 
 def rate_at(inflight: int) -> float:
-    """Requests a second of an executor that runs everything with so many requests."""
+    """Return requests per second of a full executor with ``inflight`` requests."""
     devices = true_devices()
     mix = {
         kind: TypeDemand(about.share, devices.role_loads(frozenset(about.components), about.quantities))

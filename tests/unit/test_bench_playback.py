@@ -1,4 +1,4 @@
-"""Pauses of answers that are played while they are made belong to engines, to the system or to the machine."""
+"""Pauses during playback are attributed to engines, system or machine."""
 
 import pytest
 
@@ -13,7 +13,7 @@ IDLE = MachineWaits(LOOKS, {"client/1": [0.0] * 100, "gateway 0/2": [0.0] * 100}
 
 
 def hear(*arrivals: float, turn_ended: float = 0.0) -> Player:
-    """An answer of pieces of ``PIECE`` seconds, of which a client had each at its time."""
+    """Return an answer of pieces of ``PIECE`` seconds with these arrival times."""
     player = Player(BUFFER, turn_ended=turn_ended)
     for at in arrivals:
         player.add(PIECE, at)
@@ -25,7 +25,7 @@ def send(*times: float) -> SentAudio:
 
 
 def blame(heard: Player, sent: SentAudio, machine: MachineWaits = IDLE) -> tuple[int, int, int]:
-    """Whether an underrun is counted as the engines', the system's and the processors'."""
+    """Return the underruns attributed to the engines, the system and the processors."""
     figures = attribute_underruns([*match_answers([heard], SEED, [sent], WAY)], machine)
     assert figures["answers_matched"] == 1
     return figures["of_engines"], figures["of_the_system"], figures["of_processors"]

@@ -1,4 +1,4 @@
-"""Results of benchmarks are kept beside each other, whichever of them were measured last."""
+"""Benchmark results are kept in one file, regardless of the order of measurement."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines load the directory that an id of the hub stands for, and download nothing."""
+"""Engines load the cached directory of a hub id, and download nothing."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def settings(component: str, family: str = "qwen2_5_omni") -> ExecutorSettings:
 def test_a_checkpoint_that_is_not_in_the_cache_is_not_found(component: str, cache: Path):
     family = "qwen_image" if component in ("text_encoder", "dit", "vae") else "qwen2_5_omni"
 
-    with pytest.raises(NotFound, match="`omnibus models get o/tiny` downloads it, and so do executors with"):
+    with pytest.raises(NotFound, match="download it with `omnibus models get o/tiny`, or set"):
         engines.transformers(component, settings(component, family))
 
 

@@ -1,4 +1,4 @@
-"""Work that waits for a thread when its engine is closed fails by name, and is not taken for work that nobody wants."""
+"""Work that waits for a closing engine fails by name, unlike cancelled work."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What all runners have in common: loading is no work, and closing leaves no thread, however far loading came."""
+"""Common behaviour of runners: loading does not count as work, and closing leaves no thread."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ COMPONENTS = sorted(engines._TRANSFORMERS_RUNNERS)
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Fails when a thread of a component is left."""
+    """Fail if a thread of a component is left."""
     yield
     left = [
         one.name for one in threading.enumerate() if one.name.split("_0")[0].split("-")[0] in {*COMPONENTS, "words"}

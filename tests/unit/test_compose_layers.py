@@ -1,4 +1,4 @@
-"""The compose files as data: what every container has, and that the layers fit one another and what they mount."""
+"""The compose files as data: required settings of containers, consistent layers, and existing mounts."""
 
 import json
 import re
@@ -20,15 +20,15 @@ BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observab
 USERS = "compose.users.yaml"
 AVAILABLE = "compose.ha.yaml"
 LAYERS = [BASE, GPU, OBSERVABILITY, USERS, AVAILABLE]
-#: What a layer adds to the services of the base.
+#: Services that a layer adds to the base.
 FRESH = {
     OBSERVABILITY: {"prometheus", "grafana", "jaeger"},
     AVAILABLE: {"nats-2", "nats-3", "valkey-2", "sentinel", "sentinel-2", "sentinel-3"},
 }
 PORT = 9400
-#: It has no program that could look.
+#: Its image has no program for a health check.
 UNWATCHED = {"jaeger"}
-#: It ends by itself.
+#: A one-shot service.
 ONCE = {"models"}
 
 
@@ -37,7 +37,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def services(*names: str) -> dict[str, dict[str, Any]]:
-    """The services of these layers laid over one another; environments and volumes are added up."""
+    """Return the services of these layers merged; environments and volumes are added up."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         for service, told in load(name)["services"].items():

@@ -1,8 +1,8 @@
-"""What compose v1 and v2 read differently is not in the compose files: one meaning, whoever reads them.
+"""The compose files avoid everything that compose v1 and v2 read differently.
 
-v1 is Python with YAML 1.1, checks the types of values itself, and knows no ``name``. v2 is Go with YAML 1.2, warns of
-``version``, refuses a limit that is said twice, builds all images at once, and alone starts those again that share a
-namespace with a container that is.
+v1 is Python with YAML 1.1, checks the types of values, and does not support ``name``. v2 is Go with YAML 1.2, warns
+about ``version``, refuses a duplicate limit, and builds all images at once. Only v2 restarts containers that share a
+namespace with a restarted one.
 """
 
 import re
@@ -34,7 +34,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def everywhere() -> list[tuple[str, str, dict[str, Any]]]:
-    """Layer, service and what it says of it."""
+    """Return layer, service and its settings."""
     return [(name, service, told) for name in LAYERS for service, told in load(name)["services"].items()]
 
 
@@ -86,7 +86,7 @@ def test_what_is_merged_together_says_nothing_twice(name: str):
 
 
 def flat(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The pairs of a mapping, those of what is merged into it included."""
+    """Return the pairs of a mapping, including merged ones."""
     own = [(key, value) for key, value in node.value if key.value != "<<"]
     into = [value for key, value in node.value if key.value == "<<"]
     more = [one for value in into for one in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
@@ -121,7 +121,7 @@ def test_what_is_waited_for_can_come(layer: str, service: str, told: dict[str, A
     for name, how in told.get("depends_on", {}).items():
         waited = known[name]
         assert how["condition"] in {"service_healthy", "service_completed_successfully"}
-        # Who is to end is not to be started again, and who is to be healthy is looked at.
+        # A one-shot service must not restart, and a healthy one needs a health check.
         assert ("restart" not in waited) if how["condition"].endswith("successfully") else ("healthcheck" in waited)
 
 

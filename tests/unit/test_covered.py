@@ -1,4 +1,4 @@
-"""Figures of coverage are summed by room."""
+"""Coverage figures are summed by room."""
 
 from tests import covered
 

@@ -1,4 +1,4 @@
-"""Links of pages as the site has them."""
+"""Links of pages as the site rewrites them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The settings of ``make test-kernels`` do choose other kernels, and what bounds rounding lets nothing else through."""
+"""The settings of ``make test-kernels`` select other kernels. The tolerances accept only rounding."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ _PRODUCT += "print(torch.backends.cpu.get_cpu_capability(), (a @ b).numpy().toby
 
 
 def product(variables: Sequence[tuple[str, str]]) -> tuple[str, np.ndarray]:
-    """The kernels that a process with ``variables`` names, and what they make of two matrices."""
+    """Return a process's kernels with ``variables``, and a product of two matrices."""
     environment = {**os.environ, **dict(variables)}
     shown = subprocess.run(
         [sys.executable, "-c", _PRODUCT], env=environment, check=True, capture_output=True, timeout=120

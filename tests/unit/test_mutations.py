@@ -1,4 +1,4 @@
-"""The faults of ``python -m tests.mutations`` can be made, and are tried first where they are tested."""
+"""The faults of ``python -m tests.mutations`` can be applied. Their own tests run first."""
 
 from tests.mutations import MUTATIONS, ROOT, Mutation, nearest_tests
 

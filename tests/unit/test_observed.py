@@ -1,4 +1,4 @@
-"""The dashboards and alerts as files: made from their description, whole, and each alert with a runbook."""
+"""The dashboards and alerts as files: generated from their description, complete, and each alert with a runbook."""
 
 import importlib.util
 import re
@@ -26,13 +26,13 @@ def generator() -> ModuleType:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the headings of a page as links name them."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def kinds(of: type[OmnibusError] = OmnibusError) -> set[type[OmnibusError]]:
-    """All that clients may get; the planner has errors of its own."""
+    """Return all errors that clients may get; the planner defines others."""
     ours = [kind for kind in of.__subclasses__() if kind.__module__.startswith("omnibus.")]
     return {of}.union(*(kinds(kind) for kind in ours))
 

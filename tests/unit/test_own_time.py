@@ -1,4 +1,4 @@
-"""Own time is wall time on a quiet machine, and leaves out when others ran."""
+"""Own time equals wall time on a quiet machine. It excludes the time of other processes."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The arena as memory that a GPU reads by itself; the driver is played, but in the test that needs one."""
+"""The arena as memory that a GPU reads directly; one test needs a driver, the others use a fake."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ _REFUSED = 801  # cudaErrorNotSupported
 
 
 class PlayedDriver:
-    """What is registered, as the CUDA runtime keeps it. It refuses ``refused`` flags."""
+    """A fake CUDA driver that keeps registrations, and refuses the ``refused`` flags."""
 
     def __init__(self, refused: int | None = None) -> None:
         self.registered: dict[int, tuple[int, int]] = {}
@@ -65,7 +65,7 @@ async def test_both_mappings_of_an_arena_are_registered_and_those_of_the_next_on
 
 
 def holds(driver: PlayedDriver, array: np.ndarray) -> bool:
-    """Whether ``array`` lies in registered memory."""
+    """Return True if ``array`` lies in registered memory."""
     return any(at <= array.ctypes.data < at + nbytes for at, (nbytes, _) in driver.registered.items())
 
 

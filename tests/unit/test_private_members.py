@@ -32,7 +32,7 @@ SUBCLASSES = [
 
 
 def own_attributes(cls: type, *contexts: type[ast.expr_context]) -> set[str]:
-    """Names of the attributes of ``self`` in the source of ``cls``, in ``contexts`` (all without any)."""
+    """Return the attributes of ``self`` in ``cls``, in ``contexts`` (all without any)."""
     return {
         node.attr
         for node in ast.walk(ast.parse(dedent(inspect.getsource(cls))))
@@ -44,7 +44,7 @@ def own_attributes(cls: type, *contexts: type[ast.expr_context]) -> set[str]:
 
 
 def library_members(cls: type) -> set[str]:
-    """Methods of ``cls``, and the attributes that its methods assign."""
+    """Return the methods of ``cls``, and the attributes that they assign."""
     parts = [part for part in cls.__mro__ if part.__module__.split(".")[0] in ("nats", "uvicorn")]
     return {*dir(cls)}.union(*(own_attributes(part, ast.Store) for part in parts))
 

@@ -1,4 +1,4 @@
-"""What an expression names."""
+"""Metrics and labels in PromQL expressions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``python -m tests.repeat`` counts what fails now and then, and what ends a run."""
+"""``python -m tests.repeat`` counts flaky failures, and runs that end early."""
 
 import subprocess
 import sys

@@ -82,7 +82,7 @@ async def test_a_model_with_other_tokens_guesses_nothing(
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(other))
 
-    with pytest.raises(BadRequest, match="the same tokeniser"):
+    with pytest.raises(BadRequest, match="the same tokenizer"):
         async with vllm("qwen2", base):
             pass
 

@@ -95,7 +95,7 @@ async def test_a_schema_that_cannot_be_used_is_refused_and_nobody_else_notices(r
 async def test_halves_apart_refuse_what_goes_by_all_tokens_and_together_they_obey(checkpoint: Path) -> None:
     async with three("qwen3", checkpoint) as engines:
         asked = job(structured_outputs={"json": shaped.CITY})
-        with pytest.raises(BadRequest, match="vLLM in two halves"):
+        with pytest.raises(BadRequest, match="vLLM halves on two executors"):
             await engines.halves(near=False).answer(job(structured_outputs={"json": shaped.CITY}))
         answer = await engines.halves(near=True).answer(asked)
     jsonschema.validate(json.loads(answer.text), shaped.CITY)

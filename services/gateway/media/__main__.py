@@ -1,4 +1,4 @@
-"""``python -m services.gateway.media image=FILE ...``: facts about media files, or what is wrong with one of them.
+"""``python -m services.gateway.media image=FILE ...``: facts about media files, or an error about one of them.
 
 For ``omnibus demo``, which checks files before anything starts; see ``omnibus.process.run_module``.
 """
@@ -16,7 +16,7 @@ from services.gateway.media.inspect import inspect_media
 
 
 def inspect_files(named: Sequence[str]) -> list[dict[str, Any]]:
-    """Facts about files that are named as ``modality=path``. Raises ``BadRequest`` that begins with the path."""
+    """Return facts about files, each named as ``modality=path``. Raises ``BadRequest`` that starts with the path."""
     found = []
     for each in named:
         modality, _, path = each.partition("=")

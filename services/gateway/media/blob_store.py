@@ -1,4 +1,4 @@
-"""Media and long inputs by content hash, so that a recorded invocation can be run again exactly."""
+"""Media and long inputs by content hash, for replays of recorded invocations."""
 
 import asyncio
 import hashlib
@@ -16,23 +16,23 @@ from services.gateway.media.peers import MediaPeers
 
 T = TypeVar("T")
 
-#: A content hash as it is written. Records come back from outside: nothing else may become a path.
+#: A content hash in text form. Records return from clients: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-#: The kind by which gateways name recorded content to each other, and the most bytes that one reads of another.
+#: The kind of recorded content in messages between gateways, and the most bytes that one reads from another.
 BLOB = "blob"
 _MAX_PEER_BYTES = 256 << 20
-#: How a file is opened that nobody reads yet.
+#: Flags for a new file, which has no readers yet.
 _CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-#: What files may be marked with.
+#: Valid owners of files.
 _OWNER = re.compile(r"[0-9a-z]{0,32}")
 
 
 class MediaStore:
-    """A directory of files named by the SHA-256 of their content; the oldest leave when it is full.
+    """A directory of files named by the SHA-256 of their content; the oldest are evicted when it is full.
 
     An empty ``directory`` keeps nothing. Several gateways may share one directory. Files may have an ``owner`` (a word
-    of letters and digits): then the oldest file of the owner with the most bytes leaves first. With ``peers`` content
-    without an owner is read from other gateways where it is not here.
+    of letters and digits): then the oldest file of the owner with the most bytes is evicted first. With ``peers``,
+    content without an owner that is missing here is read from other gateways.
     """
 
     def __init__(self, directory: str, limit: int, peers: MediaPeers | None = None) -> None:
@@ -49,7 +49,9 @@ class MediaStore:
             self._writer.submit(self._write_file, self._root / sha256[:2] / sha256, data)
 
     async def store(self, sha256: str, data: bytes, owner: str = "") -> None:
-        """Keep ``data``; it is there when this returns. Raises ``StorageFull``, and ``Fatal`` if it takes no files."""
+        """Keep ``data``; it is stored when this returns. Raises ``StorageFull``, and ``Fatal`` if files cannot be
+        written.
+        """
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._writer, self._write_file, self._file_path(sha256, owner), data
@@ -58,11 +60,14 @@ class MediaStore:
             raise storage_error("the media directory", error) from error
 
     def run_in_writer(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run ``work`` in the thread that writes all files of this directory, one after the other."""
+        """Run ``work`` in the thread that writes this directory's files in turn."""
         return asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     async def get(self, sha256: str, owner: str = "") -> bytes:
-        """Raises ``NotFound`` when the content was never kept or has left, and as ``MediaPeers.read`` does."""
+        """Return content; raises ``NotFound`` if it was never kept or is evicted.
+
+        Raises as ``MediaPeers.read`` as well.
+        """
         path = await self.locate(sha256, owner)
         try:
             if path is not None:
@@ -76,7 +81,7 @@ class MediaStore:
             ) from error
 
     async def locate(self, sha256: str, owner: str = "") -> Path | None:
-        """The file of content that is kept in this directory, or on its way there."""
+        """Return the file of content in this directory, even while being written."""
         if not self._keeps or not _SHA256.fullmatch(sha256) or not _OWNER.fullmatch(owner):
             return None
         path = self._file_path(sha256, owner)
@@ -84,7 +89,7 @@ class MediaStore:
         return path if there else None
 
     async def _read_peer(self, peers: MediaPeers, sha256: str) -> bytes:
-        """Content that another gateway keeps; it is kept here from now on."""
+        """Return content from another gateway, and keep it here."""
         _, data = await peers.read(BLOB, sha256, min(self._limit, _MAX_PEER_BYTES))
         if await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest()) != sha256:
             raise ProtocolError(
@@ -101,7 +106,7 @@ class MediaStore:
 
     def _write_file(self, path: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
-            os.utime(path)  # it is as young as its latest use
+            os.utime(path)  # its age counts from its last use
             return
         self.write_new(str(path), (data,))
 
@@ -123,7 +128,7 @@ class MediaStore:
             self._evict_oldest()
 
     def _list_files(self) -> list[tuple[float, int, Path]]:
-        """Age, size and path of everything kept."""
+        """Return age, size and path of all files."""
         found = []
         for path in self._root.glob("??/*"):
             with suppress(FileNotFoundError):  # another gateway has renamed or removed it meanwhile
@@ -135,7 +140,7 @@ class MediaStore:
         return sum(size for _, size, _ in self._list_files())
 
     def _evict_oldest(self) -> None:
-        """Remove the oldest files until three quarters of the limit are left."""
+        """Remove the oldest files until three quarters of the limit remain."""
         owned: dict[str, deque[tuple[int, Path]]] = {}
         totals: Counter[str] = Counter()
         for _, size, path in sorted(self._list_files()):
@@ -154,6 +159,6 @@ class MediaStore:
 def _write_parts(descriptor: int, parts: Sequence[bytes]) -> None:
     """Write ``parts``, usually with one system call."""
     written = os.writev(descriptor, parts)
-    if written < sum(map(len, parts)):  # the kernel takes 2 GiB at once, and less of a disk that gets full
+    if written < sum(map(len, parts)):  # the kernel writes at most 2 GiB at once, and less on a nearly full disk
         with open(descriptor, "wb", closefd=False) as file:
             file.write(b"".join(parts)[written:])

@@ -1,7 +1,7 @@
-"""Media that arrive inside the request: base64 fields and data URLs (RFC 2397).
+"""Media inside the request: base64 fields and data URLs (RFC 2397).
 
-Base64 is read as widely as it is written: with line breaks (RFC 2045), in the alphabet of URLs or without padding
-(RFC 4648, section 5), and in a URL percent-encoded. Anything else in it is an error.
+All common variants of base64 are accepted. These are line breaks (RFC 2045), the alphabet of URLs, no padding (RFC
+4648, section 5), and percent-encoding in a URL. Any other character is an error.
 """
 
 import re
@@ -15,10 +15,10 @@ from services.gateway.openai.encoded_url import EncodedUrl, parse_header
 
 _PERCENT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
 _WHITESPACE = b" \t\r\n\f"
-#: Characters that JSON does not allow in a string as they are.
+#: Characters that JSON does not allow unescaped in a string.
 _CONTROL = re.compile(rb"[\0-\x1f]")
 _URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
-#: What is percent-encoded of base64.
+#: Percent-encoded characters of base64.
 _ESCAPES = {
     b"%2B": b"+", b"%2b": b"+", b"%2F": b"/", b"%2f": b"/", b"%3D": b"=", b"%3d": b"=",
     b"%0A": b"", b"%0a": b"", b"%0D": b"", b"%0d": b"", b"%20": b"",
@@ -28,7 +28,7 @@ _LOOSE_FACTOR = 1.5
 
 
 class Inline(msgspec.Struct, frozen=True):
-    """Decoded bytes and the media type that the data URL declared ("" when it declared none)."""
+    """Decoded bytes and the media type declared by the data URL, or ""."""
 
     data: bytes
     declared: str
@@ -70,7 +70,7 @@ def decode_data_url(url: str, limit: int, param: str = "") -> Inline:
 
 
 def _is_dense(text: str | memoryview) -> bool:
-    """Return whether ``text`` has no characters that are not part of its data."""
+    """Return True if every character of ``text`` is part of its data."""
     encoded = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     return not any(each in encoded for each in b"%" + _WHITESPACE)
 

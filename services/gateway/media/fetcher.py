@@ -1,8 +1,8 @@
 """The one fetcher: only this module of the system opens URLs.
 
-A URL is parsed once (``urls``), every address it resolves to is checked (``addresses``), and the
-connection is opened to a checked address, so a name that changes its answer in between gains
-nothing. Each redirect starts over. HTTP is spoken through h11, which uvicorn already brings.
+``urls`` parses a URL once, and ``ssrf`` checks every address to which it resolves. The connection is opened to a
+checked address, so a name that resolves differently later gains nothing. Each redirect starts again. HTTP is
+implemented by h11, which uvicorn already requires.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
 
 _BUFFER_BYTES = 256 * 1024  # bytes of the stream's buffer
-_READ_BYTES = 16 * 1024  # bytes that are parsed at a time, before everybody else has a turn
-_MAX_EVENTS_PER_TURN = 64  # parts of an answer until then, for they may be as small as a byte
+_READ_BYTES = 16 * 1024  # bytes that are parsed at a time, before other tasks have a turn
+_MAX_EVENTS_PER_TURN = 64  # parts of a response until then, because they may be as small as a byte
 _MAX_INFORMATIONAL = 5  # informational responses before the answer
 _UNCHECKED_CHUNK_COUNT, _MIN_MEAN_CHUNK_BYTES = (
     1000,
     256,
-)  # after so many chunks, the bytes that one has on average at least
-_FRAMING_FRACTION, _FRAMING_BYTES = 0.1, 64 * 1024  # what may be around a body: a part of it, and bytes besides
+)  # after so many chunks, the least mean size of one
+_FRAMING_FRACTION, _FRAMING_BYTES = 0.1, 64 * 1024  # most framing of a body: a fraction of it, plus bytes
 _MAX_HEADER_BYTES = 32 * 1024  # bytes of response headers at most
 _MAX_ADDRESSES = 3  # addresses of one name that are tried in turn
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -43,7 +43,7 @@ _UNREACHABLE_MESSAGE = "The media URL could not be fetched: check that it is pub
 
 
 class FetchRules(urls.UrlRules, frozen=True):
-    """Rules for what may be fetched and how long it may take. Times in seconds."""
+    """Rules for fetches and their times in seconds."""
 
     redirects: int = 3
     timeout: float = 15.0  # of one item: waiting for a slot, all redirects, the whole body
@@ -52,7 +52,7 @@ class FetchRules(urls.UrlRules, frozen=True):
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Every address of ``host``, through the system's resolver."""
+    """Return every address of ``host``, from the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -64,12 +64,14 @@ async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, n
 
 @functools.cache
 def _trusting_context() -> ssl.SSLContext:
-    """TLS that trusts the system's certificates. Reading them takes 40 ms, so all fetchers of a process share it."""
+    """Return TLS that trusts the system's certificates. Reading them takes 40 ms, so the fetchers of a process share
+    it.
+    """
     return ssl.create_default_context()
 
 
 class Fetcher:
-    """Turns a media URL into bytes. Safe for concurrent use on one event loop."""
+    """Fetches the bytes of a media URL. Safe for concurrent use on one event loop."""
 
     def __init__(
         self,
@@ -86,11 +88,11 @@ class Fetcher:
         self._slots = TenantSlots(self._rules.concurrency)
 
     async def fetch(self, url: str, limit: int, param: str = "") -> data_url.Inline:
-        """The bytes behind a data or http(s) URL, at most ``limit`` of them.
+        """Fetch a data or http(s) URL of at most ``limit`` bytes.
 
-        ``param`` names the place in the request and is only passed on to errors. A remote server's
-        content type is not believed: ``declared`` is "" then. Raises ``BadRequest`` (the URL is
-        refused), ``BadMedia`` (it cannot be fetched) and ``TooLarge``, each with fixed text.
+        ``param`` names the place in the request, and is only used in errors. A remote server's content type is not
+        trusted: ``declared`` is "" then. Raises ``BadRequest`` (the URL is rejected), ``BadMedia`` (it cannot be
+        fetched) and ``TooLarge``, each with fixed text.
         """
         if url[:5].lower() == "data:":
             return data_url.decode_data_url(url, limit, param)
@@ -112,8 +114,8 @@ class Fetcher:
                 return answer
             try:
                 url = urljoin(url, answer)
-            except ValueError:  # brackets that hold no address
-                raise BadMedia("The media URL redirects to an address that cannot be read.", param=param) from None
+            except ValueError:  # brackets without an address
+                raise BadMedia("The media URL redirects to a malformed address.", param=param) from None
         raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
 
     async def _fetch_target(self, target: urls.UrlTarget, limit: int, param: str) -> bytes | str:
@@ -156,11 +158,11 @@ class _HttpExchange:
         self._limit = limit
         self._param = param
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
-        self._raw = 0  # bytes that came
+        self._raw = 0  # bytes received
         self._events = 0
 
     async def get(self, target: urls.UrlTarget) -> bytes | str:
-        """The body, or the location of a redirect."""
+        """Return the body, or the location of a redirect."""
         self._send_request(target)
         response = await self._read_response()
         headers = {name: value.decode("latin-1") for name, value in response.headers}
@@ -170,7 +172,7 @@ class _HttpExchange:
         return await self._read_body()
 
     def _send_request(self, target: urls.UrlTarget) -> None:
-        # identity: nothing to decompress means no decompression bomb.
+        # identity: without decompression there is no decompression bomb.
         headers = [
             ("Host", target.authority),
             ("User-Agent", "omnibus"),
@@ -210,14 +212,17 @@ class _HttpExchange:
             data = await self._reader.read(_READ_BYTES)
             self._raw += len(data)
             self._http.receive_data(data)
-            await asyncio.sleep(0)  # what is in the buffer already is read without a turn for others
+            await asyncio.sleep(0)  # buffered bytes would be read without a turn for other tasks
         return event
 
     def _check_framing(self, chunks: int, received: int) -> None:
-        """Raises ``BadMedia`` for a body whose pieces cost far more than its bytes."""
+        """Raise ``BadMedia`` for a body whose framing costs too much.
+
+        The pieces of such a body cost far more than its bytes.
+        """
         small = chunks > _UNCHECKED_CHUNK_COUNT and received < chunks * _MIN_MEAN_CHUNK_BYTES
         if small or self._raw > received * (1 + _FRAMING_FRACTION) + _FRAMING_BYTES + _MAX_HEADER_BYTES:
-            raise BadMedia("The media URL's server sends its file in too small pieces.", param=self._param)
+            raise BadMedia("The media URL's server sends its file in pieces that are too small.", param=self._param)
 
     def _redirect_location(self, headers: dict[bytes, str]) -> str:
         location = headers.get(b"location", "")
@@ -229,7 +234,7 @@ class _HttpExchange:
         if status != 200:
             raise BadMedia(f"The media URL answered with HTTP status {status}.", param=self._param)
         if headers.get(b"content-encoding", "identity").lower() != "identity":
-            raise BadMedia("The media URL's server compresses although it was asked not to.", param=self._param)
+            raise BadMedia("The media URL's server sent compressed content, which is not accepted.", param=self._param)
         # h11 has checked that it is a number.
         self._check_size(int(headers.get(b"content-length", 0)))
 

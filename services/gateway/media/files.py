@@ -1,8 +1,8 @@
-"""Files that clients may fetch for a while: what was made for them, where they asked for a URL.
+"""Files that clients may fetch for a while: results for clients that requested a URL.
 
-Below the media directory, which several gateways may share: ``files/content`` holds bytes by their content hash, and
-``files/tickets`` a small file for each id that a client was given, with the hash and the time it is good for. A file
-whose id was known before it was made has its ticket with it: ``services.gateway.media.named_files``.
+They are below the media directory, which several gateways may share. ``files/content`` stores bytes by their content
+hash. ``files/tickets`` has a small file for each id that a client received, with the hash and the expiry time. A file
+whose id was known before it was made contains its ticket: ``services.gateway.media.named_files``.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.tenancy.tenant import current_tenant
 
-#: The kind by which gateways name these files to each other.
+#: The kind of these files in messages between gateways.
 FILE = "file"
-#: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
+#: The form of an id: nothing else may become a path. 48 hex digits cannot be guessed.
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
-#: Seconds between two looks for what has expired.
+#: Seconds between two sweeps for expired files.
 _SWEEP_SECONDS = 60.0
 
 
 class FileStore:
-    """Keeps files for ``settings.file_seconds``; without a media directory none.
+    """Keeps files for ``settings.file_seconds``; without a media directory it keeps none.
 
-    With ``peers`` files of other gateways are read, too: from where they are each time, so that one that is removed is
+    With ``peers``, files of other gateways are read as well, each time from their gateway. A removed file is therefore
     gone everywhere.
     """
 
@@ -61,16 +61,16 @@ class FileStore:
         return self._on
 
     def require_enabled(self, param: str) -> None:
-        """Raises ``BadRequest`` when no files are kept."""
+        """Raise ``BadRequest`` if no files are kept."""
         if not self._on:
             raise BadRequest(
-                "this gateway keeps no files: ask for b64_json, or set OMNIBUS_GATEWAY_MEDIA_DIR", param=param
+                "this gateway keeps no files: request b64_json, or set OMNIBUS_GATEWAY_MEDIA_DIR", param=param
             )
 
     async def put(self, data: bytes, mime: str) -> FileTicket:
-        """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway.
+        """Keep ``data``; a client with the ticket's ``id`` may fetch it at any gateway.
 
-        Raises ``TooLarge``, ``StorageFull``, and ``Fatal`` when the directory takes no files.
+        Raises ``TooLarge``, ``StorageFull``, and ``Fatal`` if the directory cannot be written.
         """
         if len(data) > self._largest:
             raise file_too_large_error(len(data), self._largest)
@@ -86,13 +86,16 @@ class FileStore:
         return ticket
 
     def put_named(self, files: Sequence[UnwrittenFile]) -> Awaitable[dict[str, OmnibusError]]:
-        """Keep ``files`` under their own ids, all with one turn of the writer. Returns by id why one was not kept."""
+        """Keep ``files`` under their own ids, in one turn of the writer.
+
+        Returns the errors of files that were not kept, by id.
+        """
         return self._keep.run_in_writer(partial(self._write_named, files))
 
     async def get_ticket(self, id: str) -> FileTicket:
-        """The ticket of ``id``.
+        """Return the ticket of ``id``.
 
-        Raises ``NotFound`` for an id that was never given, or is not good any more, and as ``MediaPeers.find`` does.
+        Raises ``NotFound`` for an unknown or expired id, and as ``MediaPeers.find`` does.
         """
         found = await self._find_local(id)
         if found is not None:
@@ -103,7 +106,7 @@ class FileStore:
         return _peer_ticket(id, answer)
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
-        """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
+        """Return a file's ticket and its bytes. Raises ``NotFound``, also if newer files have evicted it."""
         found = await self._find_local(id)
         try:
             if found is not None:
@@ -122,7 +125,7 @@ class FileStore:
             raise file_not_found_error()
 
     async def remove_local(self, id: str) -> bool:
-        """Revoke ``id`` if it is in this directory; returns whether it was."""
+        """Revoke ``id`` if it is in this directory; returns True if it was."""
         found = await self._find_local(id)
         if found is None:
             return False
@@ -131,7 +134,7 @@ class FileStore:
         return True
 
     async def locate(self, id: str) -> KeptFile | None:
-        """A file in this directory, for other gateways."""
+        """Return a file in this directory, for other gateways."""
         found = await self._find_local(id)
         if found is None:
             return None
@@ -140,7 +143,7 @@ class FileStore:
         return KeptFile(path, msgspec.to_builtins(ticket), ticket.nbytes) if path is not None else None
 
     async def _find_local(self, id: str) -> TicketFile | None:
-        """The file in this directory that has the ticket of ``id``, if that is good."""
+        """Return this directory's file with the valid ticket of ``id``, if any."""
         if not self._on or not _ID.fullmatch(id):
             return None
         found = await asyncio.to_thread(self._find_ticket, id)
@@ -200,35 +203,35 @@ class FileStore:
             self._remove_expired(now)
 
     def _remove_expired(self, now: float) -> None:
-        """Remove tickets that have expired, and content that no ticket can be good for any more."""
+        """Remove expired tickets, and content without a valid ticket."""
         for path in self._tickets.glob("*"):
-            remove_older(path, now)  # a ticket is as old as its end
+            remove_older(path, now)  # the time of a ticket's file is its expiry
         for path in self._content.glob("??/*"):
             remove_older(path, now - self._seconds - _SWEEP_SECONDS)
 
 
 def is_file_id(id: str) -> bool:
-    """Return whether ``id`` looks like one of a file: nothing else may become a path."""
+    """Return True if ``id`` has the form of a file id: nothing else may become a path."""
     return _ID.fullmatch(id) is not None
 
 
 def new_secret_id(kind: str) -> str:
-    """An id that nobody can guess; ``kind`` is its beginning, as ``file-``."""
+    """Return an id that cannot be guessed; ``kind`` is its prefix, such as ``file-``."""
     return f"{kind}{token_hex(24)}"
 
 
 def file_url(base: str, ticket: FileTicket) -> str:
-    """Return the URL of a file, at a gateway whose URLs begin with ``base``."""
+    """Return the URL of a file, at a gateway's ``base`` URL."""
     return f"{base}/v1/files/{ticket.id}/content"
 
 
 def owner_hash(tenant: str) -> str:
-    """Return the mark of a tenant's files, a hash: a tenant's name may not be valid in a file name."""
+    """Return a hash that marks a tenant's files: a tenant's name may not be valid in a file name."""
     return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
 
 
 def remove_older(path: Path, than: float) -> None:
-    """Remove a file that was last changed before ``than``, Unix seconds."""
+    """Remove a file that was last changed before ``than``, in Unix seconds."""
     with suppress(FileNotFoundError):  # another gateway was faster
         if path.stat().st_mtime < than:
             path.unlink()
@@ -240,8 +243,8 @@ def _read_beginning(path: Path, nbytes: int) -> bytes:
 
 
 def file_too_large_error(nbytes: int, limit: int) -> TooLarge:
-    """Error for a made file of ``nbytes`` where ``limit`` are kept."""
-    return TooLarge(f"the file has {nbytes} bytes, {limit} are kept: ask for b64_json")
+    """Return the error for a file of ``nbytes`` over ``limit``."""
+    return TooLarge(f"the file has {nbytes} bytes, and at most {limit} are kept: request b64_json")
 
 
 def _sha256_hex(data: bytes) -> str:
@@ -249,7 +252,7 @@ def _sha256_hex(data: bytes) -> str:
 
 
 def _peer_ticket(id: str, answer: MediaAnswer) -> FileTicket:
-    """The ticket in another gateway's answer. Raises ``ProtocolError`` for one of another file."""
+    """Return the ticket in another gateway's answer. Raises ``ProtocolError`` if it is of another file."""
     try:
         ticket = msgspec.convert(answer.about, FileTicket)
     except msgspec.MsgspecError as error:
@@ -260,5 +263,5 @@ def _peer_ticket(id: str, answer: MediaAnswer) -> FileTicket:
 
 
 def file_not_found_error() -> NotFound:
-    """Error for an id that leads to no made file."""
+    """Return the error for an id without a file."""
     return NotFound("file not found: unknown or expired id", param="file_id")

@@ -1,4 +1,4 @@
-"""Checks on media before anything is decoded: format, size, hash, and a guess at the work they mean.
+"""Checks of media before they are decoded: format, size, hash, and an estimate of the work.
 
 Only headers are read here. Decoding happens in an executor, which can be killed and restarted.
 """
@@ -21,24 +21,24 @@ from services.gateway.media.headers.base import Extent
 from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS, list_formats, read_header, sniff_mime
 from services.gateway.openai.messages import MediaRef
 
-# Bytes of an item that is inspected on the event loop: an image has to be hashed, and audio and video may have many
-# frames that are counted.
+# Most bytes of an item that is inspected on the event loop: images must be hashed, and audio and video may have many
+# frames to count.
 _MAX_INLINE_BYTES = {"image": 4 << 20, "audio": 256 << 10, "video": 256 << 10}
 
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """The most that one request may bring. Bytes, pixels, seconds and counts."""
+    """Limits of one request in bytes, pixels, seconds and counts."""
 
     body_bytes: int = 64 << 20
     item_bytes: int = 32 << 20
-    request_bytes: int = 64 << 20  # all items together, fetched ones included
+    request_bytes: int = 64 << 20  # all items together, including fetched ones
     items: int = 32
     pixels: int = 50_000_000  # of one image or video frame
     audio_seconds: float = 1800.0
     video_seconds: float = 600.0
     frames: int = 36_000  # of one video
-    video_pixels: int = 4_000_000_000  # of all frames of one video, which all have to be decoded
+    video_pixels: int = 4_000_000_000  # of all frames of one video, because each must be decoded
 
 
 DEFAULT_LIMITS = MediaLimits()
@@ -47,8 +47,8 @@ DEFAULT_LIMITS = MediaLimits()
 class MediaInfo(Struct, frozen=True):
     """Facts about one item that are known without decoding it.
 
-    ``sha256`` is the full hex digest of the bytes. ``seconds`` is None for images and where the
-    header does not say. ``width`` and ``height`` are 0 for sound.
+    ``sha256`` is the full hex digest of the bytes. ``seconds`` is None for images, and if the header does not contain a
+    length. ``width`` and ``height`` are 0 for audio.
     """
 
     modality: str
@@ -70,8 +70,8 @@ def inspect_media(
 ) -> MediaInfo:
     """Check one item of ``modality`` (image, video, audio) by its header.
 
-    ``declared`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia``
-    (unknown or unexpected format, unreadable header, empty) and ``TooLarge``, with fixed text.
+    ``declared`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia`` (unknown or unexpected
+    format, unreadable header, empty) and ``TooLarge``, with fixed text.
     """
     if len(data) > limits.item_bytes:
         raise TooLarge(f"A media item has {len(data)} bytes; at most {limits.item_bytes} are accepted.", param=param)
@@ -84,11 +84,11 @@ def inspect_media(
 
 
 def estimate_tokens(info: MediaInfo, family: str = "") -> int:
-    """Roughly how many tokens the item becomes. For routing and planning alone; the encoder counts for real.
+    """Estimate the tokens of the item, for routing and planning only; the encoder counts exactly.
 
     Image: by the rule of the model's ``family`` (``omnibus.families.image_tokens``). Video: two frames per second,
-    merged in pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB
-    of audio or 250 kB of video count as one second.
+    merged in pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB of audio
+    or 250 kB of video count as one second.
     """
     if info.modality == "image":
         return image_tokens(family, info.width, info.height)
@@ -109,7 +109,7 @@ async def load_media(
 ) -> list[InspectedMedia]:
     """Fetch or decode every item of a request, and inspect it. Same order as ``refs``.
 
-    Remote items are fetched side by side. The first error cancels the rest and is raised as it is.
+    Remote items are fetched concurrently. The first error cancels the rest and is raised unchanged.
     """
     if len(refs) > limits.items:
         raise TooLarge(f"The request has {len(refs)} media items; at most {limits.items} are accepted.")
@@ -120,7 +120,7 @@ async def load_media(
 
 
 class _Budget:
-    """Bytes that a request may still bring."""
+    """Bytes that a request may still use."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -151,9 +151,10 @@ async def _load_item(
 async def inspect_files(
     files: Sequence[tuple[bytes, str]], modality: str, limits: MediaLimits, param: str
 ) -> list[InspectedMedia]:
-    """Inspect files of ``modality`` that came with the request: bytes, and the MIME type that was declared or "".
+    """Inspect uploaded files of ``modality``.
 
-    Raises as ``inspect_media``, and ``TooLarge`` for too many bytes together.
+    Each is its bytes, and the declared MIME type or "". Raises as ``inspect_media``, and ``TooLarge`` for too many
+    bytes together.
     """
     budget = _Budget(limits.request_bytes)
     found = []
@@ -178,7 +179,7 @@ def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
         raise BadMedia(f"The {modality} item {found}. {accepted_text(modality)}", param=param)
     family, slash, _ = declared.partition("/")
     if slash:
-        # A JPEG that calls itself PNG is common and harmless; audio that calls itself an image is not.
+        # A JPEG declared as PNG is common and harmless; audio declared as an image is not.
         agrees = family in (modality, sniffed, "application", "binary")
     else:
         agrees = not declared or declared in FORMATS[mime].short
@@ -188,7 +189,7 @@ def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
 
 
 def accepted_text(modality: str) -> str:
-    """Sentence that lists the formats of ``modality``."""
+    """Return a sentence that lists the formats of ``modality``."""
     return f"Accepted formats of {modality}: {list_formats(modality)}."
 
 

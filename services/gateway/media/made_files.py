@@ -1,4 +1,4 @@
-"""Interface of the place of files that were made for clients, who fetch them by ids that nobody can guess."""
+"""Interface of a store of files made for clients, by secret id."""
 
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
@@ -8,7 +8,7 @@ from services.gateway.media.named_files import FileTicket
 
 
 class UnwrittenFile(NamedTuple):
-    """A file that is to be kept under an ``id`` which is known already, for the tenant of that name."""
+    """A file to keep for a tenant under a known ``id``."""
 
     id: str
     mime: str
@@ -24,22 +24,22 @@ class MadeFiles(Protocol):
         """True if files are kept here."""
 
     def require_enabled(self, param: str) -> None:
-        """Raises ``BadRequest`` when no files are kept."""
+        """Raise ``BadRequest`` if no files are kept."""
 
     async def put(self, data: bytes, mime: str) -> FileTicket:
-        """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway. Raises ``OmnibusError``."""
+        """Keep ``data``; a client with the ticket's ``id`` may fetch it at any gateway. Raises ``OmnibusError``."""
 
     def put_named(self, files: Sequence[UnwrittenFile]) -> Awaitable[dict[str, OmnibusError]]:
-        """Keep ``files`` under their own ids. Returns by id why one was not kept."""
+        """Keep ``files`` under their own ids. Returns the errors of files that were not kept, by id."""
 
     async def get_ticket(self, id: str) -> FileTicket:
-        """The ticket of ``id``. Raises ``NotFound`` for one that was never given, or is not good any more."""
+        """Return the ticket of ``id``. Raises ``NotFound`` for an unknown or expired id."""
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
-        """A file and its bytes. Raises ``NotFound``."""
+        """Return a file's ticket and its bytes. Raises ``NotFound``."""
 
     async def remove(self, id: str) -> None:
         """Revoke ``id``. Raises ``NotFound``."""
 
     def close(self) -> None:
-        """Take no more files."""
+        """Stop accepting files."""

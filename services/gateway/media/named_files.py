@@ -1,7 +1,7 @@
-"""Files whose id was given away before they were made: bytes and ticket in one file, so that one write keeps both.
+"""Files whose id was sent before they were made: bytes and ticket in one file, so that one write keeps both.
 
-They lie among the content of other files, so that they count, leave and expire with it: ``<id>``, or ``<id>-<owner>``.
-The ticket is at the end, behind it its length in four bytes.
+They are stored among the content of other files, so that they count, are evicted and expire in the same way. The name
+is ``<id>`` or ``<id>-<owner>``. The ticket is at the end, followed by its length in four bytes.
 """
 
 import os
@@ -16,12 +16,12 @@ from msgspec import Struct
 from services.gateway.media.blob_store import MediaStore
 
 _LENGTH_BYTES = 4
-#: Bytes of a ticket at most, its length included: they are read from the end of a file.
+#: Most bytes of a ticket, including its length: they are read from the end of a file.
 _MAX_TRAILER_BYTES = 4096
 
 
 class FileTicket(Struct, frozen=True):
-    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` stands for the tenant it was made for."""
+    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` is the hash of its tenant."""
 
     id: str
     mime: str
@@ -33,7 +33,7 @@ class FileTicket(Struct, frozen=True):
 
 
 class TicketFile(NamedTuple):
-    """A file on the disk that holds a ticket: alone, or with the content before it."""
+    """A file on disk with a ticket: alone, or after the content."""
 
     path: Path
     ticket: FileTicket
@@ -41,7 +41,7 @@ class TicketFile(NamedTuple):
 
 
 class NamedFiles:
-    """Writes and finds them in a directory, whose bytes ``keep`` counts. For the thread of its writer."""
+    """Writes and finds these files in a directory, whose bytes ``keep`` counts. For the thread of its writer."""
 
     def __init__(self, directory: Path, keep: MediaStore) -> None:
         self._directory = str(directory)
@@ -56,7 +56,7 @@ class NamedFiles:
         )
 
     def find(self, id: str) -> TicketFile | None:
-        """The file of ``id``, which is an id and nothing else."""
+        """Return the file of ``id``, which must be a valid id."""
         for path in self._candidates(id):
             ticket = _read_ticket(path)
             if ticket is not None and ticket.id == id:

@@ -1,4 +1,4 @@
-"""Files of this gateway that other gateways may read, and the answers to their questions."""
+"""Files of this gateway for other gateways, and replies to them."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ from omnibus.tensors.handle import Handle
 
 log = logging.getLogger(__name__)
 
-#: Bytes of one part: so much of the arena is taken on both nodes for each transfer.
+#: Bytes of one part: each transfer takes this much of the arena on both nodes.
 PART_BYTES = 1 << 20
-#: Seconds until a part that nobody has read is freed.
+#: Seconds until an unread part is freed.
 PART_SECONDS = 10.0
 #: Parts that are read from the disk at the same time.
 _MAX_READS = 4
@@ -30,7 +30,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KeptFile(NamedTuple):
-    """A file on this gateway's disk, and what belongs to it. ``nbytes`` of it count, from its beginning; -1: all."""
+    """A file on this gateway's disk, and its metadata.
+
+    The first ``nbytes`` of it count; -1 means all.
+    """
 
     path: Path
     about: Mapping[str, Any] = {}
@@ -38,9 +41,9 @@ class KeptFile(NamedTuple):
 
 
 class FileSource(NamedTuple):
-    """Files of one kind by their names; ``remove`` says whether there was one.
+    """Files of one kind by their names; ``remove`` returns True if there was one.
 
-    Names come from other gateways: who looks them up makes sure that nothing else becomes a path.
+    Names arrive from other gateways, so both functions must ensure that no other name becomes a path.
     """
 
     locate: Callable[[str], Awaitable[KeptFile | None]]
@@ -104,7 +107,7 @@ class FileResponder:
             return None
         try:
             status = await asyncio.to_thread(kept.path.stat)
-        except OSError:  # it has left meanwhile
+        except OSError:  # it was removed meanwhile
             return None
         nbytes = status.st_size if kept.nbytes < 0 else kept.nbytes
         return MediaAnswer(self._gateway, nbytes, file_version(status), dict(kept.about))
@@ -119,13 +122,15 @@ class FileResponder:
             self._bus.publish(delivery.reply, _encode(part))
 
     async def _load_part(self, read: MediaRead) -> Handle:
-        """Bytes of a file as a sealed tensor with one reader. Raises ``NotFound``, and as ``allocate`` does."""
+        """Return bytes of a file as a sealed tensor with one reader. Raises ``NotFound``, and as ``allocate`` does."""
         if not (0 < read.nbytes <= PART_BYTES and read.offset >= 0):
-            raise BadRequest(f"a part of {read.nbytes} bytes from {read.offset}: at most {PART_BYTES} are read at once")
+            raise BadRequest(
+                f"cannot read {read.nbytes} bytes from {read.offset}: at most {PART_BYTES} are read at once"
+            )
         source = self._sources.get(read.kind)
         kept = await source.locate(read.name) if source is not None else None
         if kept is None:
-            raise NotFound(f"{read.name[:80]} is not kept here any more")
+            raise NotFound(f"{read.name[:80]} is no longer kept here")
         invocation = f"media-{self._gateway}-{next(self._parts)}"
         async with self._reads:
             block = await self._tensors.allocate(
@@ -140,7 +145,7 @@ class FileResponder:
 
 
 def file_version(status: os.stat_result) -> str:
-    """A text that changes when another file takes the place of one."""
+    """Return a text that changes when another file replaces this one."""
     return f"{status.st_dev}-{status.st_ino}-{status.st_size}"
 
 
@@ -152,5 +157,5 @@ def _read_part(path: Path, read: MediaRead, into: np.ndarray) -> None:
             if same and os.preadv(file.fileno(), [into.data], read.offset) == read.nbytes:
                 return
     except OSError as error:
-        raise NotFound(f"{read.name[:80]} is not kept here any more") from error
+        raise NotFound(f"{read.name[:80]} is no longer kept here") from error
     raise NotFound(f"{read.name[:80]} is not what it was when it was found")

@@ -1,7 +1,7 @@
-"""Files that other gateways keep: found by a question to all of them, and read part by part through the arenas.
+"""Files of other gateways: found by a query to all of them, and read part by part through the arenas.
 
-The bytes travel as tensors do: the gateway that has them puts a part into the arena of its node, and the sidecars pull
-it to where it is read. Gateways on one node work the same way. What has a digest is compared with it before it is used:
+The bytes move as tensors do. The gateway that has them puts a part into the arena of its node, and the sidecars pull it
+to the reading node. Gateways on one node work in the same way. Content with a digest is verified before use:
 ``services.gateway.media.blob_store`` and ``files``.
 """
 
@@ -25,15 +25,15 @@ from services.gateway.media.peer_files import PART_BYTES, PART_SECONDS
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which gateways say whether they have a file. Who is silent for so long counts as one that has not.
+#: Seconds in which gateways must answer a query. A silent gateway counts as one without the file.
 ANSWER_SECONDS = 1.0
-#: Questions and transfers of one gateway at the same time, and seconds that others wait for their turn.
+#: Most concurrent queries and transfers of one gateway, and seconds that others wait for their turn.
 _MAX_QUERIES, _MAX_TRANSFERS, _TURN_SECONDS = 16, 4, 10.0
 _encode = msgspec.json.Encoder().encode
 
 
 class MediaPeers:
-    """Reads files of other gateways. ``others`` counts those that were heard lately: more are not waited for."""
+    """Reads files of other gateways. ``others`` counts the live ones: no more answers are awaited."""
 
     def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, others: Callable[[], int]) -> None:
         self._gateway = gateway
@@ -46,20 +46,20 @@ class MediaPeers:
         self._reads = count()
 
     async def find(self, kind: str, name: str) -> MediaAnswer | None:
-        """The answer of the first gateway that has the file; None if none has it. Raises ``Overloaded``."""
+        """Return the answer of the first gateway that has the file; None if there is none. Raises ``Overloaded``."""
         return await self._ask_all(MediaQuery(self._gateway, kind, name))
 
     async def remove(self, kind: str, name: str) -> bool:
-        """Remove a file where it is; returns whether there was one. Raises ``Overloaded``."""
+        """Remove a file from its gateway; returns True if there was one. Raises ``Overloaded``."""
         return await self._ask_all(MediaQuery(self._gateway, kind, name, remove=True)) is not None
 
     async def read(self, kind: str, name: str, limit: int) -> tuple[MediaAnswer, bytes]:
-        """A whole file of at most ``limit`` bytes. Raises as ``copy`` does, and ``TooLarge``."""
+        """Return a whole file of at most ``limit`` bytes. Raises as ``copy`` does, and ``TooLarge``."""
         data = bytearray()
 
         def start(answer: MediaAnswer) -> None:
             if answer.nbytes > limit:
-                raise TooLarge(f"{name[:80]} has {answer.nbytes} bytes at another gateway, {limit} are read")
+                raise TooLarge(f"{name[:80]} has {answer.nbytes} bytes at another gateway; at most {limit} are read")
             data.clear()
 
         answer = await self.copy(kind, name, start, data.extend)
@@ -70,8 +70,8 @@ class MediaPeers:
     ) -> MediaAnswer:
         """Read a file part by part: calls ``start`` for each gateway that is tried, then ``write``, both in threads.
 
-        Raises ``NotFound`` if no gateway has it, ``Overloaded``, what kept the one that has it from sending it, as
-        ``NodeUnreachable``, and what ``start`` and ``write`` raise.
+        Raises ``NotFound`` if no gateway has it, and ``Overloaded``. If the gateway that has it cannot send it, raises
+        the reason, such as ``NodeUnreachable``. Errors of ``start`` and ``write`` are raised as well.
         """
         problem: OmnibusError = NotFound(f"no gateway has {name[:80]}")
         tried: set[str] = set()
@@ -88,7 +88,7 @@ class MediaPeers:
         raise problem
 
     async def _ask_all(self, query: MediaQuery, without: Container[str] = ()) -> MediaAnswer | None:
-        """The first answer of a gateway that has the file. Nobody is waited for once all have answered."""
+        """Return the first answer of a gateway that has the file; ends when all have answered."""
         settled = time.monotonic() - self._started > 2 * GATEWAY_HEARTBEAT_SECONDS
         missing: float = self._others() if settled else math.inf
         if missing < 1:
@@ -130,7 +130,7 @@ class MediaPeers:
 
 @asynccontextmanager
 async def _turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
-    """One of so many at a time. Raises ``Overloaded`` when that takes too long."""
+    """Wait for one of a limited number of turns. Raises ``Overloaded`` if that takes too long."""
     try:
         async with asyncio.timeout(_TURN_SECONDS):
             await turns.acquire()

@@ -1,6 +1,6 @@
 """Spoken answers that clients may refer to in later turns, by ``audio.id``.
 
-What was said is in the store, so that any gateway knows it; the sound itself is a file as others are
+The transcript is in the store, so that every gateway can read it. The audio is a file like others
 (``services.gateway.media.files``), under the same id.
 """
 
@@ -21,15 +21,18 @@ from services.gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
 
-#: Seconds that an answer waits until it is kept: a store that is gone must not hold up who listens.
+#: Seconds that an answer waits for its storage: an unavailable store must not delay the listener.
 STORE_WAIT_SECONDS = 0.5
-#: Seconds from a write of several answers to the next one: what comes meanwhile is written together. After one that
-#: was alone nobody waits, so that a client that talks to this gateway alone has each answer at once.
+#: Seconds from a write of several answers to the next one: answers that arrive meanwhile are written together. There is
+#: no wait after a write of one answer, so that a client alone at this gateway has each answer at once.
 WRITE_INTERVAL_SECONDS = 0.005
 
 
 class _Unwritten:
-    """An answer that waits to be kept, what is to be called then, and until when (the event loop's time) for that."""
+    """An answer to keep, a callback for then, and its deadline.
+
+    The deadline is in the event loop's time.
+    """
 
     __slots__ = ("_then", "file", "said", "until")
 
@@ -44,14 +47,14 @@ class _Unwritten:
         return self._then is None
 
     def release(self) -> None:
-        """Call what waits for it, once."""
+        """Call the callback, once."""
         then, self._then = self._then, None
         if then is not None:
             then()
 
 
 class SpokenAnswers:
-    """Keeps spoken answers for ``seconds``. One write takes all that wait. ``account`` finds a tenant's account."""
+    """Keeps spoken answers for ``seconds``. One write takes all waiting ones. ``account`` finds a tenant's account."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class SpokenAnswers:
     def keep_answer(
         self, id: str, transcript: str, sound: bytes, format: SoundFormat, then: Callable[[], None]
     ) -> None:
-        """Keep an answer; ``then`` is called, and raises nothing, once it is kept, or after ``STORE_WAIT_SECONDS``."""
+        """Keep an answer, then call ``then``, after at most ``STORE_WAIT_SECONDS``; ``then`` must not raise."""
         loop, tenant = asyncio.get_running_loop(), tenants.current_tenant().name
         said = SpokenAnswer(transcript, time.time() + self.seconds, tenant)
         file = UnwrittenFile(id, MIME[format], sound, tenant)
@@ -96,7 +99,7 @@ class SpokenAnswers:
             self._timer = loop.call_at(answer.until, self._release_overdue)
 
     def _release_overdue(self) -> None:
-        """Have nobody wait any longer for what took too long to keep."""
+        """Release answers whose storage took too long."""
         loop = asyncio.get_running_loop()
         self._timer = None
         while self._unreleased and (self._unreleased[0].is_released or self._unreleased[0].until <= loop.time()):
@@ -105,7 +108,7 @@ class SpokenAnswers:
             self._timer = loop.call_at(self._unreleased[0].until, self._release_overdue)
 
     async def _write_waiting(self) -> None:
-        """Write until nobody has waited for a whole interval."""
+        """Write until no answer has arrived for a whole interval."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
@@ -123,7 +126,7 @@ class SpokenAnswers:
 
     async def _write_answers(self, answers: Sequence[_Unwritten]) -> None:
         """Write files and transcripts at the same time; one that fails does not stop the other."""
-        sounds = [each.file for each in answers if each.file.data]  # an answer may have nothing to say
+        sounds = [each.file for each in answers if each.file.data]  # an answer may have no audio
         files = self._files.put_named(sounds) if sounds and self._files.is_enabled else None
         try:
             said = await self._reserve_bytes({each.file.id: each.said for each in answers})
@@ -133,10 +136,10 @@ class SpokenAnswers:
             log.warning("%s not kept: %s", ", ".join(each.file.id for each in answers), error)
         if files is not None:
             for id, failure in (await files).items():
-                log.warning("the sound of %s is not kept: %s", id, failure)
+                log.warning("the audio of %s is not kept: %s", id, failure)
 
     async def _reserve_bytes(self, said: dict[str, SpokenAnswer]) -> dict[str, SpokenAnswer]:
-        """Return the answers that their tenants have room for. Without keys nothing is counted."""
+        """Return the answers that fit their tenants' limits. Without keys nothing is counted."""
         named = {id: each for id, each in said.items() if each.tenant}
         reserved = await asyncio.gather(*(self._reserve_answer(id, each) for id, each in named.items()))
         full = {id for id, fits in zip(named, reserved, strict=True) if not fits}
@@ -152,9 +155,9 @@ class SpokenAnswers:
         return True
 
     async def resolve_references(self, request: ChatRequest) -> ChatRequest:
-        """``request`` with what was said in the place of ids of earlier answers.
+        """Return ``request`` with ids of earlier answers replaced by their transcripts.
 
-        Raises ``BadRequest`` that names an id which is unknown or was forgotten, and ``StoreUnavailable``.
+        Raises ``BadRequest`` that names an unknown or expired id, and ``StoreUnavailable``.
         """
         wanted = dict(answer_references(request))
         if not wanted:
@@ -170,7 +173,7 @@ class SpokenAnswers:
 
 
 def answer_references(request: ChatRequest) -> Iterator[tuple[int, str]]:
-    """The messages that say nothing themselves but refer to an earlier answer, and the id of that."""
+    """Yield messages that only refer to an earlier answer, with its id."""
     for index, message in enumerate(request.messages):
         if not isinstance(message, AssistantMessage) or message.audio is None:
             continue
@@ -179,7 +182,7 @@ def answer_references(request: ChatRequest) -> Iterator[tuple[int, str]]:
 
 
 def unknown_audio_error(index: int) -> BadRequest:
-    """Nobody knows what was said in message ``index``."""
+    """Return the error for message ``index``, whose audio id is unknown."""
     return BadRequest(
         "Unknown or expired audio id: send the transcript of that answer as content.",
         param=f"messages[{index}].audio.id",

@@ -10,8 +10,8 @@ _PRIVATE_NETWORKS = tuple(
     for block in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
 )
 
-# Never reachable. Sources: the IANA special-purpose address registries for IPv4 and IPv6. The list is
-# spelled out because ``ipaddress.is_global`` changed its mind between patch releases of Python 3.11.
+# Never reachable. Sources: the IANA special-purpose address registries for IPv4 and IPv6. The list is explicit because
+# ``ipaddress.is_global`` changed between patch releases of Python 3.11.
 _BLOCKED_NETWORKS = tuple(
     ip_network(block)
     for block in (
@@ -35,7 +35,7 @@ _BLOCKED_NETWORKS = tuple(
     )
 )
 
-# Everything outside is mapped (::ffff:0:0/96), NAT64 (64:ff9b::/96), link-local, multicast or unassigned.
+# All other addresses are mapped (::ffff:0:0/96), NAT64 (64:ff9b::/96), link-local, multicast or unassigned.
 _PUBLIC_V6 = ip_network("2000::/3")
 
 _LOCAL_NAMES = frozenset({"localhost", "metadata", "instance-data", "metadata.goog"})
@@ -43,7 +43,7 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
 
 
 def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
-    """Return whether a connection to ``address`` may be opened."""
+    """Return True if a connection to ``address`` may be opened."""
     if any(address in block for block in _BLOCKED_NETWORKS):
         return False
     if any(address in block for block in _PRIVATE_NETWORKS):
@@ -52,5 +52,8 @@ def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
 
 
 def is_local_name(host: str) -> bool:
-    """Return whether ``host`` (lower case) names this machine, this cluster or a metadata service."""
+    """Return True for names of this machine, cluster or metadata services.
+
+    ``host`` must be in lower case.
+    """
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_SUFFIXES)

@@ -1,7 +1,7 @@
 """Media URLs, parsed exactly once.
 
-The parsed ``UrlTarget`` is both what is checked and what is connected to, so no second parser can read
-the same text differently. Anything unusual is refused instead of repaired.
+The parsed ``UrlTarget`` is both checked and connected to, so no second parser can read the same text differently.
+Anything unusual is rejected instead of repaired.
 """
 
 import re
@@ -44,7 +44,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> ssrf.Address | None:
-        """The address when ``host`` is an IP literal, else None."""
+        """The address if ``host`` is an IP literal, else None."""
         try:
             return ip_address(self.host)
         except ValueError:
@@ -58,7 +58,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: str, rules: UrlRules, param: str = "") -> UrlTarget:
-    """Read ``url`` strictly. Raises ``BadRequest`` with fixed text; the URL is never echoed."""
+    """Parse ``url`` strictly. Raises ``BadRequest`` with fixed text; the URL is never echoed."""
     match = None if len(url) > MAX_URL_CHARS or _FORBIDDEN.search(url) else _URL.fullmatch(url)
     if match is None:
         raise BadRequest(_url_error(url), param=param)

@@ -1,1 +1,1 @@
-"""Recorded invocations: their history, and running them again."""
+"""Recorded invocations: their history, and their replay."""

@@ -1,8 +1,8 @@
-"""Compares one replayed graph with its record, output by output.
+"""Comparison of one replayed graph with its record, output by output.
 
-Outputs that an app read have digests in the record. The answer of a plain chat has those of its text, reasoning and
-tool calls, and its samples, which may differ by ``MAX_SAMPLE_DIFFERENCE``. What stages passed to each other is compared
-where it was kept, to name the first stage that made a difference.
+The record has digests of outputs that an app read. The answer of a plain chat has those of its text, reasoning and tool
+calls, and its samples, which may differ by ``MAX_SAMPLE_DIFFERENCE``. Outputs between stages are compared if they were
+kept, to name the first stage that made a difference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,17 +32,17 @@ from services.gateway.tasks.chat import APP
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 MAX_SAMPLE_DIFFERENCE = 1
 _SPEECH = "vocoder"
-#: Reason of a chat's end that says that it called tools, whatever else was recorded.
+#: Finish reason of a chat that called tools, even if the record has no calls.
 _CALLED_TOOLS = "tool_calls"
 
 
 def is_speech(invocation: Invocation, key: tuple[int, str]) -> bool:
-    """Return whether an output is a chat's audio: that of its vocoder."""
+    """Return True if an output is a chat's audio: that of its vocoder."""
     return invocation.nodes[key[0]].component == _SPEECH
 
 
 class ReplayComparison:
-    """One run against the end that was recorded; ``keep`` has what the record names by hash."""
+    """One run against its recorded end; ``keep`` stores the content that the record names by hash."""
 
     def __init__(self, recorded: Invocation, ended: EndRecord | None, keep: MediaStore) -> None:
         self._recorded = recorded
@@ -50,7 +50,7 @@ class ReplayComparison:
         self._keep = keep
 
     async def compare(self, running: InflightInvocation, got: AnswerAccumulator) -> SegmentVerdict:
-        """Return the verdict on all outputs of ``running``; ``got`` is what came of a chat's answer."""
+        """Return the verdict on all outputs of ``running``; ``got`` has a chat's answer."""
         name, ended = self._recorded.id, self._ended
         if ended is None or ended.status != "done":
             return SegmentVerdict(name, (), "the recorded invocation has no finished answer")
@@ -78,7 +78,7 @@ class ReplayComparison:
             if found.identical is False and isinstance(got, ChoicesAccumulator):
                 found = found._replace(why=_locate_choice(ended.answer, got) or found.why)
             if found.identical is False and is_speech(now, key) and ended.answer.audio_sha256:
-                return await self._compare_audio(said, ended.answer, got)  # which may differ by a step
+                return await self._compare_audio(said, ended.answer, got)  # samples may differ by a step
             return found
         if now.app != APP or not _has_answer(ended.answer):
             return said._replace(why="the record has no digest of it")
@@ -102,9 +102,7 @@ class ReplayComparison:
         try:
             samples = await self._keep.get(before.audio_sha256)
         except OmnibusError:
-            return said._replace(
-                why="its bits differ, and the recorded samples are gone, so it is not known by how much"
-            )
+            return said._replace(why="its bits differ, and the recorded samples are gone, so the difference is unknown")
         return _compare_samples(said, samples, got.pcm)
 
     # The first stage
@@ -112,7 +110,7 @@ class ReplayComparison:
     async def _name_first_stage(
         self, ended: EndRecord, running: InflightInvocation, outputs: Sequence[OutputVerdict]
     ) -> Sequence[OutputVerdict]:
-        """``outputs``; if one differs, behind what stages before it passed on and that differs already."""
+        """Return ``outputs``; if one differs, after the first earlier stage that differs."""
         if all(each.identical is not False for each in outputs):
             return outputs
         first = min(
@@ -127,21 +125,21 @@ class ReplayComparison:
         return outputs
 
     async def _compare_kept(self, kept: KeptOutput, capture: OutputCapture, now: Invocation) -> OutputVerdict | None:
-        """The verdict on an output that differs from what was kept of it; None for any other."""
+        """Return the verdict on a kept output that differs; None otherwise."""
         chunks, made = capture.chunks, capture.to_record()
         if chunks is None or made is None or not kept.digest or made[0].digest == kept.digest:
             return None
         component = now.nodes[kept.node].component
         try:
             where = find_position(unpack_chunks(await self._keep.get(kept.sha256)), chunks)
-        except OmnibusError:  # what was kept is gone
+        except OmnibusError:  # the kept output is gone
             where = ""
         amount = f"{made[0].nbytes} bytes"
         return OutputVerdict(f"{component}.{kept.output}", False, amount, where or "another digest", False, component)
 
 
 def _has_answer(answer: RecordedAnswer) -> bool:
-    """Return whether the record has an answer: one of a client that read it, or of an earlier replay."""
+    """Return True if the record has an answer: one of a client that read it, or of an earlier replay."""
     return bool(answer.text_sha256 or answer.audio_sha256)
 
 
@@ -153,7 +151,10 @@ def _compare_digests(said: OutputVerdict, digest: str, content: Fingerprint) -> 
 
 
 def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
-    """The place in the texts of all answers to a request, one after the other; empty where these are equal."""
+    """Return the first difference in the texts of all answers, concatenated.
+
+    Empty if they are equal.
+    """
     now = got.to_answer()
     if before.text_sha256 == now.text_sha256:
         return ""
@@ -163,7 +164,7 @@ def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
 def _compare_answer(
     said: OutputVerdict, before: RecordedAnswer, now: RecordedAnswer, content: Fingerprint
 ) -> OutputVerdict:
-    """The text of a chat with its reasoning and its tool calls."""
+    """Compare the text of a chat, its reasoning and tool calls."""
     for why in _answer_differences(before, now):
         return said._replace(identical=False, why=why)
     if now.calls_sha256 != before.calls_sha256 or now.reasoning_sha256 != before.reasoning_sha256:

@@ -1,4 +1,4 @@
-"""Contents of a recorded invocation's edges, as files that people can look at and listen to."""
+"""Contents of a recorded invocation's edges, as viewable or playable files."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from services.gateway.media.blob_store import MediaStore
 from services.gateway.request.record import Records
 
 TEXT, JSON, WAV, PNG = "text/plain; charset=utf-8", "application/json", "audio/wav", "image/png"
-#: The longest list that is shown of what an output holds.
+#: Most elements to show of a list in an output.
 MAX_SHOWN_VALUES = 256
 
 
@@ -30,14 +30,14 @@ class EdgeContent(NamedTuple):
 
 
 class EdgeContents:
-    """Reads values of invocations that ``media`` keeps."""
+    """Reads values of invocations from ``media``."""
 
     def __init__(self, log: Records, media: MediaStore) -> None:
         self._records = log
         self._media = media
 
     async def read_input(self, id: str, node: int, name: str) -> EdgeContent:
-        """Read the input ``name`` of ``node``. Raises ``NotFound`` for what is not kept, or is not there."""
+        """Read the input ``name`` of ``node``. Raises ``NotFound`` if it was not kept or does not exist."""
         value = _find_value(await self._find(id), node, name, outputs=False)
         if not value.mime:
             return EdgeContent(TEXT, value.text.encode())
@@ -54,8 +54,7 @@ class EdgeContents:
             if value.text:
                 return EdgeContent(TEXT, value.text.encode())
             raise NotFound(
-                f"what node {node} gave as {name!r} was not kept: "
-                "set OMNIBUS_GATEWAY_RECORD=stages for requests to come"
+                f"output {name!r} of node {node} was not kept: set OMNIBUS_GATEWAY_RECORD=stages for later requests"
             )
         pieces = unpack_chunks(await self._media.get(value.sha256))
         return await asyncio.to_thread(render_chunks, pieces)
@@ -65,7 +64,7 @@ class EdgeContents:
 
 
 def render_chunks(pieces: list[RecordedChunk]) -> EdgeContent:
-    """The chunks of an output as the file that suits them. Takes milliseconds to seconds."""
+    """Return the chunks of an output as a suitable file. Takes milliseconds to seconds."""
     arrays = [piece.array for piece in pieces if piece.array is not None and piece.array.size]
     rate = next((piece.data["rate"] for piece in pieces if "rate" in piece.data), None)
     if arrays and isinstance(rate, int) and arrays[0].ndim == 1:
@@ -83,7 +82,10 @@ def _is_image(array: np.ndarray) -> bool:
 
 
 def _describe(pieces: list[RecordedChunk], arrays: list[np.ndarray]) -> dict[str, Any]:
-    """Small data of all chunks, and shape, type and range of their arrays."""
+    """Return small data of all chunks, and facts about their arrays.
+
+    These are shape, type and range.
+    """
     data: dict[str, Any] = {}
     for piece in pieces:
         for key, value in piece.data.items():

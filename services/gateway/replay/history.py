@@ -1,4 +1,4 @@
-"""Invocations from the record stream: one, or the latest ones that somebody looks for."""
+"""Invocations from the record stream: one, or the latest that match a query."""
 
 import asyncio
 import math
@@ -17,11 +17,11 @@ from omnibus.recording.records import EndRecord
 from omnibus.recording.steps import Step, build_steps
 from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
 
-#: Records that are read at once, and those that one question may read in all.
+#: Records that are read at once, and most records that one query reads.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 4096
 #: Seconds by which the records of several gateways may be out of order.
 _DISORDER_SECONDS = 60.0
-#: Invocations on a page.
+#: Most invocations on a page.
 MAX_LISTED = 200
 
 
@@ -32,14 +32,13 @@ class Query(NamedTuple):
     model: str = ""
     app: str = ""
     status: str = ""
-    #: Unix seconds within which they came, and how many seconds they took at least and at most. One that runs is as
-    #: long as it has run by now.
+    #: Range of their arrival in Unix seconds, and of their duration in seconds. A running one has lasted until now.
     since: float = 0.0
     until: float = math.inf
     min_seconds: float = 0.0
     max_seconds: float = math.inf
     limit: int = 50
-    #: Number of the stream that all found ones come before; 0: the latest.
+    #: Number in the stream before which to search; 0: the latest.
     before: int = 0
 
 
@@ -50,16 +49,16 @@ class History:
         self._bus = bus
 
     async def get_waterfall(self, id: str) -> Waterfall:
-        """Raises ``NotFound``."""
+        """Return the waterfall of an invocation. Raises ``NotFound``."""
         return waterfall_builder.build_waterfall(*await records.find_record(self._bus, id))
 
     async def get_steps(self, id: str) -> tuple[Step, ...]:
-        """Raises ``NotFound``."""
+        """Return the steps of an invocation. Raises ``NotFound``."""
         return build_steps(*await records.find_record(self._bus, id))
 
     async def find_page(self, query: Query) -> SummaryPage:
-        """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""
-        if not query.before:  # the first page: what was answered by now, at any gateway, is on its way to the stream
+        """Return the latest that match, newest first. ``next`` may be set even if the page is not full."""
+        if not query.before:  # first page: wait for records of requests that any gateway has just answered
             await asyncio.sleep(records.RECORDED_WITHIN_SECONDS)
         found: list[Summary] = []
         ends: dict[str, EndRecord] = {}
@@ -82,9 +81,9 @@ class History:
                 return SummaryPage(tuple(found), below)
 
     async def _summarize_match(self, stored: Stored, ends: dict[str, EndRecord], query: Query) -> Summary | None:
-        """Return the summary of the invocation in ``stored`` if it matches ``query``, else None.
+        """Return the summary of the invocation in ``stored`` if it matches.
 
-        Ends come first, because the stream is read backwards; they are put into ``ends``.
+        Otherwise returns None. Ends are read first, because the stream is read backwards; they are added to ``ends``.
         """
         try:
             invocation, ended = records.decode_message(stored.data)
@@ -97,13 +96,13 @@ class History:
         over = ends.pop(invocation.id, None)
         if not _matches_scope(invocation, query):
             return None
-        if over is None and query.before:  # its end may lie behind where this page began
+        if over is None and query.before:  # its end may be after the start of this page
             over = (await records.find_record(self._bus, invocation.id)).ended
         return waterfall_builder.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
 def _is_older(stored: Stored, since: float) -> bool:
-    """Return whether what came before ``stored`` came before ``since`` too."""
+    """Return True if records before ``stored`` are older than ``since``."""
     try:
         invocation, _ = records.decode_message(stored.data)
     except OmnibusError:  # of another version
@@ -112,7 +111,7 @@ def _is_older(stored: Stored, since: float) -> bool:
 
 
 def _matches_scope(invocation: Invocation, query: Query) -> bool:
-    """Return whether it is of the model and app that are asked for, which its end does not change."""
+    """Return True if model and app match; an end does not change them."""
     models = {invocation.model, *(node.model for node in invocation.nodes)}
     return (not query.model or query.model in models) and query.app in ("", invocation.app)
 

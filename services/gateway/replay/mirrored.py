@@ -1,4 +1,4 @@
-"""One run of a recorded invocation that leaves no trace: its outputs, times and failure."""
+"""One run of a recorded invocation without a record: its outputs, times and failure."""
 
 import asyncio
 import time
@@ -16,7 +16,10 @@ from services.gateway.dispatch.streams import merge_streams
 
 
 class MirroredRun(NamedTuple):
-    """Outputs by node and name, seconds in all, times of the nodes, and why it failed, if it did."""
+    """Result of a run.
+
+    It has outputs by node and name, seconds in all, times of the nodes, and the error if it failed.
+    """
 
     outputs: dict[tuple[int, str], list[RecordedChunk]]
     seconds: float
@@ -30,8 +33,10 @@ class MirroredRun(NamedTuple):
 
 
 def digest_chunks(chunks: Sequence[RecordedChunk], *, cached: bool = False) -> str:
-    """Return the digest of an output; see ``omnibus.recording.records.KeptOutput.digest``, and ``Fingerprint`` for
-    ``cached``."""
+    """Return the digest of an output.
+
+    See ``omnibus.recording.records.KeptOutput.digest``, and ``Fingerprint`` for ``cached``.
+    """
     fingerprint = Fingerprint()
     for chunk in chunks:
         fingerprint.add_item(Item(chunk.data, chunk.array))
@@ -54,7 +59,7 @@ async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -
             dispatcher.complete(running, settled.set)
         else:
             dispatcher.finish(running, status)
-    await settled.wait()  # its stages have said what they took, or had time to
+    await settled.wait()  # its stages have reported their times, or had time to
     outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
     return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
 
@@ -66,4 +71,4 @@ async def _read_all(running: InflightInvocation) -> None:
             async for _ in merge_streams(streams):
                 pass  # captures have it
     except TimeoutError:
-        raise DeadlineExceeded("the comparison took longer than the recorded invocation was allowed to") from None
+        raise DeadlineExceeded("the comparison exceeded the time limit of the recorded invocation") from None

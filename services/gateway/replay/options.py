@@ -1,12 +1,12 @@
-"""Options of a replay beside the recorded invocation: headers of the message, and what they mean for its graph.
+"""Options of a replay in addition to the recorded invocation: headers of the message.
 
-``Omnibus-From``   the number of a node, or a component: only this node and those after it run; what they read of nodes
-                   before it comes from the record. ``SEGMENT:STAGE`` begins in a later segment of a request that has
-                   several; a component alone is looked for in all of them
-``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``; else the recorded one is taken
-``Omnibus-Route``  ``recorded`` for just the executors that the document names, or one for each node, comma separated,
-                   empty for any
-``Omnibus-Digests``  anything: the run is not recorded, and the answer has the digest of each output
+``Omnibus-From``   the number of a node, or a component. Only this node and later ones run, and their inputs from
+                   earlier nodes are those of the record. ``SEGMENT:STAGE`` starts in a later segment of a request with
+                   several. A component alone is searched in all of them.
+``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``, by default the recorded path.
+``Omnibus-Route``  ``recorded`` for exactly the executors in the document, or one for each node, separated by commas,
+                   empty for any.
+``Omnibus-Digests``  any value: the run is not recorded, and the answer has the digest of each output.
 """
 
 import re
@@ -19,7 +19,7 @@ from omnibus.graph import GraphNode, Invocation, is_addressable
 from omnibus.recording.records import EndRecord, KeptOutput
 from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 
-#: Tokens that a node counts for: a record does not say how many it was expected to have.
+#: Tokens that a node counts for: a record does not contain the expected number.
 DEFAULT_NODE_TOKENS = 256
 
 FROM, PATH, ROUTE, DIGESTS = "omnibus-from", "omnibus-path", "omnibus-route", "omnibus-digests"
@@ -28,8 +28,11 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class ReplayOptions(NamedTuple):
-    """``start``: nodes before it do not run. ``executors``: by node, empty for any; empty as a whole for any.
-    ``digests``: only the digests of its outputs are wanted."""
+    """Options of a replay.
+
+    Nodes before ``start`` do not run. ``executors`` are by node, empty for any; an empty tuple means any for all. With
+    ``digests`` only the digests of its outputs are returned.
+    """
 
     start: int = 0
     path: str = ""
@@ -38,7 +41,7 @@ class ReplayOptions(NamedTuple):
 
 
 def parse_digests_only(headers: Mapping[str, str], recorded: Invocation) -> ReplayOptions | None:
-    """The options of a run whose digests alone are wanted; None for a replay. Raises as ``parse_replay_options``."""
+    """Return the options of a run for its digests; None for a replay. Raises as ``parse_replay_options``."""
     if not any(name.lower() == DIGESTS and value.strip() for name, value in headers.items()):
         return None
     return parse_replay_options(headers, recorded)
@@ -49,11 +52,11 @@ def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation
     given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
     unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE, DIGESTS))
     if unknown:
-        raise BadRequest(f"a replay knows no header {unknown[0][:40]}; it knows {FROM}, {PATH} and {ROUTE}")
+        raise BadRequest(f"unknown header {unknown[0][:40]} of a replay; use {FROM}, {PATH} or {ROUTE}")
     start = _parse_start(given.get(FROM, ""), recorded)
     digests = bool(given.get(DIGESTS))
     if digests and start:
-        raise BadRequest(f"{DIGESTS}: digests are those of a whole run: leave {FROM} out", param=DIGESTS)
+        raise BadRequest(f"{DIGESTS} needs a whole run; remove {FROM}", param=DIGESTS)
     return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded), digests)
 
 
@@ -65,7 +68,7 @@ def _parse_start(text: str, recorded: Invocation) -> int:
         return 0
     if not _NUMBER.fullmatch(text) or int(text) >= len(components):
         named = ", ".join(f"{index} ({component})" for index, component in enumerate(components[:40]))
-        raise BadRequest(f"{FROM}: there is no node {text[:40]!r}; there is {named}", param=FROM)
+        raise BadRequest(f"{FROM} names the unknown node {text[:40]!r}; use one of {named}", param=FROM)
     return int(text)
 
 
@@ -77,22 +80,24 @@ def _parse_executors(text: str, recorded: Invocation) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if len(names) != len(recorded.nodes) or not all(not name or is_addressable(name) for name in names):
         raise BadRequest(
-            f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or say {RECORDED!r}",
+            f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or send {RECORDED!r}",
             param=ROUTE,
         )
     return names
 
 
 def requested_outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
-    """Return the outputs that the client requested of the nodes that run. Raises ``BadRequest`` when there are none."""
+    """Return the requested outputs of the nodes that run. Raises ``BadRequest`` if there are none."""
     found = tuple(key for key in recorded.outputs if key[0] >= start)
     if not found:
-        raise BadRequest(f"{FROM}: nothing of what was asked for comes from node {start} or a later one", param=FROM)
+        raise BadRequest(
+            f"{FROM} must not be after all requested outputs: node {start} and later ones have none", param=FROM
+        )
     return found
 
 
 def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
-    """Outputs of nodes before ``start``, and the nodes from there on that read them."""
+    """Return the outputs of nodes before ``start``, and their later readers."""
     found: dict[tuple[int, str], list[int]] = {}
     for index in range(start, len(recorded.nodes)):
         for use in recorded.nodes[index].uses:
@@ -104,7 +109,7 @@ def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], li
 def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> Iterator[KeptOutput]:
     """Yield the kept outputs of ``missing_inputs``.
 
-    Raises ``BadRequest`` that names one which was not kept, and the setting that keeps it.
+    Raises ``BadRequest`` that names an output which was not kept, and the setting that keeps it.
     """
     there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
     for node, output in missing_inputs(recorded, start):
@@ -112,8 +117,8 @@ def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> I
         if one is None:
             component = recorded.nodes[node].component
             raise BadRequest(
-                f"{FROM}: what node {node} ({component}) gave as {output!r} was not kept: "
-                "set OMNIBUS_GATEWAY_RECORD=stages for requests to come, or replay from the beginning",
+                f"{FROM} needs output {output!r} of node {node} ({component}), which was not kept: "
+                "set OMNIBUS_GATEWAY_RECORD=stages for later requests, or replay from the beginning",
                 param=FROM,
             )
         yield one
@@ -130,9 +135,10 @@ def make_route_finder(
     ticket: InvocationTicket,
     absent: str,
 ) -> Callable[[frozenset[str]], ExecutorRoute]:
-    """Return a function that finds the route of a replay, without the executors passed to it.
+    """Return a function that finds a replay's route.
 
-    ``absent`` stands for the executors of nodes that do not run, those before the start.
+    The function avoids the executors passed to it. ``absent`` stands for the executors of nodes that do not run, those
+    before the start.
     """
     return partial(_find_route, router, recorded, tuple(nodes), wish, ticket, absent)
 
@@ -147,7 +153,7 @@ def _find_route(
     exclude: frozenset[str] = frozenset(),
 ) -> ExecutorRoute:
     start = wish.start
-    if wish.executors and all(wish.executors):  # the recorded options may have no executor any more
+    if wish.executors and all(wish.executors):  # the recorded options may no longer have an executor
         found = ExecutorRoute(
             recorded.path, recorded.options, wish.executors, (float(DEFAULT_NODE_TOKENS),) * len(nodes)
         )
@@ -185,11 +191,11 @@ def _base_route(
 
 
 def _require_executor(router: Router, node: GraphNode, executor: str, exclude: frozenset[str]) -> str:
-    """``executor`` if it is alive and has the node's unit task."""
+    """Return ``executor`` if it is alive and has the node's unit task."""
     member = router.members.get(executor)
     if member is None or executor in exclude:
         raise StageUnavailable(
-            f"executor {executor} that the route names is not here: leave {ROUTE} out to take another",
+            f"executor {executor} of the route is not available: remove {ROUTE} to use another",
             stage=node.component,
             executor=executor,
         )

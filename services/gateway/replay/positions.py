@@ -8,7 +8,7 @@ from services.gateway.dispatch.capture import RecordedChunk
 
 
 def find_text_position(one: str, other: str) -> int | None:
-    """The first character that differs, or the end of the shorter one; None where both are equal."""
+    """Return the first differing character, or the end of the shorter text; None if both are equal."""
     if one == other:
         return None
     pairs = enumerate(zip(one, other, strict=False))
@@ -16,7 +16,10 @@ def find_text_position(one: str, other: str) -> int | None:
 
 
 def find_position(recorded: Sequence[RecordedChunk], now: Sequence[RecordedChunk]) -> str:
-    """The first place that differs, in words; empty where only how they were cut does, or what is no text or array."""
+    """Describe the first place that differs.
+
+    Empty if only the cuts differ, or only values that are neither text nor arrays.
+    """
     for key in dict.fromkeys(key for chunk in (*recorded, *now) for key in chunk.data):
         one, other = _join_values(recorded, key), _join_values(now, key)
         if isinstance(one, str) and isinstance(other, str):

@@ -1,9 +1,10 @@
 """``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
 
-Headers may ask for another path, for certain executors, or to begin in the middle: ``services.gateway.replay.options``.
-A request whose graph grew runs again segment by segment: see ``services.gateway.replay.segments``.
-Replies are one-line JSON: first where it runs, for each segment, then the answer and how it compares, then an empty
-message. Replaying can do no more than sending the request again.
+Headers may request another path, certain executors, or a start in the middle: ``services.gateway.replay.options``. A
+request whose graph grew is replayed segment by segment: see ``services.gateway.replay.segments``.
+
+Replies are one-line JSON: first where each segment runs, then the answer and its comparison, then an empty message. A
+replay can do no more than the original request.
 """
 
 import asyncio
@@ -47,7 +48,10 @@ from services.gateway.tasks.chat import APP
 
 
 class SegmentPlace(NamedTuple):
-    """Place of a graph in a replay: its number among ``total``; ``first`` is the id of the replay's first graph."""
+    """Place of a graph in a replay: its number among ``total``.
+
+    ``first`` is the id of the replay's first graph.
+    """
 
     first: str
     number: int
@@ -63,13 +67,13 @@ class SegmentPlace(NamedTuple):
 
     @property
     def later_ids(self) -> tuple[str, ...]:
-        """Ids of the graphs that follow, of the first one."""
+        """Ids of the graphs that follow, for the first one."""
         return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.total)])
 
 
 @dataclass
 class _ReplayResult:
-    """Verdicts on the graphs that have run, and the answer of the last one."""
+    """Verdicts on completed graphs, and the answer of the last one."""
 
     verdicts: list[SegmentVerdict]
     answer: RecordedAnswer
@@ -102,14 +106,17 @@ class Replayer:
             yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
 
     async def _find_digests(self, recorded: Invocation, wished: ReplayOptions) -> dict[str, Any]:
-        """Run ``recorded`` without a record of it; returns where it ran, and the digest of each output."""
+        """Run ``recorded`` without a record; returns its route, and the digest of each output."""
         run = await self.run_mirrored(recorded, wished, token_hex(8))
         if run.failure is not None:
             raise run.failure
         return {"status": "done", "route": run.route, "digests": run.digests()}
 
     async def _run_replay(self, recorded: Invocation, headers: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Run all segments of ``recorded``, one after the other, and compare each with its own record."""
+        """Run and compare all segments of ``recorded``, one after another.
+
+        Each is compared with its own record.
+        """
         segments = await find_segments(self._records, recorded, headers)
         trace = tracing.extract_context(headers)
         first = self._router.issue_ticket(segments[0].recorded.model, segments[0].recorded.type)
@@ -133,12 +140,15 @@ class Replayer:
         place: SegmentPlace,
         result: "_ReplayResult",
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Follow ``running`` to its end, which comes on every exit, and add what became of it to ``result``."""
+        """Follow ``running`` to its end, and add its result to ``result``.
+
+        ``running`` is ended on every exit.
+        """
         got, failure = _open_accumulator(running), None
         try:
             yield _describe_begin(segment, running, place)
             await self._collect_in_time(running, got)
-        except BaseException as error:  # also when whoever asked has left
+        except BaseException as error:  # also when the requester has disconnected
             self._end_failed(running, got, error)
             if not isinstance(error, OmnibusError):
                 raise
@@ -174,7 +184,7 @@ class Replayer:
             async with asyncio.timeout(running.invocation.deadline - time.time()):
                 await self._collect_outputs(running, got)
         except TimeoutError:
-            raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
+            raise DeadlineExceeded("the replay exceeded the time limit of the recorded invocation") from None
 
     def _end_failed(self, running: InflightInvocation, got: AnswerAccumulator, error: BaseException) -> None:
         late = isinstance(error, DeadlineExceeded) and running.failure is None
@@ -207,10 +217,10 @@ class Replayer:
         return running, player
 
     async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
-        """Run ``recorded`` again for comparison alone: it is not recorded, it does not move to another executor, and it
-        takes nothing from what was computed of its media and prompt under another ``salt``.
+        """Run ``recorded`` again for comparison only.
 
-        Raises what keeps it from being sent.
+        It is not recorded, and does not move to another executor. It reuses no media or prompts that were computed
+        under another ``salt``. Raises the error if it cannot be sent.
         """
         return await finish_mirrored(await self._submit_mirrored(recorded, wished, salt), self._dispatcher)
 
@@ -252,14 +262,16 @@ class Replayer:
             attempt=0,
             attempts=(),
             resumes=(),
-            retained=(),  # of the run that was recorded: its executors would send these outputs twice
+            retained=(),  # of the recorded run: its executors would send these outputs twice
             replay_of=recorded.id,
             parent="",
             step=0,
         )
 
     async def _create_player(self, recorded: Invocation, start: int) -> OutputPlayer:
-        """Plays what nodes before ``start`` gave. Raises ``BadRequest`` and ``NotFound`` when that is not kept."""
+        """Return a player of the outputs of nodes before ``start``. Raises ``BadRequest`` and ``NotFound`` if they are
+        not kept.
+        """
         ended = None
         if options.missing_inputs(recorded, start):
             ended = (await self._records.find(recorded.id)).ended
@@ -270,7 +282,7 @@ class Replayer:
         return self._dispatcher.create_player(f"{PLAYER_PREFIX}{self._router.gateway}", start, tapes)
 
     async def _restore_inputs(self, node: GraphNode, id: str, deadline: float) -> GraphNode:
-        """Bring inputs that travelled by handle back into the arena, from their content hash."""
+        """Restore inputs that were sent by handle to the arena, by hash."""
         inputs = dict(node.inputs)
         for name, value in inputs.items():
             if isinstance(value, dict) and DIGEST in value:
@@ -281,7 +293,7 @@ class Replayer:
     async def _restore_value(self, value: Any, id: str, deadline: float) -> Any:
         if isinstance(value, list):
             return [await self._restore_value(element, id, deadline) for element in value]
-        if isinstance(value, dict) and HANDLE in value:  # the gateway's own; a client's may have any other key
+        if isinstance(value, dict) and HANDLE in value:  # made by the gateway; a client's may have any other key
             return await restore_input(self._tensors, self._keep, value, id, deadline)
         if isinstance(value, dict):
             return {key: await self._restore_value(each, id, deadline) for key, each in value.items()}
@@ -312,14 +324,17 @@ def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: 
 
 
 def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
-    """The accumulator of a chat's answer, or of several: they have a text each."""
+    """Return the accumulator of a chat's answer or several; each has a text."""
     now = running.invocation
     texts = [output for _, output in now.outputs].count(TEXT) if now.app == APP else 1
     return ChoicesAccumulator(now.model, now.created, texts) if texts > 1 else AnswerAccumulator(now.model, now.created)
 
 
 def _salt_node(node: GraphNode, salt: str, *, salts_prompt: bool) -> GraphNode:
-    """``node`` with media, and a prompt if that ``salts_prompt``, of which nothing was computed yet under ``salt``."""
+    """Return ``node`` with salted media, so that nothing cached is reused.
+
+    With ``salts_prompt`` the prompt is salted as well.
+    """
     salted = graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
     return salt_prompt(salted, salt, in_conversation=False) if salts_prompt else salted
 
@@ -334,9 +349,14 @@ def _salt_value(value: Any, salt: str) -> Any:
 
 
 def refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], ExecutorRoute]:
-    """Return a function for who would move an invocation that runs for comparison alone: it refuses."""
+    """Return a route finder that refuses to move an invocation.
+
+    It is for invocations that run for comparison only.
+    """
 
     def find_route(lost: frozenset[str]) -> ExecutorRoute:
-        raise StageUnavailable(f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison moves to no other")
+        raise StageUnavailable(
+            f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison does not move to another"
+        )
 
     return find_route

@@ -1,7 +1,7 @@
-"""Graphs of a recorded request that a replay runs: one, or all segments of a request whose graph grew.
+"""Graphs of a recorded request to replay: one, or all segments of a request whose graph grew.
 
-Each segment is recorded with the results of earlier ones among its inputs, so that it runs again by itself: what tools
-and the app's own code made of results is in the record, and nothing asks the world again.
+Each segment is recorded with the results of earlier ones among its inputs, so that it can be replayed alone. The record
+contains all that tools and the app's own code made of results, so a replay calls no external service.
 """
 
 import re
@@ -14,12 +14,12 @@ from omnibus.recording.records import EndRecord, Record
 from services.gateway.replay.options import FROM, RECORDED, ROUTE, ReplayOptions, parse_replay_options
 from services.gateway.request.record import Records
 
-#: ``SEGMENT:STAGE``, as in ``2:thinker``: the number is that behind the segment's id, 0 for the first.
+#: ``SEGMENT:STAGE``, as in ``2:thinker``: the number is the suffix of the segment's id, 0 for the first.
 _SEGMENT_START = re.compile(r"([0-9]{1,4}):(.*)", re.DOTALL)
 
 
 class ReplaySegment(NamedTuple):
-    """A graph to run, its end in the record if there is one, and how to run it."""
+    """A graph to run, its recorded end if any, and its options."""
 
     recorded: Invocation
     ended: EndRecord | None
@@ -27,10 +27,10 @@ class ReplaySegment(NamedTuple):
 
 
 async def find_segments(log: Records, recorded: Invocation, headers: Mapping[str, str]) -> list[ReplaySegment]:
-    """Find what a replay of ``recorded`` with these ``headers`` runs, in order.
+    """Return the segments to replay for ``recorded`` and ``headers``, in order.
 
-    That is ``recorded`` alone, unless the record says that its request went on in later segments. Raises
-    ``BadRequest``, and ``NotFound`` for a later segment whose record is gone.
+    That is ``recorded`` only, unless its record lists later segments. Raises ``BadRequest``, and ``NotFound`` for a
+    later segment whose record is gone.
     """
     headers = {name.lower(): value.strip() for name, value in headers.items()}
     known = await _find_record(log, recorded.id)
@@ -53,12 +53,15 @@ async def find_segments(log: Records, recorded: Invocation, headers: Mapping[str
 async def _find_record(log: Records, id: str) -> Record | None:
     try:
         return await log.find(id)
-    except NotFound:  # its retention has passed: the body came from somewhere else
+    except NotFound:  # its record has expired: the client has kept the body
         return None
 
 
 async def _find_later(log: Records, recorded: Invocation, known: Record | None) -> list[Record]:
-    """The later segments of a request that was answered, if ``recorded`` is its first one as it was recorded."""
+    """Return the later segments of an answered request.
+
+    Empty unless ``recorded`` is its first segment, unchanged.
+    """
     if known is None or known.ended is None or known.ended.status != "done" or is_changed(known.invocation, recorded):
         return []
     found = []
@@ -68,14 +71,14 @@ async def _find_later(log: Records, recorded: Invocation, known: Record | None) 
         except NotFound as error:
             ids = ", ".join((recorded.id, *known.ended.segments))
             raise NotFound(
-                f"segment {id} of {recorded.id} has no record any more, so the request cannot run again as a whole; "
-                f"replay its segments by their own ids: {ids}"
+                f"segment {id} of {recorded.id} no longer has a record, so the request cannot be replayed as a whole. "
+                f"Replay its segments by id: {ids}"
             ) from error
     return found
 
 
 def is_changed(recorded: Invocation, now: Invocation) -> bool:
-    """Return whether ``now`` is another graph than ``recorded``, as a fork is: other segments may follow from it."""
+    """Return True if ``now`` is another graph, as a fork is: other segments may follow it."""
     return (recorded.nodes, recorded.outputs, recorded.seed) != (now.nodes, now.outputs, now.seed)
 
 
@@ -85,18 +88,20 @@ def _split_start(text: str) -> tuple[str, str]:
 
 
 def _find_start(text: str, segments: Sequence[Invocation]) -> tuple[int, str]:
-    """The segment, by its place, and the stage in it that ``text`` names; a component without a segment is that of the
-    first segment which has it."""
+    """Return the segment's index and the stage that ``text`` names.
+
+    A component without a segment is that of the first segment which has it.
+    """
     number, stage = _split_start(text)
     numbers = ["0", *(segment.id.rpartition("_")[2] for segment in segments[1:])]
     if number:
         if number not in numbers:
-            raise BadRequest(f"{FROM}: there is no segment {number}; there is {', '.join(numbers)}", param=FROM)
+            raise BadRequest(f"{FROM} names the unknown segment {number}; use one of {', '.join(numbers)}", param=FROM)
         return numbers.index(number), stage
     named = (at for at, segment in enumerate(segments) if any(node.component == stage for node in segment.nodes))
     return next(named, 0), stage
 
 
 def _headers_of_later(headers: Mapping[str, str]) -> dict[str, str]:
-    """``headers`` for segments behind the first that runs: executors are named for that one alone."""
+    """Return ``headers`` for segments after the first that runs: executors are named for that one only."""
     return {name: value for name, value in headers.items() if name != ROUTE or value == RECORDED}

@@ -1,8 +1,7 @@
-"""Verdicts on replays: what was compared with the record, how much of it, and the first place that differs.
+"""Verdicts on replays: the compared outputs, their amount, and the first difference.
 
-``identical`` is True where everything that was requested is equal and at least one output held anything, False where an
-output differs, and None where that is not known: the record lacks an answer, a digest or samples, or there was nothing
-to compare. Pure, no I/O.
+``identical`` is True if all requested outputs are equal, and not all are empty. It is False if an output differs. It is
+None if that is unknown: the record lacks an answer, a digest or samples, or there was nothing to compare. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,15 +12,16 @@ from omnibus.structured.calls import split_calls
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.replay.positions import find_text_position
 
-#: Lists of numbers in the chunks of an output, as people call them.
+#: Keys of chunks with text, and names of lists of numbers for people.
 _TEXTS = ("text", "reasoning")
 _LIST_NAMES = {"ids": "tokens", "codes": "codes"}
 
 
 class OutputVerdict(NamedTuple):
-    """One output against the record: ``name`` is ``<component>.<output>``, ``amount`` what came of it this time.
+    """One output against the record.
 
-    ``is_empty``: neither side held anything. ``why`` names the place that differs, or what keeps it from a comparison.
+    ``name`` is ``<component>.<output>``, and ``amount`` describes its content this time. ``is_empty`` is True if
+    neither side has content. ``why`` names the place that differs, or the reason why it was not compared.
     """
 
     name: str
@@ -37,22 +37,24 @@ class SegmentVerdict(NamedTuple):
 
     segment: str
     outputs: Sequence[OutputVerdict]
-    why: str = ""  # why nothing of it could be compared
+    why: str = ""  # reason if no output could be compared
 
     @property
     def differing(self) -> OutputVerdict | None:
-        """The first output, in the order of the graph, that differs."""
+        """The first output that differs, in the order of the graph."""
         return next((each for each in self.outputs if each.identical is False), None)
 
     @property
     def obstacle(self) -> str:
-        """Reason why an output could not be compared; empty where all of them were."""
+        """Reason why an output could not be compared; empty if all were."""
         return self.why or next((f"{each.name}: {each.why}" for each in self.outputs if each.identical is None), "")
 
 
 def compare_failures(segment: str, before: ProblemDetails | None, now: OmnibusError | None) -> SegmentVerdict | None:
-    """The verdict on a segment that failed in the record, ``before``, though its request was answered, or that fails
-    ``now``; None for any other."""
+    """Return the verdict on a segment that failed ``before`` or fails ``now``.
+
+    ``before`` is the failure in the record of a request that was answered. None without either.
+    """
     if before is None:
         return None
     component = before.stage or "the graph"
@@ -67,7 +69,7 @@ def compare_failures(segment: str, before: ProblemDetails | None, now: OmnibusEr
 
 
 def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
-    """The verdict on all ``segments`` as a replay tells it."""
+    """Return the verdict on all ``segments``, as in a replay's reply."""
     several = len(segments) > 1
     compared = [_amount_text(part, each, several=several) for part, each in _iterate_compared(segments)]
     differing = next(((part, found) for part in segments if (found := part.differing) is not None), None)
@@ -99,11 +101,11 @@ def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) ->
     return f"{_segment_place(part, several)}{each.name} ({each.amount})"
 
 
-# What there is of an output
+# Content of an output
 
 
 def describe_content(output: str, content: Fingerprint) -> str:
-    """Describe how much of what kind the ``content`` of ``output`` holds: ``41 characters of text, 12 tokens``."""
+    """Describe the amount and kind of ``content``: ``41 characters of text, 12 tokens``."""
     parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key in _TEXTS]
     if content.calls:
         parts.append(_count_text(content.calls, "tool call"))
@@ -136,15 +138,18 @@ def _describe_arrays(output: str, content: Fingerprint) -> str:
 
 
 def compare_text(kind: str, recorded: str, whole: bool, now: str) -> str:
-    """Describe where a text with another digest differs; ``whole``: ``recorded`` is all of what it was."""
+    """Describe where a text with another digest differs.
+
+    ``whole`` is True if ``recorded`` is the whole text.
+    """
     position = find_text_position(recorded, now)
     if position is None or (position == len(recorded) and not whole):
-        return f"{kind} behind what the record repeats of it"
+        return f"{kind} after the part that the record contains"
     return f"{kind} from character {position} on"
 
 
 def compare_calls(recorded: str, now: str) -> str:
-    """The first tool call that differs."""
+    """Describe the first tool call that differs."""
     one, other = split_calls(recorded), split_calls(now)
     for number, (before, after) in enumerate(zip(one, other, strict=False)):
         if before[0] != after[0]:

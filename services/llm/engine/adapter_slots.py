@@ -1,4 +1,4 @@
-"""LoRA adapters that come with requests: the first one loads it, and the least recently used leaves for one more."""
+"""LoRA adapters of requests: the first request loads one, and the least recently used is evicted."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,7 +14,11 @@ _DIRECTORY_SETTING, _RANK_SETTING = "OMNIBUS_EXECUTOR_ADAPTERS_DIR", "OMNIBUS_EX
 
 
 class AdapterLimits(NamedTuple):
-    """The directory that adapters may be loaded from, empty: none; how many are in memory, and their largest rank."""
+    """Limits of adapters that requests bring.
+
+    ``root`` is the directory to load them from, empty for none. ``slots`` is the number in memory, ``rank`` the largest
+    rank.
+    """
 
     root: str = ""
     slots: int = 0
@@ -23,7 +27,7 @@ class AdapterLimits(NamedTuple):
 
 NO_ADAPTERS = AdapterLimits()
 
-#: Puts an adapter in the place of the one that had the number; its files have this digest.
+#: Loads an adapter in place of the one with that number; its files have this digest.
 AdapterLoad = Callable[[int, LoraAdapter, str], Awaitable[None]]
 
 
@@ -36,25 +40,26 @@ class _UsedSlot:
 
 
 class AdapterSlots:
-    """Adapters by the digest of their files. Their numbers begin with ``first``; ``load`` is called one at a time."""
+    """Adapters by the digest of their files. Their numbers start at ``first``; ``load`` is called one at a time."""
 
     def __init__(self, limits: AdapterLimits, first: int, load: AdapterLoad) -> None:
         self._limits = limits
         self._numbers = range(first, first + limits.slots)
         self._load = load
-        self._used: OrderedDict[str, _UsedSlot] = OrderedDict()  # the least recently used one first
+        self._used: OrderedDict[str, _UsedSlot] = OrderedDict()  # least recently used first
         self._loading = asyncio.Lock()
         self._released = asyncio.Event()
 
     def __len__(self) -> int:
-        """Number of adapters in memory."""
+        """Return the number of adapters in memory."""
         return len(self._used)
 
     @asynccontextmanager
     async def use(self, name: str, source: AdapterSource) -> AsyncIterator[int]:
-        """The number of the adapter at ``source``, which stays in memory inside of the block. Waits while all are used.
+        """Yield the number of the adapter at ``source``.
 
-        Raises as ``open_adapter``, and ``BadRequest`` for one that does not fit; requests call it ``name``.
+        The adapter stays in memory until the block ends. Waits while all slots are in use. ``name`` is its name in the
+        request. Raises as ``open_adapter`` does, and ``BadRequest`` for an adapter that does not fit.
         """
         used = self._used.get(source.sha256)
         if used is None:
@@ -78,7 +83,7 @@ class AdapterSlots:
             self._check_rank(adapter)
             number = await self._free_number()
             await self._load(number, adapter, source.sha256)
-        except BadRequest as error:  # paths of machines are nobody's business
+        except BadRequest as error:  # do not disclose paths of the machine
             raise BadRequest(f"the adapter {name!r}: {error.message.replace(directory, source.path)}") from error
         used = self._used[source.sha256] = _UsedSlot(number)
         return used
@@ -90,7 +95,7 @@ class AdapterSlots:
             )
 
     async def _free_number(self) -> int:
-        """A number that nobody uses; its adapter has left."""
+        """Return a number that no request uses, after evicting its adapter."""
         while len(self._used) >= self._limits.slots:
             idle = next((digest for digest, used in self._used.items() if not used.users), None)
             if idle is not None:

@@ -1,4 +1,4 @@
-"""The slot cache of decoders that look aside: some of their layers attend to rows of an encoder."""
+"""The slot cache of decoders with cross-attention: some of their layers attend to rows of an encoder."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,10 @@ from services.llm.engine.slot_cache import SlotCache
 
 
 class _CrossedLayer(NamedTuple):
-    """Keys and values [B, heads, R, head_dim] of a layer in one step, as the library looks for them."""
+    """Keys and values of a cross-attention layer in one step.
+
+    They are [B, heads, R, head_dim]. The attributes are those that the library reads.
+    """
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -23,11 +26,11 @@ class _CrossedLayer(NamedTuple):
 
 
 class CrossCache(SlotCache):
-    """Holds beside each sequence the rows that the layers ``crossed`` look at; each sequence has its own number.
+    """Slots that also hold the rows that layers ``crossed`` attend to.
 
-    Only rows that an answer looks at are kept. Memory for them is allocated when they come, for all slots, and
-    grows to the most that a sequence has had. A sequence without any holds one row of zeros: who looks at it sees
-    nothing, so that it can be in one step with others.
+    Sequences may have different numbers of rows. Only rows that an answer attends to are kept. Memory for them is
+    allocated on arrival, for all slots, and grows to the most that a sequence has had. A sequence without rows holds
+    one row of zeros, to which attention adds nothing, so that it can share a step with others.
     """
 
     def __init__(self, slots: int, context: int, layers: int, crossed: Sequence[int]) -> None:
@@ -45,7 +48,7 @@ class CrossCache(SlotCache):
         return super().layout._replace(aside=len(self._crossed))
 
     def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
-        """Layers that look back come first, those that look aside last."""
+        """Return the layers of self-attention first, those of cross-attention last."""
         kept = None if attention is None else attention.answer_rows
         found = cache.layers
         nothing = found[self._back[0]].keys[0][:, :0]
@@ -109,13 +112,13 @@ class CrossCache(SlotCache):
         return super().update(key_states, value_states, self._place[layer_idx])
 
     def _crossed_layers(self) -> list[Any]:
-        """A layer of the cache for each of the model; those that look back are not asked for."""
+        """Return a cache layer for each layer of the model; those of self-attention are not read."""
         views = iter([stored[self._rows, :, : self._most] for stored in self._stored])
         aside = {layer: _CrossedLayer(next(views), next(views), True) for layer in self._crossed}
         return [aside.get(layer, _CrossedLayer()) for layer in range(len(self._back) + len(self._crossed))]
 
     def _widen_rows(self, given: Sequence[Tensor], rows: int) -> None:
-        """Have room for ``rows``, of the shape of what is ``given``."""
+        """Make room for ``rows`` of the shapes of ``given``."""
         if rows and not self._stored:
             self._stored = [new.new_zeros(self.slots, new.shape[0], 0, new.shape[2]) for new in given]
         for index, stored in enumerate(self._stored):

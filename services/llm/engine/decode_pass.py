@@ -1,8 +1,8 @@
 """Passes of a decode step through the layers of a decoder: operation by operation, or as one CUDA graph.
 
-A step of a language model of 3 billion parameters is 1,500 kernels, which Python needs 60 ms to launch and an H100 7 ms
-to run. A graph is launched at once, but its shapes are fixed. So a pass has a shape of few: all slots up to a power of
-two, and all positions up to a power of two. Rows that nobody asked for are computed as well, and thrown away.
+A step of a language model of 3 billion parameters is 1,500 kernels. Python needs 60 ms to launch them, an H100 7 ms to
+run them. A graph is launched at once, but its shapes are fixed. So a pass has one of few shapes: all slots up to a
+power of two, and all positions up to a power of two. Rows that no sequence needs are computed as well, and discarded.
 """
 
 import logging
@@ -17,14 +17,14 @@ from services.llm.engine.slot_cache import SlotCache
 
 _log = logging.getLogger(__name__)
 
-#: Makes of a function another one that returns the same tensor, computed anew.
+#: Turns a function into another one that computes and returns the same tensor each time.
 Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-_LEAST_POSITIONS = 256  # of a graph: attention to less costs as much
+_LEAST_POSITIONS = 256  # of a graph: attention to fewer costs as much
 
 
 class PassShape(NamedTuple):
-    """``rows``: slots from the first on. ``positions``: of each of them. ``width``: of inputs."""
+    """Shape of a pass: ``rows`` slots from the first, ``positions`` of each, and the ``width`` of inputs."""
 
     rows: int
     positions: int
@@ -32,23 +32,23 @@ class PassShape(NamedTuple):
 
 
 class DecodePass:
-    """One new position for each of some slots of ``cache``, each operation launched by itself."""
+    """A pass of one new position per slot, operation by operation."""
 
     def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
         self._decoder = decoder
         self._cache = cache
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
-        """Pass ``inputs`` [B, H] at ``positions`` of ``slots``, in ascending order, to hidden [B, H'].
+        """Pass ``inputs`` [B, H] at ``positions`` of ``slots`` to hidden [B, H'].
 
-        Keys and values are written to the cache, whose slots do not advance.
+        ``slots`` are in ascending order. Keys and values are written to the cache, whose slots do not advance.
         """
         self._cache.begin_pass(slots)
         return _forward(self._decoder, self._cache, inputs, torch.tensor(positions, device=self._decoder.device))
 
 
 class FixedPass(DecodePass):
-    """The same in few shapes, each of which is computed by what ``record`` makes of it, once."""
+    """A ``DecodePass`` in few shapes, each recorded once with ``record``."""
 
     def __init__(self, decoder: Decoder, cache: SlotCache, record: Recorder) -> None:
         super().__init__(decoder, cache)
@@ -58,11 +58,11 @@ class FixedPass(DecodePass):
 
     @property
     def shapes(self) -> list[PassShape]:
-        """Shapes that are recorded."""
+        """Recorded shapes."""
         return list(self._recorded)
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
-        """See ``DecodePass``. A decoder that cannot be recorded is run operation by operation from then on."""
+        """See ``DecodePass``. If recording fails, the decoder always runs operation by operation."""
         step = None if self._refused else self._find_step(slots, inputs)
         if step is None:
             return super().run(slots, inputs, positions)
@@ -74,7 +74,7 @@ class FixedPass(DecodePass):
         if step is None:
             try:
                 step = _FixedStep(self._decoder, self._cache, shape, inputs.dtype, self._record)
-            except RuntimeError as error:  # a loop over experts, say, waits for numbers of the GPU
+            except RuntimeError as error:  # a loop over experts, for example, waits for values from the GPU
                 _log.warning("decode steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
                 self._refused = True
                 return None
@@ -92,8 +92,10 @@ class FixedPass(DecodePass):
 
 
 class _FixedStep:
-    """One shape: its inputs are copied to where the recorded pass reads them. Raises ``RuntimeError`` where the
-    operations cannot be recorded."""
+    """A recorded pass of one shape, with fixed places for its inputs.
+
+    Raises ``RuntimeError`` if the operations cannot be recorded.
+    """
 
     def __init__(
         self, decoder: Decoder, cache: SlotCache, shape: PassShape, dtype: torch.dtype, record: Recorder
@@ -104,7 +106,7 @@ class _FixedStep:
         self._inputs = torch.zeros(shape.rows, shape.width, dtype=dtype, device=decoder.device)
         self._numbers = torch.zeros(2, shape.rows, dtype=torch.long, device=decoder.device)  # ends, positions
         self._index = torch.arange(shape.rows, device=decoder.device)
-        self._place_numbers((), ())  # what the first passes write is where the next ones will
+        self._place_numbers((), ())  # the first passes write where the next ones will
         self._launch = record(self._compute)
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
@@ -114,7 +116,10 @@ class _FixedStep:
         return self._launch()[rows].clone()
 
     def _place_numbers(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Rows that are not computed for anybody write where the next position of their slot will be written."""
+        """Set the write positions and rotary positions of all rows.
+
+        Rows without a sequence in this step write where the next position of their slot will be written.
+        """
         lengths, last = self._cache.lengths, self._cache.context - 1
         ends = [min(lengths[row], last) if row < len(lengths) else 0 for row in range(self._shape.rows)]
         places = [0] * self._shape.rows
@@ -129,15 +134,16 @@ class _FixedStep:
 
 
 def _forward(decoder: Decoder, cache: SlotCache, inputs: Tensor, positions: Tensor) -> Tensor:
-    """One new position for each of the slots that ``cache`` has chosen: [B, H] at ``positions`` [B] to [B, H']."""
+    """Compute one new position for each slot that ``cache`` has chosen: [B, H] at ``positions`` [B] to [B, H']."""
     places = positions[None, :, None].expand(decoder.axes, -1, 1)
     return decoder.forward(inputs[:, None], places, cache, cache.attention_mask())[:, -1]
 
 
 def record_cuda_graphs() -> Recorder:
-    """Return what records a function as a CUDA graph, whose replay returns the same tensor each time.
+    """Return a recorder that records a function as a CUDA graph.
 
-    All graphs share memory for what they compute in between: one runs after another, in one thread.
+    Each replay returns the same tensor. All graphs share memory for intermediate values: they run one after another, in
+    one thread.
     """
     pool = torch.cuda.graph_pool_handle()
 

@@ -1,4 +1,4 @@
-"""A decoder with the engine that serves it: what language models and talkers have in common."""
+"""A decoder with the engine that serves it: the common base of language models and talkers."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -15,9 +15,9 @@ S = TypeVar("S", bound=DecoderSequence)
 
 
 class HostedDecoder(Hosted[D], Generic[D, S]):
-    """``engine`` and ``context``, the longest sequence, are there from ``load`` on; ``feed`` makes the engine's inputs.
+    """A decoder, its ``engine``, and ``context``, the longest sequence; both are set by ``load``.
 
-    ``limits.context`` 0 is the model's own.
+    ``feed`` makes the engine's inputs. A ``limits.context`` of 0 means the model's own.
     """
 
     def __init__(

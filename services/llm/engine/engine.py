@@ -1,10 +1,10 @@
 """Continuous batching: sequences join and leave a running batch between two steps.
 
-One turn of the engine is what its schedule puts into a step: a token for every sequence that is ready,
-shares of prompts, and media items of an encoder that shares the loop. The turn's arithmetic runs in compute
-threads; everything else, joins, leaves and delivery, on the event loop between two calls, so nothing here
-needs a lock. Method: Orca (Yu et al. 2022, iteration-level scheduling), prefill in shares as in
-Sarathi-Serve (Agrawal et al. 2024), stages in one step as in TriInfer.
+One turn of the engine runs one step of its schedule. A step contains a token for every sequence that is ready, shares
+of prompts, and media items of an encoder that shares the loop. The arithmetic of a turn runs in compute threads.
+Everything else (joining, leaving and delivery) runs on the event loop between two calls, so nothing here needs a lock.
+Method: Orca (Yu et al. 2022, iteration-level scheduling), prefill in shares as in Sarathi-Serve (Agrawal et al. 2024),
+stages in one step as in TriInfer.
 """
 
 import asyncio
@@ -34,9 +34,13 @@ _TYPICAL_CONTEXT_TOKENS = 1024  # positions of a sequence whose decode step is m
 
 
 class EngineLimits(NamedTuple):
-    """``slots``: sequences in a step, beside spare ones for tenants without one. ``context``: positions of one.
-    ``share``: prompt tokens in a step that no goal says. ``goals``: what the budgets of steps are found for.
-    ``decodes``: False takes no memory for slots. ``graphs``: whether decode steps are CUDA graphs on a GPU."""
+    """Limits of an engine.
+
+    ``slots`` is the number of sequences in a step, in addition to spare ones for tenants without one. ``context`` is
+    the positions of a sequence. ``share`` is the prompt tokens in a step without goals. ``goals`` determine the budgets
+    of steps. ``decodes`` False allocates no memory for slots. ``graphs`` allows decode steps to be CUDA graphs on a
+    GPU.
+    """
 
     slots: int
     context: int
@@ -57,7 +61,7 @@ class _Replay(NamedTuple, Generic[S]):
 class BatchingEngine(Generic[S]):
     """Runs sequences on one decoder. ``compute`` runs a function in the compute thread.
 
-    With ``parallel`` media items are encoded beside the language model's step, not after it.
+    With ``parallel``, media items are encoded during the language model's step, not after it.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class BatchingEngine(Generic[S]):
             batched=False,
             spare=spare,
         )
-        #: Times decode steps.
+        #: Measures decode steps.
         self.decoding = Stopwatch()
         self.tokens = 0
 
@@ -92,7 +96,7 @@ class BatchingEngine(Generic[S]):
 
     @property
     def rows(self) -> int:
-        """Sequences that there is memory for: the slots, and those that are kept for tenants without one."""
+        """Sequences for which there is memory: the slots, and spare ones for tenants without a slot."""
         return self.schedule.slots + self.schedule.spare
 
     @property
@@ -115,19 +119,19 @@ class BatchingEngine(Generic[S]):
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of keys and values of one token, known from ``start`` on."""
+        """Bytes of keys and values of one token, known after ``start``."""
         return self._steps.kv_token_bytes
 
     async def start(self) -> None:
-        """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
+        """Allocate memory, run first passes, and find the budgets of the goals."""
         await self._compute(self._steps.warm_up, self.limits.decodes)
         if self.limits.goals:
             await self._compute(self._measure_budgets)
 
     async def start_decoding(self) -> None:
-        """Take the memory of slots, and find budgets with them, where nothing was to be decoded before.
+        """Allocate slots, and find budgets with them, if ``start`` did not.
 
-        No sequence may be here: the slots are measured.
+        There must be no sequence yet: the slots are measured.
         """
         if not self.limits.decodes:
             self.limits = self.limits._replace(decodes=True)
@@ -149,13 +153,13 @@ class BatchingEngine(Generic[S]):
         self.schedule.costs = StepCosts(goals, decode)
         self.schedule.budget = StepBudget(beside, alone, least=least, costs=costs)
 
-    # For those who wait for tokens
+    # For callers that wait for tokens
 
     @contextmanager
     def admit(self, sequence: S) -> Iterator[S]:
-        """Queue ``sequence``; leaving the block, however it is left, frees its slot before the next step.
+        """Queue ``sequence``; the end of the block, by any path, frees its slot before the next step.
 
-        One that was handed over in the meantime goes on.
+        A sequence that was handed over in the meantime continues.
         """
         self.raise_if_failed()
         member = sequence.member
@@ -177,7 +181,7 @@ class BatchingEngine(Generic[S]):
 
     @contextmanager
     def adopt_paused(self, sequence: S) -> Iterator[S]:
-        """Go on with a sequence that pauses in its slot; its owner until now has no part in it any more."""
+        """Continue a sequence that pauses in its slot. Its previous owner has no further part in it."""
         self.raise_if_failed()
         sequence.owner += 1
         sequence.clock = current_clock()
@@ -186,12 +190,12 @@ class BatchingEngine(Generic[S]):
             yield sequence
 
     async def wait_for_slot(self, sequence: S) -> None:
-        """Wait until a sequence that arrives has its slot: its cache is not asked for before."""
+        """Wait until an arriving sequence has its slot: its cache is not requested before."""
         if not self.schedule.has_slot(sequence):
             await self._wait_step(sequence)
 
     async def insert_cache(self, sequence: S, came: Packed) -> None:
-        """Copy the cache into the slot and let the sequence take part; ``came`` can be let go of afterwards.
+        """Copy the cache into the slot and start the sequence; ``came`` may be released afterwards.
 
         Raises ``ProtocolError`` for the cache of another model.
         """
@@ -201,10 +205,10 @@ class BatchingEngine(Generic[S]):
         sequence.broken = False
 
     async def replay_tokens(self, sequence: S, length: int, tokens: Rows[int]) -> bool:
-        """Let ``sequence``, which keeps its slot, take ``tokens`` after the first ``length`` positions, instead of all
-        that came there. Its next steps, as many as ``tokens``, have what belongs to them.
+        """Replace the tokens of ``sequence`` after ``length`` positions by ``tokens``.
 
-        Returns False where it has no slot.
+        The sequence must keep its slot. Its next steps, as many as ``tokens``, deliver the side data of these tokens.
+        Returns False if it has no slot.
         """
         if not self.schedule.has_slot(sequence):
             return False
@@ -231,31 +235,31 @@ class BatchingEngine(Generic[S]):
         await sequence.step
 
     def raise_if_failed(self) -> None:
-        """Raise what ended the loop, if it has ended."""
+        """Raise the error that ended the loop, if it has ended."""
         if self._failed is not None:
             raise self._failed
 
     def wake(self) -> None:
-        """Look again: a sequence may have become ready, or a media item have come."""
+        """Wake the loop: a sequence may be ready, or a media item may have arrived."""
         self._wake.set()
 
     # The loop
 
     async def serve(self) -> None:
-        """Turn for ever; sleeps while nobody is ready."""
+        """Run turns until cancelled; sleep while no sequence is ready."""
         try:
             while True:
                 self._wake.clear()
                 if not await self._run_turn():
                     await self._wake.wait()
-        except Exception as error:  # the engine's own boundary: whoever waits for it must not wait for ever
+        except Exception as error:  # the engine's own boundary: callers must not wait forever
             self._fail_all(error)
             raise
         finally:
             self._fail_all(engine_closed_error())
 
     async def _run_turn(self) -> bool:
-        # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.
+        # Sequences may end meanwhile: admit others only when the slots that the schedule counts as free are free.
         while any(sequence.gone for sequence in self._steps.active):
             await self._compute(self._steps.evict)
         self._begin_replays()
@@ -314,7 +318,7 @@ class BatchingEngine(Generic[S]):
             self.schedule.turns.observe(time.perf_counter() - began)
 
     def _share_prompts(self, begun: list[StepOutcome]) -> None:
-        """Take sequences whose prompts are complete out of their groups; the others there only need a copy."""
+        """Remove sequences whose prompts are complete from their groups; the others there only need a copy."""
         members = [sequence.member for sequence, _ in begun if sequence.member is not None]
         for member in members:
             member.leave_group()

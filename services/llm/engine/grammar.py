@@ -1,7 +1,7 @@
 """Masks of the tokens that a grammar allows next, by ``llguidance``.
 
-The mask for a sequence's next token follows from its tokens alone, so it is computed in a thread of its own while the
-model computes its logits. Grammars are compiled once, in the same thread, and copied for each request.
+The mask for a sequence's next token depends only on its tokens. A separate thread computes it while the model computes
+its logits. Grammars are compiled once, in the same thread, and copied for each request.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from omnibus.errors import BadRequest, StageFailed
 from omnibus.structured.grammar import first_line, limits
 from services.component import run_in_pool
 
-#: Compiled grammars that are kept.
+#: Compiled grammars to keep.
 MAX_GRAMMARS = 64
 #: Seconds that a request waits for its grammar.
 COMPILE_TIMEOUT_SECONDS = 10.0
 _WORD_BITS = 32
-#: The line with which ``llguidance`` says that it has met a limit: items of a row or step, states or fuel of its lexer.
+#: The line with which ``llguidance`` reports a limit: items of a row or step, states or fuel of its lexer.
 _TOO_COMPLEX = re.compile(r"^Stop: \w+TooComplex$", re.MULTILINE)
 
 
@@ -34,26 +34,26 @@ class GrammarState:
     def __init__(self, matcher: Any, masks: "MaskThread") -> None:
         self._matcher = matcher
         self._masks = masks
-        self._rows: Future[np.ndarray] | None = None  # of all states that were prepared together
+        self._rows: Future[np.ndarray] | None = None  # of all states of the same batch
         self._row = 0
 
     def accept_token(self, token: int) -> None:
-        """Go on behind ``token``. Raises ``StageFailed`` for one that is not allowed, ``BadRequest`` at a limit."""
+        """Advance past ``token``. Raises ``StageFailed`` if it is not allowed, ``BadRequest`` at a limit."""
         self._rows = None
         if not self._matcher.consume_token(token):
             raise self._stop_error()
 
     def expect_row(self, rows: "Future[np.ndarray]", row: int) -> Any:
-        """Let the next mask be ``row`` of ``rows``; returns what computes it."""
+        """Use ``row`` of ``rows`` as the next mask; returns the matcher that computes it."""
         self._rows, self._row = rows, row
         return self._matcher
 
     def prepare_all(self, states: "Sequence[GrammarState]") -> None:
-        """Begin with the next masks of ``states``, which are of the same model."""
+        """Start to compute the next masks of ``states`` of one model."""
         self._masks.prepare(states)
 
     def next_mask(self) -> Tensor:
-        """Bool [V]: tokens that may come next. Raises ``BadRequest`` for a grammar that has grown too complex."""
+        """Return bool [V]: tokens allowed next. Raises ``BadRequest`` for a grammar that has become too complex."""
         if self._rows is None:
             self._masks.prepare([self])
         assert self._rows is not None  # noqa: S101 - for the type checker
@@ -63,17 +63,20 @@ class GrammarState:
         return mask
 
     def _stop_error(self) -> BadRequest | StageFailed:
-        """The error of a matcher that has stopped. Which limits an answer meets follows from its schema."""
+        """Return the error of a matcher that has stopped.
+
+        The schema of an answer determines which limits it reaches.
+        """
         error = self._matcher.get_error()
         reason = first_line(error)
         if _TOO_COMPLEX.search(error):
             message = f"the schema is too complex for the grammar of its answers: send a simpler one ({reason})"
             return BadRequest(message, param="response_format")
-        return StageFailed(f"the grammar cannot go on: {reason}")
+        return StageFailed(f"the grammar cannot continue: {reason}")
 
 
 class MaskThread:
-    """Computes masks of ``vocabulary`` tokens, those of a step together."""
+    """Computes masks of ``vocabulary`` tokens, those of a step in one call."""
 
     def __init__(self, vocabulary: int) -> None:
         from llguidance import LLExecutor
@@ -84,7 +87,7 @@ class MaskThread:
         self._pool = ThreadPoolExecutor(1, "masks")
 
     def prepare(self, states: Sequence[GrammarState]) -> None:
-        """Begin with the next masks of ``states``."""
+        """Start to compute the next masks of ``states``."""
         rows: Future[np.ndarray] = Future()
         matchers = [(state.expect_row(rows, row), row) for row, state in enumerate(states)]
         self._pool.submit(self._fill_rows, matchers, rows)
@@ -97,7 +100,7 @@ class MaskThread:
             fill_next_token_bitmask_par(self._executor, matchers, words)
             bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
             rows.set_result(bits[:, : self._vocabulary].astype(bool))
-        except BaseException as error:  # noqa: BLE001 - raised again where the mask is asked for
+        except BaseException as error:  # noqa: BLE001 - raised again where the mask is read
             rows.set_exception(error)
 
     def close(self) -> None:
@@ -105,7 +108,7 @@ class MaskThread:
 
 
 class Grammars:
-    """Grammars for the tokens of one model. ``tokenizer`` is a fast one of ``transformers``, ``ends`` end an answer."""
+    """Grammars for the tokens of one model. ``tokenizer`` is a fast one of ``transformers``; ``ends`` end an answer."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Sequence[int]) -> None:
         self._source = tokenizer
@@ -117,7 +120,7 @@ class Grammars:
         self._pool = ThreadPoolExecutor(1, "grammars")
 
     async def open(self, grammar: str) -> GrammarState:
-        """The state before the first token of an answer. Raises ``BadRequest`` for a grammar that cannot be used."""
+        """Return the state before the first token of an answer. Raises ``BadRequest`` for an invalid grammar."""
         try:
             async with asyncio.timeout(COMPILE_TIMEOUT_SECONDS):
                 return await run_in_pool(self._pool, self._open, grammar)
@@ -145,7 +148,7 @@ class Grammars:
         return GrammarState(found.deep_copy(), self._masks)
 
     def close(self) -> None:
-        """End its threads."""
+        """End both threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._masks is not None:
             self._masks.close()

@@ -1,10 +1,10 @@
-"""Prompts of conversations, kept once they are computed: the next turn begins with the one before it.
+"""Prompts of conversations, kept after they are computed: the next turn starts with the previous one.
 
-A conversation is what its requests call so (``TextGenerationParams.cache_key``); of each the last prompt is kept, with
-keys, values and what a talker needs of it. How much of it the next one begins with is found by comparing inputs, row by
-row, so that nothing depends on what requests say: media, edited items and another template are other rows. What is
-taken over was computed in other shares than it would be anew, so that sums may be rounded otherwise.
-Method: prefix caching (SGLang's RadixAttention, Zheng et al. 2024), of one chain for each conversation.
+Requests name their conversation (``TextGenerationParams.cache_key``). For each, the last prompt is kept, with its keys
+and values, and the rows that a talker needs. A row-by-row comparison of inputs finds how much of it the next prompt
+shares. The names in requests are therefore not trusted: media, edited items and another template are different rows.
+Reused rows were computed in other shares than they would be now, so sums may be rounded differently. Method: prefix
+caching (SGLang's RadixAttention, Zheng et al. 2024), with one chain for each conversation.
 """
 
 from collections import OrderedDict
@@ -17,13 +17,16 @@ from transformers.cache_utils import DynamicCache
 from services.llm.engine.kv_codec import cache_layers
 from services.llm.engine.thinker_feed import Thinking
 
-#: Tokens that are worth taking over: fewer cost about as much to copy.
+#: Fewer tokens are not reused: to copy them costs about as much as to compute them.
 MIN_KEPT_TOKENS = 16
 
 
 class KeptPrompt(NamedTuple):
-    """A prompt of T tokens: its ``inputs`` [T, H] and ``positions`` [axes, T], keys and values, and hidden rows [T, H']
-    where a talker has followed."""
+    """A prompt of T tokens.
+
+    It consists of its ``inputs`` [T, H] and ``positions`` [axes, T], keys and values, and hidden rows [T, H'] if a
+    talker followed.
+    """
 
     inputs: Tensor
     positions: Tensor
@@ -32,14 +35,17 @@ class KeptPrompt(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that it holds."""
+        """Bytes of all tensors."""
         stored = [each for pair in cache_layers(self.cache) for each in pair]
         tensors = [self.inputs, self.positions, *stored, *([] if self.hidden is None else [self.hidden])]
         return sum(each.nbytes for each in tensors)
 
 
 class KeptPrompts:
-    """Up to ``limit_bytes`` of prompts; the least recently used one leaves first. Used in the compute thread alone."""
+    """Up to ``limit_bytes`` of prompts; the least recently used is evicted first.
+
+    For the compute thread only.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -54,7 +60,7 @@ class KeptPrompts:
         return len(self._kept)
 
     def keep(self, sequence: Thinking) -> None:
-        """Keep the prompt of ``sequence``, which is computed, in the place of its conversation's earlier one."""
+        """Keep the computed prompt of ``sequence``, replacing its conversation's earlier one."""
         if not sequence.cache_key or not self.limit_bytes or sequence.attention is not None:
             return
         hidden = torch.cat(sequence.hidden) if sequence.voice is not None else None
@@ -69,15 +75,15 @@ class KeptPrompts:
         self.nbytes += size
 
     def reuse(self, sequence: Thinking) -> int:
-        """Let ``sequence`` begin behind what its conversation's last prompt has in common with it; returns its length.
+        """Start ``sequence`` after the tokens it shares with its conversation's last prompt.
 
-        One whose talker needs rows that were not kept is computed from its beginning.
+        Returns their number. A sequence whose talker needs rows that were not kept is computed from the start.
         """
         kept = self._kept.get(sequence.cache_key)
         if kept is None or sequence.attention is not None or (sequence.voice is not None and kept.hidden is None):
             return 0
         self._kept.move_to_end(sequence.cache_key)
-        count = min(_count_equal(kept, sequence), sequence.length - 1)  # the last row is what the answer begins with
+        count = min(_count_equal(kept, sequence), sequence.length - 1)  # the answer starts from the last row
         if count < MIN_KEPT_TOKENS:
             return 0
         for index, (keys, values) in enumerate(cache_layers(kept.cache)):
@@ -95,9 +101,9 @@ class KeptPrompts:
 
 
 def _count_equal(kept: KeptPrompt, sequence: Thinking) -> int:
-    """Count the rows that both begin with."""
+    """Return the number of leading rows that both share."""
     most = min(len(kept.inputs), len(sequence.inputs))
-    if kept.inputs.shape[1:] != sequence.inputs.shape[1:]:  # with media rows are wider, where families say so
+    if kept.inputs.shape[1:] != sequence.inputs.shape[1:]:  # rows with media are wider in some families
         return 0
     differs = (kept.inputs[:most] != sequence.inputs[:most]).any(dim=1)
     differs |= (kept.positions[:, :most] != sequence.positions[:, :most]).any(dim=0)

@@ -1,4 +1,4 @@
-"""Keys and values of one sequence as one array, so that they can go to another executor. No pickle."""
+"""Keys and values of one sequence as one array, for another executor. No pickle."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,10 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 class CacheLayout(NamedTuple):
-    """Layers of a cache: ``layers`` of self-attention, then ``aside`` of cross-attention to rows of their own."""
+    """Layers of a cache: ``layers`` of self-attention, then ``aside`` of cross-attention.
+
+    Those of cross-attention have their own number of rows.
+    """
 
     layers: int
     heads: int
@@ -28,14 +31,15 @@ class CacheLayout(NamedTuple):
 
 
 def cache_layers(cache: DynamicCache) -> Layers:
-    """The one sequence of ``cache``, without a copy."""
+    """Return the one sequence of ``cache``, without a copy."""
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
 def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
-    """``filled`` as an array [layers, 2, heads, T, head_dim] and what it holds: ``dtype``.
+    """Return the metadata of ``filled`` and its array.
 
-    When the last layers look ``aside``, at R rows, it is flat, theirs last, and ``rows`` says R. numpy has no
+    The array is [layers, 2, heads, T, head_dim], and the metadata contain ``dtype``. If the last layers are of
+    cross-attention (``aside``), with R rows, the array is flat, with theirs last, and ``rows`` is R. numpy has no
     bfloat16, so its words travel as int16.
     """
     parts = [filled[: len(filled) - aside], filled[len(filled) - aside :]]
@@ -57,10 +61,10 @@ def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarr
 
 
 def unpack_cache(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: CacheLayout) -> Layers:
-    """The sequence of ``length`` positions that ``pack_cache`` made ``packed`` of, without a copy.
+    """Return the sequence of ``length`` positions that ``pack_cache`` packed, without a copy.
 
-    ``layout`` is that of the model that is to go on with it. Raises ``ProtocolError`` for keys and values of
-    another model or another length.
+    ``layout`` is that of the model that will continue. Raises ``ProtocolError`` for keys and values of another model or
+    another length.
     """
     dtype = _DTYPES.get(str(about.get("dtype")))
     rows = about.get("rows") if layout.aside else 0
@@ -81,6 +85,6 @@ def _array_shapes(layout: CacheLayout, length: int, rows: int) -> list[tuple[int
 
 
 def _split_views(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """``whole`` [n] cut into one tensor for each of ``shapes``, without a copy."""
+    """Cut ``whole`` [n] into one tensor for each shape, without a copy."""
     pieces = whole.split([math.prod(shape) for shape in shapes])
     return [piece.view(*shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -1,5 +1,4 @@
-"""Changes of logits that a request asks for: a bias of some tokens, penalties of those that were generated, and tokens
-that may not come."""
+"""Changes of logits that a request specifies: token biases, penalties for generated tokens, and forbidden tokens."""
 
 import math
 from collections import deque
@@ -13,8 +12,10 @@ from omnibus_models.contract import TokenSamplingParams
 
 
 class LogitChanges:
-    """Bias, penalties and forbidden tokens of one request over ``vocabulary`` tokens, as OpenAI's API and vLLM's define
-    them."""
+    """Bias, penalties and forbidden tokens of one request over ``vocabulary`` tokens.
+
+    They are defined as in the APIs of OpenAI and vLLM.
+    """
 
     def __init__(self, settings: TokenSamplingParams, vocabulary: int) -> None:
         _require_known([*settings.logit_bias], vocabulary, "logit_bias")
@@ -42,7 +43,7 @@ class LogitChanges:
             self._counts[token] += 1
 
     def mask_tokens(self, logits: Tensor) -> Tensor:
-        """Logits [V], with those of tokens that may not come next at -inf."""
+        """Return logits [V] with those of tokens forbidden next at -inf."""
         if self._forbidden is not None:
             logits = logits.masked_fill(self._forbidden.to(logits.device), -math.inf)
         last = list(self._last)
@@ -54,13 +55,13 @@ class LogitChanges:
         return logits.index_fill(0, torch.tensor(never, device=logits.device), -math.inf)
 
     def apply_bias(self, logits: Tensor) -> Tensor:
-        """Logits [V] and the bias."""
+        """Return logits [V] plus the bias."""
         if not len(self._ids):
             return logits
         return logits.index_add(0, self._ids.to(logits.device), self._bias.to(logits))
 
     def apply_penalties(self, logits: Tensor) -> Tensor:
-        """Logits [V], less for tokens that were generated: for each time, and for any."""
+        """Return logits [V] minus the penalties of generated tokens: one for each occurrence, one for any."""
         if self._counts is None:
             return logits
         counts = self._counts.to(logits)
@@ -69,4 +70,4 @@ class LogitChanges:
 
 def _require_known(tokens: Sequence[int], vocabulary: int, param: str) -> None:
     if unknown := [token for token in tokens if token >= vocabulary]:
-        raise BadRequest(f"{param} names token {unknown[0]}; this model has {vocabulary}", param=param)
+        raise BadRequest(f"{param} names token {unknown[0]}, but this model has {vocabulary} tokens", param=param)

@@ -1,4 +1,4 @@
-"""One loaded language model with its engine, for all components of an executor that are parts of it."""
+"""One loaded language model with its engine, for all its components."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -46,12 +46,12 @@ from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 class ThinkSettings:
     """Limits of one language model.
 
-    ``slots``: sequences in one decode step. ``context``: longest sequence in tokens, prompt included;
-    0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
-    in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
-    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots. ``graphs``: see ``Steps``.
-    ``kept_bytes``: of conversations' prompts that are kept for their next turns; 0: none.
-    ``adapters``: directories of LoRA adapters by their names. ``loadable``: others that requests may bring.
+    ``slots`` is the number of sequences in one decode step. ``context`` is the longest sequence in tokens, including
+    the prompt; 0 means the model's own. ``share`` is the most prompt tokens between two decode steps, and ``goals``
+    replace it. ``threads`` are torch's in the compute thread. With ``beside``, an encoder shares the loop. If
+    ``decodes`` is False, answers are not decoded here, and slots take no memory. ``graphs``: see ``Steps``.
+    ``kept_bytes`` is the memory for prompts of conversations that are kept for their next turns; 0 keeps none.
+    ``adapters`` are directories of LoRA adapters by name, and ``loadable`` limits others that requests may bring.
     """
 
     slots: int = 16
@@ -68,7 +68,7 @@ class ThinkSettings:
 
 
 class PausedSequence(NamedTuple):
-    """A sequence that was prefilled and waits in its slot, until it is ``taken``."""
+    """A prefilled sequence that waits in its slot until it is ``taken``."""
 
     number: int
     invocation: str
@@ -86,18 +86,18 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
         self._adapters, self._loadable = settings.adapters, settings.loadable
         self._adapter_slots = AdapterSlots(settings.loadable, len(settings.adapters), self._load_adapter)
-        # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
+        # Tokenizing must not wait for a step, and a tokenizer is not safe for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
-        #: Whether its last user has closed it: it cannot be loaded again.
+        #: True after its last user has closed it: it cannot be loaded again.
         self.closed = False
         self._numbers = count()
         self._paused: dict[int, PausedSequence] = {}
         self._grammars: Grammars | None = None
-        #: Calls that begin with the same prompt.
+        #: Calls that start with the same prompt.
         self.prompts = PromptGroups()
         self._kept = KeptPrompts(settings.kept_bytes)
-        #: What the checkpoint's authors recommend, see ``omnibus.checkpoints.generation_config``.
+        #: Recommendations of the checkpoint's authors, see ``omnibus.checkpoints.generation_config``.
         self.sampling = read_sampling(checkpoint)
 
     async def load(self) -> None:
@@ -118,7 +118,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         self._grammars = Grammars(self.thinker.tokenizer, self.thinker.vocabulary, sorted(self.thinker.eos))
 
     async def open_grammar(self, grammar: str | None) -> GrammarState | None:
-        """The state of a Lark ``grammar`` before an answer's first token. Raises ``BadRequest``."""
+        """Return the state of a Lark ``grammar`` before an answer's first token. Raises ``BadRequest``."""
         if grammar is None:
             return None
         assert self._grammars is not None  # noqa: S101 - for the type checker
@@ -146,9 +146,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     @asynccontextmanager
     async def use_adapter(self, params: TextGenerationParams) -> AsyncIterator[int | None]:
-        """The number of the adapter that ``params`` ask for, in memory inside of the block; None without one.
+        """Yield the number of the adapter in ``params``; None without one.
 
-        Raises ``NotFound``, and as ``AdapterSlots.use`` for one that they bring.
+        The adapter stays in memory until the block ends. Raises ``NotFound``, and as ``AdapterSlots.use`` for an
+        adapter that the request brings.
         """
         if params.adapter_source is None:
             yield self._declared_number(params.adapter)
@@ -182,7 +183,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     # Prompts
 
     async def tokenize_prompt(self, messages: list[dict[str, Any]], params: TextGenerationParams) -> TokenizedPrompt:
-        """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
+        """Tokenize. Raises ``BadRequest``, and ``ContextTooLong`` before a long text delays other requests."""
         options = params.prompt_options
         if params.truncate_prompt_tokens is None:
             return await run_in_pool(self._words, self.thinker.prompt, messages, self.context, options)
@@ -191,9 +192,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return truncate_prompt(whole, params, self.context)
 
     async def tokenize_script(self, params: TextGenerationParams, length: int) -> tuple[int, ...]:
-        """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
+        """Return the tokens of a given answer, including the end token.
 
-        ``length`` is the prompt's. Raises ``BadRequest`` for a text that cannot be said, and ``ContextTooLong``.
+        Empty if the model chooses the answer. ``length`` is the prompt's. Raises ``BadRequest`` for a text that has no
+        tokens, and ``ContextTooLong``.
         """
         if params.say is None:
             return ()
@@ -205,19 +207,22 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         script = (*words, min(self.thinker.eos))
         if len(script) > left:
             raise ContextTooLong(
-                f"what is to be said has {len(script)} tokens, and the model's context leaves {left}; say less at once",
+                f"`say` has {len(script)} tokens, but the model's context leaves {left}; send a shorter text",
                 param="say",
             )
         return script
 
     async def ban_words(self, params: TextGenerationParams) -> tuple[tuple[int, ...], ...]:
-        """The tokens of ``bad_words``. Raises ``BadRequest``."""
+        """Return the tokens of ``bad_words``. Raises ``BadRequest``."""
         if not params.bad_words:
             return ()
         return await run_in_pool(self._words, ban_words, self.thinker.tokenizer, params.bad_words)
 
     async def assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
-        """Return a prompt's ``PrefillInputs``, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
+        """Return a prompt's ``PrefillInputs``, and its layout for a talker.
+
+        The layout is int32 [k, S]. Raises ``BadRequest``.
+        """
         return await self._compute(self._assemble_prefill, prompt, items)
 
     def _assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
@@ -228,8 +233,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return prefill, prefill.layout.cpu().numpy()
 
     async def use_kept_prompt(self, sequence: Thinking, cache_key: str) -> int:
-        """Let ``sequence`` begin behind what is kept of its conversation, and keep its prompt; returns the tokens that
-        need not be computed."""
+        """Start ``sequence`` after its conversation's kept prompt, and keep its own.
+
+        Returns the number of tokens that need not be computed.
+        """
         if not cache_key:
             return 0
         sequence.cache_key = cache_key
@@ -237,9 +244,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return await self._compute(self._kept.reuse, sequence) if cache_key in self._kept else 0
 
     async def resume_after(self, sequence: Thinking, tokens: Rows[int]) -> None:
-        """Let ``sequence`` begin behind ``tokens`` of its answer, which are prefilled at once.
+        """Start ``sequence`` after ``tokens`` of its answer, which are prefilled at once.
 
-        A prompt that looks aside is answered from its beginning: what it looks at comes with its own positions.
+        A prompt with cross-attention is answered from its start: the rows it attends to have their own positions.
         """
         aside = sequence.attention is not None and sequence.attention.answer_rows is not None
         if tokens and not aside and len(tokens) < sequence.limit:
@@ -249,7 +256,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return self.thinker.embed(torch.tensor(tokens, device=self.thinker.device))
 
     async def compute_rows(self, sequence: Thinking, tokens: Rows[int], text: str) -> list[np.ndarray]:
-        """The rows [H] of ``text`` after ``tokens`` of the answer of ``sequence``, which has kept its slot."""
+        """Return the rows [H] of ``text`` after ``tokens`` of an answer.
+
+        ``sequence`` is that of the answer, and must have kept its slot.
+        """
         length = sequence.prompt + len(tokens)
         ids = await run_in_pool(self._words, self.thinker.encode_text, text)
         ids = ids[: self.context - length]
@@ -267,7 +277,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     @contextmanager
     def hold_paused(self, invocation: str, sequence: Thinking) -> Iterator[PausedSequence]:
-        """Keep ``sequence`` for the decode of the same ``invocation`` that names its number, inside of the block."""
+        """Keep ``sequence`` until the block ends, for its decode.
+
+        The decode must name its number and be of the same ``invocation``.
+        """
         number = next(self._numbers)
         paused = self._paused[number] = PausedSequence(number, invocation, sequence, asyncio.Event())
         try:
@@ -276,7 +289,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             self._paused.pop(number, None)
 
     def resume_paused(self, invocation: str, number: int) -> Thinking:
-        """The sequence that was kept: to be adopted at once, or it leaves. Raises ``StageUnavailable``."""
+        """Return the kept sequence, which the caller must adopt at once. Raises ``StageUnavailable``."""
         paused = self._paused.get(number)
         if paused is None or paused.invocation != invocation:
             raise StageUnavailable("the prefill of this answer is gone; send the request again")

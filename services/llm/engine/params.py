@@ -20,9 +20,9 @@ Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Presence = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}$")]
-#: Contexts that a prompt which is to be truncated may have.
+#: Most contexts that a prompt may have before its truncation.
 MAX_TRUNCATED_CONTEXTS = 8
-#: What a checkpoint may recommend, by the names of parameters.
+#: Parameters that a checkpoint may recommend.
 _RECOMMENDED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
@@ -30,23 +30,25 @@ Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
 
 
 class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of text generation. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
+    """Parameters of text generation.
 
-    With ``say`` nothing is generated: it is the answer, word for word, and the model only processes its tokens.
-    ``tools`` are as chat templates take them; with ``tool_choice`` ``required`` the answer is calls of them, or of the
-    ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
-    variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
-    ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
-    LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
-    ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine
-    keeps of a prompt is used only for requests with the same ``cache_salt``. With ``prefill_only`` the prompt is
-    computed and kept for its conversation, with what a talker will need where a ``voice`` is named; no answer is made.
+    ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's. With ``say`` nothing is
+    generated: it is the answer, word for word, and the model only processes its tokens. ``tools`` have the format of
+    chat templates. With ``tool_choice`` ``required`` the answer is calls of them, or of the ``allowed_tools``.
+    ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are variables of the chat
+    template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
 
-    What is missing is as the checkpoint's ``generation_config.json`` says; a ``temperature`` of which that says nothing
-    is the ``fallback_temperature``. ``usual_tokens`` bound an answer without ``max_tokens``, as the context does.
+    ``logprobs`` is the number of alternatives to report for each token, None for no report. ``adapter`` is the name of
+    the LoRA adapter; empty means the base model. With an ``adapter_source`` it is loaded from there. ``cache_key`` is
+    equal for the turns of a conversation, whose prompts are kept for the next one. An engine reuses a kept prompt only
+    for requests with the same ``cache_salt``. With ``prefill_only`` the prompt is computed and kept for its
+    conversation, and no answer is made. If a ``voice`` is named, the rows for a talker are kept as well.
 
-    Those from ``min_tokens`` on are vLLM's. ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens; -1: as
-    many as leave room for an answer.
+    Missing values are those of the checkpoint's ``generation_config.json``. A ``temperature`` missing there too is the
+    ``fallback_temperature``. ``usual_tokens`` bound an answer without ``max_tokens``, as the context does.
+
+    The fields from ``min_tokens`` are vLLM's. ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens. With
+    -1 it keeps as many as leave room for an answer.
     """
 
     max_tokens: Count | None = None
@@ -87,12 +89,12 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def conversation_key(self) -> str:
-        """The conversation, its salt and the adapter that computes it; empty without a ``cache_key``."""
+        """The conversation, its salt and its adapter; empty without a ``cache_key``."""
         return f"{self.cache_salt}/{self.cache_key}/{self.adapter_key}" if self.cache_key else ""
 
     @property
     def changes_logits(self) -> bool:
-        """True if logits are changed, or reported, beyond what nearly all requests ask for."""
+        """True if logits are changed or reported, as few requests need."""
         return (
             bool(self.min_p or self.presence_penalty or self.frequency_penalty or self.logit_bias)
             or self.logprobs is not None
@@ -101,12 +103,12 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def adapter_key(self) -> str:
-        """The adapter and its files: prompts are shared by what is computed alike."""
+        """The adapter and its files: equal keys compute equal prompts."""
         return self.adapter if self.adapter_source is None else f"{self.adapter}@{self.adapter_source.sha256}"
 
     @property
     def prompt_key(self) -> str:
-        """Parts of a prompt besides its messages and options."""
+        """Parts of a prompt in addition to its messages and options."""
         cut = self.truncate_prompt_tokens
         return self.adapter_key if cut is None else f"{self.adapter_key} {cut} {self.max_tokens}"
 
@@ -128,22 +130,22 @@ class CodecGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 def read_params(params: Any, kind: type[P]) -> P:
-    """``params`` as ``kind``. Raises ``BadRequest`` that names the field."""
+    """Return ``params`` as ``kind``. Raises ``BadRequest`` that names the field."""
     try:
         return msgspec.convert({} if params is None else params, kind)
     except msgspec.ValidationError as error:
         field = re.search(r"`\$\.(\w+)|field `(\w+)`", str(error))
         name = next(filter(None, field.groups()), "params") if field else "params"
-        raise BadRequest(f"{name} cannot be used: {error}", param=name) from None
+        raise BadRequest(f"{name} is invalid: {error}", param=name) from None
 
 
 def unknown_adapter_error(name: str) -> NotFound:
-    """The error of a request for an adapter that was not loaded here."""
+    """Return the error for an adapter that is not loaded."""
     return NotFound(f"this executor has no adapter {name!r}: declare it with its model, or load it", param="model")
 
 
 def complete_params(params: Any, sampling: Mapping[str, float]) -> Any:
-    """``params`` of a request for text with the ``sampling`` of the checkpoint for what they do not name."""
+    """Fill missing ``params`` of a request for text from the checkpoint's ``sampling``."""
     if not isinstance(params, dict):
         return params
     usual: dict[str, Any] = {name: value for name, value in sampling.items() if name in _RECOMMENDED}
@@ -155,27 +157,32 @@ def complete_params(params: Any, sampling: Mapping[str, float]) -> Any:
 
 
 def truncate_prompt(prompt: TokenizedPrompt, params: TextGenerationParams, context: int) -> TokenizedPrompt:
-    """The last ``truncate_prompt_tokens`` of ``prompt``. Raises ``BadRequest`` for media in it, or if none is left."""
+    """Return the last ``truncate_prompt_tokens`` of ``prompt``. Raises ``BadRequest`` for media in it, or if none is
+    left.
+    """
     kept = params.truncate_prompt_tokens
     if kept is None:
         return prompt
     most = context - (params.max_tokens or 1) if kept == -1 else kept
     if most <= 0:
-        raise BadRequest("truncate_prompt_tokens leaves nothing of the prompt", param="truncate_prompt_tokens")
+        raise BadRequest(
+            "truncate_prompt_tokens leaves no token of the prompt; raise it, or lower max_tokens",
+            param="truncate_prompt_tokens",
+        )
     if len(prompt.ids) <= most:
         return prompt
     if prompt.modalities:
         raise BadRequest(
-            "a prompt with media cannot be truncated: leave truncate_prompt_tokens out and send fewer messages",
+            "a prompt with media cannot be truncated: remove truncate_prompt_tokens and send fewer messages",
             param="truncate_prompt_tokens",
         )
     return replace(prompt, ids=tuple(prompt.ids[-most:]))
 
 
 def max_answer_tokens(context: int, length: int, wanted: int | None, usual: int | None = None) -> int:
-    """Most tokens of an answer to a prompt of ``length`` tokens; ``usual`` where none are ``wanted`` and so many fit.
+    """Return the most tokens of an answer to a prompt of ``length``.
 
-    Raises ``ContextTooLong``, ``BadRequest``.
+    That is ``wanted``, or else ``usual`` if so many fit. Raises ``ContextTooLong``, ``BadRequest``.
     """
     left = context - length
     if left <= 0:
@@ -199,7 +206,7 @@ def build_sampling(
     ends: frozenset[int] = frozenset(),
     banned: tuple[tuple[int, ...], ...] = (),
 ) -> TokenSamplingParams:
-    """The settings of one request; ``seed`` is the invocation's, for requests without their own.
+    """Return the settings of one request; ``seed`` is the invocation's, for requests without their own.
 
     ``ends`` are the tokens that end an answer, ``banned`` the tokens of ``bad_words``.
     """

@@ -1,7 +1,7 @@
-"""Prompts that several sequences of one invocation begin with: computed for the first one, copied for the others.
+"""Prompts shared by several sequences of one invocation: computed for the first, copied for the others.
 
-Members join before they read their inputs, so that none is missed. The first one whose prompt is complete leaves its
-keys and values, and they are kept until all members have left. Members join and leave on the event loop; the compute
+Members join before they read their inputs, so that none is missed. The first member whose prompt is complete offers its
+keys and values, which are kept until all members have left. Members join and leave on the event loop. The compute
 thread looks at them once for each prompt.
 """
 
@@ -15,19 +15,19 @@ from transformers.cache_utils import DynamicCache
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PromptOptions
 
-#: Inputs of a call that make its prompt, besides the options of the chat template.
+#: Inputs of a call that make its prompt, in addition to the options of the chat template.
 PROMPT_INPUTS = ("messages", "items")
 
 
 class FilledPrompt(NamedTuple):
-    """Keys and values of a prompt, and the hidden row [1, H] of its last position."""
+    """Keys and values of a prompt, and its last hidden row [1, H]."""
 
     cache: DynamicCache
     hidden: Tensor
 
 
 class PromptGroup:
-    """Sequences that begin with one prompt, computed with one adapter or none."""
+    """Sequences that start with one prompt, computed with one adapter or none."""
 
     def __init__(self, options: PromptOptions, adapter: str) -> None:
         self.options = options
@@ -46,11 +46,11 @@ class PromptMember:
 
     @property
     def filled(self) -> FilledPrompt | None:
-        """The prompt, if another member has computed it. It is there until this one leaves."""
+        """The prompt, if another member has computed it. It is available until this member leaves."""
         return self.group.filled
 
     def offer_prompt(self, cache: DynamicCache, hidden: Tensor) -> None:
-        """Leave the prompt for members that wait for it, if there are any. Runs in the compute thread."""
+        """Offer the prompt to members that wait for it. Runs in the compute thread."""
         if self.group.filled is None and len(self.group.members) > 1:
             self.group.filled = FilledPrompt(cache, hidden)
 
@@ -61,22 +61,22 @@ class PromptMember:
             self.group.filled = None
 
     def waiting(self) -> Iterator[Any]:
-        """Yield the sequences that can have a copy of the prompt."""
+        """Yield the sequences that can copy the prompt."""
         if self.group.filled is not None:
             yield from (each.sequence for each in self.group.members if each.sequence is not None)
 
 
 class PromptGroups:
-    """The groups of all invocations under way."""
+    """The groups of all current invocations."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int], PromptGroup] = {}
 
     @contextmanager
     def join(self, job: Job, options: PromptOptions, adapter: str = "") -> Iterator[PromptMember | None]:
-        """Be a member of the calls with the prompt of ``job``, inside of the block at most; None without others.
+        """Join the calls with the prompt of ``job``, until the block ends; yields None without others.
 
-        ``options`` are those of the chat template; ``adapter`` tells which one computes it.
+        ``options`` are those of the chat template; ``adapter`` is the adapter that computes the prompt.
         """
         first = job.first_equal_call(PROMPT_INPUTS)
         if first is None:

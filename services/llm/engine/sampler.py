@@ -1,4 +1,4 @@
-"""Choice of the next token of each row. No row ever sees another row's settings or random numbers."""
+"""Choice of the next token of each row. No row depends on another row's settings or random numbers."""
 
 import math
 from collections import defaultdict, deque
@@ -12,7 +12,7 @@ from omnibus_models.contract import TokenSamplingParams
 from services.llm.engine.grammar import GrammarState
 from services.llm.engine.logit_changes import LogitChanges
 
-#: Below this, sampling chooses what is best, and dividing by it what is no number.
+#: Below this, sampling is greedy: division by the temperature would give values that are not numbers.
 MIN_TEMPERATURE = 1e-5
 _KEYS = 2**63 - 1
 
@@ -26,9 +26,9 @@ class TokenLogprobs(NamedTuple):
 
 
 class Picker:
-    """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen.
+    """The choices of one request: its settings, its own random numbers and, for penalties, its history.
 
-    With a ``script`` there is nothing to choose: those are its tokens, in order. A ``grammar`` says which may come.
+    With a ``script`` nothing is chosen: its tokens are taken in order. A ``grammar`` restricts the choice.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Picker:
     ) -> None:
         self.settings = settings
         self.grammar = None if script else grammar
-        self.logprobs: TokenLogprobs | None = None  # of the last choice, where they are reported
+        self.logprobs: TokenLogprobs | None = None  # of the last choice, if they are reported
         self._script = deque(script)
         self._changes = LogitChanges(settings, vocabulary) if _changes_logits(settings) else None
-        # The generator lives on the CPU, so that a seed means the same draws on every device.
+        # The generator is on the CPU, so that a seed gives the same draws on every device.
         self._generator = torch.Generator().manual_seed(settings.seed % 2**63)
         self._seen: Tensor | None = None
         if settings.repetition_penalty != 1.0:
@@ -53,7 +53,7 @@ class Picker:
 
     @property
     def changes_logits(self) -> bool:
-        """True if the row of this request is to be changed, or reported, before a token is chosen of it."""
+        """True if the row of this request must be changed or reported."""
         return self._seen is not None or self._changes is not None or self.settings.logprobs is not None
 
     @property
@@ -61,21 +61,21 @@ class Picker:
         return self.settings.temperature < MIN_TEMPERATURE or bool(self._script)
 
     def apply_script(self, token: int) -> int:
-        """The next token of the script, or ``token`` without one."""
+        """Return the next token of the script, or ``token`` without one."""
         return self._script.popleft() if self._script else token
 
     def draw_key(self) -> int:
-        """The next random number: 63 bits, from which those of all tokens are made."""
+        """Return the next random number: 63 bits, from which those of all tokens are computed."""
         return int(torch.randint(_KEYS, (), generator=self._generator))
 
     def resume_after(self, token: int) -> None:
-        """Stand as after the choice of ``token``, which was made elsewhere with the same settings."""
+        """Advance past ``token``, which was chosen elsewhere with the same settings."""
         if not self.is_greedy:
             self.draw_key()
         self.record_token(self.apply_script(token))
 
     def record_token(self, token: int) -> None:
-        """Remember a chosen token, for penalties and for the grammar."""
+        """Record a chosen token, for penalties and for the grammar."""
         if self._seen is not None:
             self._seen[token] = True
         if self._changes is not None:
@@ -84,14 +84,14 @@ class Picker:
             self.grammar.accept_token(token)
 
     def change_logits(self, logits: Tensor) -> Tensor:
-        """Bias, then penalties: [V] to [V]."""
+        """Apply bias, then penalties: [V] to [V]."""
         if self._changes is None:
             return self.apply_penalty(logits)
         biased = self._changes.apply_bias(self._changes.mask_tokens(logits))
         return self._changes.apply_penalties(self.apply_penalty(biased))
 
     def report_logprobs(self, logits: Tensor, token: int) -> None:
-        """Note the probabilities in ``logits`` [V] for ``token``, if they are asked for."""
+        """Record the probabilities in ``logits`` [V] for ``token``, if requested."""
         count = self.settings.logprobs
         if count is None:
             return
@@ -101,7 +101,7 @@ class Picker:
         self.logprobs = TokenLogprobs(float(values[token]), [id for id, _ in kept], [value for _, value in kept])
 
     def apply_penalty(self, logits: Tensor) -> Tensor:
-        """Weaken tokens that were seen: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
+        """Apply the repetition penalty: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
         if self._seen is None:
             return logits
         penalty = self.settings.repetition_penalty
@@ -110,7 +110,7 @@ class Picker:
 
 
 def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
-    """One token for each row of ``logits`` (float32 [B, V])."""
+    """Choose one token for each row of ``logits`` (float32 [B, V])."""
     shaped = [(row, picker.grammar) for row, picker in enumerate(pickers) if picker.grammar is not None]
     if shaped:
         logits = _mask_rows(logits, shaped)
@@ -133,7 +133,7 @@ def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
 
 
 def _mask_rows(logits: Tensor, shaped: Sequence[tuple[int, GrammarState]]) -> Tensor:
-    """``logits`` [B, V] with tokens that a row's grammar does not allow at -inf."""
+    """Return ``logits`` [B, V] with tokens that grammars forbid at -inf."""
     rows = [row for row, _ in shaped]
     masks = torch.stack([state.next_mask() for _, state in shaped]).to(logits.device)
     if len(rows) == len(logits):
@@ -155,7 +155,7 @@ def _changes_logits(settings: TokenSamplingParams) -> bool:
 
 
 def _rows_by_limits(pickers: Sequence[Picker]) -> dict[tuple[int, bool], list[int]]:
-    # Rows are grouped by their own limits alone: company never changes the way a row is computed.
+    # Rows are grouped by their own limits only: other rows never change how a row is computed.
     groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for row, picker in enumerate(pickers):
         if not picker.is_greedy:
@@ -164,12 +164,14 @@ def _rows_by_limits(pickers: Sequence[Picker]) -> dict[tuple[int, bool], list[in
 
 
 def _sample_rows(logits: Tensor, top_k: int, has_nucleus: bool, pickers: Sequence[Picker]) -> list[int]:
-    """Temperature, top-k, then nucleus (Holtzman et al. 2020), then the largest of the sums of logits and noise (Gumbel
-    1954; Maddison et al. 2014, A* sampling, section 2).
+    """Draw one token for each row of ``logits``.
 
-    The noise of a token depends on its id and not on its rank. Logits that were rounded otherwise, by another batch, in
-    a prefill instead of steps, on another device, then nearly always give the same token: places in a cumulative
-    distribution move with the rounding of all tokens before.
+    Applies temperature, top-k, then nucleus (Holtzman et al. 2020), then takes the largest sum of logit and noise
+    (Gumbel 1954; Maddison et al. 2014, A* sampling, section 2).
+
+    The noise of a token depends on its id and not on its rank. Logits may be rounded differently in another batch, in a
+    prefill instead of steps, or on another device. They still nearly always give the same token. Places in a cumulative
+    distribution would instead move with the rounding of all tokens before.
     """
     logits = logits / _as_column([picker.settings.temperature for picker in pickers], logits)
     if top_k or has_nucleus:
@@ -188,23 +190,27 @@ def _sample_rows(logits: Tensor, top_k: int, has_nucleus: bool, pickers: Sequenc
 
 
 def _keep_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
-    """``logits`` [B, K], best first, with tokens beyond a probability of ``top_p`` [B, 1] at -inf."""
+    """Return ``logits`` [B, K], best first, with tokens beyond ``top_p`` at -inf.
+
+    ``top_p`` is a probability [B, 1].
+    """
     chances = logits.softmax(-1)
     beyond = chances.cumsum(-1) - chances >= top_p
-    beyond[:, 0] = False  # the best one is always left, however small a share is wanted
+    beyond[:, 0] = False  # the best one always remains, even for a tiny top_p
     return logits.masked_fill(beyond, -math.inf)
 
 
 def gumbel_noise(keys: Tensor, ids: Tensor) -> Tensor:
-    """Independent draws of the standard Gumbel distribution, float64 [B, K], by ``keys`` [B] and token ``ids`` [B, K].
+    """Return independent draws of the standard Gumbel distribution, float64 [B, K].
 
-    Computed from integers, which are the same on all devices, by SplitMix64 (Steele et al. 2014, section 3).
+    They depend on ``keys`` [B] and token ``ids`` [B, K]. They are computed from integers, which are the same on all
+    devices, by SplitMix64 (Steele et al. 2014, section 3).
     """
     mixed = keys[:, None] + ids * -0x61C8864680B583EB  # integers wrap around
     mixed = (mixed ^ _shift_right(mixed, 30)) * -0x40A7B892E31B1A47
     mixed = (mixed ^ _shift_right(mixed, 27)) * -0x6B2FB644ECCEEE15
     mixed ^= _shift_right(mixed, 31)
-    uniform = (_shift_right(mixed, 12).double() + 0.5) * 2.0**-52  # between 0 and 1, neither of which it is
+    uniform = (_shift_right(mixed, 12).double() + 0.5) * 2.0**-52  # strictly between 0 and 1
     return -(-uniform.log()).log()
 
 

@@ -1,4 +1,4 @@
-"""One request inside the engine, and the box in which its tokens wait for the request's own coroutine."""
+"""One request inside the engine, and the inbox that delivers its tokens."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from services.llm.engine.sampler import Picker, TokenLogprobs
 
 _EMPTY_TENSOR = torch.empty(0)
 
-#: What is said of a packed cache, and the cache; see ``services.llm.engine.kv_codec``.
+#: The metadata of a packed cache, and the cache; see ``services.llm.engine.kv_codec``.
 Packed = tuple[dict[str, Any], np.ndarray | None]
 
 
 class TokenStep(NamedTuple):
-    """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker.
+    """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` is the data for a talker.
 
-    ``logprobs`` are there where the request asks for them.
+    ``logprobs`` are set if the request asks for them.
     """
 
     token: int
@@ -36,7 +36,7 @@ class TokenStep(NamedTuple):
 
 
 class Inbox:
-    """Steps of one sequence, from the engine to whoever answers the request."""
+    """Steps of one sequence, from the engine to the request's coroutine."""
 
     def __init__(self) -> None:
         self._steps: list[TokenStep] = []
@@ -48,12 +48,12 @@ class Inbox:
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """Raise ``error`` in ``take_steps`` as soon as the steps before it were taken."""
+        """Raise ``error`` in ``take_steps`` after all earlier steps are taken."""
         self._error = self._error or error
         self._news.set()
 
     async def take_steps(self) -> list[TokenStep]:
-        """Wait for at least one step and return all there are."""
+        """Wait for at least one step and return all available ones."""
         await self._news.wait()
         if self._error is not None and not self._steps:
             raise self._error
@@ -66,15 +66,15 @@ class Inbox:
 class DecoderSequence:
     """One request inside the engine: first waiting, then prefilling, then in a slot.
 
-    ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it. One that is split may
-    ``pause`` after its first token, until somebody goes on with it, and need not ``stay``: then it takes no
-    slot here, and its cache is packed to go elsewhere.
+    ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it. A sequence with ``pauses`` stops
+    after its first token, until its decode continues it. If ``stays`` is False, it then takes no slot here, and its
+    cache is packed for another executor.
     """
 
     stays = True
     pauses = False
-    keeps_slot = False  # after its last token too, until its owner leaves
-    adapter: int | None = None  # its number, see ``omnibus_models.adapters``; None: the model as it is
+    keeps_slot = False  # also after its last token, until its owner releases it
+    adapter: int | None = None  # its number, see ``omnibus_models.adapters``; None: the base model
 
     def __init__(self, prefill: PrefillInputs, picker: Picker, limit: int, ends: frozenset[int]) -> None:
         self.inputs = prefill.inputs
@@ -86,23 +86,23 @@ class DecoderSequence:
         self.limit = limit
         self.ends = ends
         self.cache = DynamicCache()
-        self.done = 0  # prompt positions that were computed
+        self.done = 0  # computed prompt positions
         self.token = -1  # the last generated token
         self.count = 0  # generated tokens
-        self.gone = False  # finished, failed or cancelled: its slot is to be freed
+        self.gone = False  # finished, failed or cancelled: its slot must be freed
         self.broken = False  # its keys and values may hold NaN
         self.inbox = Inbox()
-        self.clock = current_clock()  # of the job that its steps are for
+        self.clock = current_clock()  # of its job
         self.goes: Packed = ({}, None)  # its cache, for another executor
         self.came: Packed = ({}, None)  # its cache, from another executor
-        #: Tokens that an earlier attempt generated: they are prefilled behind the prompt, ``prompt`` positions long.
+        #: Tokens that an earlier attempt generated: they are prefilled after the prompt, ``prompt`` positions long.
         self.prefix: tuple[int, ...] = ()
         self.prompt = self.length
-        self.sides: list[np.ndarray | None] = []  # what goes with each of them
-        self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens
+        self.sides: list[np.ndarray | None] = []  # the side data of each of them
+        self.step: asyncio.Future[None] | None = None  # other events that its owner waits for
         self.owner = 0  # changes when it is handed over
-        self.member: PromptMember | None = None  # of those that begin with the same prompt
-        #: Called in the compute thread once all of the prompt is in the cache, and gives numbers.
+        self.member: PromptMember | None = None  # of the group with the same prompt
+        #: Called in the compute thread when all of the prompt is in the cache, and its values are numbers.
         self.on_prefilled: Callable[[], None] | None = None
 
     @property
@@ -111,11 +111,11 @@ class DecoderSequence:
 
     @property
     def spans(self) -> Rows[tuple[int, int]]:
-        """Ranges [begin, end) of prompt positions that no share of the prompt may cut."""
+        """Ranges [begin, end) of prompt positions that no share may cut."""
         return () if self.attention is None else self.attention.spans
 
     def accept_token(self, token: int) -> str | None:
-        """Take the next token and return the reason to end with it, if there is one."""
+        """Take the next token; returns the reason to end, if any."""
         self.token = token
         self.count += 1
         if token in self.ends:
@@ -123,7 +123,7 @@ class DecoderSequence:
         return "length" if self.count >= self.limit else None
 
     def begin_after(self, tokens: Rows[int], inputs: Tensor) -> None:
-        """Stand as after the choice of ``tokens`` [n], whose ``inputs`` [n, H] are prefilled as well."""
+        """Advance past ``tokens`` [n], whose ``inputs`` [n, H] are prefilled as well."""
         more = self.length + self.delta + torch.arange(len(tokens), device=self.positions.device)
         self.inputs = torch.cat([self.inputs, inputs])
         self.positions = torch.cat([self.positions, more.expand(len(self.positions), -1)], dim=1)
@@ -133,22 +133,24 @@ class DecoderSequence:
             self.accept_token(token)
 
     def follow_script(self, tokens: Rows[int]) -> None:
-        """Stand before the step that takes the first of ``tokens`` and chooses the second; the last step's choice is
-        to be dropped."""
+        """Prepare to take ``tokens`` one by one, as a script.
+
+        The choice of the last step must be discarded.
+        """
         self.token, self.count, self.limit, self.ends = tokens[0], 0, len(tokens), frozenset()
         settings = TokenSamplingParams(max_tokens=len(tokens))
         self.picker = Picker(settings, 0, script=[*tokens[1:], tokens[-1]])
         self.inbox = Inbox()
 
     def take_earlier(self) -> list[TokenStep]:
-        """The steps of an earlier attempt, once: its tokens, and what goes with them."""
+        """Return the steps of an earlier attempt, once, with their side data."""
         sides = self.sides or [None] * len(self.prefix)
         steps = [TokenStep(token, None, side) for token, side in zip(self.prefix, sides, strict=True)]
         self.prefix, self.sides = (), []
         return steps
 
     def release_prefill(self) -> None:
-        """Let go of what only the prefill needs."""
+        """Release the memory that only the prefill needs."""
         self.inputs = self.positions = _EMPTY_TENSOR
         self.attention = None
         self.cache = DynamicCache()
@@ -161,7 +163,7 @@ class DecoderSequence:
             self.step.set_exception(error)
 
     def go_on(self) -> None:
-        """Resume the owner: what it waited for besides tokens is there."""
+        """Resume an owner that waits for something other than tokens."""
         if self.step is not None and not self.step.done():
             self.step.set_result(None)
 
@@ -175,7 +177,7 @@ class StepOutcome(NamedTuple):
 
 @contextmanager
 def relay_errors(inbox: Inbox) -> Iterator[None]:
-    """Hand an error of a helper task over to the coroutine that answers the request."""
+    """Pass an error of a helper task to the coroutine that answers."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take_steps``

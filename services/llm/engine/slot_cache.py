@@ -1,4 +1,4 @@
-"""Keys and values of many sequences in one cache, each sequence at its own length."""
+"""Keys and values of many sequences of different lengths in one cache."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from services.llm.engine.kv_codec import CacheLayout, Layers
 
 
 class SlotCache(Cache):
-    """A ``transformers`` cache of up to ``slots`` sequences of up to ``context`` positions.
+    """A ``transformers`` cache of ``slots`` sequences of up to ``context`` positions.
 
-    The occupied slots are always 0 .. n-1: ``remove`` moves the last sequence into the hole, once, so
-    that a decode step of everybody reads a view of the cache instead of gathering a copy of it.
-    Memory is allocated by the first ``insert``: per layer two tensors [slots, heads, context, head_dim].
+    The occupied slots are always 0 .. n-1. When one is removed, the last sequence is copied into the hole. A decode
+    step of all sequences then reads a view of the cache instead of a gathered copy. The first ``insert`` allocates the
+    memory: per layer two tensors [slots, heads, context, head_dim].
     """
 
     def __init__(self, slots: int, context: int) -> None:
@@ -34,7 +34,7 @@ class SlotCache(Cache):
 
     @property
     def layout(self) -> CacheLayout:
-        """Of what is stored; known from the first ``insert`` on."""
+        """Layout of the stored layers; available after the first ``insert``."""
         _, heads, _, width = self._keys[0].shape
         return CacheLayout(len(self._keys), heads, width)
 
@@ -44,11 +44,14 @@ class SlotCache(Cache):
         return sum(2 * keys.shape[1] * keys.shape[3] * keys.element_size() for keys in self._keys)
 
     def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
-        """Return the layers to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
+        """Return the layers to keep of the one sequence in ``cache``.
+
+        Makes no copy. ``attention`` is that of its prompt.
+        """
         return kv_codec.cache_layers(cache)
 
     def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        """``filled`` as an array, to go elsewhere, and what is said of it."""
+        """Return the metadata and the array of ``filled``, for another executor."""
         return kv_codec.pack_cache(filled)
 
     def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
@@ -56,7 +59,10 @@ class SlotCache(Cache):
         return kv_codec.unpack_cache(about, packed, length, self.layout)
 
     def insert(self, filled: Layers) -> int:
-        """Copy one sequence, keys and values [heads, T, head_dim] per layer, into the next free slot: returns it."""
+        """Copy one sequence into the next free slot; returns the slot.
+
+        ``filled`` are keys and values [heads, T, head_dim] per layer.
+        """
         if not self._keys:
             self._allocate_slots(filled)
         slot, length = len(self.lengths), filled[0][0].shape[1]
@@ -67,9 +73,9 @@ class SlotCache(Cache):
         return slot
 
     def occupy_slots(self, count: int, length: int) -> list[int]:
-        """Hold ``count`` sequences of ``length`` positions and no other, whatever is in them; for measuring.
+        """Occupy ``count`` slots of ``length`` positions with any content, for measurements.
 
-        Returns the occupied slots.
+        All other slots are free afterwards. Returns the occupied slots.
         """
         self.lengths = [length] * count
         return list(range(count))
@@ -99,25 +105,31 @@ class SlotCache(Cache):
         self._high = max(self.lengths[slot] for slot in slots) + 1
 
     def begin_fixed_pass(self, index: Tensor, ends: Tensor, positions: int) -> None:
-        """Choose the slots ``index`` (int64 [B], from 0 on), of which ``ends`` are the positions to write, for a pass
-        that reads ``positions`` of each, however long they are: its shapes do not depend on their lengths."""
+        """Choose slots for a pass that reads ``positions`` of each.
+
+        ``index`` (int64 [B]) are the slots, from 0, and ``ends`` the positions to write. The shapes of the pass do not
+        depend on the lengths.
+        """
         self._index, self._ends, self._high = index, ends, positions
         self._rows = slice(0, len(index))
 
     def advance_slots(self, slots: Sequence[int]) -> None:
-        """Keep what the last forward pass wrote. Without this call the pass can be repeated."""
+        """Keep the positions that the last forward pass wrote. Without this call the pass can be repeated."""
         for slot in slots:
             self.lengths[slot] += 1
 
     def attention_mask(self) -> Mask:
-        """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may look."""
+        """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may attend."""
         positions = torch.arange(self._high, device=self._ends.device)
         return (positions[None] <= self._ends[:, None])[:, None, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one position per row ([B, heads, 1, head_dim]) and return all positions up to the longest row."""
+        """Write one position per row; returns all positions up to the longest row.
+
+        The new position is [B, heads, 1, head_dim].
+        """
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[self._index, :, self._ends] = key_states[:, :, 0]
         values[self._index, :, self._ends] = value_states[:, :, 0]

@@ -25,26 +25,26 @@ from services.llm.engine.slot_cache import SlotCache
 S = TypeVar("S", bound=DecoderSequence)
 S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)
 
-_REPEAT_COUNT = 2  # the quicker of two: what disturbs a measurement makes it longer
+_REPEAT_COUNT = 2  # take the faster of two: disturbances only make a measurement longer
 
 
 class Feed(Protocol[S_in]):
     """Inputs of a step, and the data that goes with each token; differs between thinker and talker."""
 
     def is_ready(self, sequence: S_in) -> bool:
-        """Return whether ``sequence`` can take the next step now. Asked on the event loop."""
+        """Return True if ``sequence`` can take the next step now. Called on the event loop."""
 
     def build_inputs(self, batch: Rows[S_in]) -> Tensor:
-        """Inputs of the next step, [B, H]. May be called again for the same step."""
+        """Return the inputs of the next step, [B, H]. May be called again for the same step."""
 
     def observe_prefill(self, sequence: S_in, hidden: Tensor) -> None:
-        """See ``hidden`` [t, H'] of the next share of the prompt."""
+        """Process ``hidden`` [t, H'] of the next share of the prompt."""
 
     def first_side(self, sequence: S_in) -> np.ndarray | None:
-        """Return the data that goes with the first token."""
+        """Return the side data of the first token."""
 
     def step_sides(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
-        """Return the data that goes with each row's next token. May be called again for the same step."""
+        """Return the side data of each row's next token. May be called again for the same step."""
 
     def token_sides(
         self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
@@ -71,16 +71,16 @@ class Steps(Generic[S]):
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
         self.copied_prompts = 0
-        #: What was computed so far; a new one with each batch, for another thread reads it.
+        #: Work so far; a new object with each batch, because another thread reads it.
         self.counts = BatchCounts()
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of keys and values of one token, once slots have their memory; 0 where nothing is decoded."""
+        """Bytes of keys and values of one token; 0 before slots have memory."""
         return self._cache.token_bytes
 
     def warm_up(self, decodes: bool) -> None:
-        """Pay for whatever the first passes cost, and take the memory of all slots if anything ``decodes`` here."""
+        """Pay the one-time costs of first passes; allocates all slots if ``decodes``."""
         filled = self._prefill_dummy(1)
         if decodes:
             self._cache.insert(self._cache.filled_layers(filled, None))
@@ -88,14 +88,17 @@ class Steps(Generic[S]):
             self._cache.remove(0)
 
     def decode_seconds(self, count: int, length: int) -> float:
-        """Measure the seconds of a step of ``count`` sequences of ``length`` positions, while all slots are free."""
+        """Measure the seconds of a step of ``count`` sequences of ``length`` positions.
+
+        All slots must be free.
+        """
         slots = self._cache.occupy_slots(count, length)
         seconds = min(self._measure_seconds(self._decode_dummy, slots) for _ in range(_REPEAT_COUNT))
         self._cache.occupy_slots(0, 0)
         return seconds
 
     def prefill_seconds(self, tokens: int) -> float:
-        """Measure the seconds that a prefill of the first ``tokens`` tokens of a prompt takes."""
+        """Measure the seconds of a prefill of ``tokens`` tokens from the start."""
         return min(self._measure_seconds(self._prefill_dummy, tokens) for _ in range(_REPEAT_COUNT))
 
     def _measure_seconds(self, function: object, argument: object) -> float:
@@ -133,18 +136,18 @@ class Steps(Generic[S]):
         sequence.follow_script(tokens)
 
     def insert_sequences(self, sequences: Rows[S]) -> list[tuple[S, Exception | None]]:
-        """Copy the caches that came from elsewhere into slots; says which of them do not fit."""
+        """Copy caches from other executors into slots; returns the errors of those that do not fit."""
         return [(sequence, self._insert_sequence(sequence)) for sequence in sequences]
 
     def _insert_sequence(self, sequence: S) -> Exception | None:
         try:
             about, packed = sequence.came
             filled = self._cache.unpack(about, packed, sequence.length)
-            # Until its owner says that the memory it came from was there to the end, it may hold anything.
+            # Until its owner confirms that the source memory was valid to the end, the slot may contain anything.
             sequence.broken = True
             self._cache.insert(filled)
             self.active.append(sequence)
-        except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
+        except Exception as error:  # noqa: BLE001 - one request's boundary: its error must not stop others
             return error
         return None
 
@@ -159,7 +162,7 @@ class Steps(Generic[S]):
                 continue
             try:
                 result = self._extend_prefill(sequence, size)
-            except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
+            except Exception as error:  # noqa: BLE001 - one request's boundary: its error must not stop others
                 result = error
             if result is not None:
                 outcomes.append(StepOutcome(sequence, result))
@@ -184,7 +187,7 @@ class Steps(Generic[S]):
         return self._first_step(sequence, hidden[:, -1])
 
     def _copy_prefill(self, sequence: S, filled: FilledPrompt) -> TokenStep:
-        """Take what another sequence has computed of the same prompt."""
+        """Take the prompt that another sequence has computed."""
         sequence.cache, sequence.done = filled.cache, sequence.length
         self.copied_prompts += 1
         return self._first_step(sequence, filled.hidden)
@@ -214,14 +217,14 @@ class Steps(Generic[S]):
     # Tokens
 
     def decode(self, batch: Rows[S]) -> list[StepOutcome]:
-        """One token for each sequence of ``batch``."""
+        """Compute one token for each sequence of ``batch``."""
         chosen = set(batch)
         return self._decode_slots([slot for slot, sequence in enumerate(self.active) if sequence in chosen])
 
     def _decode_slots(self, slots: list[int]) -> list[StepOutcome]:
         try:
             return self._decode_step(slots)
-        except Exception as error:  # noqa: BLE001 - one of these rows is guilty: find it, and let the others go on
+        except Exception as error:  # noqa: BLE001 - find the row at fault, and let the others continue
             if len(slots) == 1:
                 return [StepOutcome(self.active[slots[0]], error)]
             return [outcome for slot in slots for outcome in self._decode_slots([slot])]
@@ -249,12 +252,14 @@ class Steps(Generic[S]):
         self.counts = BatchCounts(known.passes + passes, known.tokens + tokens, known.steps + steps, known.rows + rows)
 
     def _run_pass(self, batch: Rows[S], slots: list[int], inputs: Tensor, positions: list[int]) -> Tensor:
-        """The pass of a decode step. Which rows have adapters differs from step to step, so those are not recorded."""
+        """Run the pass of a decode step. Passes with adapters are not recorded: the adapted rows differ from step to
+        step.
+        """
         with self._chosen_adapters(batch) as adapted:
             return (self._adapted_pass if adapted else self._pass).run(slots, inputs, positions)
 
     def _chosen_adapters(self, batch: Rows[S]) -> AbstractContextManager[bool]:
-        """Let each row of a pass have the adapter of its sequence; whether any has one."""
+        """Apply to each row of a pass the adapter of its sequence; yields True if any has one."""
         if self._adapters is None:
             return nullcontext(False)
         return self._adapters.chosen([sequence.adapter for sequence in batch])

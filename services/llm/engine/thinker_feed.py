@@ -1,4 +1,4 @@
-"""A request of a thinker inside the engine, and what its steps consume."""
+"""A thinker's request inside the engine, and the inputs of its steps."""
 
 from collections.abc import Sequence as Rows
 
@@ -19,7 +19,7 @@ class Thinking(DecoderSequence):
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
         self.prefill: PrefillInputs | None = prefill
         self.voice = voice
-        self.cache_key = ""  # of its conversation, whose prompt is kept; empty: of none
+        self.cache_key = ""  # of its conversation, whose prompt is kept; empty: none
         self.hidden: list[Tensor] = []
 
     def release_prefill(self) -> None:
@@ -29,7 +29,7 @@ class Thinking(DecoderSequence):
 
 
 class ThinkFeed:
-    """A thinker eats its own last token; each token's row goes to the talker, if one follows."""
+    """Feeds a thinker with its own last token; each token's row goes to the talker, if one follows."""
 
     def __init__(self, thinker: Thinker) -> None:
         self._thinker = thinker

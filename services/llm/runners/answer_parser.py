@@ -1,4 +1,4 @@
-"""From the text of an answer to what it says, what it has thought before, and the calls of tools in it."""
+"""Parser of an answer's text into content, reasoning and tool calls."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:  # simulated models come without torch
     from omnibus_models.contract import Reader
     from services.llm.engine.params import TextGenerationParams
 
-#: What stands around reasoning.
+#: Marks around reasoning.
 THINK, THINK_END = "<think>", "</think>"
 
 
 class ParsedAnswer(NamedTuple):
-    """More of an answer; ``calls`` is as ``omnibus.structured.calls`` has it."""
+    """More of an answer; ``calls`` has the format of ``omnibus.structured.calls``."""
 
     text: str = ""
     reasoning: str = ""
@@ -22,17 +22,17 @@ class ParsedAnswer(NamedTuple):
 
 
 class AnswerParser:
-    """Parts of one answer, as they come.
+    """Parts of one answer, as they arrive.
 
-    ``thinks``: it may begin with reasoning; with ``thinking`` its template has begun that. ``calls`` reads what
-    follows; None: that is text.
+    With ``thinks`` the answer may start with reasoning. With ``thinking`` its template has already started that.
+    ``calls`` parses the rest; None if all of it is text.
     """
 
     def __init__(self, thinks: bool, thinking: bool, calls: CallParser | None) -> None:
-        self._begin = thinks and not thinking  # whether reasoning may still begin
+        self._begin = thinks and not thinking  # True if reasoning may still start
         self._thinking = thinks and thinking
-        self._settled = not thinks  # whether the text has begun
-        self._thought = False  # whether any of it has come
+        self._settled = not thinks  # True if the text has started
+        self._thought = False  # True if any reasoning has arrived
         self._calls = calls
         self._held = ""
 
@@ -43,11 +43,11 @@ class AnswerParser:
 
     @property
     def calling(self) -> bool:
-        """True once a call may have begun: no token from here on is spoken."""
+        """True once a call may have started: no later token is spoken."""
         return self._calls is not None and self._calls.calling
 
     def push(self, text: str) -> ParsedAnswer:
-        """Take more of the answer and return what is known now."""
+        """Take more of the answer; returns the parts known now."""
         reasoning = ""
         if not self._settled:
             reasoning, text = self._read_reasoning(text)
@@ -55,7 +55,7 @@ class AnswerParser:
         return ParsedAnswer(said, reasoning, calls)
 
     def close(self) -> ParsedAnswer:
-        """The answer is whole: return the rest."""
+        """End the answer; returns the rest."""
         held, self._held = self._held, ""
         if self._thinking:
             return ParsedAnswer("", held.rstrip(), "")
@@ -68,7 +68,7 @@ class AnswerParser:
         return True
 
     def _read_reasoning(self, text: str) -> tuple[str, str]:
-        """More reasoning, and what of ``text`` is behind it."""
+        """Return more reasoning, and the part of ``text`` after it."""
         self._held += text
         if self._begin:
             rest = self._held.lstrip()
@@ -82,7 +82,7 @@ class AnswerParser:
                 return "", text
         if not self._thinking:  # white space between reasoning and text
             return "", self._begin_text(self._held)
-        if not self._thought:  # white space before the first of it
+        if not self._thought:  # white space before reasoning
             self._held = self._held.lstrip()
         self._thought = self._thought or bool(self._held)
         before, end, rest = self._held.partition(THINK_END)
@@ -100,14 +100,20 @@ class AnswerParser:
 
 
 def open_parser(reader: "Reader", params: "TextGenerationParams", thinking: bool | None) -> AnswerParser | None:
-    """The parser of an answer to ``params``; None where all of it is text. ``thinking``: see ``TokenizedPrompt``."""
+    """Return the parser of an answer to ``params``; None if all of it is text.
+
+    ``thinking``: see ``TokenizedPrompt``.
+    """
     calls = reader.tool_format.open_parser() if params.tools else None
     thinks = reader.thinks and thinking is not None
     return AnswerParser(thinks, bool(thinking), calls) if calls is not None or thinks else None
 
 
 def special_tokens(reader: "Reader", params: "TextGenerationParams") -> dict[int, str]:
-    """Special tokens that an answer to ``params`` is parsed by, though they are no text."""
+    """Return special tokens that the parser of an answer needs.
+
+    They are not part of the answer's text.
+    """
     named = [*(reader.tool_format.special if params.tools else ()), *((THINK, THINK_END) if reader.thinks else ())]
     numbers = {reader.special_id(text): text for text in named}
     return {number: text for number, text in numbers.items() if number is not None}

@@ -1,4 +1,4 @@
-"""The grammar of an answer, from what its request says that it has to be."""
+"""The grammar of an answer, from the requirements of its request."""
 
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from services.llm.engine.params import TextGenerationParams
 
 
 def answer_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
-    """The Lark grammar of answers to ``params``; None where any text will do. Raises ``BadRequest``."""
+    """Return the Lark grammar of answers to ``params``; None if any text is valid. Raises ``BadRequest``."""
     try:
         return _write_grammar(reader, params)
     except SchemaError as error:
@@ -36,7 +36,7 @@ def _write_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
 
 def _read_grammar(params: TextGenerationParams) -> str:
     if params.tools and params.tool_choice == "required":
-        raise BadRequest("an answer of calls has the tools' own grammar; leave tools out", param="structured_outputs")
+        raise BadRequest("required tool calls have the grammar of the tools; remove tools", param="structured_outputs")
     try:
         return whole_grammar(params.structured_outputs or {})
     except ValueError as error:
@@ -45,7 +45,7 @@ def _read_grammar(params: TextGenerationParams) -> str:
 
 @lru_cache(maxsize=256)
 def check_grammar(grammar: str) -> None:
-    """Raises ``BadRequest`` for a ``grammar`` that cannot be used. It takes time: never call it on an event loop."""
+    """Raise ``BadRequest`` for an invalid ``grammar``. This takes time: never call it on an event loop."""
     error = find_error(grammar)
     if error:
         raise BadRequest(f"the schema cannot be used: {first_line(error)}", param="response_format")

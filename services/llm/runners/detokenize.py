@@ -1,4 +1,4 @@
-"""From tokens to text that is safe to send: whole characters, and no part of a stop string."""
+"""Conversion of tokens to text that is safe to send: whole characters, and no part of a stop string."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -10,22 +10,22 @@ from services.llm.runners.spoken_tokens import SpokenTokens
 if TYPE_CHECKING:  # simulated models come without torch
     from services.llm.engine.sampler import TokenLogprobs
 
-#: What a decoder writes for bytes that are not (yet) a character.
+#: The replacement that a decoder writes for bytes that are not (yet) a character.
 UNFINISHED = "\ufffd"
 #: A character has at most four bytes, so at most this many replacements can stand for an unfinished one.
 _MAX_UNFINISHED = 3
-#: Tokens behind those given out that may be decoded again with each token.
+#: Most tokens after those already sent that are decoded again with each token.
 _MAX_PENDING_TOKENS = 16
 
 
 class Detokeniser:
     """Text of a growing list of tokens; ``decode`` maps ids to text.
 
-    Decodes a short window again with every token. The window starts with tokens whose text was already given out,
-    ``given`` at first, because some decoders drop the space before the first token.
+    Every token decodes a short window again. The window starts with tokens whose text was already returned, ``given``
+    at first, because some decoders drop the space before the first token.
 
-    Decoders of byte fallback replace every byte of a run that holds one stray byte, characters that were given out
-    included. Here only bytes that are part of no character are replaced, one by one as by these decoders.
+    Decoders with byte fallback replace every byte of a run that contains one stray byte, even of characters already
+    returned. Here only bytes that are not part of a character are replaced, one by one as in these decoders.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], given: Sequence[int] = ()) -> None:
@@ -33,11 +33,11 @@ class Detokeniser:
         self.given = list(given)
         self._given_text = decode(self.given) if given else ""
         self._pending: list[int] = []
-        self._sent = 0  # characters of the text of pending tokens that were given out
+        self._sent = 0  # characters of the text of pending tokens that were returned
 
     @property
     def settled(self) -> bool:
-        """Return whether the text of all tokens was given out."""
+        """True if the text of all tokens was returned."""
         return not self._pending
 
     def push(self, token: int) -> str:
@@ -45,7 +45,7 @@ class Detokeniser:
         self._pending.append(token)
         text = self._read(self._pending)
         if not text:
-            del self._pending[_MAX_PENDING_TOKENS:]  # tokens that are left out have no text in any context
+            del self._pending[_MAX_PENDING_TOKENS:]  # skipped tokens have no text in any context
             return ""
         if not text.endswith(UNFINISHED):
             return self._settle(text, self._pending)
@@ -57,22 +57,22 @@ class Detokeniser:
         return self._send_complete(text)
 
     def flush(self) -> str:
-        """The rest, with replacement characters for bytes that never became a character."""
+        """Return the rest, with replacement characters for bytes without a character."""
         return self._read(self._pending)[self._sent :]
 
     def _read(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens`` behind the given ones."""
+        """Return the text of ``tokens`` after the given ones."""
         whole = self._decode([*self.given, *tokens])
-        # Of blank text no one can see that it was replaced.
+        # In blank text a replacement cannot be detected.
         if whole.startswith(self._given_text) and (self._given_text.strip() or UNFINISHED not in whole):
             return whole[len(self._given_text) :]
         return self._decode(tokens)  # a stray byte has changed the text of the bytes before it
 
     def _settle(self, text: str, tokens: Sequence[int]) -> str:
-        """Give out ``text``, which ends with that of ``tokens``, and read what follows behind them."""
+        """Return ``text``, which ends with that of ``tokens``, and continue after them."""
         ready = text[self._sent :]
         given_text = self._decode(tokens)
-        if not given_text.strip():  # a decoder may drop any space at the begin
+        if not given_text.strip():  # a decoder may drop any space at the start
             tokens = [*self.given, *tokens][-_MAX_PENDING_TOKENS:]
             given_text = self._decode(tokens)
         self.given, self._given_text = list(tokens), given_text
@@ -80,7 +80,7 @@ class Detokeniser:
         return ready
 
     def _send_complete(self, text: str) -> str:
-        """Give out what of ``text`` no further byte can change."""
+        """Return the part of ``text`` that no further byte can change."""
         unfinished = min(len(text) - len(text.rstrip(UNFINISHED)), _MAX_UNFINISHED)
         ready = text[self._sent : len(text) - unfinished]
         self._sent += len(ready)
@@ -96,16 +96,16 @@ class Detokeniser:
 
 
 class StopGuard:
-    """Holds back text that may turn out to be the beginning of a stop string."""
+    """Holds back text that may become a stop string."""
 
     def __init__(self, stops: Sequence[str], *, includes: bool = False) -> None:
         self._stops = tuple(stops)
-        self._includes = includes  # whether the stop string is sent as well
+        self._includes = includes  # True to send the stop string as well
         self.held = ""
         self.hit = False
 
     def push(self, text: str) -> str:
-        """Take text and return what may be sent. After a hit nothing more comes out."""
+        """Take text and return the part that may be sent. After a hit nothing more is returned."""
         if self.hit:
             return ""
         text = self.held + text
@@ -119,14 +119,16 @@ class StopGuard:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return the text that was held back and did not become a stop string."""
+        """Return the text that was held back without becoming a stop string."""
         text, self.held = self.held, ""
         return text
 
 
 class StopRule(NamedTuple):
-    """The end of an answer's text: ``strings``, but for those within the first ``min_tokens``. ``includes``: it and
-    the token that ends an answer are part of the text."""
+    """End of an answer's text: a stop string after the first ``min_tokens`` tokens.
+
+    With ``includes``, it and the token that ends an answer are part of the text.
+    """
 
     strings: Sequence[str] = ()
     min_tokens: int = 0
@@ -134,7 +136,7 @@ class StopRule(NamedTuple):
 
 
 class TokenDecoder(Protocol):
-    """Makes text of a growing list of tokens."""
+    """Decodes a growing list of tokens."""
 
     def push(self, token: int) -> str: ...
 
@@ -142,9 +144,12 @@ class TokenDecoder(Protocol):
 
 
 class Reply:
-    """The text of one answer, in chunks. A ``parser`` finds reasoning and calls of tools in it, by ``special`` tokens
-    too. ``decode`` maps ids to text, ``detokeniser`` does the same token by token. The answer ends after ``limit``
-    tokens, 0: when its engine ends it. ``speech``: which tokens are spoken, where a talker follows."""
+    """The text of one answer, in chunks.
+
+    A ``parser`` finds reasoning and tool calls in it, also by ``special`` tokens. ``decode`` maps ids to text, and
+    ``detokeniser`` does the same token by token. The answer ends after ``limit`` tokens; with 0 its engine ends it.
+    ``speech`` finds the tokens to speak, if a talker follows.
+    """
 
     def __init__(
         self,
@@ -161,7 +166,9 @@ class Reply:
         self._detokeniser = detokeniser or Detokeniser(decode)
         self._rule = stops if isinstance(stops, StopRule) else StopRule(stops)
         self._guard = StopGuard(self._rule.strings, includes=self._rule.includes)
-        self._logprobs: list[list[object]] = []  # of each token: its text, its own, and those of the likeliest
+        self._logprobs: list[
+            list[object]
+        ] = []  # of each token: its text, its logprob, and those of the likeliest tokens
         self._logprobs_at = 0  # number of the first of them
         self._parser = parser
         self._special = special
@@ -175,12 +182,12 @@ class Reply:
         self.finish: str | None = None
 
     def add(self, token: int, finish: str | None) -> None:
-        """Take one token; ``finish`` is the engine's reason to end with it, if it has one."""
+        """Take one token; ``finish`` is the engine's reason to end with it, if any."""
         self._ids.append(token)
         self.tokens += 1
-        if finish is None and self.tokens == self._limit:  # the engine may go on, for the talker
+        if finish is None and self.tokens == self._limit:  # the engine may continue, for the talker
             finish = "length"
-        # The token that ends an answer is no part of it.
+        # The token that ends an answer is not part of it.
         made = "" if finish == "stop" and not self._rule.includes else self._detokeniser.push(token)
         if token in self._special:
             made += self._special[token]
@@ -198,7 +205,10 @@ class Reply:
             self._follow(self.speech, token, made, said)
 
     def _follow(self, speech: SpokenTokens, token: int, made: str, said: str) -> None:
-        """Let ``speech`` know of a ``token`` that has ``made`` text, of which the transcript has ``said``."""
+        """Pass ``token`` to ``speech``.
+
+        The token has ``made`` text, of which the transcript has ``said``.
+        """
         speech.add_token(token, made)
         speech.add_text(said)
         if self.thought and not said:
@@ -207,7 +217,7 @@ class Reply:
             speech.close(self.finish == "stop" and not self._guard.hit)
 
     def _parse(self, parser: AnswerParser, text: str) -> str:
-        """More of the transcript; what is no part of it is noted."""
+        """Return more of the transcript, and record the other parts."""
         said = ""
         for found in (parser.push(text), *((parser.close(),) if self.finish is not None else ())):
             said += found.text
@@ -217,7 +227,7 @@ class Reply:
         return said
 
     def add_logprobs(self, token: int, finish: str | None, found: "TokenLogprobs") -> None:
-        """Take the probabilities of the token that was added last; that of one that ends the answer is not reported."""
+        """Take the last token's probabilities, unless it ends the answer."""
         if finish == "stop" or self._guard.hit:
             return
         if not self._logprobs:
@@ -229,7 +239,10 @@ class Reply:
         return self._special.get(token) or self._decode([token])
 
     def next_chunk(self) -> dict[str, object] | None:
-        """Return the next chunk to send, or None while there is no new text. The last chunk holds every id left."""
+        """Return the next chunk to send, or None without new text.
+
+        The last chunk has all remaining ids.
+        """
         if not (self._text or self._reasoning or self._calls or self._logprobs) and (
             self.finish is None or not self._ids
         ):
@@ -247,12 +260,15 @@ class Reply:
         return chunk
 
     def usage(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Numbers of tokens by kind; ``counts`` are those of the prompt."""
+        """Return numbers of tokens by kind; ``counts`` are those of the prompt."""
         thought = {"reasoning_tokens": self.thought} if self.thought else {}
         return {**counts, "completion_tokens": self.tokens, **thought}
 
 
 def _overlap_length(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
+    """Return the length of the longest proper overlap.
+
+    That is the longest end of ``text`` that ``stop`` starts with, but not all of ``stop``.
+    """
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

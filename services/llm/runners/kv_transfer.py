@@ -1,4 +1,4 @@
-"""Handover from prefill to decode: the cache and the data that goes with it, for any engine."""
+"""Handover from prefill to decode, for any engine: the cache and the data that goes with it."""
 
 import time
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ TRANSFORMERS = "transformers"
 
 
 class DecodeStart(msgspec.Struct, frozen=True):
-    """Data of a prefill that decode needs, beside the cache.
+    """Data of a prefill that decode needs in addition to the cache.
 
-    ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
-    of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
-    attempt that come before ``first_token`` and are in the cache. ``thinking``: the answer goes on with reasoning that
-    its prompt has begun. ``logprobs`` are those of the first token. ``layout`` says how the cache is
-    arranged: only an engine that arranges its own in the same way reads it. With a repetition penalty the
-    prompt's ids come along as an array, and for a talker the ``rows`` of resumed tokens, of this ``width``.
+    ``seed`` is that of the first token's choice. ``finish`` is the reason if there is nothing to decode. ``here`` is
+    the number of a sequence that waits in its slot; then there is no cache to read. ``resumed`` counts tokens of an
+    earlier attempt before ``first_token``, which are in the cache. With ``thinking`` the answer continues reasoning
+    that its prompt started. ``logprobs`` are those of the first token. ``layout`` is the arrangement of the cache,
+    which only an engine with the same arrangement reads. With a repetition penalty an array carries the prompt's ids.
+    For a talker it also carries the ``rows`` of resumed tokens, of this ``width``.
     """
 
     length: int
@@ -60,10 +60,13 @@ class DecodeStart(msgspec.Struct, frozen=True):
 async def put_start(
     job: Job, start: DecodeStart, ids: Any, penalty: float, rows: Sequence[np.ndarray | None] = ()
 ) -> None:
-    """Send ``start``, of the prompt's ``ids`` what a repetition ``penalty`` goes by, and a talker's ``rows`` [H]."""
+    """Send ``start`` with its array of rows and ids.
+
+    ``ids`` of the prompt are sent for a repetition ``penalty``, and ``rows`` [H] for a talker.
+    """
     seen = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
     made = [row for row in rows if row is not None]
-    if made:  # one array holds both
+    if made:  # one array carries both
         start = msgspec.structs.replace(start, rows=len(made), width=len(made[0]))
         words = np.concatenate(made, dtype=np.float32).view(np.int32)
         seen = words if seen is None else np.concatenate([words, seen])
@@ -71,39 +74,44 @@ async def put_start(
 
 
 def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None, list[np.ndarray]]:
-    """Read what ``put_start`` has sent, for an engine whose caches have this ``layout``: the start, the ids that were
-    seen, and rows float32 [H]. Raises ``ProtocolError``.
+    """Read the output of ``put_start``: the start, the ids seen, and rows.
+
+    ``layout`` is that of the engine's caches. Rows are float32 [H]. Raises ``ProtocolError``.
     """
     about, words = value if isinstance(value, Item) else (value, None)
     try:
         start = msgspec.convert(about, DecodeStart)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"start is not what a prefill says: {error}") from None
+        raise ProtocolError(f"start is not that of a prefill: {error}") from None
     if start.layout != layout:
         raise ProtocolError(
-            f"the cache of prefill is arranged as {start.layout!r}, and decode reads {layout!r}: "
+            f"the cache of prefill has layout {start.layout!r}, but decode reads {layout!r}: "
             "declare the same engine, device and dtype for both"
         )
     count, width = start.rows, start.width
     if not count:
         return start, words, []
     if words is None or words.dtype != np.int32 or len(words) < count * width:
-        raise ProtocolError("start has not the rows that it speaks of")
+        raise ProtocolError(f"start must carry {count} rows of width {width}")
     rows = np.array(words[: count * width]).view(np.float32).reshape(count, width)
     return start, words[count * width :] if len(words) > count * width else None, list(rows)
 
 
 def started_tokens(start: DecodeStart, resumed: Sequence[int]) -> tuple[int, ...]:
-    """The tokens of an answer that its prefill has seen or made; ``resumed`` are those that an earlier attempt has
-    generated. Raises ``ProtocolError`` where some of them are not known here.
+    """Return the tokens of an answer that prefill processed.
+
+    ``resumed`` are those of an earlier attempt. Raises ``ProtocolError`` if some of them are unknown here.
     """
     if len(resumed) < start.resumed:
-        raise ProtocolError(f"prefill began behind {start.resumed} tokens, and only {len(resumed)} are known to decode")
+        raise ProtocolError(f"prefill resumed after {start.resumed} tokens, and only {len(resumed)} reached decode")
     return (*resumed[: start.resumed], start.first_token)
 
 
 async def put_cache(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
-    """Send the cache; a full arena is waited for. As many caches wait as the executor takes invocations."""
+    """Send the cache; waits while the arena is full.
+
+    As many caches wait as the executor takes invocations.
+    """
     end = min(time.time() + ARENA_WAIT_SECONDS, job.deadline)
     while True:
         try:

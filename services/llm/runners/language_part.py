@@ -1,4 +1,7 @@
-"""Base of the runners of one loaded language model: one may take the place of another without a load."""
+"""Base of the runners of one loaded language model.
+
+They can switch roles without loading it again.
+"""
 
 from typing import Any, ClassVar
 
@@ -8,8 +11,10 @@ from services.llm.engine.model import ThinkerCore
 
 
 class LanguagePart:
-    """Base class of the runners of a language model. ``component`` is what a subclass runs, ``decodes`` whether answers
-    are decoded there."""
+    """Base class of the runners of a language model.
+
+    ``component`` is the component that a subclass runs, and ``decodes`` is True if it decodes answers.
+    """
 
     _by_component: ClassVar[dict[str, type["LanguagePart"]]] = {}
     _decodes: ClassVar[bool] = True
@@ -23,10 +28,10 @@ class LanguagePart:
         self._core = core
 
     def switch_role(self, component: str, settings: ExecutorSettings) -> "LanguagePart":
-        """See ``Runner``: any part of a language model has the whole of it."""
+        """See ``Runner``: every part of a language model has all of it."""
         made = self._by_component.get(component)
         if made is None:
-            raise BadRequest(f"{component} is no part of a language model")
+            raise BadRequest(f"{component} is not part of a language model")
         return made(self._core)
 
     async def load(self) -> None:

@@ -1,9 +1,8 @@
-"""A language model in two halves: prefill makes a cache and the first token, decode goes on from there.
+"""A language model in two halves: prefill makes a cache and the first token, and decode continues.
 
-The cache goes through the arena as one array. Decode asks for it when it has a slot, not before, so caches
-wait where they were made and never overflow it; when it has copied the cache it gives the memory back.
-Where both halves run in one executor the sequence stays in its slot and nothing is moved. Method: TriInfer,
-section 4.3 (migration by pull).
+The cache moves through the arena as one array. Decode requests it only when it has a slot, so caches wait where they
+were made and never overflow it. After copying the cache it releases the memory. If both halves run in one executor, the
+sequence stays in its slot and nothing is moved. Method: TriInfer, section 4.3 (migration by pull).
 """
 
 from collections.abc import Sequence as Rows
@@ -43,8 +42,8 @@ from services.llm.runners.thinker import is_complete, send_answer, send_tokens
 class PrefillRunner(LanguagePart, component="prefill", decodes=False):
     """A ``Runner`` for the first half.
 
-    Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
-    (``DecodeStart``); for a talker ``prompt`` and ``layout``.
+    Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start`` (``DecodeStart``).
+    For a talker there are also ``prompt`` and ``layout``.
     """
 
     @property
@@ -72,15 +71,15 @@ class PrefillRunner(LanguagePart, component="prefill", decodes=False):
         sequence = asked.sequence
         sequence.pauses, sequence.stays = True, job.is_local("cache")
         with self._core.engine.admit(sequence):
-            steps = await sequence.inbox.take_steps()  # of resumed tokens, and of the first one
+            steps = await sequence.inbox.take_steps()  # of resumed tokens, and of the first new one
             if steps[0].side is not None:
                 await send_prompt(job, asked.layout, steps[0].side)
             finish = steps[-1].finish
             if finish is None and sequence.stays:
                 await self._hand_over(job, asked, steps)
                 return
-        # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
-        if finish is None:  # before the start: who has heard of that may give the cache a slot
+        # The slot is free by now: waiting for memory of the arena must not keep a decode from making room there.
+        if finish is None:  # before the start: its receiver may assign a slot to the cache
             await put_cache(job, *sequence.goes)
         await _send_start(job, asked, steps, None)
 
@@ -93,8 +92,8 @@ class PrefillRunner(LanguagePart, component="prefill", decodes=False):
 class DecodeRunner(LanguagePart, component="decode"):
     """A ``Runner`` for the second half.
 
-    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker
-    streamed ``rows``.
+    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: ``text``, streamed, and for a
+    talker ``rows``, streamed.
     """
 
     @property
@@ -136,7 +135,7 @@ class DecodeRunner(LanguagePart, component="decode"):
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
     def _adopt_paused(self, job: Job, start: DecodeStart, restored: Thinking) -> AbstractContextManager[Thinking]:
-        """The sequence that goes on here: one that waits in its slot, or ``restored``, which has none yet."""
+        """Yield the sequence to continue: one that waits in its slot, or ``restored``, which has none yet."""
         if start.here is None:
             return nullcontext(restored)
         return self._core.engine.adopt_paused(self._core.resume_paused(job.invocation, start.here))
@@ -178,7 +177,7 @@ class DecodeRunner(LanguagePart, component="decode"):
         params: TextGenerationParams,
         speaks: bool,
     ) -> tuple[Thinking, str | None]:
-        """The sequence as it is after its first ``tokens``, and why it ends there, if it does."""
+        """Return the sequence after ``tokens``, and its finish reason, if any."""
         core = self._core
         nothing = torch.empty(start.length, 0)
         prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)

@@ -1,4 +1,4 @@
-"""Requests to a language model: messages, media embeddings and settings, ready to be prefilled."""
+"""Requests to a language model: messages, media embeddings and settings, ready to prefill."""
 
 import json
 from collections import Counter
@@ -27,9 +27,11 @@ _NO_TOKENS: dict[int, str] = {}
 
 
 class ThinkRequest(NamedTuple):
-    """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
-    talker where its rows are; ``counts`` are its tokens; ``thinking``: see ``TokenizedPrompt``. The answer has
-    ``limit`` tokens at most."""
+    """One request.
+
+    ``ids`` are those of its prompt, placeholders not expanded. ``layout`` int32 [k, S] locates a talker's rows.
+    ``counts`` are its tokens; for ``thinking`` see ``TokenizedPrompt``. The answer has at most ``limit`` tokens.
+    """
 
     params: TextGenerationParams
     sequence: Thinking
@@ -44,7 +46,8 @@ class ThinkRequest(NamedTuple):
 async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkRequest]:
     """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``.
 
-    It begins behind what an earlier attempt has generated. Inside of the block calls with the same prompt share it.
+    The request starts after the tokens that an earlier attempt generated. Until the block ends, calls with the same
+    prompt share it.
     """
     params = await read_text_params(job, core.sampling)
     async with core.use_adapter(params) as adapter:
@@ -80,7 +83,7 @@ async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParam
     sequence.keeps_slot = voice is not None and may_cut(core.thinker, params)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     if params.prefill_only:
-        sequence.prefill = None  # no talker is waiting for what is made of it
+        sequence.prefill = None  # no talker waits for its rows
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
     return ThinkRequest(
         params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking, limit
@@ -94,9 +97,9 @@ def open_reply(
     limit: int = 0,
     spoken: SpokenTokens | None = None,
 ) -> Reply:
-    """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``.
+    """Return the empty text of an answer to ``params``.
 
-    ``limit``, ``spoken``: see ``Reply``.
+    For ``thinking`` see ``TokenizedPrompt``, for ``limit`` and ``spoken`` see ``Reply``.
     """
     parser = open_parser(reader, params, thinking)
     special = special_tokens(reader, params) if parser is not None and params.skip_special_tokens else _NO_TOKENS
@@ -106,53 +109,59 @@ def open_reply(
 
 
 def engine_limit(limit: int, speaks: bool) -> int:
-    """Tokens that an engine makes of an answer of ``limit`` tokens.
+    """Return the tokens to generate for an answer of ``limit`` tokens.
 
-    The hidden row of a token comes with the next one. So the engine makes one more of an answer that is spoken, and
-    that one is dropped: nobody reads it.
+    The hidden row of a token arrives with the next one. So the engine generates one more token for a spoken answer,
+    which is then discarded.
     """
     return limit + 1 if speaks else limit
 
 
 def may_cut(reader: Reader, params: TextGenerationParams) -> bool:
-    """True if the text of an answer to ``params`` may be other than that of its tokens."""
+    """True if an answer's text may differ from its tokens' text."""
     return bool(params.stop or params.tools or reader.thinks)
 
 
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
-    """Tokens that an earlier attempt generated. The last one may have ended the answer, so it is chosen again."""
+    """Return the tokens of an earlier attempt.
+
+    The last token may have ended the answer, so it is chosen again.
+    """
     return tuple(job.resume_state(output).get("ids", ())[:-1])
 
 
 def close_counted(job: Job, counts: Mapping[str, int]) -> None:
-    """End the answer to a request whose tokens, ``counts``, were only to be counted."""
+    """End the answer to a request that only counts its tokens."""
     job.close("text", {"finish_reason": "stop", "usage": {**counts, "completion_tokens": 0}})
 
 
 async def prefill_prompt(sequence: Thinking, job: Job, counts: Mapping[str, int]) -> None:
-    """Wait until the prompt of ``sequence`` is computed and kept, and end ``job``, which has no answer."""
+    """Wait until the prompt is computed and kept, then end ``job``.
+
+    The job has no answer.
+    """
     await sequence.inbox.take_steps()
     close_counted(job, counts)
 
 
 def end_tokens(core: ThinkerCore, params: TextGenerationParams) -> frozenset[int]:
-    """The tokens that end an answer."""
+    """Return the tokens that end an answer."""
     return (frozenset() if params.ignore_eos else core.thinker.eos) | frozenset(params.stop_token_ids)
 
 
 def _read_voice(core: ThinkerCore, job: Job, params: TextGenerationParams) -> str | None:
-    """The voice of the talker that follows; or that will follow, where only the prompt is computed for it."""
+    """Return the voice of the talker; with ``prefill_only``, of a later one."""
     if not job.has_consumer("prompt") and not (params.prefill_only and job.inputs.get("voice")):
         return None
     if not core.thinker.speaks:
-        raise BadRequest("this model has no voice; ask for text only", param="modalities")
+        raise BadRequest("this model has no voice; request text only", param="modalities")
     return str(job.inputs.get("voice") or "")
 
 
 async def read_text_params(job: Job, sampling: Mapping[str, float]) -> TextGenerationParams:
-    """``params``: a JSON object, or an ``Item`` of its UTF-8 bytes; completed by the checkpoint's ``sampling``.
+    """Read ``params``: a JSON object, or an ``Item`` of its UTF-8 bytes.
 
-    Raises ``BadRequest``.
+    Missing values are those of the checkpoint's ``sampling``. Raises ``BadRequest``.
     """
     value = job.inputs.get("params")
     if isinstance(value, dict) and HANDLE in value:
@@ -161,17 +170,17 @@ async def read_text_params(job: Job, sampling: Mapping[str, float]) -> TextGener
 
 
 def _decode_document(value: Any, name: str) -> Any:
-    """The JSON of an ``Item``; anything else as it is. Raises ``BadRequest``."""
+    """Return the JSON of an ``Item``; other values unchanged. Raises ``BadRequest``."""
     if not isinstance(value, Item) or value.array is None:
         return value
     try:
         return json.loads(value.array.tobytes())
     except ValueError:
-        raise BadRequest(f"{name} are not UTF-8 JSON; send JSON", param=name) from None
+        raise BadRequest(f"{name} must be UTF-8 JSON", param=name) from None
 
 
 async def read_messages(job: Job) -> list[dict[str, Any]]:
-    """``messages``: a JSON list, or an ``Item`` of its UTF-8 bytes. Raises ``BadRequest``."""
+    """Read ``messages``: a JSON list, or an ``Item`` of its UTF-8 bytes. Raises ``BadRequest``."""
     value = _decode_document(await job.value("messages"), "messages")
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise BadRequest("messages must be a list of objects with role and content", param="messages")
@@ -179,7 +188,7 @@ async def read_messages(job: Job) -> list[dict[str, Any]]:
 
 
 async def read_items(job: Job) -> list[Item]:
-    """``items``: embeddings in order of appearance. Raises ``BadRequest``."""
+    """Read ``items``: embeddings in order of appearance. Raises ``BadRequest``."""
     items = await job.value("items") or []
     if not isinstance(items, list) or not all(isinstance(item, Item) for item in items):
         raise BadRequest("items must be a list of embeddings", param="items")
@@ -187,7 +196,10 @@ async def read_items(job: Job) -> list[Item]:
 
 
 def count_tokens(prompt: int, items: Rows[Item], aside: bool = False) -> dict[str, int]:
-    """Tokens of the prompt, and of the media in it: one for each row, or one for an item that is looked at aside."""
+    """Count the tokens of the prompt, and of the media in it.
+
+    Each row of an item is a token; an item for cross-attention (``aside``) is one token.
+    """
     media: Counter[str] = Counter()
     for item in items:
         media[item.data.get("modality", "")] += 0 if item.array is None else 1 if aside else item.array.shape[0]

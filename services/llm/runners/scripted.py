@@ -1,6 +1,7 @@
-"""Simulated language models with scripted answers, which pass through the parsers of real ones token by token.
+"""Simulated language models with scripted answers.
 
-Of a model in two halves prefill reads what is answered, so that it has the answers; decode writes what it chose.
+The answers pass through the parsers of real models, token by token. In a model in two halves, prefill has the scripts
+and chooses the answer, and decode writes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from omnibus_models.tool_calls import ToolFormat, find_format
 from services.llm.runners.answer_parser import THINK, THINK_END, AnswerParser
 from services.llm.runners.detokenize import Reply
 
-#: Where ``start`` has the answer that prefill chose for decode.
+#: Key of the answer that prefill chose, in ``start``.
 _SCRIPT = "script"
-#: What chunks hold of the text of an answer.
+#: Keys of chunks with text of an answer.
 _TEXTS = ("text", "reasoning", "calls")
 
 
@@ -35,7 +36,7 @@ class ScriptParams(ToolParams, frozen=True):
 
 
 class _Script(msgspec.Struct, frozen=True):
-    """An answer on its way from prefill to decode; ``chars`` is the number of characters of a token."""
+    """An answer in transfer from prefill to decode; ``chars`` is the number of characters of a token."""
 
     answer: ScriptedAnswer
     tool_format: ToolFormatName
@@ -43,7 +44,7 @@ class _Script(msgspec.Struct, frozen=True):
 
 
 class AnswerChunks(NamedTuple):
-    """An answer whose chunks are all known; ``chunks`` has one a token, None while its text is held back."""
+    """An answer with all its chunks: one for each token, None while its text is held back."""
 
     chunks: Sequence[dict[str, Any] | None]
     finish: str
@@ -53,7 +54,7 @@ class AnswerChunks(NamedTuple):
         return len(self.chunks)
 
     def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
-        """The chunks of these tokens as one; empty where there is nothing to send yet."""
+        """Return the chunks of these tokens as one; empty without text to send."""
         found = [chunk for chunk in self.chunks[begin:end] if chunk is not None]
         if not found:
             return {}
@@ -63,12 +64,12 @@ class AnswerChunks(NamedTuple):
 
 
 class ScriptedThinker(SimulatedThinker):
-    """A ``SimulatedThinker`` that gives the answers of its profile, where one fits."""
+    """A ``SimulatedThinker`` that returns a matching answer of its profile, if any."""
 
     scripted = True
 
     async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
-        """Raises ``BadRequest`` where calls are required and the profile has none that fit."""
+        """Return the answer. Raises ``BadRequest`` if calls are required and none matches."""
         params = await _read_params(job)
         found = _choose(self.part, prompt, params)
         if found is None:
@@ -78,12 +79,12 @@ class ScriptedThinker(SimulatedThinker):
 
 
 class ScriptedPrefill(SimulatedPrefill):
-    """A ``SimulatedPrefill`` that chooses an answer of its profile for ``ScriptedDecode``, where one fits."""
+    """A ``SimulatedPrefill`` that chooses a matching scripted answer for ``ScriptedDecode``."""
 
     scripted = True
 
     async def choose_script(self, job: Job, prompt: SimPrompt) -> dict[str, Any]:
-        """Raises as ``ScriptedThinker.choose_answer``."""
+        """Return the script. Raises as ``ScriptedThinker.choose_answer``."""
         found = _choose(self.part, prompt, await _read_params(job))
         if found is None:
             return {}
@@ -91,22 +92,22 @@ class ScriptedPrefill(SimulatedPrefill):
 
 
 class ScriptedDecode(SimulatedDecode):
-    """A ``SimulatedDecode`` that writes the answer which its prefill has chosen."""
+    """A ``SimulatedDecode`` that writes the answer that its prefill chose."""
 
     async def choose_answer(self, job: Job, start: Mapping[str, Any], draw: Draw) -> Answer:
-        """Raises ``BadRequest`` for a ``start`` that no ``ScriptedPrefill`` made."""
+        """Return the answer. Raises ``BadRequest`` for a ``start`` that no ``ScriptedPrefill`` made."""
         if _SCRIPT not in start:
             return await super().choose_answer(job, start, draw)
         try:
             script = msgspec.convert(start[_SCRIPT], _Script)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"the scripted answer cannot be used: {error}", param="start") from None
+            raise BadRequest(f"the scripted answer is invalid: {error}", param="start") from None
         params = await _read_params(job)
         limit = self._token_limit(start["length"], params.max_tokens)
         return render_answer(script.answer, params, find_format(script.tool_format), script.chars, limit)
 
 
-#: What runs components of these kinds.
+#: Runners of components of these kinds.
 SCRIPTED_KINDS: Mapping[str, type[SimulatedRunner]] = {
     "think": ScriptedThinker,
     "prefill": ScriptedPrefill,
@@ -115,7 +116,7 @@ SCRIPTED_KINDS: Mapping[str, type[SimulatedRunner]] = {
 
 
 def _choose(part: SimComponent, prompt: SimPrompt, params: ScriptParams) -> ScriptedAnswer | None:
-    """The scripted answer to ``prompt``; None without one. Raises ``BadRequest`` where calls are required."""
+    """Return the scripted answer to ``prompt``; None without one. Raises ``BadRequest`` if calls are required."""
     if not part.answers or params.count_only:
         return None
     found = find_answer(part.answers, prompt.last, params)
@@ -131,7 +132,10 @@ def _choose(part: SimComponent, prompt: SimPrompt, params: ScriptParams) -> Scri
 def render_answer(
     answer: ScriptedAnswer, params: ScriptParams, format: ToolFormat, size: int, limit: int | None
 ) -> AnswerChunks:
-    """``answer`` as a model writes it, in tokens of ``size`` characters, at most ``limit`` of them."""
+    """Return ``answer`` as a model writes it, in tokens of ``size`` characters.
+
+    There are at most ``limit`` tokens.
+    """
     text = write_text(answer, format)
     pieces = [text[begin : begin + max(1, size)] for begin in range(0, len(text), max(1, size))]
     last, finish = len(pieces) - 1, "stop"
@@ -151,7 +155,7 @@ def render_answer(
 
 
 def write_text(answer: ScriptedAnswer, format: ToolFormat) -> str:
-    """All that a model writes for ``answer``: reasoning, text, and calls in its ``format``."""
+    """Return all text that a model writes for ``answer``: reasoning, text, and calls in its ``format``."""
     thought = f"{THINK}\n{answer.reasoning}\n{THINK_END}\n\n" if answer.reasoning else ""
     calls = [format.write_call(call.name, call.arguments) for call in answer.calls]
     return thought + "\n".join([*([answer.text] if answer.text else []), *calls])
@@ -166,4 +170,4 @@ async def _read_params(job: Job) -> ScriptParams:
             return msgspec.json.decode(value.array.tobytes(), type=ScriptParams)
         return msgspec.convert(value or {}, ScriptParams)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"params cannot be used: {error}", param="params") from None
+        raise BadRequest(f"params are invalid: {error}", param="params") from None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class _Piece(NamedTuple):
-    """Text of so many ``tokens``: a character may take several of them."""
+    """Text of a number of ``tokens``: a character may take several of them."""
 
     tokens: int
     text: str
@@ -16,9 +16,9 @@ class SpokenTokens:
     """Matches the tokens of one answer with its transcript, as both grow.
 
     Tokens ``begin`` to ``end`` are spoken; those before ``begin`` are reasoning. ``rest`` is the part of the transcript
-    that no further whole token says: a stop string has cut a token in two, or other text stands after a call of a tool.
-    Rule: the speech says the transcript. transformers 5.19 drops the row of the last token, so ``generate`` of a model
-    that speaks leaves out the last word of an answer that ``thinker_max_new_tokens`` ends.
+    that no further whole token contains. It exists if a stop string has cut a token in two, or other text follows a
+    tool call. Rule: the speech speaks the transcript. transformers 5.19 drops the row of the last token. ``generate``
+    of a model that speaks therefore omits the last word of an answer that ``thinker_max_new_tokens`` ends.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SpokenTokens:
         self.end = 0
         self.rest = ""
         self._pieces: deque[_Piece] = deque()  # after ``end``
-        self._silent = 0  # last tokens whose text has not come: part of a character, or a control token
+        self._silent = 0  # last tokens without text yet: part of a character, or a control token
 
     def add_token(self, token: int, text: str) -> None:
         """Take a token, and the characters that it completes."""
@@ -38,7 +38,7 @@ class SpokenTokens:
             self._silent = 0
 
     def add_reasoning(self) -> None:
-        """All tokens so far are reasoning, or white space after it."""
+        """Mark all tokens so far as reasoning, or white space after it."""
         if not self.rest and self.end == self.begin:
             self._pieces.clear()
             self._silent = 0
@@ -52,7 +52,7 @@ class SpokenTokens:
             self.end += self._pieces.popleft().tokens
 
     def _match_length(self, text: str) -> int | None:
-        """Characters of ``rest`` that ``text`` says; None where it says anything else.
+        """Return how many characters of ``rest`` are ``text``; None if they differ.
 
         White space before the first word may be missing from the transcript.
         """
@@ -62,8 +62,10 @@ class SpokenTokens:
         return len(first) if first and self.rest.startswith(first) else None
 
     def close(self, ended_by_token: bool) -> None:
-        """Take the end of the answer. ``ended_by_token``: the last token only ended it, and a talker gets no row of
-        it."""
+        """End the answer.
+
+        With ``ended_by_token`` the last token only ended it, and a talker gets no row for it.
+        """
         if not self._pieces and not self.rest:
             self.end = len(self.ids)
         if ended_by_token:

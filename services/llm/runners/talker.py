@@ -30,9 +30,10 @@ from services.llm.engine.sequence import DecoderSequence, TokenStep, relay_error
 class TalkSettings:
     """Limits of one talker.
 
-    ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes, or frames, in the first
-    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them. ``graphs``: see ``Steps``. ``seconds``: most
-    of one answer; ``token_seconds``: for each token of its text, after ``_ANSWER_SECONDS``; 0: no limit.
+    ``slots``, ``context``, ``share`` and ``threads`` are as for a thinker. ``first`` is the number of codes, or frames,
+    in the first chunk, ``chunk`` in every other; 0 means the preference of the model's vocoder. ``graphs``: see
+    ``Steps``. ``seconds`` is the most of one answer. ``token_seconds`` is the most for each token of its text, in
+    addition to ``_ANSWER_SECONDS``. 0 means no limit.
     """
 
     slots: int = 16
@@ -46,13 +47,13 @@ class TalkSettings:
     token_seconds: float = 0.0
 
 
-#: Seconds that an answer may take beside those of its tokens: a short one begins and ends slowly.
+#: Seconds that an answer may take in addition to those of its tokens: a short one starts and ends slowly.
 _ANSWER_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class SpeechBound:
-    """The most codes, or frames, that a text takes: ``base``, and ``per_token``. A row is one token."""
+    """The most codes, or frames, of a text: ``base``, and ``per_token``. A row is one token."""
 
     base: float = math.inf
     per_token: float = 0.0
@@ -62,7 +63,10 @@ class SpeechBound:
 
 
 class Talking(DecoderSequence):
-    """One answer of a talker, and the thinker's rows that it has not used yet (each [H], on the CPU)."""
+    """One answer of a talker, and the thinker's unused rows.
+
+    Each row is [H], on the CPU.
+    """
 
     def __init__(
         self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
@@ -71,7 +75,7 @@ class Talking(DecoderSequence):
         self.inner = inner  # chooses the other codes of a frame
         self.rest: list[int] = []  # the codes after the token in its frame
         self._rows: deque[Tensor] = deque()
-        self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it for ever
+        self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it afterwards
         self._ended = False
         self._text_tokens = 1  # the first one is in the prefill
         self.bound = SpeechBound()
@@ -86,29 +90,29 @@ class Talking(DecoderSequence):
         return self._rows[0] if self._rows else self._tail[1]
 
     def add_rows(self, rows: Tensor) -> None:
-        """Take rows [k, H]."""
+        """Add rows [k, H]."""
         self._rows.extend(rows)
         self._text_tokens += len(rows)
 
     def end_rows(self) -> None:
-        """No row will follow."""
+        """Mark the end of the rows."""
         if not self._ended:
             self._rows.append(self._tail[0])
             self._ended = True
-            # Each code used a row until now, so no more codes are there than tokens, and a bound is larger.
+            # Each code used a row until now, so there are no more codes than tokens, and a bound is larger.
             self.limit = int(min(self.limit, max(self.bound.count(self._text_tokens), self.count + 1)))
 
     def has_rows(self, count: int) -> bool:
-        """Return whether the rows of the next ``count`` steps are known."""
+        """Return True if the rows of the next ``count`` steps are known."""
         return self._ended or len(self._rows) >= count
 
     def next_rows(self, count: int) -> Tensor:
-        """The rows [count, H] of the next ``count`` steps."""
+        """Return the rows [count, H] of the next ``count`` steps."""
         rows = list(islice(self._rows, count))
         return torch.stack([*rows, *[self._tail[1]] * (count - len(rows))])
 
     def resume_frames(self, frames: Rows[Rows[int]], inputs: Tensor) -> None:
-        """Stand as after the choice of ``frames``, whose step ``inputs`` [n, H'] are prefilled as well."""
+        """Advance past ``frames``, whose step ``inputs`` [n, H'] are prefilled too."""
         self.begin_after([frame[0] for frame in frames], inputs)
         if self.inner is not None:
             for frame in frames:
@@ -117,14 +121,17 @@ class Talking(DecoderSequence):
             self.sides = [np.array(frame[1:]) for frame in frames]
 
     def accept_token(self, token: int) -> str | None:
-        """Take the next code; every code but the first used up a row."""
+        """Take the next code; every code but the first uses up a row."""
         if self.count and self._rows:
             self._rows.popleft()
         return super().accept_token(token)
 
 
 class TalkFeed:
-    """A talker eats its own last code, or frame, together with the thinker's next row, and waits for that row."""
+    """Feeds a talker its last code, or frame, and the next row.
+
+    The row is the thinker's, and a step waits for it.
+    """
 
     def __init__(self, talker: Talker) -> None:
         self._talker = talker
@@ -139,7 +146,7 @@ class TalkFeed:
         return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
 
     def observe_prefill(self, sequence: Talking, hidden: Tensor) -> None:
-        """Nobody follows a talker's hidden states."""
+        """Ignore hidden states: nothing follows a talker."""
 
     def first_side(self, sequence: Talking) -> np.ndarray | None:
         return None
@@ -150,7 +157,7 @@ class TalkFeed:
     def token_sides(
         self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
-        """The codes that follow ``tokens`` in their frames, if there are any."""
+        """Return the codes that follow ``tokens`` in their frames, if any."""
         predictor = self._talker.predictor
         if predictor is None:
             return sides
@@ -158,7 +165,7 @@ class TalkFeed:
         greedy = all(picker.is_greedy for picker in pickers)
 
         def pick_codes(logits: Tensor) -> Tensor:
-            # Without a draw nothing has to wait for a device.
+            # Without a draw nothing waits for a device.
             return logits.argmax(-1) if greedy else torch.tensor(choose_tokens(logits, pickers), device=logits.device)
 
         rest = predictor.predict_remaining(hidden, torch.tensor(tokens, device=hidden.device), pick_codes).cpu().numpy()
@@ -171,7 +178,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
     """A ``Runner`` for talkers.
 
     Inputs: ``prompt`` (rows [S + 3, H]) and ``layout`` ([k, S]) as ``Item``s, ``rows`` (stream of [k, H]), ``voice``,
-    ``params`` (``CodecGenerationParams``). Output: streamed ``codes``, numbers or a list for each frame.
+    ``params`` (``CodecGenerationParams``). Output: ``codes``, streamed, numbers or a list for each frame.
     """
 
     def __init__(
@@ -202,7 +209,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
         job.close("codes", {"finish_reason": finish})
 
     async def _resume_after(self, sequence: Talking, frames: Rows[Rows[int]], stream: AsyncIterator[Item]) -> None:
-        """Let ``sequence`` begin behind ``frames``, which an earlier attempt has made; waits for the rows of them."""
+        """Start ``sequence`` after ``frames`` of an earlier attempt; waits for their rows."""
         frames = frames[: sequence.limit - 1]
         if not frames:
             return
@@ -234,7 +241,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
         self, prefill: PrefillInputs, tail: Tensor, params: CodecGenerationParams, seed: int
     ) -> Talking:
         length = prefill.inputs.shape[0]
-        most, rate = self.model.max_codes, getattr(self.model, "steps_per_second", 0.0)  # a plug-in may not have it
+        most, rate = self.model.max_codes, getattr(self.model, "steps_per_second", 0.0)  # plug-ins may lack it
         if rate and self._settings.seconds:
             most = min(most, max(1, int(rate * self._settings.seconds)))
         limit = min(params.max_codes or most, most, self.context - length)
@@ -252,7 +259,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
     def _frame_picker(self, picker: Picker) -> Picker | None:
         if self.model.predictor is None:
             return None
-        # Other draws than those of the first codes.
+        # Draw differently from the first codes.
         settings = replace(self.model.predictor.sampling, seed=picker.settings.seed + 1)
         return Picker(
             replace(settings, temperature=0.0) if picker.is_greedy else settings, self.model.predictor.vocabulary
@@ -270,7 +277,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
     async def _pump_rows(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
         with relay_errors(sequence.inbox):
             async for item in stream:
-                if item.array is not None:  # what the thinker says at the end has no row
+                if item.array is not None:  # the thinker's last item has no row
                     sequence.add_rows(_copy_rows(item))
                 self.engine.wake()
             sequence.end_rows()
@@ -293,8 +300,9 @@ async def _send_codes(job: Job, sequence: Talking, first: int, every: int) -> st
 
 
 def _resumed_frames(job: Job) -> list[list[int]]:
-    """Frames that an earlier attempt made, a code alone as one of its own. The last one may have been the last there is
-    room for, so it is made again.
+    """Return the frames of an earlier attempt; a single code is a frame.
+
+    The last frame may have reached the limit, so it is made again.
     """
     return [[code] if isinstance(code, int) else code for code in job.resume_state("codes").get("codes", ())][:-1]
 
@@ -304,11 +312,11 @@ def _step_code(step: TokenStep) -> Code:
 
 
 def _copy_rows(item: Any) -> Tensor:
-    # A copy: the view of the arena ends with the job, a step in progress may end one moment later.
+    # A copy: the view of the arena ends with the job, and a step in progress may end a moment later.
     return torch.tensor(_item_array(item))
 
 
 def _item_array(item: Any) -> np.ndarray:
     if not isinstance(item, Item) or item.array is None:
-        raise BadRequest("a talker's input came without its tensor", param="rows")
+        raise BadRequest("a talker's input has no tensor; send the request again", param="rows")
     return item.array

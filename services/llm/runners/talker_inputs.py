@@ -7,16 +7,16 @@ import numpy as np
 from omnibus.executor.runner import Job, RowWriter
 from services.llm.runners.spoken_tokens import SpokenTokens
 
-#: Computes the rows [H] of a text that follows these first tokens of an answer.
+#: Computes the rows [H] of a text that follows the given first tokens of an answer.
 ComputeRows = Callable[[Sequence[int], str], Awaitable[Sequence[np.ndarray]]]
 
 
 class SpeechWriter:
     """The talker's inputs of one answer.
 
-    ``most`` is the largest number of tokens. ``layout`` int32 [k, S] says where the prompt's rows are; None
-    when somebody else has sent it, and the prompt's rows. ``rows`` [H] are the first ones, where they are known.
-    ``compute_rows`` makes those of a text that no tokens of the answer say.
+    ``most`` is the largest number of tokens. ``layout`` int32 [k, S] locates the prompt's rows. It is None if another
+    component sent it, and the prompt's rows. ``rows`` [H] are the first ones, if they are known. ``compute_rows``
+    computes those of a text that is not in the answer's tokens.
     """
 
     def __init__(
@@ -36,20 +36,23 @@ class SpeechWriter:
         self._compute_rows = compute_rows
         self._writer: RowWriter | None = None
         self._rows: list[np.ndarray] = list(rows)
-        self._taken = 0  # rows of the first tokens, which were written or left out
+        self._taken = 0  # rows of the first tokens, which were written or skipped
 
     @property
     def lacks_row(self) -> bool:
-        """True while the row of a token that is spoken has not come: it comes with the token after it."""
+        """True while the row of a spoken token is missing.
+
+        The row arrives with the token after it.
+        """
         return self._taken + len(self._rows) < self._spoken.end
 
     @property
     def is_complete(self) -> bool:
-        """True if an answer that has ended needs no more rows."""
+        """True if an ended answer needs no more rows."""
         return not (self.lacks_row or self._spoken.rest)
 
     def add(self, side: np.ndarray | None) -> None:
-        """Take what came with a token: the prompt's rows [S + 3, H] with the first, a row [H] with each other."""
+        """Add the side data of a token: the prompt's rows [S + 3, H] for the first, a row [H] for each other."""
         if side is None:
             return
         if self._layout is not None and self._prompt is None:
@@ -58,7 +61,7 @@ class SpeechWriter:
             self._rows.append(side)
 
     async def send(self) -> None:
-        """Send the prompt, once, and the rows of the tokens that are spoken."""
+        """Send the prompt, once, and the rows of spoken tokens."""
         if self._layout is not None and self._prompt is not None:
             layout, self._layout, prompt = self._layout, None, self._prompt
             await send_prompt(self._job, layout, prompt)
@@ -72,10 +75,10 @@ class SpeechWriter:
             self._writer.write(np.stack(heard))
 
     async def close(self, finish: str | None) -> None:
-        """Send the rows of the text that no tokens say, and end."""
+        """Send the rows of the text without tokens, and end."""
         if self._spoken.rest:
             rows = await self._compute_rows(self._spoken.spoken_ids, self._spoken.rest)
-            if rows:  # in a block of their own: more tokens may say this than the answer has left
+            if rows:  # in a separate block: this may take more tokens than the answer has left
                 (await self._open_writer(len(rows), rows[0].shape[0])).write(np.stack(rows))
         self._job.close("rows", {"finish": finish})
 

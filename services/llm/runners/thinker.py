@@ -1,4 +1,4 @@
-"""The engine of an LLM component: messages and media embeddings in, text out, rows for a talker beside it."""
+"""The engine of an LLM component: messages and media embeddings in, text out, and rows for a talker."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from services.llm.runners.request import close_counted, open_reply, open_request
 from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.talker_inputs import SpeechWriter
 
-#: Most tokens in one message: those of an earlier attempt are there all at once.
+#: Most tokens in one message: those of an earlier attempt arrive all at once.
 MAX_CHUNK_TOKENS = 256
 
 #: Waits for the next tokens of an answer.
@@ -23,9 +23,9 @@ Take = Callable[[], Awaitable[Sequence[TokenStep]]]
 class ThinkRunner(LanguagePart, component="thinker"):
     """A ``Runner`` for LLMs.
 
-    Inputs: ``messages`` (JSON list, or an ``Item`` of its UTF-8 bytes), ``items`` (``Item`` list of
-    embeddings [n, H] with their meta, in order of appearance), ``params`` (``TextGenerationParams``), ``voice``.
-    Outputs: streamed ``text``; for a talker ``prompt``, ``layout`` and streamed ``rows``.
+    Inputs: ``messages`` (JSON list, or an ``Item`` of its UTF-8 bytes), ``items``, ``params``
+    (``TextGenerationParams``), ``voice``. ``items`` is a list of ``Item``, embeddings [n, H] with their meta, in order
+    of appearance. Outputs: ``text``, streamed, and for a talker ``prompt``, ``layout`` and ``rows``, streamed.
     """
 
     @property
@@ -62,14 +62,14 @@ class ThinkRunner(LanguagePart, component="thinker"):
 
 
 class TextWriter:
-    """Writes the text of an answer that nobody speaks, in the turns of the event loop in which its steps come."""
+    """Writes the text of an answer without speech, as its steps arrive."""
 
     def __init__(self, job: Job, reply: Reply) -> None:
         self._job = job
         self._reply = reply
 
     def add_steps(self, steps: Sequence[TokenStep]) -> bool:
-        """Take the next steps and send what they say; returns True once the answer is whole."""
+        """Take the next steps and send their text; returns True when the answer is complete."""
         reply = self._reply
         for number, step in enumerate(steps, 1):
             if reply.finish is None:
@@ -92,12 +92,12 @@ def _add_step(reply: Reply, step: TokenStep) -> None:
 
 
 async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:
-    """Send text, and rows, as they come, until ``reply`` is finished and what it says is spoken."""
+    """Send text and rows until ``reply`` is finished and spoken."""
     ended = False
     while not ended and (reply.finish is None or (speech is not None and speech.lacks_row)):
         for number, step in enumerate(await take(), 1):
             ended = step.finish is not None
-            if reply.finish is None:  # after a stop string the engine was one step ahead
+            if reply.finish is None:  # after a stop string the engine is one step ahead
                 _add_step(reply, step)
             if speech is not None:
                 speech.add(step.side)
@@ -109,7 +109,7 @@ async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter |
 
 
 def is_complete(reply: Reply, speech: SpeechWriter | None) -> bool:
-    """True if there is nothing more to be computed for an answer."""
+    """True if nothing more must be computed for an answer."""
     return reply.finish is not None and (speech is None or speech.is_complete)
 
 
@@ -121,9 +121,9 @@ async def send_tokens(
     speech: SpeechWriter | None,
     logprobs: TokenLogprobs | None = None,
 ) -> None:
-    """Send the text of ``tokens``, the last of which may ``finish`` the answer, and the rows that ``speech`` has.
+    """Send the text of ``tokens``, and the rows that ``speech`` has.
 
-    ``logprobs`` are those of the last one.
+    The last token may ``finish`` the answer; ``logprobs`` are its own.
     """
     for number, token in enumerate(tokens, 1):
         reply.add(token, finish if number == len(tokens) else None)
@@ -134,7 +134,7 @@ async def send_tokens(
 
 
 async def send_pending(job: Job, reply: Reply, speech: SpeechWriter | None) -> None:
-    """Send what is new."""
+    """Send new rows and text."""
     if speech is not None:
         await speech.send()
     chunk = reply.next_chunk()

@@ -1,4 +1,7 @@
-"""Incremental decoding by ``tokenizers``, which costs a seventh of decoding a window with every token."""
+"""Incremental decoding by ``tokenizers``, at a seventh of a window's cost.
+
+A window is decoded again with every token.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,19 +12,20 @@ from tokenizers.decoders import DecodeStream
 from omnibus_models.contract import Reader
 from services.llm.runners.detokenize import UNFINISHED, Detokeniser, TokenDecoder
 
-#: Tokens without a character after which a window is decoded instead: the stream would decode all of them with each.
+#: Tokens without a character after which a window is decoded instead: the stream would decode all of them with each
+#: token.
 _MAX_PENDING_TOKENS = 16
-#: What tokenizers replace, in this order, where they take out the spaces before punctuation.
+#: Texts that tokenizers replace, in this order, when they remove the spaces before punctuation.
 _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-#: Characters without a place to cut that are held back at most.
+#: Most characters without a place to cut that are held back.
 _MAX_HELD_CHARS = 256
 
 
 class StreamDetokeniser:
     """A ``Detokeniser`` for fast tokenizers; ``decode`` maps ids to the same text.
 
-    Where their stream does not go on, because bytes never become a character or a decoder changes what it gave out
-    before (``step`` raises then, and at every later token), a window is decoded until all of its text was given out.
+    Their stream cannot continue if bytes never become a character, or a decoder changes text that it returned before.
+    ``step`` raises then, and at every later token. A window is then decoded until all of its text is returned.
     """
 
     def __init__(self, backend: Any, decode: Callable[[Sequence[int]], str], *, skip_special: bool = True) -> None:
@@ -29,8 +33,8 @@ class StreamDetokeniser:
         self._backend = backend
         self._skip_special = skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
-        self._given: list[int] = []  # the tokens of the text that was given out last
-        self._pending: list[int] = []  # tokens behind them
+        self._given: list[int] = []  # the tokens of the text that was returned last
+        self._pending: list[int] = []  # tokens after them
         self._window: Detokeniser | None = None
 
     def push(self, token: int) -> str:
@@ -40,7 +44,7 @@ class StreamDetokeniser:
         self._pending.append(token)
         try:
             text: str | None = self._stream.step(self._backend, token)
-        except Exception:  # noqa: BLE001 - it has one for everything, and none of its state can be trusted after it
+        except Exception:  # noqa: BLE001 - it raises only this type, and its state is invalid afterwards
             return self._open_window()
         if text is None:
             return self._open_window() if len(self._pending) > _MAX_PENDING_TOKENS else ""
@@ -51,17 +55,20 @@ class StreamDetokeniser:
         return text
 
     def flush(self) -> str:
-        """The rest, with replacement characters for bytes that never became a character."""
+        """Return the rest, with replacement characters for bytes without a character."""
         text = self._open_window() if self._window is None and self._pending else ""
         return text if self._window is None else text + self._window.flush()
 
     def _open_window(self) -> str:
-        """Go on with a window, and return what it gives out for the pending tokens."""
+        """Continue with a window; returns its text for the pending tokens."""
         self._window = Detokeniser(self._decode, self._given)
         return self._push_window(self._window, self._pending)
 
     def _push_window(self, window: Detokeniser, tokens: Sequence[int]) -> str:
-        """Let ``window`` take ``tokens``, and a new stream what follows, once there is nothing that it holds back."""
+        """Push ``tokens`` into ``window``; returns its text.
+
+        A new stream continues when the window holds nothing back.
+        """
         text = "".join([window.push(token) for token in tokens])
         if window.settled:
             self._window, self._pending, self._given = None, [], window.given
@@ -72,9 +79,10 @@ class StreamDetokeniser:
 
 
 class CleanedText:
-    """A ``TokenDecoder`` for tokenizers that take spaces out of their text: ``detokeniser`` is one that leaves them.
+    """A ``TokenDecoder`` for tokenizers that remove spaces from their text.
 
-    Text is held back up to the last place that no replacement can span: before a space that follows no apostrophe.
+    ``detokeniser`` is one that keeps them. Text is held back up to the last place that no replacement can span: before
+    a space that follows no apostrophe.
     """
 
     def __init__(self, detokeniser: TokenDecoder, clean: Callable[[str], str]) -> None:
@@ -94,12 +102,12 @@ class CleanedText:
         return self._clean(text)
 
     def flush(self) -> str:
-        """The rest."""
+        """Return the rest."""
         return self._clean(self._held + self._detokeniser.flush())
 
 
 def open_detokeniser(reader: Reader, *, skip_special: bool = True) -> TokenDecoder:
-    """The cheapest one whose text is that of all tokens; ``skip_special`` leaves special ones out."""
+    """Return the cheapest decoder with the text of all tokens; ``skip_special`` omits special ones."""
     tokenizer = reader.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     cleans = _cleans_text(tokenizer, backend)
@@ -120,7 +128,7 @@ def _decode_tokens(tokenizer: Any, skip_special: bool, ids: Sequence[int]) -> st
 
 
 def _cleans_text(tokenizer: Any, backend: Any) -> bool:
-    """Return whether a ``transformers`` tokenizer takes spaces out of its text; one of BPE never does."""
+    """Return True if a ``transformers`` tokenizer removes spaces from its text; one of BPE never does."""
     return bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)) and (
         backend is None or type(backend.model).__name__ != "BPE"
     )

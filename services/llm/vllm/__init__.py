@@ -1,4 +1,5 @@
-"""Language models of the ``vllm`` engine, as far as it does not depend on a version of vLLM.
+"""The version-independent parts of the ``vllm`` engine.
 
-Nothing here imports vLLM: ``protocol`` is what a version has to provide, ``services.llm.vllm.v032`` provides it.
+Nothing here imports vLLM: ``protocol`` is the interface that a version must implement, as ``services.llm.vllm.v032``
+does.
 """

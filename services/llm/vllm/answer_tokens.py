@@ -1,4 +1,4 @@
-"""From the tokens of an engine to the steps of an answer."""
+"""Conversion of an engine's tokens to the steps of an answer."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from services.llm.vllm.protocol import Tokens
 
 
 class AnswerTokens:
-    """The ids of an answer: those of its engine, the first ones behind the ``known``.
+    """The ids of an answer: those of its engine, after the ``known`` ones.
 
     ``counts``: see ``VllmCore.token_reader``.
     """
@@ -19,14 +19,17 @@ class AnswerTokens:
         self._counts = counts
 
     def next_ids(self, tokens: Tokens) -> Sequence[int]:
-        if tokens.cached and self._counts is not None:  # with tokens of its own that an answer goes on behind
+        if tokens.cached and self._counts is not None:  # resumed tokens are cached as well
             self._counts["cached_tokens"] = min(tokens.cached, self._counts["prompt_tokens"])
         known, self._known = self._known, ()
         return [*known, *tokens.ids] if known else tokens.ids
 
 
 def build_steps(tokens: Tokens, ids: Sequence[int], sides: Sequence[np.ndarray] | None) -> list[TokenStep]:
-    """The steps of ``ids``, the last of which are ``tokens``, with ``sides`` of each for a talker."""
+    """Return the steps of ``ids``, which end with ``tokens``.
+
+    ``sides`` are the data of each for a talker.
+    """
     steps = [TokenStep(id, None) for id in ids]
     if sides is not None:
         steps = [step._replace(side=side) for step, side in zip(steps, sides, strict=True)]

@@ -1,4 +1,4 @@
-"""One engine and what reads requests for it, for all components of an executor that are parts of its model."""
+"""One engine and its request reader, for all its components."""
 
 import asyncio
 import time
@@ -45,10 +45,11 @@ from services.llm.vllm.supervisor import EngineSupervisor
 
 
 class PreparedVllmRequest(NamedTuple):
-    """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
-    an earlier attempt has generated; ``limit`` counts them as well. ``thinking``: see ``TokenizedPrompt``.
-    ``grammar`` is a Lark grammar of what it may be, "" for anything. ``spoken``: a talker follows it, or will follow
-    the answer whose prompt alone is computed.
+    """One request, ready for the engine; ``order`` must be closed.
+
+    ``known`` are the first tokens of its answer, which an earlier attempt generated; ``limit`` includes them.
+    ``thinking``: see ``TokenizedPrompt``. ``grammar`` is a Lark grammar of the answer, "" for any text. ``spoken`` is
+    True if a talker follows, or will follow the answer to a prompt that is only computed now.
     """
 
     params: TextGenerationParams
@@ -62,9 +63,10 @@ class PreparedVllmRequest(NamedTuple):
 
 
 class PausedDecode(NamedTuple):
-    """An answer whose first token was made, until somebody goes on with it: then it is ``taken``.
+    """An answer after its first token, until its decode has ``taken`` it.
 
-    ``steps`` were made already; ``compute_rows``: see ``SpeechWriter``; ``held`` are what it needs until its end.
+    ``steps`` are already made. ``compute_rows``: see ``SpeechWriter``. ``held`` are the resources that it needs until
+    its end.
     """
 
     number: int
@@ -77,10 +79,10 @@ class PausedDecode(NamedTuple):
 
 
 class VllmCore:
-    """The reader of a model, which loads token embeddings and no layers, and its engine in a process of its own.
+    """A model's request reader, and its engine in a separate process.
 
-    Each user calls ``load`` and ``close`` once. ``make`` builds the engine of ``launch``; ``launch.context`` 0
-    is the model's own.
+    This process loads token embeddings but no layers. Each user calls ``load`` and ``close`` once. ``make`` builds the
+    engine of ``launch``; a ``launch.context`` of 0 means the model's own.
     """
 
     def __init__(self, family: str, launch: Launch, make: Callable[[Launch], VllmEngine]) -> None:
@@ -88,17 +90,17 @@ class VllmCore:
         self._launch = launch
         self._make = make
         self._keeper = EngineSupervisor(launch.component, self._make_engine)
-        #: Calls functions in the thread in which embeddings are copied.
+        #: Calls functions in the thread that copies embeddings.
         self.hands = Compute(launch.component, max(1, launch.threads))
-        # Tokenising must not wait for embeddings.
+        # Tokenizing must not wait for embeddings.
         self._words = PromptTokenizer(f"{launch.component}-words")
         self._users = 0
-        #: Whether its last user has closed it: it cannot be loaded again.
+        #: True after its last user has closed it: it cannot be loaded again.
         self.closed = False
         self._ids = count(1)
         self._numbers = count()
         self._going: dict[int, PausedDecode] = {}
-        #: What the checkpoint's authors recommend, see ``omnibus.checkpoints.generation_config``.
+        #: Recommendations of the checkpoint's authors, see ``omnibus.checkpoints.generation_config``.
         self.sampling = read_sampling(launch.checkpoint)
         self.reader: Reader
 
@@ -127,11 +129,14 @@ class VllmCore:
 
     @property
     def keeps_prompts(self) -> bool:
-        """True if prompts share what they have in common with earlier ones."""
+        """True if prompts reuse the blocks of earlier ones."""
         return self._launch.prefix_cache
 
     def keeps_nothing(self, asked: PreparedVllmRequest) -> bool:
-        """Return whether a prompt would be computed for nobody, as its answer is spoken and no rows are kept."""
+        """Return True if computing a prompt would be useless.
+
+        That is so if its answer is spoken and the engine keeps no rows.
+        """
         return asked.params.prefill_only and asked.spoken and not self.engine.keeps_rows
 
     async def load(self) -> None:
@@ -141,7 +146,7 @@ class VllmCore:
         launch = self._launch
         self.reader = await self.hands(find(self._family).reader, launch.checkpoint, launch.dtype)
         if launch.speculative_tokens and self.reader.speaks:
-            raise BadRequest("vLLM guesses no tokens for a model that speaks: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0")
+            raise BadRequest("vLLM cannot speculate for a model that speaks: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0")
         context = min(launch.context or self.reader.context, self.reader.context)
         self._launch = replace(launch, context=context, rows=self.reader.speaks)
         await self._keeper.start()
@@ -168,7 +173,7 @@ class VllmCore:
         """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
         params = await read_text_params(job, self.sampling)
         if params.say is not None:
-            raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
+            raise BadRequest("`say` needs the transformers engine: vLLM chooses every token", param="say")
         self._check_adapter(params)
         voice = self._read_voice(job)
         spoken = voice is not None or (params.prefill_only and bool(job.inputs.get("voice")))
@@ -188,7 +193,7 @@ class VllmCore:
         grammar = answer_grammar(self.reader, params) or ""
         if grammar:
             await self._words.run(check_grammar, grammar)
-        # What goes by the tokens of an answer is computed from its first one on, and not behind some of them.
+        # Grammars and changed logits depend on all tokens of an answer, so these requests start from the first one.
         known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
         if known:
             order.begin_after(known)
@@ -196,12 +201,12 @@ class VllmCore:
         return PreparedVllmRequest(params, order, limit, counts, known, prompt.thinking, grammar, spoken)
 
     def _check_adapter(self, params: TextGenerationParams) -> None:
-        declared = params.adapter_source is None  # the engine loads the others
+        declared = params.adapter_source is None  # the engine loads those with a source
         if params.adapter and declared and params.adapter not in dict(self._launch.adapters):
             raise unknown_adapter_error(params.adapter)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
-        """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+        """Return the most tokens of an answer to a prompt of ``length``. Raises ``ContextTooLong``, ``BadRequest``."""
         return max_answer_tokens(self._launch.context, length, params.max_tokens, params.usual_tokens)
 
     async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
@@ -215,7 +220,7 @@ class VllmCore:
         if not job.has_consumer("prompt"):
             return None
         if not self.reader.speaks:
-            raise BadRequest("this model has no voice; ask for text only", param="modalities")
+            raise BadRequest("this model has no voice; request text only", param="modalities")
         return str(job.inputs.get("voice") or "")
 
     def build_generation(self, asked: PreparedVllmRequest, seed: int, **more: Any) -> Generation:
@@ -236,7 +241,7 @@ class VllmCore:
         return self.new_generation(params, **{**usual, **more})
 
     def new_generation(self, params: TextGenerationParams, **fields: Any) -> Generation:
-        """A ``Generation`` with a number of its own. Raises ``NotFound`` for an unknown adapter."""
+        """Return a ``Generation`` with a new number. Raises ``NotFound`` for an unknown adapter."""
         priority = self._due_priority(len(fields["ids"])) if self._launch.goals.ttft else 0
         self._check_adapter(params)
         return Generation(
@@ -250,7 +255,10 @@ class VllmCore:
         )
 
     def _due_priority(self, tokens: int) -> int:
-        """Due time of a prompt of ``tokens`` that comes now, in ms: short ones overtake, none waits for ever."""
+        """Return the due time of a prompt that arrives now, in ms.
+
+        Short prompts overtake others, but none waits forever.
+        """
         patience = self._launch.goals.first_step_seconds
         return int(1000 * due_time(time.monotonic(), patience, tokens, self._launch.context))
 
@@ -261,15 +269,16 @@ class VllmCore:
         return replace(made, ignore_eos=params.ignore_eos, grammar=grammar)
 
     def end_tokens(self, params: TextGenerationParams) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """Return the tokens that end an answer."""
         return (frozenset() if params.ignore_eos else self.reader.eos) | frozenset(params.stop_token_ids)
 
     def token_reader(
         self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = (), counts: dict[str, int] | None = None
     ) -> Take:
-        """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them.
+        """Return a function that waits for the next tokens and side data.
 
-        The first ones come behind the ``known``. What the engine had of the prompt is added to its ``counts``.
+        Tokens are those of ``stream``; side data are a talker's input. The first tokens follow the ``known`` ones. The
+        tokens that the engine had cached are added to ``counts``.
         """
         answer = AnswerTokens(known, counts)
 
@@ -283,16 +292,17 @@ class VllmCore:
     def token_consumer(
         self, consume: Callable[[Sequence[TokenStep]], bool], known: Sequence[int], counts: dict[str, int]
     ) -> Callable[[Tokens], bool]:
-        """The ``token_reader`` of an answer that nobody speaks, for ``VllmEngine.deliver``."""
+        """Return the ``token_reader`` of an answer without speech, for ``VllmEngine.deliver``."""
         answer = AnswerTokens(known, counts)
         return lambda tokens: consume(build_steps(tokens, answer.next_ids(tokens), None))
 
     async def compute_rows(
         self, asked: PreparedVllmRequest, seed: int, stream: Any, tokens: Sequence[int], text: str
     ) -> Sequence[np.ndarray]:
-        """The rows [H] of ``text`` after ``tokens`` of the answer to ``asked``, whose ``order`` is open.
+        """Return the rows [H] of ``text`` after ``tokens`` of an answer.
 
-        The ``stream`` of the answer is closed: it may have the only slot.
+        The ``order`` of the answer's request must be open. The ``stream`` of the answer is closed, because it may have
+        the only slot.
         """
         await stream.aclose()
         length = asked.counts["prompt_tokens"] + len(tokens)
@@ -304,11 +314,14 @@ class VllmCore:
             return await self.read_rows(self.build_generation(asked, seed, **fields), rows, more)
 
     async def encode_rest(self, text: str, length: int) -> Sequence[int]:
-        """The ids of ``text`` after ``length`` positions, as many as the context has room for."""
+        """Return the ids of ``text`` that fit after ``length`` positions."""
         return (await self._words.run(self.reader.encode_text, text))[: self._launch.context - length]
 
     async def read_rows(self, asked: Generation, rows: TalkerRows, tokens: Sequence[int]) -> Sequence[np.ndarray]:
-        """The rows of ``tokens``, the last ones of the prompt of ``asked``, none of whose own tokens is needed."""
+        """Return the rows of ``tokens``, the last ones of the prompt.
+
+        The engine generates one token, which is discarded.
+        """
         if not tokens:
             return ()
         async with aclosing(self.engine.generate(asked)) as stream:
@@ -326,7 +339,10 @@ class VllmCore:
         compute_rows: ComputeRows,
         held: AsyncExitStack,
     ) -> Iterator[PausedDecode]:
-        """Offer an answer to the decode of the same ``invocation`` that names its number, inside of the block."""
+        """Offer an answer, until the block ends, to its decode.
+
+        The decode must name its number and be of the same ``invocation``.
+        """
         number = next(self._numbers)
         going = self._going[number] = PausedDecode(number, invocation, take, steps, compute_rows, held, asyncio.Event())
         try:
@@ -335,7 +351,7 @@ class VllmCore:
             self._going.pop(number, None)
 
     def resume_paused(self, invocation: str, number: int) -> tuple[PausedDecode, AsyncExitStack]:
-        """Take over an offered answer: return it, and what to close at its end.
+        """Take over an offered answer; returns it and the resources to close at its end.
 
         Raises ``StageUnavailable``.
         """

@@ -1,7 +1,7 @@
-"""Prefill and decode in vLLM: a cache travels as the engine has arranged it, and only such an engine reads it.
+"""Prefill and decode in vLLM: a cache keeps the engine's layout, and only an engine with that layout reads it.
 
-As in ``services.llm.runners.prefill_decode`` decode asks for a cache when it has room, not before. Where both halves
-run in one executor they share an engine: the answer goes on in it while its consumer changes, and nothing is moved.
+As in ``services.llm.runners.prefill_decode``, decode requests a cache only when it has room. If both halves run in one
+executor, they share an engine: the answer continues in it while its consumer changes, and nothing is moved.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` uint8 [layers, blocks, nbytes] and ``start``
-    (``services.llm.runners.kv_transfer.DecodeStart``); for a talker ``prompt`` and ``layout``.
+    (``services.llm.runners.kv_transfer.DecodeStart``). For a talker there are also ``prompt`` and ``layout``.
     """
 
     async def run(self, job: Job) -> None:
@@ -79,11 +79,11 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
             take = core.token_reader(stream, asked.order.voice, asked.known, asked.counts)
             steps = await self._first_steps(job, asked, take)
         asked.order.close()
-        # Of an answer that is spoken decode computes the row of the last token as well.
+        # For a spoken answer, decode computes the row of the last token as well.
         finish = "length" if engine_limit(asked.limit, asked.order.voice is not None) == len(steps) else None
         if steps[-1].token in core.end_tokens(asked.params):
             finish = "stop"
-        if finish is None:  # before the start: who has heard of that may give the cache room
+        if finish is None:  # before the start: its receiver may assign room to the cache
             cache = await core.hands(_read_cache, memory, core.engine.layout, len(asked.order.ids))
             await put_cache(job, {}, cache)
         await self._send_start(job, asked, steps, finish, None)
@@ -117,18 +117,23 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
 
 
 def _require_plain(asked: PreparedVllmRequest) -> None:
-    """Raises ``BadRequest`` for what goes by all tokens of an answer: decode here knows those of its own alone."""
+    """Raise ``BadRequest`` for settings that depend on all tokens.
+
+    Decode here has only the tokens that it generates.
+    """
     if asked.grammar or asked.params.changes_logits:
         raise BadRequest(
-            "vLLM in two halves on two executors takes no grammar, bias, penalty or logprobs: serve this model whole, "
+            "vLLM halves on two executors support no grammar, bias, penalty or logprobs: serve this model whole, "
             "or both halves in one executor",
             param="response_format" if asked.grammar else "logprobs",
         )
 
 
 class DecodeState(NamedTuple):
-    """An answer of ``limit`` tokens at most, as far as its decode knows it: what was asked, its first ``tokens``, the
-    ids for a penalty, the ``rows`` of tokens that prefill has seen, and what was said."""
+    """An answer of at most ``limit`` tokens, in its decode.
+
+    ``tokens`` are its first ones. ``seen`` are ids for a penalty, and ``rows`` those of tokens that prefill has seen.
+    """
 
     job: Job
     params: TextGenerationParams
@@ -141,7 +146,7 @@ class DecodeState(NamedTuple):
     spoken: SpokenTokens | None
 
     async def send_started(self, compute_rows: ComputeRows) -> tuple[SpeechWriter | None, bool]:
-        """Send what the first tokens say. Returns the talker's inputs, and whether the answer is complete."""
+        """Send the text of the first tokens. Returns the talker's inputs, and True if the answer is complete."""
         speech = None
         if self.spoken is not None:
             speech = SpeechWriter(self.job, self.spoken, self.limit, compute_rows, rows=self.rows)
@@ -150,7 +155,10 @@ class DecodeState(NamedTuple):
 
 
 class TransferredCache:
-    """Rows of texts that follow tokens of an answer whose cache came from another engine; it is in ``memory``."""
+    """Rows of texts after an answer whose cache another engine made.
+
+    The cache is in ``memory``.
+    """
 
     def __init__(self, core: VllmCore, state: DecodeState) -> None:
         self.memory: SharedBuffer | None = None
@@ -159,7 +167,7 @@ class TransferredCache:
         self._state = state
 
     async def compute_rows(self, tokens: Sequence[int], text: str) -> Sequence[np.ndarray]:
-        """See ``VllmCore.compute_rows``. There are none behind fewer tokens than the cache has."""
+        """See ``VllmCore.compute_rows``. There are none after fewer tokens than the cache has."""
         core, start, params = self._core, self._state.start, self._state.params
         if self.memory is None or len(tokens) < start.resumed:
             return ()
@@ -184,8 +192,8 @@ class TransferredCache:
 class VllmDecodeRunner(VllmPart, half="decode"):
     """A ``Runner`` for the second half.
 
-    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker
-    streamed ``rows``.
+    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: ``text``, streamed, and for a
+    talker ``rows``, streamed.
     """
 
     def __init__(self, core: VllmCore) -> None:
@@ -257,9 +265,10 @@ class VllmDecodeRunner(VllmPart, half="decode"):
 
 
 class SlotGate:
-    """Sequences that came with their caches: no more than there are slots, and blocks for their prompts.
+    """Limits sequences with transferred caches to slots and blocks.
 
-    Who comes first is first. What grows beyond that the engine puts off by itself, and reads its cache again.
+    The blocks are those of their prompts. Admission is first come, first served. The engine itself preempts sequences
+    that outgrow the blocks, and reads their caches again.
     """
 
     def __init__(self) -> None:
@@ -269,7 +278,7 @@ class SlotGate:
 
     @asynccontextmanager
     async def __call__(self, need: int, blocks: int, slots: int) -> AsyncIterator[None]:
-        """Hold a slot and ``need`` of all ``blocks`` inside of the block; waits until they are free."""
+        """Hold a slot and ``need`` of all ``blocks`` until the block ends; waits until they are free."""
         await self._acquire_slot(need, blocks, slots)
         try:
             yield
@@ -295,13 +304,13 @@ class SlotGate:
         return not self._used or (self._used < slots and self._blocks + need <= blocks)
 
     def _wake_first(self) -> None:
-        """Let who is first look again."""
+        """Wake the first waiter to check again."""
         if self._waiting and not self._waiting[0].done():
             self._waiting[0].set_result(None)
 
 
 def _chain_steps(steps: Sequence[TokenStep], take: Take) -> Take:
-    """Return a ``Take`` that gives ``steps`` first, and then what ``take`` gives."""
+    """Return a ``Take`` that returns ``steps`` first, then the results of ``take``."""
     made = [steps] if steps else []
 
     async def next_steps() -> Sequence[TokenStep]:
@@ -311,15 +320,15 @@ def _chain_steps(steps: Sequence[TokenStep], take: Take) -> Take:
 
 
 def _read_cache(memory: SharedBuffer, layout: CacheBlockLayout, length: int) -> np.ndarray:
-    """The cache that an engine has written."""
+    """Return the cache that an engine has written."""
     place, shape = memory.place, (layout.layers, layout.count(length), layout.nbytes)
     if place["nbytes"] != shape[0] * shape[1] * shape[2]:
-        raise StageFailed("the engine has not given the cache of this prompt; send the request again")
+        raise StageFailed("the engine did not return the cache of this prompt; send the request again")
     return map_memory(place, torch.uint8).numpy().reshape(shape)
 
 
 def _load_cache(cache: Item, layout: CacheBlockLayout, length: int) -> SharedBuffer:
-    """``cache`` where an engine reads it. Raises ``ProtocolError`` for that of another model or another length."""
+    """Copy ``cache`` to where an engine reads it. Raises ``ProtocolError`` for another model or another length."""
     wanted, found = (layout.layers, layout.count(length), layout.nbytes), cache.array
     if found is None or found.dtype != np.uint8 or found.shape != wanted:
         what = "nothing" if found is None else f"{found.dtype} {found.shape}"
@@ -330,6 +339,6 @@ def _load_cache(cache: Item, layout: CacheBlockLayout, length: int) -> SharedBuf
 
 
 def _decode_ids(start: DecodeStart, seen: np.ndarray | None) -> list[int]:
-    """Ids of which the last one alone is to be computed; those that a penalty goes by are among the others."""
+    """Return ids of which only the last is computed; those for a penalty are among the others."""
     known = [0] if seen is None else seen.tolist()[: start.length]
     return [*known, *[known[0]] * (start.length - len(known)), start.first_token]

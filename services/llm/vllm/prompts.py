@@ -1,4 +1,4 @@
-"""Tokenises prompts: few words at once, others in a thread."""
+"""Tokenization of prompts: short ones inline, others in a thread."""
 
 import asyncio
 import threading
@@ -13,12 +13,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Messages = Sequence[Mapping[str, Any]]
-#: Characters of a prompt that is tokenised at once: another thread would take longer to hear of it.
+#: Most characters of a prompt that is tokenized inline: waking another thread would take longer.
 MAX_SHORT_CHARS = 1024
 
 
 class PromptTokenizer:
-    """The thread in which prompts become tokens. A tokeniser is not made for two threads at once."""
+    """The thread that tokenizes prompts. A tokenizer is not safe for two threads at once."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name)
@@ -27,7 +27,7 @@ class PromptTokenizer:
     async def tokenize(
         self, reader: Reader, messages: Messages, context: int, options: PromptOptions
     ) -> TokenizedPrompt:
-        """The prompt of ``messages`` by ``reader``; raises as that does."""
+        """Return the prompt of ``messages`` from ``reader``; raises as that does."""
         if options is PLAIN_PROMPT and _is_short(messages) and self._free.acquire(blocking=False):
             try:
                 return reader.prompt(messages, context)
@@ -36,7 +36,7 @@ class PromptTokenizer:
         return await self.run(self._tokenize_long, reader, messages, context, options)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call ``function`` in the thread. Raises ``StageUnavailable`` once it is closed."""
+        """Call ``function`` in the thread. Raises ``StageUnavailable`` after ``close``."""
         return await run_in_pool(self._pool, function, *args, **kwargs)
 
     async def close(self) -> None:
@@ -50,6 +50,6 @@ class PromptTokenizer:
 
 
 def _is_short(messages: Messages) -> bool:
-    """True for a few words of plain text."""
+    """True for a short plain text."""
     texts = [message.get("content") for message in messages]
     return all(type(text) is str for text in texts) and sum(map(len, texts)) <= MAX_SHORT_CHARS  # type: ignore[arg-type]

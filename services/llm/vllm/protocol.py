@@ -1,4 +1,4 @@
-"""Interface that a version of vLLM has to provide. Small and without any of its types."""
+"""Interface that a version of vLLM must implement. It is small and uses none of vLLM's types."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from services.llm.vllm.shared_memory import Place
 class Launch:
     """Parameters for the start of an engine.
 
-    ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
-    tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
-    CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
-    asked for. ``halves``: whether caches of prompts come and go. ``goals``: what the tokens of a step are chosen for,
-    ``step_tokens`` at most. ``prefix_cache``: whether prompts share what they have in common with earlier ones.
-    ``adapters``: names and directories of LoRA adapters. ``loadable``: others that requests may bring.
-    ``quantization``: of weights that the checkpoint has in full, by vLLM's name. ``speculative_tokens``: guessed in
-    each step, 0: none; by the ``speculative_model`` of that checkpoint, without one by n-grams. ``tensor_parallel``
-    GPUs share each layer, and ``pipeline_parallel`` groups of them have a part of the layers each.
+    ``slots`` is the most sequences in one step, ``context`` the longest sequence, ``step_tokens`` the most prompt
+    tokens in one step. ``kv_bytes`` is the size of the KV cache, and ``threads`` those of the CPU; 0 leaves either to
+    the engine. ``memory`` is the share of a GPU's memory. ``rows`` requests hidden rows. ``halves`` allows transfers of
+    prompts' caches. ``goals`` determine the tokens of a step, up to ``step_tokens``. With ``prefix_cache`` prompts
+    reuse the blocks of earlier ones. ``adapters`` are names and directories of LoRA adapters, and ``loadable`` limits
+    others that requests may bring. ``quantization`` is vLLM's name of a method for weights that the checkpoint has in
+    full precision. ``speculative_tokens`` are drafted in each step, 0 for none. The checkpoint ``speculative_model``
+    drafts them, or n-grams without it. ``tensor_parallel`` GPUs share each layer, and each of ``pipeline_parallel``
+    groups of them has a part of the layers.
     """
 
     component: str
@@ -58,9 +58,8 @@ class Launch:
 class Medium:
     """One media item of a prompt.
 
-    ``key`` is a hash of the embedding and its meta data: what has the same key is the same. Its rows
-    replace the prompt's ids from ``start`` on; ``shape`` [n, H] lies at ``offset`` of the request's parcel
-    in the engine's dtype.
+    ``key`` is a hash of the embedding and its metadata: items with equal keys are equal. Its rows replace the prompt's
+    ids from ``start``. ``shape`` [n, H] lies at ``offset`` of the request's parcel in the engine's dtype.
     """
 
     key: str
@@ -71,7 +70,7 @@ class Medium:
 
 
 class Positions(NamedTuple):
-    """Rotary positions of a prompt: int32 [axes, T], and what is added to those of generated tokens."""
+    """Rotary positions of a prompt: int32 [axes, T], and the offset of those of generated tokens."""
 
     prompt: Tensor
     delta: int
@@ -80,7 +79,7 @@ class Positions(NamedTuple):
 class CacheBlockLayout(NamedTuple):
     """Memory layout of an engine's caches: uint8 [layers, blocks, ``nbytes``] with ``tokens`` tokens in a block.
 
-    Engines with the same ``name`` read each other's. ``blocks`` are all that this one has for its sequences.
+    Engines with the same ``name`` read each other's caches. ``blocks`` is the total of this engine.
     """
 
     name: str
@@ -90,14 +89,14 @@ class CacheBlockLayout(NamedTuple):
     blocks: int
 
     def count(self, length: int) -> int:
-        """Blocks of a sequence of ``length`` tokens."""
+        """Return the blocks of a sequence of ``length`` tokens."""
         return -(-length // self.tokens)
 
 
 class ExternalCache(NamedTuple):
-    """A cache that was made elsewhere: of the first ``length`` ids, which need not be the true ones.
+    """A cache from another engine: of the first ``length`` ids, which may be placeholders.
 
-    ``delta`` is added to rotary positions behind it.
+    ``delta`` is added to later rotary positions.
     """
 
     place: Place
@@ -109,13 +108,13 @@ class ExternalCache(NamedTuple):
 class Generation:
     """One request.
 
-    ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
-    one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
-    were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
-    the least ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty: the model as it is.
-    With an ``adapter_source`` that is where it is loaded from. Blocks of the prompt are shared with requests that have
-    the same ``cache_salt`` and are ``spoken`` as well: then hidden rows are kept with the blocks, whether or not the
-    request has ``rows``.
+    ``positions`` None means counted from 0. ``rows`` is the place for the hidden row of each position, float32 [H], one
+    after another. ``gives`` is the place for the cache of the prompt. ``draws`` is the number of tokens of the answer
+    that were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of waiting requests the one with
+    the lowest ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty means the base model. With an
+    ``adapter_source`` it is loaded from there. Blocks of the prompt are shared with requests that have the same
+    ``cache_salt`` and are ``spoken`` as well. Hidden rows of ``spoken`` requests are kept with the blocks, with or
+    without ``rows``.
     """
 
     id: str
@@ -137,8 +136,11 @@ class Generation:
 
 
 class Tokens(NamedTuple):
-    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones; ``logprobs`` of each, if asked for.
-    ``cached`` are the tokens of the prompt that the engine had from earlier ones."""
+    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones.
+
+    ``logprobs`` are those of each token, if requested. ``cached`` is the number of prompt tokens that the engine reused
+    from earlier prompts.
+    """
 
     ids: Sequence[int]
     finish: str | None
@@ -147,41 +149,47 @@ class Tokens(NamedTuple):
 
 
 class VllmEngine(Protocol):
-    """One engine, started once. All of it is called on the event loop."""
+    """One engine, started once. All methods are called on the event loop."""
 
     @property
     def layout(self) -> CacheBlockLayout:
-        """Memory layout of the engine's caches; known once a launch with ``halves`` was started."""
+        """Memory layout of the engine's caches; available after a launch with ``halves``."""
 
     @property
     def keeps_rows(self) -> bool:
-        """True if hidden rows are kept with blocks of prompts, so that ``spoken`` requests begin with those of earlier
-        ones; known once it was started."""
+        """True if hidden rows are kept with blocks of prompts.
+
+        ``spoken`` requests then start with those of earlier ones. Available after ``start``.
+        """
 
     async def start(self) -> None:
-        """Load the weights; takes long. Raises whatever the library raises."""
+        """Load the weights, which takes long. Raises the library's errors."""
 
     def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
-        """Tokens as they come; closing the generator aborts the request within a step.
+        """Yield tokens as they arrive; closing the generator aborts the request within a step.
 
-        The rows of all positions but the last are written before its token comes, and the cache that is
-        given before the first token. Raises ``BadRequest``, as ``AdapterSlots.use`` for an adapter that comes with it,
-        ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
+        The rows of all positions but the last are written before its token arrives, and the cache in ``gives`` before
+        the first token. Raises ``BadRequest``, as ``AdapterSlots.use`` for an adapter of the request, ``StageFailed``,
+        and ``StageUnavailable`` if the engine is dead.
         """
 
     async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
-        """Call ``consume`` with the tokens of ``generate``, in the turns of the event loop in which they come: no task
-        is woken for each. Returns once there are no more, or ``consume`` has returned True.
+        """Call ``consume`` with the tokens of ``generate``, without a task.
 
-        A cancellation aborts the request within a step. Raises as ``generate`` does, and what ``consume`` raises.
+        It is called in the turns of the event loop in which tokens arrive, so no task is woken for each. Returns when
+        there are no more, or ``consume`` has returned True. A cancellation aborts the request within a step. Raises as
+        ``generate`` and ``consume`` do.
         """
 
     async def wait_for_exit(self) -> None:
         """Wait until the engine is dead."""
 
     async def stop(self) -> None:
-        """End it and everything it has started. Stopping twice is harmless."""
+        """Stop the engine and all processes that it started. Stopping twice is harmless."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hits, prefix_hit_rate; of memory
-        kv_bytes, kv_bytes_per_token, engine_gpu_bytes."""
+        """Return counters.
+
+        They are parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hits and prefix_hit_rate. Those of
+        memory are kv_bytes, kv_bytes_per_token and engine_gpu_bytes.
+        """

@@ -1,4 +1,4 @@
-"""A request as the engine takes it: ids, embeddings in shared memory, and what is kept for a talker."""
+"""A request in the engine's form: ids, embeddings in shared memory, and inputs of a talker."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,20 +17,22 @@ from services.llm.vllm.shared_memory import SharedBuffer
 
 #: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
 _ALIGNMENT_BYTES = 64
-#: Rows of a piece of sound: with more, more of what goes on is computed again, with fewer an engine has more items.
+#: Rows of a piece of audio. More rows recompute more of a growing clip; fewer give an engine more items.
 PIECE_ROWS = 32
 _FLOATS = (np.float16, np.float32)
 _ROW = np.dtype(np.float32)
 
 
 def is_text(prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> bool:
-    """True for a request of text alone, which nobody speaks: the engine counts its positions, and there is nothing to
-    copy."""
+    """True for a request of text only, without speech.
+
+    The engine counts its positions, and nothing must be copied.
+    """
     return not (items or prompt.modalities) and voice is None
 
 
 class VllmRequest:
-    """One request; everything here but for one of text runs in a thread, and nothing invalid comes out of it.
+    """One request; all methods run in a thread, except for a request of text only. Its contents are valid.
 
     Raises ``BadRequest`` for items that are not those of the prompt, and ``ContextTooLong``.
     """
@@ -40,7 +42,7 @@ class VllmRequest:
         self.parcel: SharedBuffer | None = None
         self.media: list[Medium] = []
         self.positions: Positions | None = None
-        self._prompt: int | None = None  # its tokens, where ``ids`` has some of the answer as well
+        self._prompt: int | None = None  # its tokens, if ``ids`` include some of the answer
         self.ids: Sequence[int] = prompt.ids
         if not is_text(prompt, items, voice):
             self._read_inputs(reader, prompt, items, voice)
@@ -49,12 +51,12 @@ class VllmRequest:
         media = [Encoded(_read_embedding(item), item.data) for item in items]
         layout = reader.layout(prompt, media)
         self.ids = layout.ids
-        # First what may be refused: memory that an error refers to is freed by the garbage collector alone.
+        # Validate first: memory that an error refers to is freed only by the garbage collector.
         if voice is not None:
             self.voice = TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
         if media:
             self.parcel = SharedBuffer()
-            # An item with text between its rows is as many items for an engine.
+            # An item with text between its rows is several items for an engine.
             for run in layout.media_runs(media):
                 rows, meta = media[run.item].embeds[run.rows].to(reader.dtype), items[run.item].data
                 places = layout.positions[:, run.start : run.start + len(rows)]
@@ -63,12 +65,12 @@ class VllmRequest:
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
 
     def begin_after(self, tokens: Sequence[int]) -> None:
-        """Let the engine begin behind ``tokens`` of the answer, which were generated elsewhere: it prefills them."""
+        """Start after ``tokens`` of the answer, generated elsewhere; the engine prefills them."""
         self._prompt = len(self.ids)
         self.ids, self.positions = self.inputs_after(tokens)
 
     def inputs_after(self, tokens: Sequence[int]) -> tuple[Sequence[int], Positions | None]:
-        """The ids and positions of the prompt and ``tokens`` of its answer."""
+        """Return ids and positions of the prompt and ``tokens`` of its answer."""
         length = len(self.ids) if self._prompt is None else self._prompt
         positions = self.positions
         if positions is not None:
@@ -78,7 +80,7 @@ class VllmRequest:
         return [*self.ids[:length], *tokens], positions
 
     def close(self) -> None:
-        """Let go of the memory. The engine has its own descriptor as soon as it reads."""
+        """Release the memory. The engine has its own descriptor as soon as it reads."""
         if self.parcel is not None:
             self.parcel.close()
         if self.voice is not None:
@@ -86,20 +88,20 @@ class VllmRequest:
 
 
 class TalkerRows:
-    """Talker inputs of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
+    """Talker inputs of one request after its ``first`` token.
 
-    The rows of the prompt are not looked at.
+    Each other token has a row; ``length`` is the prompt's. The rows of the prompt are not read.
     """
 
     def __init__(self, reader: Reader, length: int, first: Sequence[int]) -> None:
         self.rows = SharedBuffer()
         self._reader = reader
         self._length = length
-        self._last = list(first)  # the last token, none before the first
+        self._last = list(first)  # the last token, empty before the first
         self._count = 0
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.rows.close()
 
     def next_sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
@@ -108,7 +110,7 @@ class TalkerRows:
         Runs in a thread; raises ``StageFailed`` without hidden rows.
         """
         found: list[np.ndarray] = []
-        # The row of a token is made of the one before it.
+        # The row of a token is computed from the one before it.
         eaten = [*self._last, *tokens][:-1]
         if eaten:
             hidden = self._read_hidden(self._length + self._count, len(eaten))
@@ -121,7 +123,7 @@ class TalkerRows:
         width = self._reader.width * _ROW.itemsize
         found = self.rows.read(first * width, count * width)
         if found is None:
-            raise StageFailed("the engine has not given its hidden rows; without them there is no speech")
+            raise StageFailed("the engine did not return its hidden rows, which speech needs; send the request again")
         rows = np.frombuffer(bytearray(found), _ROW).reshape(count, self._reader.width)
         return torch.from_numpy(rows).to(self._reader.dtype)
 
@@ -130,7 +132,7 @@ class TalkerInputs(TalkerRows):
     """Talker inputs of one request: the prompt's rows with the first token, a row with each other."""
 
     def __init__(self, reader: Reader, prefill: PrefillInputs, voice: str) -> None:
-        # An unknown voice is the client's fault, and better found before the engine works.
+        # An unknown voice is the client's error, and better found before the engine works.
         reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
         super().__init__(reader, prefill.inputs.shape[0], [])
         self.layout = prefill.layout.numpy()
@@ -148,18 +150,20 @@ class TalkerInputs(TalkerRows):
 def _read_embedding(item: Item) -> Tensor:
     array = item.array
     if array is None or array.ndim != 2 or array.dtype not in _FLOATS:
-        raise BadRequest("a media item has no embedding of float numbers and shape [tokens, width]", param="items")
+        raise BadRequest(
+            "a media item must have an embedding of float numbers and shape [tokens, width]", param="items"
+        )
     if not np.isfinite(array).all():
-        raise BadRequest("a media item's embedding holds values that are not numbers", param="items")
+        raise BadRequest("a media item's embedding has values that are not numbers", param="items")
     return torch.from_numpy(array)
 
 
 def _pack_run(
     parcel: SharedBuffer, rows: Tensor, meta: Mapping[str, Any], start: int, *, in_line: bool
 ) -> Iterator[Medium]:
-    """Yield the media of ``rows`` from position ``start`` on: one, or pieces of what is ``in_line``, as sound is.
+    """Yield the media of ``rows`` from position ``start``: one, or pieces if they are ``in_line``, as audio is.
 
-    What goes on behind the same pieces is a prompt that begins alike.
+    Prompts that continue after the same pieces start alike.
     """
     if not in_line:
         yield _pack_medium(parcel, rows, meta, start)
@@ -169,7 +173,10 @@ def _pack_run(
 
 
 def _is_in_line(places: Tensor) -> bool:
-    """True for rows at ``places``, int [axes, n], that follow each other as text does, whatever their item says."""
+    """True if ``places``, int [axes, n], follow each other as in text.
+
+    The modality of their item does not matter.
+    """
     return bool((places == places[:1, :1] + torch.arange(places.shape[1])).all())
 
 
@@ -181,7 +188,7 @@ def _pack_medium(parcel: SharedBuffer, embeds: Tensor, meta: Mapping[str, Any], 
 
 
 def _medium_key(words: np.ndarray, meta: Mapping[str, Any]) -> str:
-    # Equal rows on another grid are another item: the model looks at them from other positions.
+    # Equal rows on another grid are another item: the model reads them at other positions.
     digest = blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
     digest.update(words.data)
     return digest.hexdigest()

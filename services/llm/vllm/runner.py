@@ -1,4 +1,4 @@
-"""The ``Runner`` of a thinker whose layers run in vLLM, in a process of its own."""
+"""The ``Runner`` of a thinker whose layers run in vLLM."""
 
 from contextlib import aclosing, closing
 from functools import partial
@@ -30,7 +30,7 @@ class VllmPart:
 
     @property
     def serving(self) -> bool:
-        """True if there is an engine. One that died is started again; until then there is no work to be taken."""
+        """True if there is an engine. A dead one is restarted; until then this runner takes no work."""
         return self._core.serving
 
     @property
@@ -48,8 +48,8 @@ class VllmPart:
         made = self._halves.get(component)
         if made is None or not self._core.has_halves:
             raise BadRequest(
-                f"vLLM's engine of {self._core.component} was not started for {component}; prefill and decode alone "
-                "can take each other's place"
+                f"vLLM's engine of {self._core.component} was not started for {component}; only prefill and "
+                "decode can switch roles"
             )
         return made(self._core)
 
@@ -92,7 +92,7 @@ class VllmRunner(VllmPart):
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
 
     async def _prefill(self, job: Job, asked: PreparedVllmRequest) -> None:
-        """Have the prompt computed, whose blocks the engine keeps."""
+        """Compute the prompt, whose blocks the engine keeps."""
         generation = self._core.build_generation(asked, job.seed)
         async with aclosing(self._core.engine.generate(generation)) as tokens:
             with self._inside():

@@ -1,6 +1,6 @@
-"""Shared memory without a name: another process of this user opens it while its owner holds it.
+"""Shared memory without a name: another process of this user opens it while its owner keeps it open.
 
-No file is left behind, whoever dies and however: the kernel frees the memory with the last descriptor.
+No file remains if a process dies: the kernel frees the memory with the last descriptor.
 """
 
 import os
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-#: How another process finds the memory: small JSON.
+#: The location of memory for another process: small JSON.
 Place = dict[str, Any]
 
 
 class SharedBuffer:
-    """Bytes that grow as they are written; free it with ``close``, or by dropping the last reference."""
+    """Bytes that grow as they are written; free them with ``close``, or by dropping the last reference."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("omnibus-llm", os.MFD_CLOEXEC)
@@ -24,12 +24,12 @@ class SharedBuffer:
 
     @property
     def place(self) -> Place:
-        """Current location of the memory. The inode tells it from later memory under the same descriptor."""
+        """Current location of the memory. The inode distinguishes it from later memory under the same descriptor."""
         found = os.fstat(self._fd)
         return {"path": f"/proc/{os.getpid()}/fd/{self._fd}", "inode": found.st_ino, "nbytes": found.st_size}
 
     def append(self, array: np.ndarray) -> int:
-        """Write the bytes of a contiguous ``array`` behind all others; returns their offset."""
+        """Write the bytes of a contiguous ``array`` at the end; returns their offset."""
         offset, left = self._size, array.data.cast("B")
         while left:
             done = os.pwrite(self._fd, left, self._size)
@@ -38,7 +38,7 @@ class SharedBuffer:
         return offset
 
     def read(self, offset: int, nbytes: int) -> bytes | None:
-        """``nbytes`` at ``offset``, None when they were not written."""
+        """Return ``nbytes`` at ``offset``, or None if they were not written."""
         found = bytearray()
         while len(found) < nbytes:
             piece = os.pread(self._fd, nbytes - len(found), offset + len(found))
@@ -49,19 +49,19 @@ class SharedBuffer:
 
 
 def open_memory(place: Place, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of somebody's memory. Raises ``FileNotFoundError`` when its owner has let go of it."""
+    """Open another process's memory; returns a descriptor. Raises ``FileNotFoundError`` after its owner released it."""
     fd = os.open(place["path"], flags | os.O_CLOEXEC)
     if os.fstat(fd).st_ino != place["inode"]:
         os.close(fd)
-        raise FileNotFoundError(f"{place['path']} is other memory by now")
+        raise FileNotFoundError(f"the memory at {place['path']} was released")
     return fd
 
 
 def map_memory(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.Tensor:
-    """All numbers that were written when ``place`` was made, of one dimension and without a copy.
+    """Return the numbers written before ``place`` was made, as a vector.
 
-    ``shared``: what is written into the tensor is there for all. The tensor keeps no descriptor. Raises as
-    ``open_memory``, and ``RuntimeError``.
+    Makes no copy. With ``shared``, writes to the tensor are visible to all processes. The tensor keeps no descriptor.
+    Raises as ``open_memory``, and ``RuntimeError``.
     """
     fd = open_memory(place, os.O_RDWR if shared else os.O_RDONLY)
     try:
@@ -73,5 +73,5 @@ def map_memory(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.
 
 
 def relocate_place(place: Place, fd: int) -> Place:
-    """``place`` as others find it by this process's own descriptor of it."""
+    """Return ``place`` as other processes find it through this process's own descriptor."""
     return {**place, "path": f"/proc/{os.getpid()}/fd/{fd}"}

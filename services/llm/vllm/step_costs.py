@@ -1,8 +1,8 @@
-"""Costs of an engine's steps, measured while it serves, and how many prompt tokens goals leave room for. No clock here.
+"""Measured costs of an engine's steps, and the prompt tokens to allow. No clock here.
 
-vLLM computes prompts and decoding sequences in one pass, and says nothing of its time before it serves. So every step
-is timed: those that only decode give cost(decode of n), and what others take beyond that is cost(prefill of m). What
-was not measured yet is tried in doubles, so that no step is far from one that is known.
+vLLM computes prompts and decoding sequences in one pass, and reports no times before it serves. So every step is timed:
+steps that only decode give cost(decode of n). The additional time of other steps is cost(prefill of m). Sizes without a
+measurement are approached by doubling, so that no step is far from a known one.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from statistics import median
 
 from omnibus.executor.step_budget import CostTable, StepCosts, StepGoals
 
-#: Prompt tokens in a step, at least, however tight the goals; and in the first one.
+#: Fewest prompt tokens in a step, even for tight goals, and those of the first step.
 MIN_STEP_TOKENS, FIRST_STEP_TOKENS = 16, 64
-#: Steps of about the same size of which the median counts: some are slow by chance, and the first ones compile.
+#: Steps of similar size whose median counts: some are slow by chance, and the first ones compile.
 _KEPT_STEPS = 9
 
 
 class _MeasuredSizes:
-    """The last steps by size, those together that lie between two powers of two."""
+    """The last steps, grouped by size between two powers of two."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[tuple[int, float]]] = {}
@@ -32,14 +32,14 @@ class _MeasuredSizes:
 
     @property
     def table(self) -> CostTable | None:
-        """Seconds by size as far as they are known; None before the first step."""
+        """Seconds by size, from the measurements so far; None before the first step."""
         if self._table is None and self._steps:
             self._table = CostTable(_median_step(steps) for steps in self._steps.values())
         return self._table
 
 
 class StepMeter:
-    """Measured steps of one engine that may have ``most`` tokens in a step, and ``goals``."""
+    """Measured steps of one engine with ``goals`` and at most ``most`` tokens."""
 
     def __init__(self, goals: StepGoals, most: int) -> None:
         self._goals = goals
@@ -48,14 +48,14 @@ class StepMeter:
         self._prompts = _MeasuredSizes()
 
     def add_step(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
-        """Take the time of a step of so many decoding sequences and tokens of prompts."""
+        """Record the seconds of a step of decoding sequences and prompt tokens."""
         if decoding and not prompt_tokens:
             self._decodes.add_step(decoding, seconds)
         elif prompt_tokens and (not decoding or self._decodes.table is not None):
             self._prompts.add_step(prompt_tokens, max(0.0, seconds - self._decode_seconds(decoding)))
 
     def token_limit(self, decoding: int) -> int:
-        """Most prompt tokens of the next step, beside so many sequences that decode."""
+        """Return the most prompt tokens of a step with ``decoding`` sequences."""
         seconds = StepCosts(self._goals, self._decodes.table).seconds_left(decoding)
         if seconds is None:
             return self._most
@@ -71,6 +71,6 @@ class StepMeter:
 
 
 def _median_step(steps: Iterable[tuple[int, float]]) -> tuple[int, float]:
-    """The median size and the median seconds of ``steps``."""
+    """Return the median size and the median seconds of ``steps``."""
     sizes, seconds = zip(*steps, strict=True)
     return round(median(sizes)), median(seconds)

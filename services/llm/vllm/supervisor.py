@@ -1,4 +1,7 @@
-"""Keeps an engine alive: one that dies is replaced, while its executor lives on and takes no work."""
+"""Restarts of an engine that dies.
+
+Its executor continues to run, and takes no work meanwhile.
+"""
 
 import asyncio
 import logging
@@ -10,7 +13,7 @@ from services.llm.vllm.protocol import VllmEngine
 
 log = logging.getLogger(__name__)
 
-#: An engine takes minutes to load: it counts as having worked later than other processes do.
+#: An engine takes minutes to load, so it counts as healthy later than other processes do.
 RESTART_POLICY = RestartPolicy(first=0.5, longest=30.0, healthy=60.0)
 
 
@@ -37,12 +40,12 @@ class EngineSupervisor:
 
     def unavailable_error(self) -> StageUnavailable:
         return StageUnavailable(
-            f"the engine of {self._component} has ended and is being started again; send the request again",
+            f"the engine of {self._component} has ended and is restarting; send the request again",
             stage=self._component,
         )
 
     async def start(self) -> None:
-        """Start the first engine; what it raises is the caller's."""
+        """Start the first engine; its errors are raised here."""
         engine = self._engine = await self._start_engine()
         restarts = restart_on_exit(
             engine, self._wait_for_end, self._try_restart, Backoff(RESTART_POLICY), self._announce_restart
@@ -70,8 +73,8 @@ class EngineSupervisor:
     async def _try_restart(self) -> VllmEngine | None:
         try:
             self._engine = await self._start_engine()
-        except Exception:  # the engine's boundary: whatever is wrong, it may be right the next time
-            log.exception("the engine of %s cannot be started; trying again", self._component)
+        except Exception:  # the engine's boundary: any error may be gone next time
+            log.exception("the engine of %s cannot be started; retrying", self._component)
             return None
         self.restarts += 1
         log.info("the engine of %s serves again", self._component)

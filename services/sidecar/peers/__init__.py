@@ -1,7 +1,7 @@
-"""Pulls between nodes: the sockets to other sidecars, in a thread of their own, and what they mean for the ledger.
+"""Pulls between nodes: sockets to other sidecars, in a separate thread, and their effects on the ledger.
 
-``plane`` puts the parts together. ``incoming`` holds what this node pulls, ``outgoing`` what others pull from it: both
-belong to the loop of the sidecar, as the ledger does, but for the check of a request, which takes a pin of its block in
-the other thread. ``dialler`` and ``listener`` hold the sockets and move the bytes, on the loop of ``thread``; ``lanes``
-and ``ucx`` do that for large pulls over UCX, where it is configured.
+``plane`` assembles the parts. ``incoming`` manages what this node pulls, and ``outgoing`` what others pull from it.
+Both run on the loop of the sidecar, as the ledger does, with one exception. The check of a request runs in the other
+thread, where it pins the block. ``dialler`` and ``listener`` own the sockets and move the bytes, on the loop of
+``thread``. ``lanes`` and ``ucx`` do that for large pulls over UCX, if it is configured.
 """

@@ -1,4 +1,4 @@
-"""The secret and the certificates by which nodes know each other."""
+"""The secret and the certificates by which nodes authenticate each other."""
 
 import ssl
 from pathlib import Path
@@ -10,7 +10,7 @@ MIN_SECRET_BYTES = 16
 
 
 def read_secret(path: str) -> bytes:
-    """The secret in the file at ``path``, blanks around it left out. Raises ``BadRequest``."""
+    """Return the secret in the file at ``path``, without surrounding whitespace. Raises ``BadRequest``."""
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
@@ -24,10 +24,10 @@ def read_secret(path: str) -> bytes:
 
 
 def load_tls(ca: str, certificate: str, key: str) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Contexts for dialling and for listening, both with mutual TLS 1.3; None and None where no file is named.
+    """Return contexts for dialling and listening, both with mutual TLS 1.3; None and None without files.
 
-    The name in a certificate is that of the node, which the handshake compares; addresses are not compared.
-    Raises ``BadRequest`` for some but not all of the files, and for files that cannot be used.
+    The handshake compares the name in a certificate with that of the node; it does not compare addresses. Raises
+    ``BadRequest`` if only some of the files are named, or a file cannot be used.
     """
     files = (ca, certificate, key)
     if not any(files):

@@ -1,7 +1,7 @@
-"""Connections to other sidecars: pools of links, pings, and transfers to this arena. On the loop of the peers' thread.
+"""Connections to other sidecars: pools of links, pings, and transfers to this arena.
 
-A peer is dialled when something of it is needed first, and is then asked every ``ping_seconds`` whether it lives: the
-kernel finds peers that are gone, but not those that are frozen. What is under way ends when a peer is silent.
+They run on the loop of the peers' thread. A peer is dialled on first use, then pinged every ``ping_seconds``. The
+kernel detects peers that are gone, but not frozen ones. When a peer stops responding, its transfers end.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class PeerAddress(NamedTuple):
 
 
 class Peer:
-    """One other node, as long as its sidecar lives."""
+    """One other node, as long as its sidecar runs."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Peer:
         lost: "Callable[[Peer], None]",
         ucx: UcxTransport | None = None,
     ) -> None:
-        """``lost`` is called once, when this object is of no use any more."""
+        """Create the peer; ``lost`` is called once, when it becomes unusable."""
         self.node = node
         self.address = address
         self._config = config
@@ -67,10 +67,10 @@ class Peer:
         self._control = thread.spawn(self._keep_control())
 
     async def fetch(self, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
-        """Fill ``target`` with what GET names, and report ``reads`` expected reads as over.
+        """Fill ``target`` with the range of GET, and report ``reads`` as over.
 
-        Raises ``NodeUnreachable``. A connection that breaks is tried once more: whether the block is gone or only the
-        connection is not known before.
+        ``reads`` is a number of expected reads. Raises ``NodeUnreachable``. A broken connection is retried once,
+        because the error does not show if the block is gone or only the connection.
         """
         task = current_task()
         self._transfers.add(task)
@@ -123,7 +123,7 @@ class Peer:
             await write_frame(stream, get._replace(reads=COPIED))
             head = await read_frame(stream)
             if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):
-                raise ProtocolError(f"verb {head.verb} in the place of the head of a transfer")
+                raise ProtocolError(f"got verb {head.verb} instead of the head of a transfer")
             if head.status == PullStatus.OK:
                 await stream.read_into(target, progress)
                 await write_frame(stream, PeerFrame(PeerVerb.DONE, get.request, reads=reads))
@@ -137,14 +137,14 @@ class Peer:
             try:
                 listener = await greet_listener(stream, self._own, self.node, purpose)
                 if listener.boot != self.address.boot:
-                    raise ProtocolError(f"the sidecar of node {self.node!r} was restarted meanwhile")
+                    raise ProtocolError(f"the sidecar of node {self.node!r} has restarted")
             except BaseException:
                 stream.abort()
                 raise
         return stream
 
     async def _keep_control(self) -> None:
-        """Open the control connection, and ask whether the peer lives until it does not."""
+        """Open the control connection, and ping the peer until it fails."""
         stream: PeerStream | None = None
         error: BaseException | None = None
         try:
@@ -165,7 +165,7 @@ class Peer:
                 await write_frame(stream, PeerFrame(PeerVerb.PING, number))
                 pong = await read_frame(stream)
             if (pong.verb, pong.request) != (PeerVerb.PONG, number):
-                raise ProtocolError(f"verb {pong.verb} in the place of an answer to a ping")
+                raise ProtocolError(f"got verb {pong.verb} instead of a pong")
             number += 1
             await asyncio.sleep(self._config.ping_seconds)
 
@@ -174,7 +174,7 @@ class Peer:
         log.warning("%s", self._failure)
         if not self._ready.done():
             self._ready.set_exception(self._failure)
-            self._ready.exception()  # nobody need wait for it
+            self._ready.exception()  # marks it as retrieved: there may be no waiter
         for task in self._transfers:
             task.cancel()
         self._bulk.close_idle()
@@ -185,7 +185,11 @@ class Peer:
 
     def _unreachable_error(self, error: BaseException | None) -> NodeUnreachable:
         reason = (
-            "it is silent" if isinstance(error, TimeoutError) else str(error) if error else "the connection is closed"
+            "it does not respond"
+            if isinstance(error, TimeoutError)
+            else str(error)
+            if error
+            else "the connection is closed"
         )
         return NodeUnreachable(
             f"node {self.node!r} at {self.address.host}:{self.address.port} is unreachable: {reason}", node=self.node
@@ -195,4 +199,4 @@ class Peer:
 async def _expect_kept(stream: PeerStream, get: PeerFrame) -> None:
     kept = await read_frame(stream)
     if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
-        raise ProtocolError(f"verb {kept.verb} in the place of the end of a transfer")
+        raise ProtocolError(f"got verb {kept.verb} instead of the end of a transfer")

@@ -1,4 +1,4 @@
-"""The handshake of two sidecars: each proves that it knows the secret, or shows a certificate with its node's name."""
+"""The handshake of two sidecars: each proves that it has the secret, or shows its node's certificate."""
 
 import ssl
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _NONCE_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerIdentity:
-    """This node towards others. ``tls_client`` and ``tls_server`` are both None or both set."""
+    """Identity of this node towards others. ``tls_client`` and ``tls_server`` are both None or both set."""
 
     node: str
     boot: int
@@ -36,14 +36,14 @@ class PeerIdentity:
     tls_server: ssl.SSLContext | None = None
 
     def greet(self, purpose: str) -> PeerGreeting:
-        """A greeting that was never sent before."""
+        """Return a greeting that was never sent before."""
         return PeerGreeting(self.node, self.boot, token_hex(_NONCE_BYTES), purpose)
 
 
 async def greet_listener(stream: PeerStream, own: PeerIdentity, node: str, purpose: str) -> PeerGreeting:
-    """Introduce this node on a connection that it has opened to ``node``; returns who answers.
+    """Introduce this node on a connection that it opened to ``node``; returns the listener's greeting.
 
-    Raises ``Unauthorized`` when either side refuses the other, ``ProtocolError`` for what is no sidecar.
+    Raises ``Unauthorized`` if either side rejects the other, and ``ProtocolError`` if the other side is not a sidecar.
     """
     greeting = own.greet(purpose)
     await write_text(stream, PeerVerb.HELLO, greeting)
@@ -51,7 +51,7 @@ async def greet_listener(stream: PeerStream, own: PeerIdentity, node: str, purpo
     listener = welcome.greeting
     _check_certificate(stream, listener.node)
     if listener.node != node or not is_proof(welcome.proof, own.secret, _LISTENER, greeting, listener):
-        raise Unauthorized(f"who answers for node {node!r} calls itself {listener.node!r} or has another secret")
+        raise Unauthorized(f"the sidecar at the address of node {node!r} is {listener.node!r}, or has another secret")
     await write_text(stream, PeerVerb.PROVE, make_proof(own.secret, _DIALLER, greeting, listener))
     frame = await read_frame(stream)
     if frame.verb != PeerVerb.READY:
@@ -60,9 +60,9 @@ async def greet_listener(stream: PeerStream, own: PeerIdentity, node: str, purpo
 
 
 async def greet_dialler(stream: PeerStream, own: PeerIdentity, refused: Callable[[str], None]) -> PeerGreeting:
-    """Answer the introduction of another sidecar; returns who it is.
+    """Answer the greeting of another sidecar; returns that greeting.
 
-    Raises as ``greet_listener`` does; ``refused`` is called with the reason, which the other side is sent too.
+    Raises as ``greet_listener`` does. ``refused`` is called with the reason, which is also sent to the other side.
     """
     try:
         greeting = decode_greeting(await _expect_text(stream, PeerVerb.HELLO))
@@ -91,10 +91,10 @@ async def _expect_text(stream: PeerStream, verb: PeerVerb) -> bytes:
 
 async def _refusal_error(stream: PeerStream, frame: PeerFrame) -> ProtocolError | Unauthorized:
     if frame.verb != PeerVerb.REFUSED:
-        return ProtocolError(f"verb {frame.verb} does not belong into a handshake")
-    return Unauthorized(f"the other sidecar refuses: {decode_words(await read_text(stream, frame.nbytes))}")
+        return ProtocolError(f"verb {frame.verb} is not part of a handshake")
+    return Unauthorized(f"the other sidecar rejects this node: {decode_words(await read_text(stream, frame.nbytes))}")
 
 
 def _check_certificate(stream: PeerStream, node: str) -> None:
     if isinstance(stream, TlsStream) and node not in stream.peer_names:
-        raise Unauthorized(f"the certificate is of {', '.join(sorted(stream.peer_names)) or 'nobody'}, not of {node!r}")
+        raise Unauthorized(f"the certificate names {', '.join(sorted(stream.peer_names)) or 'no node'}, not {node!r}")

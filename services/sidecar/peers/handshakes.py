@@ -1,4 +1,4 @@
-"""Connections in their handshake: how many there may be, and which one makes room for the next."""
+"""Connections in their handshake: the limits, and which one is evicted for the next."""
 
 import asyncio
 from collections import Counter
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Connections that may be in their handshake at the same time, and those of one address: strangers cannot take more.
+#: Most concurrent handshakes in total and from one address: strangers cannot occupy more.
 MAX_HANDSHAKES, MAX_ADDRESS_HANDSHAKES = 64, 16
 
 
 class Handshakes:
-    """Tasks that greet other nodes, by the address that they came from, oldest first.
+    """Tasks that greet other nodes, by the peer's address, oldest first.
 
-    A handshake takes milliseconds, so where there are too many the oldest one is cancelled: of the address that the new
-    one comes from if that has too many, else of the one that has most. A right one goes through, however many are
-    silent. ``refused`` counts those that were cancelled.
+    A handshake takes milliseconds, so at a limit the oldest task is cancelled. It is of the same address as the new
+    connection if that address is at its limit, else of the address with the most. A valid handshake therefore succeeds
+    even with many silent connections. ``refused`` counts the cancelled ones.
     """
 
     def __init__(self, refused: Counter[str]) -> None:

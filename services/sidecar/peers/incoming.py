@@ -1,14 +1,14 @@
 """Mirrors: blocks of other nodes in this node's arena. Bookkeeping on the loop of the ledger, no sockets.
 
-A mirror is allocated whole, and filled by ranges as readers ask for them, for a block may be read while its producer
-still adds rows. Readers of the same block join: what is there is never pulled twice. One transfer per mirror is under
-way at a time, and it is the mirror's *writer*: an invocation that ends or expires condemns the mirror like any block,
-and its memory is free only once the transfer has stopped writing there.
+A mirror is allocated whole, and filled by ranges as readers request them, because a block may be read while its
+producer still adds rows. Readers of the same block share the mirror: a range is never pulled twice. Each mirror has one
+transfer at a time, which is the mirror's *writer*. An invocation that ends or expires condemns the mirror like any
+block, and its memory is free only after the transfer has stopped writing there.
 
-    asked for -> waits for room -> idle <-> moving -> whole | failed | condemned
+    requested -> waits for memory -> idle <-> moving -> whole | failed | condemned
 
-Every read here ends exactly one expected read of the block's own node: with the last byte for those that read it as a
-whole, else when they release it.
+Every read here ends exactly one expected read of the block's own node. A read of the whole block ends it with the last
+byte, any other read when it is released.
 """
 
 import time
@@ -39,7 +39,7 @@ class MirrorReader:
 
 @dataclass(frozen=True, slots=True)
 class MirrorTransfer:
-    """A range that is wanted of another node. ``reads`` of its expected reads are over when it has arrived."""
+    """A range to pull from another node. When it has arrived, ``reads`` of its expected reads are over."""
 
     node: str
     get: PeerFrame
@@ -48,9 +48,9 @@ class MirrorTransfer:
     deadline: float  # wall-clock seconds
 
 
-#: Called with the status of a transfer, or its error, once nothing is written any more; both None if it was cancelled.
+#: Called with the status of a transfer, or its error, after the last write; both are None if it was cancelled.
 TransferDone = Callable[[PullStatus | None, OmnibusError | None], None]
-#: Begins a transfer; returns a function that cancels it.
+#: Starts a transfer; returns a function that cancels it.
 StartTransfer = Callable[[MirrorTransfer, TransferDone], Callable[[], None]]
 
 
@@ -70,7 +70,7 @@ class ByteRanges:
         self._ranges = sorted(merged)
 
     def first_gap(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The first range from ``start`` to ``stop`` that is not in the set."""
+        """Return the first gap in the set between ``start`` and ``stop``."""
         for low, high in self._ranges:
             if low > start:
                 return (start, min(low, stop)) if start < stop else None
@@ -79,7 +79,7 @@ class ByteRanges:
 
 
 class Mirror:
-    """One block of another node. Also the caller of its own allocation."""
+    """One block of another node. It is also the caller of the allocation."""
 
     def __init__(self, key: MirrorKey, request: PullRequest, granted: "Callable[[Mirror, SidecarFrame], None]") -> None:
         self.key = key
@@ -92,9 +92,9 @@ class Mirror:
         self.offset = 0
         self.landed = ByteRanges()
         self.readers: list[MirrorReader] = []
-        self.open_reads: Counter[BlockOwner] = Counter()  # that their node has not been told of
-        self.moving_reads: Counter[BlockOwner] = Counter()  # those that are over once the transfer has arrived
-        self.withdrawn_reads = 0  # of the transfer's: over, whether it arrives or not
+        self.open_reads: Counter[BlockOwner] = Counter()  # not yet reported to their node
+        self.moving_reads: Counter[BlockOwner] = Counter()  # over when the transfer has arrived
+        self.withdrawn_reads = 0  # of the transfer: over even if it fails
         self.cancel: Callable[[], None] | None = None  # of the transfer
         self.failed = False
         self._granted = granted
@@ -104,7 +104,7 @@ class Mirror:
         return self.landed.first_gap(0, self.nbytes) is None
 
     def reply(self, frame: SidecarFrame) -> None:
-        """The answer to the allocation."""
+        """Receive the reply to the allocation."""
         self._granted(self, frame)
 
     def reply_bytes(self, frames: bytes) -> None:
@@ -112,7 +112,7 @@ class Mirror:
 
 
 class Mirrors:
-    """All mirrors of one arena. ``limit`` is how many bytes of it they may take."""
+    """All mirrors of one arena. ``limit`` is the most bytes of it that they may take."""
 
     def __init__(
         self, desk: Desk, limit: int, start: StartTransfer, send_over: Callable[[str, PeerFrame], None]
@@ -133,7 +133,7 @@ class Mirrors:
         return len(self._mirrors)
 
     def pull(self, caller: Caller, number: int, request: PullRequest) -> None:
-        """A client wants the bytes from ``start`` to ``stop`` of a block; it is answered once they are here."""
+        """Pull the bytes from ``start`` to ``stop`` of a block, then reply."""
         key = (request.node, request.block, request.generation)
         mirror = self._mirrors.get(key)
         if mirror is None:
@@ -145,7 +145,10 @@ class Mirrors:
         self._step(mirror)
 
     def decline(self, request: PullRequest) -> None:
-        """A read that was expected will not take place, or a block is to outlive its readers, or not any more."""
+        """Report a read that will not take place, or changed retention.
+
+        Retention lets a block outlive its readers, or ends that.
+        """
         if request.retention == Retention.NONE:
             self._report_reads((request.node, request.block, request.generation), request.key, 1)
             return
@@ -153,18 +156,18 @@ class Mirrors:
         self._send_over(request.node, PeerFrame(verb, 0, request.block, request.generation, request.key))
 
     def on_release(self, owner: BlockOwner, block: int) -> None:
-        """``owner`` has released a read of a mirror of which its node may still expect one."""
+        """Report a released read, if the mirror's node still expects one."""
         mirror = self._by_lease.get(block)
         if mirror is not None and mirror.open_reads[owner] > 0:
             mirror.open_reads[owner] -= 1
             self._report_reads(mirror.key, mirror.block_key, 1)
 
     def withdraw_request(self, caller: Caller, number: int) -> None:
-        """``caller`` does not wait for its request of this number any more."""
+        """Withdraw the request of this number of ``caller``."""
         self._withdraw(lambda reader: reader.caller is caller and reader.number == number)
 
     def end_invocation(self, invocation: str) -> None:
-        """Nobody waits for tensors of ``invocation`` any more."""
+        """Withdraw all requests for tensors of ``invocation``."""
         self._withdraw(lambda reader: reader.request.invocation == invocation)
 
     def _withdraw(self, goes: Callable[[MirrorReader], bool]) -> None:
@@ -182,7 +185,7 @@ class Mirrors:
                     self._forget(mirror)
 
     def remove_client(self, owner: BlockOwner) -> None:
-        """``owner`` is dead: what it waited for or was reading is over."""
+        """End all requests and reads of ``owner``, whose process is gone."""
         self._withdraw(lambda reader: reader.caller.owner is owner)
         for mirror in list(self._mirrors.values()):
             reads = mirror.open_reads.pop(owner, 0)
@@ -190,7 +193,7 @@ class Mirrors:
                 self._report_reads(mirror.key, mirror.block_key, reads)
 
     def on_condemned(self, lease: BlockLease) -> bool:
-        """A mirror is over while somebody has it open; returns whether a transfer still writes there."""
+        """Stop a mirror whose block ended while it was open. Returns True if a transfer still writes to it."""
         mirror = self._by_lease.get(lease.id)
         if mirror is None:
             return False
@@ -219,7 +222,7 @@ class Mirrors:
         self._desk.serve_frame(mirror, frame)
 
     def _reclaim_oldest(self) -> bool:
-        """Let go of the oldest mirror that nobody reads; returns whether there was one."""
+        """Discard the oldest mirror without readers. Returns False if there is none."""
         for mirror in self._mirrors.values():
             lease = mirror.lease
             if lease is not None and not lease.holders and not mirror.readers and mirror.cancel is None:
@@ -230,7 +233,7 @@ class Mirrors:
     def _refuse_waiting(self, mirror: Mirror) -> None:
         if mirror in self._waiting:
             self._waiting.remove(mirror)
-            text = b"pulls from other nodes take their share of the arena already"
+            text = b"pulls from other nodes already use their share of the arena"
             self._fail_readers(mirror, SidecarFrame(Verb.FULL, text=text))
             self._forget(mirror)
 
@@ -245,7 +248,7 @@ class Mirrors:
         self.granted += 1
         mirror.owner.on_freed = lambda lease: self._on_freed(mirror)
         self._by_lease[frame.block] = mirror
-        # Later readers find it here until the invocation ends, or others need the memory.
+        # Later readers find it here until the invocation ends, or other blocks need the memory.
         self._desk.ledger.retain(frame.block, frame.generation)
         self._step(mirror)
 
@@ -260,7 +263,7 @@ class Mirrors:
     # Bytes
 
     def _step(self, mirror: Mirror) -> None:
-        """Answer whose range is here, then begin the next transfer."""
+        """Reply to readers whose range has arrived, then start the next transfer."""
         lease = mirror.lease
         if lease is None:
             return
@@ -284,7 +287,7 @@ class Mirrors:
     def _begin_transfer(self, mirror: Mirror) -> None:
         start, stop = min(self._gap(mirror, reader) or (mirror.nbytes, 0) for reader in mirror.readers)
         for low, high in sorted((each.request.start, each.request.stop) for each in mirror.readers):
-            if low <= stop:  # what others wait for next comes with it
+            if low <= stop:  # include ranges that other readers need next
                 stop = max(stop, high)
         stop = (mirror.landed.first_gap(start, stop) or (start, stop))[1]
         node, block, generation = mirror.key
@@ -304,7 +307,10 @@ class Mirrors:
     def _on_transferred(
         self, mirror: Mirror, transfer: MirrorTransfer, status: PullStatus | None, error: OmnibusError | None
     ) -> None:
-        """Nothing is written any more: the range is here, or an error tells why not; neither after ``cancel``."""
+        """Process the end of a transfer; nothing is written any more.
+
+        The range has arrived, or ``error`` has the reason. Both arguments are None after ``cancel``.
+        """
         mirror.cancel = None
         lease = mirror.lease
         if lease is None:
@@ -321,7 +327,7 @@ class Mirrors:
             self._desk.ledger.seal(mirror.owner, lease.id, lease.generation)
             self._fail_readers(mirror, SidecarFrame(Verb.ENDED))
         elif status is None and error is None:
-            self._step(mirror)  # somebody may have come meanwhile
+            self._step(mirror)  # there may be new readers
         else:
             self._fail_transfer(mirror, status, error)
         self._desk.admit_waiters()
@@ -329,7 +335,7 @@ class Mirrors:
     def _fail_transfer(self, mirror: Mirror, status: PullStatus | None, error: OmnibusError | None) -> None:
         node, block, _ = mirror.key
         if status == PullStatus.LATE:
-            error = DeadlineExceeded(f"the deadline passed before tensor {block} of node {node!r} was here")
+            error = DeadlineExceeded(f"the deadline passed before tensor {block} of node {node!r} arrived")
         elif error is None:
             error = StaleHandle(f"tensor {block} of node {node!r} was freed: run its producer again")
         self.failures[error.code] += 1
@@ -345,7 +351,7 @@ class Mirrors:
         self._answer_all(mirror, lambda reader: reader.caller.reply(frame._replace(request=reader.number)))
 
     def _answer_all(self, mirror: Mirror, answer: Callable[[MirrorReader], None]) -> None:
-        """Answer everybody who waits. Their reads are expected again by the block's node, if it lives."""
+        """Reply to all readers. The node of the block, if it lives, expects their reads again."""
         readers, mirror.readers = mirror.readers, []
         mirror.open_reads.clear()
         for reader in readers:
@@ -373,12 +379,12 @@ class Mirrors:
         if mirror.open_reads[owner] > 0:
             mirror.open_reads[owner] -= 1
             self._report_reads(mirror.key, mirror.block_key, 1)
-        elif mirror.moving_reads[owner] > 0:  # its node may be told of it by the transfer
+        elif mirror.moving_reads[owner] > 0:  # the transfer may report it to its node
             mirror.moving_reads[owner] -= 1
             mirror.withdrawn_reads += 1
 
     def _settle_reads(self, mirror: Mirror, arrived: bool) -> None:
-        """The transfer is over; its reads are, too, if it has arrived."""
+        """Settle the reads of a transfer that is over: they are over too if it has arrived."""
         moving, mirror.moving_reads = mirror.moving_reads, Counter()
         withdrawn, mirror.withdrawn_reads = mirror.withdrawn_reads, 0
         if not arrived:

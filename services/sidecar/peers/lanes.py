@@ -1,12 +1,13 @@
-"""Data connections that have a lane of UCX: how two sidecars agree on one, and transfers over it.
+"""Data connections with a UCX lane: how two sidecars agree on one, and transfers over it.
 
-The connection carries everything but the bytes, and lives as long as the lane: who loses one ends both. So a side whose
-partner gives up sees that at once, whatever UCX notices; and nobody waits longer than without a piece for it.
+The connection carries everything except the bytes, and lives as long as the lane: losing one ends both. When one side
+gives up, the other sees that at once, even if UCX does not. No side waits longer for a piece than the limit without
+progress.
 
-What both sides hold, until when, is as with TCP. A holds its block until UCX has sent all of it and B has said DONE, or
-until its lane is closed. A network card that reads A's memory by itself may do so for a moment longer: such bytes are
-never confirmed by KEPT, without which B believes none. B's memory is given to nobody else before its lane is closed.
-Ranges of blocks to which rows are still added go the same way: a row that is complete does not change.
+Both sides hold memory as with TCP. A holds its block until UCX has sent all of it and B has sent DONE, or until its
+lane is closed. A network card that reads A's memory directly may continue for a moment longer. KEPT never confirms such
+bytes, and B trusts no bytes without KEPT. B's memory is not granted again before its lane is closed. Ranges of blocks
+to which rows are still added are sent in the same way: a complete row does not change.
 """
 
 import asyncio
@@ -52,7 +53,10 @@ class LanePulls:
         stall_seconds: float,
         dial: Callable[[], Awaitable[PeerStream]],
     ) -> None:
-        """``node`` is its name and boot, ``limit`` the most connections, which ``dial`` opens."""
+        """Create the pool of connections, opened by ``dial``.
+
+        ``node`` is the name and boot of the peer, ``limit`` the most connections.
+        """
         self._node = node
         self._transport = transport
         self._stall_seconds = stall_seconds
@@ -60,16 +64,17 @@ class LanePulls:
         self._pool: LinkPool[LaneLink] = LinkPool(limit, self._open_link)
 
     async def fetch(self, get: PeerFrame, target: memoryview, reads: int) -> PullStatus | None:
-        """Fill ``target`` with what GET names; None where TCP has to: nothing writes to ``target`` then.
+        """Fill ``target`` with the range of GET; None if TCP must do it.
 
-        Small pulls are TCP's: they are faster there than what two lanes need to agree on a transfer.
+        After None, nothing writes to ``target``. Small pulls use TCP, which is faster than the agreement of two lanes
+        on a transfer.
         """
         transport = self._transport
         if get.nbytes <= SMALL_BYTES or not transport.is_usable(self._node):
             return None
         try:
             status = await self._transfer_twice(get, target, reads)
-        except NodeUnreachable:  # which is no failure of UCX; TCP will say why
+        except NodeUnreachable:  # not a failure of UCX; TCP will report the reason
             return None
         except (OSError, OmnibusError) as error:
             transport.pause(self._node, error)
@@ -79,11 +84,11 @@ class LanePulls:
         return status
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses now."""
+        """Close the idle connections."""
         self._pool.close_idle()
 
     async def _transfer_twice(self, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
-        """Transfer, and if that breaks once more: the other node also ends a lane when it ends an invocation."""
+        """Transfer; retry once if that breaks, because the other node ends a lane with its invocation."""
         try:
             return await self._transfer(get, target, reads)
         except (TimeoutError, UcxDeclined):  # nothing broke
@@ -119,7 +124,7 @@ class LanePulls:
 
 
 async def offer_lane(stream: PeerStream, transport: UcxTransport) -> UcxLane:
-    """Agree on a lane with the node that was dialled. Raises ``UcxDeclined`` where it has none, or another version."""
+    """Agree on a lane with the dialled node. Raises ``UcxDeclined`` if it has no UCX, or another version."""
     lane = transport.open_lane()
     try:
         if len(lane.address) > MAX_TEXT_BYTES // 2:
@@ -127,7 +132,7 @@ async def offer_lane(stream: PeerStream, transport: UcxTransport) -> UcxLane:
         await write_text(stream, PeerVerb.UCX, UcxAddress(transport.version, lane.address))
         frame = await read_frame(stream)
         if frame.verb != PeerVerb.UCX:
-            raise ProtocolError(f"verb {frame.verb} in the place of an address of UCX")
+            raise ProtocolError(f"got verb {frame.verb} instead of an address of UCX")
         answer = decode_ucx_address(await read_text(stream, frame.nbytes))
         if not answer.address:
             raise UcxDeclined(f"it uses {f'UCX {answer.version}' if answer.version else 'no UCX'}")
@@ -139,7 +144,7 @@ async def offer_lane(stream: PeerStream, transport: UcxTransport) -> UcxLane:
 
 
 async def answer_offer(stream: PeerStream, frame: PeerFrame, transport: UcxTransport | None) -> UcxLane | None:
-    """Answer the frame ``UCX`` of a node that dialled; None where the connection stays one of TCP alone."""
+    """Answer the frame ``UCX`` of a node that dialled; None if the connection uses TCP only."""
     offer = decode_ucx_address(await read_text(stream, frame.nbytes))
     if transport is None or offer.version != transport.version or not offer.address:
         await write_text(stream, PeerVerb.UCX, UcxAddress("" if transport is None else transport.version))
@@ -157,9 +162,12 @@ async def answer_offer(stream: PeerStream, frame: PeerFrame, transport: UcxTrans
 async def receive_range(
     link: LaneLink, get: PeerFrame, target: memoryview, reads: int, progress: Progress
 ) -> PullStatus:
-    """Fill ``target`` with what GET names, and report ``reads`` expected reads as over."""
+    """Fill ``target`` with the range of GET, and report ``reads`` as over.
+
+    ``reads`` is a number of expected reads.
+    """
     stream, lane = link
-    get = get._replace(tag=randbits(TAG_BITS) | 1)  # not 0, which is none
+    get = get._replace(tag=randbits(TAG_BITS) | 1)  # 0 means no tag
 
     async def receive() -> None:
         await lane.read_into(target, get.tag, progress)
@@ -168,21 +176,21 @@ async def receive_range(
     await write_frame(stream, get)
     head = await read_frame(stream)
     if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):
-        raise ProtocolError(f"verb {head.verb} in the place of the head of a transfer")
+        raise ProtocolError(f"got verb {head.verb} instead of the head of a transfer")
     if head.status == PullStatus.OK:
         kept = await _watch_stream(stream, receive())
         if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
-            raise ProtocolError(f"verb {kept.verb} in the place of the end of a transfer")
+            raise ProtocolError(f"got verb {kept.verb} instead of the end of a transfer")
     return PullStatus(head.status)
 
 
 async def send_range(lane: UcxLane, stream: PeerStream, source: memoryview, tag: int, progress: Progress) -> PeerFrame:
-    """Send ``source``; returns the frame with which the reader answers once UCX has sent all of it."""
+    """Send ``source``; returns the peer's reply after UCX has sent all of it."""
     return await _watch_stream(stream, lane.send_range(source, tag, progress))
 
 
 async def close_lane(lane: UcxLane) -> None:
-    """Close ``lane``, also in a task that is cancelled: only then its memory may be given to somebody else."""
+    """Close ``lane``, even if the task is cancelled: only then may its memory be granted again."""
     closing = asyncio.ensure_future(lane.close())
     cancelled: asyncio.CancelledError | None = None
     while not closing.done():
@@ -195,7 +203,7 @@ async def close_lane(lane: UcxLane) -> None:
 
 
 async def _watch_stream(stream: PeerStream, work: Coroutine[Any, Any, None]) -> PeerFrame:
-    """The frame that comes on ``stream``, after ``work``; both end when one fails, as when ``stream`` is closed."""
+    """Return the next frame of ``stream`` after ``work`` completes; both end when one fails or ``stream`` closes."""
     try:
         async with asyncio.TaskGroup() as group:
             frame = group.create_task(read_frame(stream))

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-#: Pulls up to this size have a connection of their own, so that they never wait behind large ones.
+#: Pulls up to this size have a separate connection, so that they never wait for large ones.
 SMALL_BYTES = 256 << 10
 
 
@@ -19,7 +19,7 @@ LinkT = TypeVar("LinkT", bound=Link)
 
 
 class LinkPool(Generic[LinkT]):
-    """At most ``limit`` data connections to one peer, each for one transfer at a time."""
+    """At most ``limit`` data connections to one peer, with one transfer each."""
 
     def __init__(self, limit: int, dial: Callable[[], Awaitable[LinkT]]) -> None:
         self._limit = limit
@@ -29,7 +29,7 @@ class LinkPool(Generic[LinkT]):
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self, fresh: bool = False) -> LinkT:
-        """A connection for one transfer; one that was never used if ``fresh``."""
+        """Return a connection for one transfer; a new one if ``fresh``."""
         while self._open >= self._limit and (fresh or not self._idle):
             if fresh and self._idle:
                 self.discard(self._idle.pop())
@@ -55,7 +55,7 @@ class LinkPool(Generic[LinkT]):
             raise
 
     def release(self, link: LinkT) -> None:
-        """The transfer is over and the connection as good as new."""
+        """Return a connection after its transfer; it can be used again."""
         self._idle.append(link)
         self._wake_next()
 
@@ -66,7 +66,7 @@ class LinkPool(Generic[LinkT]):
         self._wake_next()
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses now."""
+        """Close the idle connections."""
         while self._idle:
             self.discard(self._idle.pop())
 

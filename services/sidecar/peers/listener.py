@@ -1,4 +1,7 @@
-"""Connections from other sidecars: authenticates them and sends what they ask for. On the loop of the peers' thread."""
+"""Connections from other sidecars: authenticates them and sends the ranges that they request.
+
+It runs on the loop of the peers' thread.
+"""
 
 import asyncio
 import logging
@@ -25,10 +28,13 @@ _BACKLOG = 128
 
 
 class OutgoingTransfer:
-    """One range on its way to another node, until it is over or its memory is wanted. For the peers' thread alone."""
+    """One range being sent to another node, unless its memory is needed.
+
+    Used by the peers' thread only.
+    """
 
     def __init__(self, reads: OutgoingReads, thread: PeerThread) -> None:
-        """Made by the task that serves the connection."""
+        """Create the transfer; call this in the task that serves the connection."""
         self._reads = reads
         self._thread = thread
         self._task = current_task()
@@ -36,25 +42,25 @@ class OutgoingTransfer:
         self.is_over = False
 
     def begin(self, get: PeerFrame) -> GrantedRange:
-        """Check GET, and hold its block if that may be sent."""
+        """Check GET, and hold its block if it may be sent."""
         return self._reads.begin_read(self, get, self._abort)
 
     def finish(self, get: PeerFrame, reads: int) -> None:
-        """The reader has the bytes, and ``reads`` expected reads are over."""
+        """Record that the peer has the bytes; ends ``reads`` expected reads."""
         self.is_over = True
         self._thread.call_main(self._reads.finish_read, self, get, reads)
 
     def let_go(self) -> None:
-        """The block is not read any more, unless the transfer is over."""
+        """Release the block, unless the transfer is over."""
         if not self.is_over:
             self._thread.call_main(self._reads.abandon_read, self)
 
     def _abort(self) -> None:
-        """Called in the thread of the ledger."""
+        """Stop the transfer; called in the thread of the ledger."""
         self._thread.call(self._stop)
 
     def _stop(self) -> None:
-        """Read the block no more: at once if all of it is copied, else once the connection is closed."""
+        """Stop reading the block: at once if all of it is copied, else when the connection is closed."""
         if self.is_over:
             return
         if self.is_copied:
@@ -64,7 +70,7 @@ class OutgoingTransfer:
 
 
 class PeerListener:
-    """Serves other sidecars at one port."""
+    """Serves other sidecars on one port."""
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class PeerListener:
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.peers: Counter[str] = Counter()  # control connections by node
-        #: Sends what readers want over UCX; None: nothing.
+        #: UCX transport for ranges that readers request over UCX; None to use TCP only.
         self.ucx: UcxTransport | None = None
         self._config = config
         self._own = own
@@ -87,14 +93,14 @@ class PeerListener:
         self._sessions: dict[tuple[str, int], set[asyncio.Task[None]]] = {}
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises ``Fatal`` when the address cannot be had."""
+        """Listen; returns the port. Raises ``Fatal`` if the address is not available."""
         config, loop = self._config, asyncio.get_running_loop()
         try:
             info = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
             listener = socket.create_server(info[0][4], family=info[0][0], backlog=_BACKLOG)
         except OSError as error:
             raise Fatal(
-                f"cannot listen for other nodes at {config.host}:{config.port}: {error}; "
+                f"cannot listen for other nodes at {config.host}:{config.port} ({error}); "
                 "set OMNIBUS_SIDECAR_HOST and OMNIBUS_SIDECAR_PORT"
             ) from error
         listener.setblocking(False)
@@ -107,8 +113,8 @@ class PeerListener:
             while True:
                 try:
                     connection, address = await loop.sock_accept(listener)
-                except OSError as error:  # no descriptors left: those that are open go on
-                    log.warning("cannot accept a connection of another node: %s", error)
+                except OSError as error:  # no descriptors left: open connections continue
+                    log.warning("cannot accept a connection from another node: %s", error)
                     await asyncio.sleep(self._config.connect_seconds)
                     continue
                 connection.setblocking(False)
@@ -117,7 +123,7 @@ class PeerListener:
             listener.close()
 
     async def _serve_connection(self, connection: socket.socket, address: str) -> None:
-        """One connection from its first byte to its end; whatever is wrong with it costs it the connection."""
+        """Serve one connection from its first byte to its end; any error closes it."""
         stream: PeerStream | None = None
         try:
             with self._handshakes.admit(address, current_task()):
@@ -127,9 +133,9 @@ class PeerListener:
             await self._serve_greeted(stream, greeting)
         except OmnibusError as error:
             self.refused[error.code] += 1
-            log.warning("a connection of another node is cut off: %s", error)
+            log.warning("a connection from another node is closed: %s", error)
         except (OSError, TimeoutError) as error:
-            log.info("a connection of another node broke: %s", error or "silent")
+            log.info("a connection from another node broke: %s", error or "it does not respond")
         finally:
             if stream is not None:
                 stream.abort()
@@ -159,7 +165,7 @@ class PeerListener:
                 await self._serve_data(stream, greeting)
         finally:
             session.discard(task)
-            if greeting.purpose == CONTROL:  # the peer is gone: so are its transfers
+            if greeting.purpose == CONTROL:  # the peer is gone: cancel its transfers
                 for other in session:
                     other.cancel()
             if not session:
@@ -183,7 +189,7 @@ class PeerListener:
             self.peers[greeting.node] -= 1
 
     async def _serve_data(self, stream: PeerStream, greeting: PeerGreeting) -> None:
-        """One transfer after the other."""
+        """Serve one transfer after another."""
         lane: UcxLane | None = None
         transfer: OutgoingTransfer | None = None
         try:
@@ -198,7 +204,7 @@ class PeerListener:
                 else:
                     raise ProtocolError(f"verb {get.verb} on a data connection of node {greeting.node!r}")
         finally:
-            stream.abort()  # before its block is let go of
+            stream.abort()  # before its block is released
             try:
                 if lane is not None:
                     await close_lane(lane)
@@ -228,8 +234,8 @@ class PeerListener:
                 progress()
                 done = await read_frame(stream)
         if (done.verb, done.request) != (PeerVerb.DONE, get.request):
-            raise ProtocolError(f"verb {done.verb} in the place of the end of a transfer")
-        # The block is held until it was copied or this call is made, so these were its bytes.
+            raise ProtocolError(f"got verb {done.verb} instead of the end of a transfer")
+        # The block is held until it is copied or until this call, so the reader has its bytes.
         transfer.finish(get, done.reads)
         if copied != COPIED:
             await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))

@@ -1,10 +1,11 @@
-"""Reads of this node's blocks by other nodes, as the ledger sees them.
+"""Reads of this node's blocks by other nodes, for the ledger.
 
-A connection that sends a block has it pinned from the check of the request until the reader's DONE. It is checked and
-pinned in the thread of the connection, which need not wait for that of the ledger; all else belongs there.
+A connection that sends a block pins it from the check of the request until DONE. The thread of the connection checks
+and pins, so that it need not wait for that of the ledger, where all else runs.
 
-Whoever needs the block's memory before has it once all of it is copied into the socket, or the socket is aborted: what
-is given away too early would reach the reader with the bytes of somebody else. UCX reads it until the reader has all.
+Another owner of the block's memory gets it only after all of the block is copied into the socket, or the socket is
+aborted. If it got the memory earlier, the peer would receive bytes of another block. UCX reads the memory until the
+peer has all bytes.
 """
 
 from collections.abc import Callable
@@ -16,17 +17,17 @@ from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, block
 
 
 class GrantedRange(NamedTuple):
-    """Answer to GET: where the bytes lie in the arena."""
+    """Reply to GET: the place of the bytes in the arena."""
 
     status: PullStatus
     offset: int = 0
 
 
 class OutgoingReads:
-    """Checks and holds for other nodes. ``secret`` makes the keys of blocks."""
+    """Checks and holds blocks for other nodes. ``secret`` makes the keys of blocks."""
 
     def __init__(self, ledger: Ledger, secret: bytes, freed: Callable[[], None]) -> None:
-        """``freed`` is called when memory may have become free."""
+        """Create the reads; ``freed`` is called when memory may have become free."""
         self._ledger = ledger
         self._secret = secret
         self._freed = freed
@@ -35,13 +36,13 @@ class OutgoingReads:
         self.refused = 0
 
     def key_of(self, lease: BlockLease) -> int:
-        """The key of ``lease``, which its handle carries."""
+        """Return the key of ``lease``, which its handle carries."""
         return block_key(self._secret, lease.id, lease.generation)
 
     def begin_read(self, transfer: object, get: PeerFrame, abort: Callable[[], None]) -> GrantedRange:
         """Check GET and pin its block for ``transfer``, which is used once; ``abort`` ends its connection at once.
 
-        For the connection's thread: a block that is ended meanwhile is refused here, or ``abort`` is called.
+        Called in the connection's thread. If the block ends meanwhile, this rejects the request or ``abort`` is called.
         """
         lease = self._ledger.find_readable(get.block, get.generation)
         if lease is None or self.key_of(lease) != get.key:
@@ -52,31 +53,37 @@ class OutgoingReads:
         if get.offset + get.nbytes > lease.nbytes:
             self.refused += 1
             return GrantedRange(PullStatus.OUTSIDE)
-        self._sending[transfer] = lease, abort  # before the pin: whoever finds that can end it
+        self._sending[transfer] = lease, abort  # before the pin, so that a thread that sees the pin can end it
         if not self._ledger.pin(transfer, lease):
             del self._sending[transfer]
             return GrantedRange(PullStatus.STALE)
         return GrantedRange(PullStatus.OK, lease.offset + get.offset)
 
     def finish_read(self, transfer: object, get: PeerFrame, reads: int) -> None:
-        """The reader has the bytes, and ``reads`` expected reads are over with them."""
+        """Record that the peer has the bytes, and end ``reads`` expected reads."""
         self.sent_bytes += get.nbytes
         if self._unpin(transfer):  # else the block was over before
             self._end_reads(get.block, get.generation, reads)
 
     def abandon_read(self, transfer: object) -> None:
-        """Nothing reads the block any more: it is copied, or the connection is closed. The read is expected again."""
+        """Release the block of a read that failed; the read is expected again.
+
+        The block is copied, or the connection is closed.
+        """
         self._unpin(transfer)
         self._freed()
 
     def end_reads(self, over: PeerFrame) -> None:
-        """Reads that are over without a transfer; ignored without the block's key."""
+        """End reads without a transfer; ignored without the block's key."""
         lease = self._ledger.find_readable(over.block, over.generation)
         if lease is not None and self.key_of(lease) == over.key:
             self._end_reads(over.block, over.generation, over.reads)
 
     def set_retention(self, frame: PeerFrame) -> None:
-        """Let a block outlive its readers, in the place of a read, or not any more; ignored without its key."""
+        """Retain a block in the place of a read, or stop; ignored without its key.
+
+        A retained block outlives its readers.
+        """
         lease = self._ledger.find_readable(frame.block, frame.generation)
         if lease is None or self.key_of(lease) != frame.key:
             return
@@ -87,14 +94,14 @@ class OutgoingReads:
             self._freed()
 
     def stop_sending(self, lease: BlockLease) -> bool:
-        """End the transfers of ``lease``; returns whether there are any. They let go of it once they have ended."""
+        """End the transfers of ``lease``. Returns True if there are any; each releases the block when it has ended."""
         transfers = tuple(lease.pins)
         for transfer in transfers:
             self._sending[transfer][1]()
         return bool(transfers)
 
     def _unpin(self, transfer: object) -> bool:
-        """Let go of the block of ``transfer``; returns whether it had one."""
+        """Release the block of ``transfer``. Returns False if it had none."""
         lease, _ = self._sending.pop(transfer, (None, None))
         if lease is not None:
             self._ledger.unpin(transfer, lease)

@@ -1,8 +1,8 @@
 """Connections to other sidecars without encryption.
 
-Bytes are received straight into the arena, and are sent by ``send``, which copies them once, into the kernel. That
-takes less CPU than ``sendfile``, which sends pages: it finds, counts and checks each of 4 KiB, and makes more and
-smaller pieces of them for the reader. And what was sent is a copy, so the memory may be written to again.
+Bytes are received directly into the arena. They are sent with ``send``, which copies them once, into the kernel. That
+takes less CPU than ``sendfile``, which finds, counts and checks each page of 4 KiB. It also makes fewer and larger
+pieces for the peer. Sent bytes are copies, so the memory may be written to again.
 """
 
 import asyncio
@@ -16,18 +16,19 @@ from services.sidecar.peers.stall import Progress
 from services.sidecar.peers.stream import ArenaBytes, PeerStream, closed_error, set_options
 from services.sidecar.peers.tls_stream import TlsStream
 
-#: Most bytes that are moved in one turn of the loop, so that other connections have theirs: about 1 ms. With 1 MiB
-#: pulls take a fifth more CPU.
+#: Most bytes moved in one turn of the loop, so that other connections have theirs: about 1 ms. With 1 MiB, pulls take a
+#: fifth more CPU.
 TURN_BYTES = 4 << 20
-#: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several calls of the kernel.
-#: Every ``WAKE_SECONDS`` it is woken for whatever is there, so that a slow link is not taken for a silent one.
+#: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several system calls. Every
+#: ``WAKE_SECONDS`` it is woken for any bytes, so that a slow link is not mistaken for a silent one.
 WAKE_BYTES, WAKE_SECONDS = 1 << 20, 0.25
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class PlainStream:
-    """A TCP socket. The loop watches it from the first read on, and not anew for each: that is two calls of the kernel.
+    """A TCP socket.
 
+    The loop watches it from the first read, and does not register it again for each: that would be two system calls.
     One task at a time reads, one sends a range, any number write.
     """
 
@@ -38,7 +39,7 @@ class PlainStream:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._watched = False
-        self._receive: Callable[[], None] | None = None  # what is read now
+        self._receive: Callable[[], None] | None = None  # the current read
         self._wake_bytes = 1
         self._writers = 0  # that wait for room in the socket
 
@@ -52,7 +53,7 @@ class PlainStream:
 
         def receive() -> None:
             nonlocal at
-            if done.done():  # the reader waits no longer
+            if done.done():  # the reader no longer waits
                 return
             try:
                 count = self._socket.recv_into(target[at : at + TURN_BYTES])
@@ -99,7 +100,7 @@ class PlainStream:
 
         def send() -> None:
             nonlocal at
-            if done.done():  # whoever sends waits no longer
+            if done.done():  # the sender no longer waits
                 return
             try:
                 at += self._socket.send(source[at : at + TURN_BYTES])
@@ -112,7 +113,7 @@ class PlainStream:
                 done.set_result(None)
             progress()
 
-        send()  # most of what is small goes at once
+        send()  # most small ranges are sent at once
         if not done.done():
             self._loop.add_writer(number, send)
             try:
@@ -138,12 +139,12 @@ class PlainStream:
     def _on_readable(self) -> None:
         if self._receive is not None:
             self._receive()
-        else:  # it would be called again and again until somebody reads
+        else:  # else it would be called repeatedly until the next read
             self._loop.remove_reader(self._socket.fileno())
             self._watched = False
 
     def _wake_for(self, nbytes: int) -> None:
-        """Have the kernel call the socket readable once so many bytes are there, or its end."""
+        """Wake the task that reads when ``nbytes`` bytes or the end arrive."""
         if nbytes != self._wake_bytes and not self._closed:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._wake_bytes = nbytes
@@ -171,7 +172,7 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None, aren
         host, port = address
         _, stream = await loop.create_connection(lambda: TlsStream(arena), host, port, ssl=tls, server_hostname=host)
         return stream
-    error: OSError = OSError(f"{address[0]} has no address")
+    error: OSError = OSError(f"host {address[0]} has no address")
     for family, kind, _, _, where in await loop.getaddrinfo(*address, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind)
         connection.setblocking(False)

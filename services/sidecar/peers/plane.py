@@ -1,4 +1,4 @@
-"""The parts that pull between nodes, put together: one object for the sidecar."""
+"""The facade of pulls between nodes: one object for the sidecar."""
 
 import asyncio
 import logging
@@ -27,12 +27,12 @@ _KEY_BYTES = 32
 
 
 class PeerPlane:
-    """Pulls of one sidecar. ``addresses`` is changed by whoever knows the other nodes, on the loop of the ledger."""
+    """Pulls of one sidecar. Node discovery changes ``addresses``, on the loop of the ledger."""
 
     def __init__(self, config: PeerConfig, node: str, boot: int, arena: Arena, desk: Desk) -> None:
         if not config.secret and config.tls_server is None:
             raise Fatal(
-                "nodes must know each other: set OMNIBUS_SIDECAR_SECRET_FILE, the same for all nodes, "
+                "nodes must authenticate each other: set OMNIBUS_SIDECAR_SECRET_FILE, the same for all nodes, "
                 "or OMNIBUS_SIDECAR_TLS_CA, _CERT and _KEY"
             )
         loop = asyncio.get_running_loop()
@@ -53,11 +53,11 @@ class PeerPlane:
         self.transport = config.transport if config.tls_server is None else "tls"
         self.pulled_bytes: Counter[str] = Counter()
         self.pull_seconds: dict[str, float] = {}
-        #: Nodes that were unreachable at the last attempt, since when, in wall-clock seconds.
+        #: Nodes that were unreachable at the last attempt, with the wall-clock time of the first failure in seconds.
         self.unreachable: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Listen. Raises ``Fatal`` when the address cannot be had, or UCX is wanted and cannot be used."""
+        """Listen. Raises ``Fatal`` if the address is not available, or UCX is configured and does not work."""
         self._thread.start()
         if self.transport == "ucx":
             self._ucx = self._listener.ucx = await self._thread.run(_start_ucx())
@@ -68,7 +68,7 @@ class PeerPlane:
         await self._thread.stop()
 
     def counters(self) -> Mapping[str, Any]:
-        """Running counters."""
+        """Return the running counters."""
         return {
             "mirrors": len(self.mirrors),
             "mirror_bytes": self.mirrors.nbytes,
@@ -91,7 +91,7 @@ class PeerPlane:
         def begin() -> None:
             began = time.monotonic()
             task = self._thread.spawn(self._fetch_in_time(transfer, address))
-            # Not in the task itself: one that is cancelled before its first step never runs.
+            # Not in the task itself: a task cancelled before its first step never runs.
             task.add_done_callback(lambda ended: self._thread.call_main(self._on_fetched, transfer, began, ended, done))
             tasks.append(task)
 
@@ -103,20 +103,20 @@ class PeerPlane:
 
     async def _fetch_in_time(self, transfer: MirrorTransfer, address: PeerAddress | None) -> PullStatus:
         if address is None:
-            raise NodeUnreachable(f"no sidecar of node {transfer.node!r} is known", node=transfer.node)
+            raise NodeUnreachable(f"unknown node {transfer.node!r}: no sidecar has reported it", node=transfer.node)
         target = self._arena.bytes_at(transfer.offset, transfer.get.nbytes)
         try:
             async with asyncio.timeout(transfer.deadline - time.time()):
                 return await self._peer(transfer.node, address).fetch(transfer.get, target, transfer.reads)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the deadline passed before tensor {transfer.get.block} of node {transfer.node!r} was here"
+                f"the deadline passed before tensor {transfer.get.block} of node {transfer.node!r} arrived"
             ) from None
 
     def _on_fetched(
         self, transfer: MirrorTransfer, began: float, task: "asyncio.Task[PullStatus]", done: TransferDone
     ) -> None:
-        """Nothing of ``transfer`` is written any more."""
+        """Report the result of ``transfer``, which writes no more."""
         node = transfer.node
         failure = None if task.cancelled() else task.exception()
         if isinstance(failure, NodeUnreachable):
@@ -157,9 +157,9 @@ class PeerPlane:
         try:
             await self._peer(node, address).send_over(over)
         except OmnibusError as error:  # the block stays there until its invocation ends
-            log.info("node %s does not hear that a read is over: %s", node, error)
+            log.info("cannot report to node %s that a read is over: %s", node, error)
 
 
 async def _start_ucx() -> UcxTransport:
-    """On the loop of the peers' thread, which UCX wakes."""
+    """Create the transport on the peers' loop, which UCX wakes."""
     return UcxTransport()

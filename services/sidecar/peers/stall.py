@@ -1,17 +1,20 @@
-"""Limits of the time without a byte or an answer."""
+"""Limits of the time without progress."""
 
 import asyncio
 from collections.abc import Callable
 
-#: Called whenever bytes came or left.
+#: Called whenever bytes are received or sent.
 Progress = Callable[[], None]
 
-#: Part of the limit by which it may be too short: a new timer for each part of a tensor is not cheap.
+#: Fraction of the limit by which it may be too short, because a new timer for each part of a tensor is not cheap.
 _TOLERANCE = 1 / 16
 
 
 def make_progress(limit: asyncio.Timeout, seconds: float) -> Progress:
-    """A function that puts ``limit`` off to ``seconds`` from the call, or to a sixteenth of them less."""
+    """Return a function that postpones ``limit`` to ``seconds`` after each call.
+
+    The limit may be up to a sixteenth of ``seconds`` early.
+    """
     loop = asyncio.get_running_loop()
     moved = loop.time()
 

@@ -1,7 +1,7 @@
-"""One connection to another sidecar: frames, and bytes that go between the arena and the socket without a copy.
+"""One connection to another sidecar: frames, and bytes that move between arena and socket without a copy.
 
-Two kinds with the same methods: ``PlainStream`` without encryption, and ``TlsStream``. Both belong to the loop of the
-peers' thread.
+There are two kinds with the same methods: ``PlainStream`` without encryption, and ``TlsStream``. Both belong to the
+loop of the peers' thread.
 """
 
 import socket
@@ -17,28 +17,28 @@ from omnibus.tensors.peer_protocol import (
 )
 from services.sidecar.peers.stall import Progress
 
-#: Seconds after which the kernel asks whether an idle peer lives, between questions, and how many stay unanswered.
+#: Seconds until the kernel probes an idle peer, seconds between probes, and the probes that may fail.
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 1, 1, 2
 _USER_TIMEOUT_MS = 3000
 
 
 class PeerStream(Protocol):
-    """A connection after its handshake, or during it. Methods raise ``OSError`` when it breaks."""
+    """A connection during or after its handshake. Methods raise ``OSError`` when it breaks."""
 
     async def read_into(self, target: memoryview, progress: Progress) -> None:
-        """Fill ``target``; ``progress`` is called whenever bytes came."""
+        """Fill ``target``; ``progress`` is called whenever bytes arrive."""
 
     async def write(self, data: bytes, *, more: bool = False) -> None:
-        """Send ``data``. ``more``: a range follows at once, and they may go together."""
+        """Send ``data``. ``more``: a range follows at once, and both may share a packet."""
 
     async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
-        """Send copies of ``nbytes`` bytes of the arena from ``offset``; ``progress`` is called whenever bytes left.
+        """Send copies of ``nbytes`` bytes of the arena from ``offset``; ``progress`` is called whenever bytes are sent.
 
-        Returns once all are copied: what is written to the arena afterwards does not reach the reader.
+        Returns when all are copied: later writes to the arena do not reach the peer.
         """
 
     def abort(self) -> None:
-        """Close at once and forget what was not sent."""
+        """Close at once, discarding unsent bytes."""
 
 
 class ArenaBytes(Protocol):
@@ -48,14 +48,14 @@ class ArenaBytes(Protocol):
 
 
 async def read_frame(stream: PeerStream) -> PeerFrame:
-    """The next frame. Raises ``ProtocolError`` for bytes that are none."""
+    """Return the next frame. Raises ``ProtocolError`` for bytes that are not a frame."""
     raw = bytearray(FRAME_BYTES)
     await stream.read_into(memoryview(raw), _ignore)
     return decode_peer_frame(raw)
 
 
 async def read_text(stream: PeerStream, nbytes: int) -> bytes:
-    """The ``nbytes`` bytes that follow a frame of the handshake."""
+    """Return the ``nbytes`` bytes that follow a frame of the handshake."""
     raw = bytearray(nbytes)
     await stream.read_into(memoryview(raw), _ignore)
     return bytes(raw)
@@ -70,7 +70,7 @@ async def write_text(stream: PeerStream, verb: PeerVerb, body: object) -> None:
 
 
 def set_options(connection: socket.socket) -> None:
-    """Send small frames at once, and let the kernel find out about peers that are gone without a word."""
+    """Disable Nagle's algorithm, and let the kernel detect dead peers."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -84,9 +84,9 @@ def set_options(connection: socket.socket) -> None:
 
 
 def closed_error() -> OSError:
-    """The error of a connection that the other side has ended."""
+    """Return the error of a connection that the other side has closed."""
     return ConnectionResetError("the other sidecar closed the connection")
 
 
 def _ignore() -> None:
-    """Count no progress: the caller has a deadline for all of it."""
+    """Ignore progress: the caller has a deadline for all of it."""

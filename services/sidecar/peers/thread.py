@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, so that moving bytes does not delay those who ask the sidecar for memory."""
+"""A thread with its own event loop: moving bytes must not delay allocations."""
 
 import asyncio
 import threading
@@ -25,7 +25,10 @@ class PeerThread:
         self._thread.start()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` on this loop, to whose thread the caller belongs, at the latest until ``stop``."""
+        """Run ``work`` on this loop until it ends or ``stop`` cancels it.
+
+        Call this in the thread of the loop.
+        """
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -66,8 +69,8 @@ class PeerThread:
 
 
 def current_task() -> asyncio.Task[Any]:
-    """The task that calls."""
+    """Return the current task."""
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("outside of any task")
+        raise RuntimeError("there is no current task: call this in a coroutine")
     return task

@@ -1,7 +1,7 @@
-"""Connections to other sidecars with TLS: bytes are decrypted straight into the arena.
+"""Connections to other sidecars with TLS: bytes are decrypted directly into the arena.
 
-``asyncio``'s streams would keep them first, and stop and go on for each 64 KiB: that takes several times the CPU of the
-decryption itself.
+The streams of ``asyncio`` would buffer them first, and pause and resume for each 64 KiB. That takes several times the
+CPU of the decryption itself.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import cast
 from services.sidecar.peers.stall import Progress
 from services.sidecar.peers.stream import ArenaBytes, closed_error, set_options
 
-#: Bytes of one write, so that other connections have their turns; and most bytes that came before anybody reads them.
+#: Bytes of one write, so that other connections have their turns, and most bytes that are buffered before a read.
 SLICE_BYTES, EARLY_BYTES = 1 << 20, 64 << 10
 
 
@@ -19,15 +19,15 @@ class TlsStream(asyncio.BufferedProtocol):
     """A TLS connection. One task at a time reads, one sends a range, any number write."""
 
     def __init__(self, arena: ArenaBytes, connected: "Callable[[TlsStream], None] | None" = None) -> None:
-        """``connected`` is called once the handshake of TLS is over."""
+        """Create the stream; ``connected`` is called after the TLS handshake."""
         self._arena = arena
         self._connected = connected
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._error: Exception | None = None
         self._early = memoryview(bytearray(EARLY_BYTES))
-        self._early_at = self._early_end = 0  # what came before anybody reads it
-        self._target = memoryview(b"")  # what is read now, but for what is there already
+        self._early_at = self._early_end = 0  # bytes that arrived before a read
+        self._target = memoryview(b"")  # the rest of the current read
         self._done: asyncio.Future[None] | None = None
         self._progress: Progress | None = None
         self._writable = asyncio.Event()
@@ -69,7 +69,7 @@ class TlsStream(asyncio.BufferedProtocol):
     async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
         while nbytes:
             count = min(nbytes, SLICE_BYTES)
-            # A copy: what TLS has not encrypted yet may not change.
+            # A copy: bytes that TLS has not encrypted yet must not change.
             await self.write(bytes(self._arena.bytes_at(offset, count)))
             offset, nbytes = offset + count, nbytes - count
             progress()
@@ -78,7 +78,7 @@ class TlsStream(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the transport calls
+    # Methods that the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -114,7 +114,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._writable.set()
 
     def _is_reading(self) -> bool:
-        """Somebody waits for bytes, and has room for them."""
+        """True while a task waits for bytes, and has room for them."""
         return self._done is not None and not self._done.done()
 
     def _resume_reading(self) -> None:

@@ -1,13 +1,14 @@
-"""UCX through ``ucxx``: the bytes of large pulls, by RDMA where the network has it. On the loop of the peers' thread.
+"""UCX through ``ucxx``: the bytes of large pulls, by RDMA if the network has it.
 
-A *lane* is a worker of UCX with one endpoint, as a data connection is a socket, and belongs to one data connection. UCX
-has no thread here and does not spin: its file descriptor wakes the loop, which lets it move on until nothing moves.
+It runs on the loop of the peers' thread. A *lane* is a worker of UCX with one endpoint, as a data connection is a
+socket, and belongs to one data connection. UCX has no thread here and does not spin. Its file descriptor wakes the
+loop, which makes UCX progress until it is idle.
 
-Memory is safe by the same rule as with TCP: whoever lends it to a lane takes it back only after ``close``. A cancelled
-receive is not over when UCX has begun to fill it: the other side writes on. What ends it is the endpoint, closed by
-force: all requests of its worker then complete, at once or once the network card has let go, and nothing is written
-or read any more. A worker is shared by no two lanes, so that closing one ends no transfer of another, and so that the
-endpoints of both sides are certain to be each other's.
+Memory is safe by the same rule as with TCP: memory lent to a lane may be used again only after ``close``. A cancelled
+receive is not over if UCX has begun to fill it: the other side continues to write. Closing the endpoint by force ends
+it. All requests of its worker then complete, at once or when the network card is done, and nothing is written or read
+any more. No two lanes share a worker, so closing one ends no transfer of another. It also guarantees that the endpoints
+of both sides belong to each other.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from services.sidecar.peers.stall import Progress
 
 log = logging.getLogger(__name__)
 
-#: A transfer goes in pieces of this size, a few at a time: a piece that arrives is progress, which UCX does not report.
+#: Transfers are sent in pieces of this size, a few at a time: each piece is progress, which UCX does not report itself.
 PIECE_BYTES = 1 << 20
 _PIECES_AT_ONCE = 4
 #: Seconds for which a node is read over TCP after UCX failed.
@@ -33,25 +34,25 @@ PAUSE_SECONDS = 60.0
 TAG_BITS = 64
 #: Steps of UCX after which other work of the loop has its turn.
 _MAX_STEPS = 64
-#: Seconds after which UCX is given a turn without a sign from it: some of its events do not show at the descriptor.
+#: Seconds after which UCX has a turn without a signal: some of its events do not show at the descriptor.
 _LOOK_SECONDS = 0.05
 _CLOSE_LOOK_SECONDS = 0.001
 _SLOW_CLOSE_SECONDS = 5.0
 
 
 class UcxFailure(ConnectionError):
-    """UCX does not carry these bytes: TCP has to."""
+    """UCX cannot carry these bytes; TCP must."""
 
 
 class UcxDeclined(UcxFailure):
-    """The other node does not use this UCX, as long as its sidecar runs."""
+    """The other node does not use this UCX until its sidecar restarts."""
 
 
 class UcxTransport:
-    """UCX of this process, as ``UCX_*`` of the environment configure it, and the nodes with which it failed lately."""
+    """UCX of this process, configured by ``UCX_*``, and its recent failures."""
 
     def __init__(self) -> None:
-        """Raises ``Fatal`` without ``ucxx``, and when UCX finds no network that it may use."""
+        """Start UCX. Raises ``Fatal`` without ``ucxx``, or if UCX finds no usable network."""
         try:
             from ucxx import get_ucx_version
             from ucxx._lib import arr, libucxx
@@ -61,35 +62,35 @@ class UcxTransport:
                 f"({error}): pip install 'omnibus-serve[ucx]'"
             ) from error
         self.version = ".".join(map(str, get_ucx_version()))
-        #: Bytes that came over UCX, and transfers that failed, by node.
+        #: Bytes received over UCX, and failed transfers, by node.
         self.pulled_bytes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.api, self.array = libucxx, arr.Array
         self._paused: dict[tuple[str, int], float] = {}
-        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)  # no others: nobody reads or writes memory by address
+        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)  # no others: memory is never accessed by address
         try:
             self._context = libucxx.UCXContext({}, features)
             probe = self.open_lane()
         except (libucxx.UCXError, RuntimeError, OSError) as error:
             raise Fatal(
-                f"UCX {self.version} does not start: {error}; see UCX_TLS and UCX_NET_DEVICES, or set "
+                f"UCX {self.version} does not start ({error}): check UCX_TLS and UCX_NET_DEVICES, or set "
                 "OMNIBUS_SIDECAR_TRANSPORT=tcp"
             ) from error
         probe.abort()
 
     def open_lane(self) -> "UcxLane":
-        """A lane that is not connected yet. Raises ``UcxFailure``."""
+        """Return a lane that is not connected yet. Raises ``UcxFailure``."""
         try:
             return UcxLane(self, self.api.UCXWorker(self._context))
         except (self.api.UCXError, RuntimeError) as error:
-            raise UcxFailure(f"UCX has no worker: {error}") from error
+            raise UcxFailure(f"UCX cannot create a worker: {error}") from error
 
     def is_usable(self, node: tuple[str, int]) -> bool:
-        """Return whether ``node``, of this name and boot, may be read over UCX now."""
+        """Return True if ``node`` (name and boot) may use UCX now."""
         return self._paused.get(node, 0.0) <= time.monotonic()
 
     def pause(self, node: tuple[str, int], error: BaseException) -> None:
-        """Read ``node`` over TCP for a while; for good if it has declined."""
+        """Read ``node`` over TCP for a while; permanently if it has declined."""
         name, _ = node
         self._paused = {other: until for other, until in self._paused.items() if other[0] != name}
         if isinstance(error, UcxDeclined):
@@ -98,12 +99,12 @@ class UcxTransport:
             return
         self.failures[name] += 1
         self._paused[node] = time.monotonic() + PAUSE_SECONDS
-        reason = "no byte came" if isinstance(error, TimeoutError) else error
-        log.warning("node %s is read over TCP for %.0f s, for UCX failed: %s", name, PAUSE_SECONDS, reason)
+        reason = "no byte arrived" if isinstance(error, TimeoutError) else error
+        log.warning("node %s is read over TCP for %.0f s, because UCX failed: %s", name, PAUSE_SECONDS, reason)
 
 
 class UcxLane:
-    """One worker and one endpoint of UCX, for one transfer at a time."""
+    """One UCX worker and endpoint, for one transfer at a time."""
 
     def __init__(self, transport: UcxTransport, worker: Any) -> None:
         self._api, self._array = transport.api, transport.array
@@ -128,27 +129,27 @@ class UcxLane:
             raise UcxFailure(f"UCX cannot connect: {error}") from error
 
     async def send_range(self, source: memoryview, tag: int, progress: Progress) -> None:
-        """Send ``source`` under ``tag``. Returns once UCX does not read it any more. Raises ``UcxFailure``."""
+        """Send ``source`` under ``tag``. Returns when UCX no longer reads it. Raises ``UcxFailure``."""
         await self._move("tag_send", source, tag, progress)
 
     async def read_into(self, target: memoryview, tag: int, progress: Progress) -> None:
-        """Fill ``target`` with what the other side sends under ``tag``. Raises ``UcxFailure``."""
+        """Fill ``target`` with the bytes that the other side sends under ``tag``. Raises ``UcxFailure``."""
         await self._move("tag_recv", target, tag, progress)
 
     def abort(self) -> None:
-        """End what is under way. Memory may be in use until ``close`` returns, unless nothing was under way."""
+        """End the current transfer, if any. Its memory may be in use until ``close`` returns."""
         if self._closed:
             return
         if self._endpoint is not None:
-            self._endpoint.close_blocking()  # by force: it waits for nobody
+            self._endpoint.close_blocking()  # by force, without waiting for the peer
         self._advance()
         if not self._pending:
             self._destroy()
 
     async def close(self) -> None:
-        """End what is under way. UCX uses none of the memory that was given to this lane once this returns.
+        """End the current transfer. After this returns, UCX uses none of the memory that was lent to this lane.
 
-        Waits as long as it takes: memory that somebody may still write to is better lost than given to another.
+        Waits as long as necessary: losing memory that may still be written to is better than granting it again.
         """
         began, said = time.monotonic(), False
         self.abort()
@@ -159,7 +160,7 @@ class UcxLane:
                 self._destroy()
             elif not said and time.monotonic() - began > _SLOW_CLOSE_SECONDS:
                 said = True
-                log.error("UCX does not let go of memory of a transfer that is over: it stays leased")
+                log.error("UCX does not release the memory of a transfer that is over: it remains leased")
 
     async def _move(self, operation: str, view: memoryview, tag: int, progress: Progress) -> None:
         waiting: deque[asyncio.Future[None]] = deque()
@@ -185,7 +186,10 @@ class UcxLane:
         return done
 
     def _advance(self) -> None:
-        """Let UCX do what it can; then it wakes the loop when there is more, or has its next turn at once."""
+        """Let UCX progress until it is idle or out of steps.
+
+        When idle, it wakes the loop later. Otherwise it has its next turn at once.
+        """
         if self._closed:
             return
         if self._turn is not None:
@@ -199,10 +203,10 @@ class UcxLane:
             self._turn = self._loop.call_later(_LOOK_SECONDS, self._advance)
 
     def _progress(self) -> bool:
-        """Return whether there is more to do."""
+        """Return True if there is more to do."""
         for _ in range(_MAX_STEPS):
             if not self._worker.progress_once():
-                self._worker.progress()  # ends also what an endpoint that broke had under way
+                self._worker.progress()  # also ends the requests of a broken endpoint
                 return not self._worker.arm()
         return True
 
@@ -220,7 +224,7 @@ class UcxLane:
             self._turn.cancel()
         if self._endpoint is not None:
             _forget_cancelled(self._endpoint)
-        # In a thread of its own: a worker goes only after all messages that nobody received, whoever sent them.
+        # In a separate thread: a worker is destroyed only after all messages that were never received, from any sender.
         parts = [self._endpoint, self._worker]
         self._endpoint = self._worker = None
         threading.Thread(target=parts.clear, name="ucx-close", daemon=True).start()
@@ -236,10 +240,11 @@ def _set_outcome(done: "asyncio.Future[None]", request: Any, error_type: type[Ex
 
 
 def _forget_cancelled(endpoint: Any) -> None:
-    """Let go of requests that were under way when ``endpoint`` was closed.
+    """Release requests that were in progress when ``endpoint`` was closed.
 
-    ucxx 0.52 keeps them with the endpoint, which they keep themselves: its worker would stay, with nine open files.
-    It looks through them, and forgets those that are over, only when it counts them; Python has no name for that.
+    ucxx 0.52 keeps them with the endpoint, which they keep alive in turn: its worker would remain, with nine open
+    files. It looks through them, and drops those that are over, only when it counts them. Python has no name for that
+    call.
     """
     with suppress(OSError, AttributeError):
         count = _ucxx_library()._ZNK4ucxx8Endpoint16getCancelingSizeEv
@@ -248,5 +253,5 @@ def _forget_cancelled(endpoint: Any) -> None:
 
 
 def _ucxx_library() -> ctypes.CDLL:
-    """The library that ucxx has loaded already."""
+    """Return the library that ucxx has loaded already."""
     return ctypes.CDLL("libucxx.so", mode=ctypes.RTLD_GLOBAL)

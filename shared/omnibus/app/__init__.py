@@ -14,8 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class App:
-    """Declaration of an app by its module. ``name`` is the app's, by default the last part of the module's;
-    ``model`` makes it an OpenAI chat model of that name, for a ``serve(request: ChatInput) -> ChatOutput``."""
+    """Declaration of an app in its module.
+
+    ``name`` is that of the app, by default the last part of the module's name. ``model`` makes the app an OpenAI chat
+    model with that name. It then needs ``serve(request: ChatInput) -> ChatOutput``.
+    """
 
     name: str = ""
     model: str = ""

@@ -1,7 +1,7 @@
-"""``python -m omnibus.app.draw SOURCE [REQUEST]``: the graph that an app draws for a request, without running it.
+"""``python -m omnibus.app.draw SOURCE [REQUEST]``: draws an app's graph for a request without running it.
 
-For ``omnibus app check``; see ``omnibus.process.run_module``. What fails while a graph is drawn fails for every
-request, and is said here with its line.
+Used by ``omnibus app check``, see ``omnibus.process.run_module``. An error while a graph is drawn affects every
+request, and is reported here with its line.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _SAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "bool
 
 
 class _GraphDrawn(BaseException):
-    """The first graph is drawn: nothing behind it can go on. No ``Exception``, which an app may catch."""
+    """Signals that the first graph is complete. It is not an ``Exception``, since an app may catch those."""
 
 
 class _DrawingRuntime:
-    """Takes the first graph and ends what drew it."""
+    """Runtime that records the first graph and stops the app's code."""
 
     segment: Segment | None = None
 
@@ -44,9 +44,10 @@ class _DrawingRuntime:
 
 
 async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
-    """The calls of the first graph that ``app`` draws for ``body``; none for an app that answers without one.
+    """Return the calls of the first graph that ``app`` draws for ``body``. An app that responds without a graph has
+    none.
 
-    Raises what the app raises, with the line of its code, and ``BadRequest`` for a body that it does not take.
+    Raises the app's error with the line of its code, and ``BadRequest`` for a body that it does not accept.
     """
     request = _parse_request(app, body)
     runtime = _DrawingRuntime()
@@ -62,7 +63,7 @@ async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
         pass
     except TimeoutError:
         raise BadRequest(f"`serve` has drawn no graph within {DRAW_TIMEOUT_SECONDS:g} s") from None
-    except Exception as error:  # noqa: BLE001 - whatever an app raises is what is asked for
+    except Exception as error:  # noqa: BLE001 - all errors of an app are reported
         _raise_with_line(app, error)
     nodes = runtime.segment.nodes if runtime.segment is not None else ()
     calls = [
@@ -77,7 +78,7 @@ def _pins(segment: Segment | None) -> tuple[str, ...]:
 
 
 def sample_request(app: LoadedApp) -> Any:
-    """A request that ``app`` may take, made of its schema: the shortest values of what is required."""
+    """Return a request that ``app`` may accept. It has the required fields of the app's schema."""
     return {} if app.description.chat else _sample_value(app.description.request, app.description.request)
 
 
@@ -107,7 +108,7 @@ def _parse_request(app: LoadedApp, body: Any) -> Any:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "request"
         raise BadRequest(
-            f"`serve` does not take {body!r:.200}: {where}: {first['msg']}; say one with --request"
+            f"`serve` does not take {body!r:.200}, {where}: {first['msg']} (pass a valid request with --request)"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""From a module to what an app is: its name, its tasks, and a ``serve`` whose types are known."""
+"""Description of an app from its module: its name, its tasks, and the types of ``serve``."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ from omnibus.app_record import AppSource, TaskRecord
 from omnibus.errors import BadRequest
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Result, Stream, TaskOutput, UnitTask, tasks_of
 
-#: Characters of a module's documentation that are kept.
+#: Most characters of a module's documentation.
 _MAX_DOC_CHARS = 4000
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -32,7 +32,7 @@ _ITERATORS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 
 @dataclass(frozen=True)
 class LoadedApp:
-    """An app that can serve. ``response`` is the type of an answer or of its parts, None when untyped."""
+    """App that can serve. ``response`` is the type of an answer or of its parts, None if untyped."""
 
     description: Description
     serve: Callable[[Any], Any]
@@ -40,7 +40,8 @@ class LoadedApp:
     response: TypeAdapter[Any] | None
 
     def find_line(self, error: BaseException) -> FrameSummary | None:
-        """The innermost line of the app's own file that ``error``, or what caused it, came through."""
+        """Return the innermost line of the app's file in the traceback. The traceback is that of ``error`` or of its
+        causes."""
         found: FrameSummary | None = None
         cause: BaseException | None = error
         while cause is not None:
@@ -50,17 +51,17 @@ class LoadedApp:
 
     @property
     def file(self) -> str:
-        """Path of the file that defines ``serve``."""
+        """Return the path of the file that defines ``serve``."""
         return str(self.serve.__code__.co_filename)
 
 
 def load_app(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> LoadedApp:
-    """Load an app. Raises ``BadRequest`` that names the module and what is wrong with it."""
+    """Load an app. Raises ``BadRequest`` with the name of the module and the problem."""
     module = load_module(source, text)
     try:
         return _describe_module(module, source, restricted)
     except BadRequest as error:
-        raise BadRequest(f"the module {module.__name__} is no app: {error.message}", param=error.param) from error
+        raise BadRequest(f"the module {module.__name__} is not an app: {error.message}", param=error.param) from error
 
 
 def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[str, ...]) -> LoadedApp:
@@ -69,7 +70,7 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
     streams, answer = _answer_type(serve, given)
     if app.model and (taken, given) != (ChatInput, ChatOutput):
         raise BadRequest(
-            f"it has the model {app.model!r}, so it needs `async def serve(request: ChatInput) -> ChatOutput`"
+            f"with the model {app.model!r}, `serve` must be `async def serve(request: ChatInput) -> ChatOutput`"
         )
     chat = taken is ChatInput
     request, response = _type_adapter(taken, "request"), _type_adapter(answer, "answer") if _is_typed(answer) else None
@@ -79,7 +80,7 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
         tasks=tuple(_task_record(task, source) for task in module_tasks(module)),
         route=CHAT if app.model else "",
         model=app.model,
-        request={} if chat else _json_schema(request, "validation"),  # what clients send is the gateway's to say
+        request={} if chat else _json_schema(request, "validation"),  # the gateway defines the requests of clients
         response=_json_schema(response, "serialization") if response is not None else _untyped_schema(answer),
         streams=streams,
         restricted=restricted,
@@ -92,11 +93,11 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
 def _check_names(description: Description) -> None:
     if not _NAME.fullmatch(description.name):
         raise BadRequest(
-            f"{description.name[:80]!r} cannot name an app: use 1 to 64 lower-case letters, digits, '-' and '_', and "
-            'write `app = App(name="...")` to give it another name than its module\'s'
+            f"the app's name {description.name[:80]!r} must have 1 to 64 lower-case letters, digits, '-' and '_': "
+            'set another one with `app = App(name="...")`'
         )
     if description.model and not _MODEL.fullmatch(description.model):
-        raise BadRequest(f"{description.model[:80]!r} cannot name a model: use letters, digits and '._:/-'")
+        raise BadRequest(f"the model's name {description.model[:80]!r} must have letters, digits and '._:/-' only")
 
 
 def _app_declaration(module: ModuleType) -> App:
@@ -104,12 +105,12 @@ def _app_declaration(module: ModuleType) -> App:
     if app is None:
         return App()
     if not isinstance(app, App):
-        raise BadRequest("its `app` must be an `omnibus.app.App`: call what it is now by another name")
+        raise BadRequest("its `app` must be an `omnibus.app.App`: rename the present one")
     return app
 
 
 def module_tasks(module: ModuleType) -> list[UnitTask]:
-    """Unit tasks of all tasks that the module names, also in lists and dicts."""
+    """Return the unit tasks of all tasks in the module. Lists and dicts are included."""
     found: list[Any] = []
     for value in vars(module).values():
         elements = value.values() if type(value) is dict else value if type(value) in (list, tuple, set) else [value]
@@ -120,9 +121,11 @@ def module_tasks(module: ModuleType) -> list[UnitTask]:
 def _task_record(task: UnitTask, source: AppSource) -> TaskRecord:
     kind = type(task)
     if kind.own and source.kind == UPLOAD:
-        raise BadRequest(f"an uploaded app may not bring its own unit tasks ({task.name}): install it instead")
+        raise BadRequest(f"an uploaded app cannot have its own unit tasks ({task.name}): install it instead")
     if kind.own and "." in kind.__qualname__:
-        raise BadRequest(f"{kind.__qualname__} is defined inside of something: executors import it from its module")
+        raise BadRequest(
+            f"{kind.__qualname__} must be defined at the top of its module: executors import it from there"
+        )
     fields = task.model_dump(mode="json", exclude={"model", "component"}, exclude_defaults=True)
     root, code = _code_origin(kind, source) if kind.own else ("", "")
     return TaskRecord(
@@ -140,7 +143,8 @@ def _task_record(task: UnitTask, source: AppSource) -> TaskRecord:
 
 
 def _code_origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
-    """The directory that executors import ``kind`` from, empty when it is installed, and the SHA-256 of its source."""
+    """Return the import directory of ``kind`` and the SHA-256 of its source. The directory is empty if the task is
+    installed."""
     file = inspect.getsourcefile(kind)
     if file is None:
         return source.root, ""
@@ -168,17 +172,17 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def _serve_types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return the types that ``serve`` takes and returns, ``Any`` where it does not say."""
+    """Return the types that ``serve`` takes and returns. A missing annotation is ``Any``."""
     try:
         hints = typing.get_type_hints(serve, include_extras=True)
     except Exception as error:
-        raise BadRequest(f"the annotations of its `serve` cannot be read: {type(error).__name__}: {error}") from error
+        raise BadRequest(f"cannot read the annotations of its `serve` ({type(error).__name__}): {error}") from error
     first = next(iter(inspect.signature(serve).parameters))
     return hints.get(first, Any), hints.get("return", Any)
 
 
 def _answer_type(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
-    """Return whether ``serve`` answers in parts, and the type of its answer, or of a part."""
+    """Return whether ``serve`` streams, and the type of its answer. For a stream, this is the type of a part."""
     origin = get_origin(given) or given
     if origin in _ITERATORS or origin is Stream:
         return True, next(iter(get_args(given)), Any)
@@ -190,12 +194,12 @@ def _answer_type(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
 
 
 def _is_typed(answer: Any) -> bool:
-    """Outputs of tasks are read before they are sent, and checked where they were made."""
+    """Return whether to check the answer. Outputs of tasks were checked where they were made."""
     return answer is not Any and not (isinstance(answer, type) and issubclass(answer, TaskOutput | ChatOutput | Result))
 
 
 def _untyped_schema(answer: Any) -> dict[str, Any]:
-    """The schema of an answer that is not checked where it leaves."""
+    """Return the schema of an answer that is sent unchecked."""
     return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
 
 

@@ -1,4 +1,4 @@
-"""Files through Landlock: everything is out of reach but what is named, and that is read only. Linux 5.13."""
+"""File restrictions through Landlock: only the named paths can be read, and nothing can be written. Linux 5.13."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 #: Rights over files that each version of the interface knows, as a bit mask.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _CONNECT_AND_BIND_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
-#: First versions that know TCP, and sockets without a file and signals.
+#: First versions that support TCP, and abstract sockets and signals.
 _WITH_TCP, _WITH_SCOPES = 4, 6
 
 
@@ -27,8 +27,8 @@ class _Beneath(ctypes.Structure):
 
 
 def read_only(paths: Iterable[Path]) -> bool:
-    """Leave this process ``paths``, files and directories, to read and nothing else; False where the kernel
-    cannot. TCP, and signals to other processes, go as well where it can.
+    """Restrict this process to reading ``paths``, files and directories. If the kernel supports it, TCP and signals to
+    other processes are denied too. Returns False if the kernel lacks Landlock.
 
     Needs ``PR_SET_NO_NEW_PRIVS`` and a process of one thread.
     """

@@ -1,4 +1,4 @@
-"""From a source to a module: what is installed, what lies in a directory, and what was uploaded."""
+"""Module loader for apps that are installed, in a directory, or uploaded."""
 
 import importlib
 import importlib.util
@@ -24,33 +24,33 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 def load_module(source: AppSource, text: str = "") -> ModuleType:
-    """Import the app of ``source``; ``text`` is its code when it was uploaded.
+    """Import the app of ``source``. ``text`` is the code of an upload.
 
-    Code of an upload must run nowhere but in a restricted process. Raises ``BadRequest`` that names the
-    module and says what is wrong with it.
+    The code of an upload must run in a restricted process only. Raises ``BadRequest`` with the name of the module and
+    the problem.
     """
     if source.kind == UPLOAD:
         return _import_upload(_check_name(source.module), text)
     if source.kind == DIRECTORY:
         return _import_from_root(Path(source.root), _check_name(source.module))
     if source.kind != IMPORT:
-        raise BadRequest(f"{source.kind[:40]!r} is no kind of source; there are {IMPORT}, {DIRECTORY} and {UPLOAD}")
+        raise BadRequest(f"unknown kind of source {source.kind[:40]!r}: it must be {IMPORT}, {DIRECTORY} or {UPLOAD}")
     return _import_module(_installed_module(source.module))
 
 
 def _check_name(name: str) -> str:
     if not _MODULE.fullmatch(name):
-        raise BadRequest(f"{name[:80]!r} is no name of a Python module")
+        raise BadRequest(f"{name[:80]!r} is not the name of a Python module")
     return name
 
 
 def _installed_module(name: str) -> str:
-    """``name`` itself when it is a module, else the module of the plugin's app that is called so."""
+    """Return ``name`` if it is a module. Else return the module of the plugin's app with that name."""
     if _MODULE.fullmatch(name) and importlib.util.find_spec(name.partition(".")[0]) is not None:
         return name
     if name in plugins.app_names():
         return plugins.find_app_module(name)
-    raise BadRequest(f"no module and no app of a plugin is called {name[:80]!r}: install it beside the gateway")
+    raise BadRequest(f"unknown module or plugin app {name[:80]!r}: install it on the gateway's machine")
 
 
 def _import_module(name: str) -> ModuleType:
@@ -59,18 +59,18 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_from_root(root: Path, name: str) -> ModuleType:
-    """Import ``name`` from ``root`` and from nowhere else; what it imports itself may come from anywhere."""
+    """Import ``name`` from ``root`` only. Its own imports may be anywhere."""
     root = root.resolve()
     if not root.is_dir():
-        raise BadRequest(f"there is no directory {str(root)!r} to load {name} from")
+        raise BadRequest(f"cannot load {name}: unknown directory {str(root)!r}")
     importlib.invalidate_caches()
     top = name.partition(".")[0]
     found = PathFinder.find_spec(top, [str(root)])
     if found is None or not _is_below_root(root, found):
-        raise BadRequest(f"there is no module {top} in {root}")
+        raise BadRequest(f"unknown module {top} in {root}")
     if top in sys.modules:
-        raise BadRequest(f"{top} is the name of a module that Python has already: give the app's module another name")
-    # Python takes compiled code for that of a file of the same size and second: an app may be written again at once.
+        raise BadRequest(f"the module name {top} is in use by Python: give the app's module another name")
+    # Python reuses compiled code for a file of the same size and second, and an app may be rewritten within one.
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(root))
     packages = list(accumulate(name.split("."), "{}.{}".format))
@@ -79,19 +79,21 @@ def _import_from_root(root: Path, name: str) -> ModuleType:
         with _ImportErrors(inner):
             found = importlib.util.find_spec(inner)
         if found is None or not _is_below_root(root, found):
-            raise BadRequest(f"there is no module {inner} in {root}")
+            raise BadRequest(f"unknown module {inner} in {root}")
     return _import_module(name)
 
 
 def _is_below_root(root: Path, spec: ModuleSpec) -> bool:
-    """Return whether a module lies below ``root``, links followed."""
+    """Return whether a module is below ``root``, with links resolved."""
     places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
     return bool(places) and all(Path(place).resolve().is_relative_to(root) for place in places)
 
 
 def _import_upload(name: str, text: str) -> ModuleType:
     if "." in name or name in sys.modules or name in sys.stdlib_module_names:
-        raise BadRequest(f"{name!r} cannot name an uploaded app: Python has a module of that name, or it has a dot")
+        raise BadRequest(
+            f"{name!r} cannot name an uploaded app: the name has a dot, or is in use by a module of Python"
+        )
     if not text.strip():
         raise BadRequest(f"the text of {name} is empty")
     loader = _TextLoader(text)
@@ -99,12 +101,12 @@ def _import_upload(name: str, text: str) -> ModuleType:
     assert spec is not None  # noqa: S101 - there is a loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with _ImportErrors(name):
-        loader.exec_module(module)  # the one place where text that came with a request becomes code
+        loader.exec_module(module)  # the only place where text of a request becomes code
     return module
 
 
 class _TextLoader(InspectLoader):
-    """Loads a module from its text; tracebacks show its lines."""
+    """Loads a module from its text. Tracebacks show its lines."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -117,7 +119,7 @@ class _TextLoader(InspectLoader):
 
 
 class _ImportErrors:
-    """Turns whatever a module does while it is imported into ``BadRequest``."""
+    """Converts any error during the import of a module to ``BadRequest``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,7 +136,7 @@ class _ImportErrors:
         ) from error
 
     def _error_location(self, error: BaseException) -> str:
-        """The line of the app's own file at which it happened."""
+        """Return the line of the app's own file that raised the error."""
         if isinstance(error, SyntaxError) and error.lineno:
             return f" ({Path(error.filename or self._name).name}, line {error.lineno})"
         file = self._name.rpartition(".")[2] + ".py"

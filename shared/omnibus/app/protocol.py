@@ -1,9 +1,9 @@
-"""Messages between a gateway and an app's worker process; ``omnibus.app.framing`` makes bytes of them.
+"""Messages between a gateway and an app's worker process. ``omnibus.app.framing`` encodes them.
 
-The gateway starts with ``LoadApp``; the worker answers ``AppReady`` or ``Broken``. From then on every ``Serve`` ends
-with exactly one ``RequestEnd`` or ``RequestFailed``. Nobody is flooded: outputs travel when they are asked for
-(``Read``, answered by one ``Items``), and what the worker makes itself (``AnswerPart``, ``Give``) counts frame by frame
-against a window of ``WINDOW_BYTES`` per request that ``More`` opens again.
+The gateway starts with ``LoadApp``, and the worker responds with ``AppReady`` or ``Broken``. After that, every
+``Serve`` ends with exactly one ``RequestEnd`` or ``RequestFailed``. Flow control protects both ends. Outputs are sent
+on request: one ``Items`` for each ``Read``. The worker's own output (``AnswerPart``, ``Give``) counts frame by frame
+against a window of ``WINDOW_BYTES`` per request, which ``More`` opens again.
 """
 
 from typing import Any, ClassVar
@@ -15,28 +15,31 @@ from omnibus.app_record import AppSource, TaskRecord
 from omnibus.errors import ProblemDetails
 from omnibus.task.record import Segment
 
-#: Bytes that one message may have: those that carry a client's bytes, sounds, and all others. What a worker
-#: sends is decoded by its gateway, so only what decodes to one string of bytes may be large.
+#: Most bytes of one message: those with a client's bytes, with audio, and all others. A gateway decodes the messages of
+#: workers, so only messages that decode to one string of bytes may be large.
 MAX_FRAME_BYTES, MAX_GIVE_BYTES, MAX_OTHER_BYTES = 64 << 20, 8 << 20, 1 << 20
 #: Bytes of a message that carries one file of media.
 MAX_MEDIA_BYTES = (32 << 20) + 1024
-#: Bytes of parts that a worker may send ahead of their reader. One part may always go.
+#: Bytes of parts that a worker may send ahead of their reader. One part may always be sent.
 WINDOW_BYTES = 256 << 10
 #: Kinds of requests: any JSON, or a chat whose media the gateway has placed.
 JSON, CHAT = "json", "chat"
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages. ``id`` counts the requests of one worker, ``step`` the segments of a request."""
+    """Base of all messages. ``id`` is the number of a request of this worker, ``step`` that of a request's segment."""
 
     most: ClassVar[int] = MAX_OTHER_BYTES
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Description of a loaded app. ``route`` is ``chat`` when it serves an OpenAI model named ``model``;
-    ``request`` and ``response`` are JSON schemas, empty when untyped; ``restricted`` says in words what
-    keeps uploaded code in its process, empty for code that the operator installed. ``chat``: it takes a
-    ``ChatInput``, which the gateway makes of a chat request."""
+    """Description of a loaded app.
+
+    ``route`` is ``chat`` if the app serves an OpenAI model named ``model``. ``request`` and ``response`` are JSON
+    schemas, empty if untyped. ``restricted`` describes the restrictions of uploaded code in words. It is empty for code
+    that the operator installed. With ``chat``, the app accepts a ``ChatInput``, which the gateway makes of a chat
+    request.
+    """
 
     name: str
     doc: str
@@ -54,8 +57,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadApp(WorkerMessage, frozen=True, tag="load"):
-    """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit. ``show_errors``:
-    what the app raises is for its clients too."""
+    """Load ``source``. ``text`` is the code of an upload. ``memory`` is in bytes, 0 for no limit. With ``show_errors``,
+    clients get the app's errors."""
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
@@ -66,8 +69,8 @@ class LoadApp(WorkerMessage, frozen=True, tag="load"):
 
 
 class Serve(WorkerMessage, frozen=True, tag="serve"):
-    """Serve request ``id``, which is ``run`` for people. ``body`` is JSON, ``number`` counts requests,
-    ``deadline`` is in Unix seconds."""
+    """Serve request ``id``, which logs call ``run``. ``body`` is JSON, ``number`` counts requests, ``deadline`` is in
+    Unix seconds."""
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
@@ -80,7 +83,7 @@ class Serve(WorkerMessage, frozen=True, tag="serve"):
 
 
 class Submitted(WorkerMessage, frozen=True, tag="submitted"):
-    """Segment ``step`` runs, as part of run ``invocation``."""
+    """Report that segment ``step`` runs, as part of run ``invocation``."""
 
     id: int
     step: int
@@ -88,7 +91,7 @@ class Submitted(WorkerMessage, frozen=True, tag="submitted"):
 
 
 class SegmentRefused(WorkerMessage, frozen=True, tag="refused"):
-    """Segment ``step`` does not run."""
+    """Report that segment ``step`` does not run."""
 
     id: int
     step: int
@@ -96,7 +99,7 @@ class SegmentRefused(WorkerMessage, frozen=True, tag="refused"):
 
 
 class Items(WorkerMessage, frozen=True, tag="items"):
-    """The next items of an output; none is left once it has ``ended``."""
+    """Next items of an output. There are no more after ``ended``."""
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
@@ -110,7 +113,10 @@ class Items(WorkerMessage, frozen=True, tag="items"):
 
 
 class MediaPlaced(WorkerMessage, frozen=True, tag="placed"):
-    """The file ``number`` of a request is in the arena, where ``literal`` names it; or it is not, for ``problem``."""
+    """Report that file ``number`` is in the arena, as ``literal``.
+
+    If there is a ``problem``, the file was not placed.
+    """
 
     id: int
     number: int
@@ -119,20 +125,20 @@ class MediaPlaced(WorkerMessage, frozen=True, tag="placed"):
 
 
 class More(WorkerMessage, frozen=True, tag="more"):
-    """The reader took frames of ``nbytes`` bytes, without their lengths."""
+    """Report that frames of ``nbytes`` were read, without their lengths."""
 
     id: int
     nbytes: int
 
 
 class Cancel(WorkerMessage, frozen=True, tag="cancel"):
-    """Nobody waits for request ``id`` any more: end it."""
+    """Cancel request ``id``, as no client waits for it."""
 
     id: int
 
 
 class Ping(WorkerMessage, frozen=True, tag="ping"):
-    """Answer with ``Pong``."""
+    """Probe that the worker answers with ``Pong``."""
 
 
 class StopWorker(WorkerMessage, frozen=True, tag="stop"):
@@ -143,19 +149,19 @@ class StopWorker(WorkerMessage, frozen=True, tag="stop"):
 
 
 class AppReady(WorkerMessage, frozen=True, tag="ready"):
-    """The app is loaded."""
+    """Report that the app is loaded."""
 
     description: Description
 
 
 class Broken(WorkerMessage, frozen=True, tag="broken"):
-    """The app cannot be loaded; the worker exits."""
+    """Report that the app cannot be loaded. The worker exits."""
 
     problem: ProblemDetails
 
 
 class Submit(WorkerMessage, frozen=True, tag="submit"):
-    """Send ``segment`` on its way."""
+    """Run ``segment``."""
 
     id: int
     step: int
@@ -163,8 +169,8 @@ class Submit(WorkerMessage, frozen=True, tag="submit"):
 
 
 class PlaceMedia(WorkerMessage, frozen=True, tag="place"):
-    """Put a file that the app has, the ``number``-th of its request, where encoders read it; "" for a ``modality``
-    leaves it to the file's first bytes."""
+    """Place a file of the app where encoders read it. It is the ``number``-th of its request. With ``modality`` "", the
+    file's first bytes determine its modality."""
 
     most: ClassVar[int] = MAX_MEDIA_BYTES
 
@@ -175,7 +181,7 @@ class PlaceMedia(WorkerMessage, frozen=True, tag="place"):
 
 
 class Read(WorkerMessage, frozen=True, tag="read"):
-    """Send the next items of an output."""
+    """Request the next items of an output."""
 
     id: int
     step: int
@@ -184,8 +190,11 @@ class Read(WorkerMessage, frozen=True, tag="read"):
 
 
 class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
-    """Return value of ``serve``. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
-    ``refs`` are outputs of nodes that the gateway reads itself, the others follow as ``Give``."""
+    """Return value of ``serve``.
+
+    For JSON, this is ``body``. For a chat, ``body`` is a JSON list of the names of outputs. Those in ``refs`` are
+    outputs of nodes that the gateway reads itself. The others follow as ``Give``.
+    """
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
@@ -195,7 +204,7 @@ class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
 
 
 class Give(WorkerMessage, frozen=True, tag="give"):
-    """Items of an output that the app makes itself."""
+    """Items of an output that the app computes."""
 
     most: ClassVar[int] = MAX_GIVE_BYTES
 
@@ -206,7 +215,7 @@ class Give(WorkerMessage, frozen=True, tag="give"):
 
 
 class AnswerPart(WorkerMessage, frozen=True, tag="part"):
-    """One part of an answer that streams, as JSON."""
+    """Part of a streamed answer, as JSON."""
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
@@ -215,20 +224,20 @@ class AnswerPart(WorkerMessage, frozen=True, tag="part"):
 
 
 class RequestEnd(WorkerMessage, frozen=True, tag="end"):
-    """Request ``id`` is over: served, or cancelled as asked."""
+    """End of request ``id``: served, or cancelled on request."""
 
     id: int
 
 
 class RequestFailed(WorkerMessage, frozen=True, tag="failed"):
-    """Request ``id`` is over."""
+    """End of request ``id`` with an error."""
 
     id: int
     problem: ProblemDetails
 
 
 class Pong(WorkerMessage, frozen=True, tag="pong"):
-    """The worker's event loop turns."""
+    """Report that the worker's event loop runs."""
 
 
 ToWorker = LoadApp | Serve | Submitted | SegmentRefused | Items | MediaPlaced | More | Cancel | Ping | StopWorker

@@ -1,4 +1,4 @@
-"""One request in a worker: ``serve`` runs, its graphs go to the gateway, its answer leaves."""
+"""Request in a worker: runs ``serve``, submits its graphs to the gateway, and sends the answer."""
 
 import asyncio
 import logging
@@ -76,14 +76,15 @@ class ServeRequest:
         try:
             return framing.encode_message(protocol.Submit(self.id, step, segment))
         except TooLarge as error:
-            what = f"a graph of {len(segment.nodes)} calls is too large: loop less, or split the request"
+            what = f"a graph of {len(segment.nodes)} calls is too large: reduce loops, or split the request"
             raise TooLarge(f"{what} ({error.message})") from error
 
     def choice_point(self, site: int) -> float:
-        """Kronecker sequences, one per choice: their shares are met evenly, also together."""
+        """Return a point of a Kronecker sequence, one per choice. The shares of choices are met evenly, also in
+        combination."""
         return choice_point(self._order.number, site, site * 0.5**0.5)
 
-    # What the gateway says
+    # Messages of the gateway
 
     def resolve_submission(self, step: int, error: OmnibusError | None = None) -> None:
         answered = self._segments.get(step)
@@ -107,7 +108,7 @@ class ServeRequest:
     # Serving
 
     async def run(self) -> None:
-        """Serve it; one ``RequestEnd`` or ``RequestFailed`` is the last that the gateway hears of it."""
+        """Serve the request. Its last message is one ``RequestEnd`` or ``RequestFailed``."""
         self._link.send(framing.encode_message(await self._final_message()))
         self._over = True
         for step in self._segments:
@@ -124,7 +125,7 @@ class ServeRequest:
                 with use(self):
                     await self._call_serve()
         except asyncio.CancelledError:
-            pass  # nobody waits for it any more
+            pass  # no client waits for it
         except OmnibusError as error:
             return protocol.RequestFailed(self.id, self._name_app_in_error(error).to_problem())
         except (Exception, SystemExit) as error:
@@ -169,7 +170,7 @@ class ServeRequest:
 
     async def _send_parts(self, given: Any) -> None:
         if not hasattr(given, "__aiter__"):
-            raise AppFailed(f"`serve` is annotated as a stream and gave a value of type {type(given).__name__}")
+            raise AppFailed(f"`serve` is annotated as a stream, but returned a value of type {type(given).__name__}")
         async with aclosing(_iterate_closing(given)) as parts:
             async for part in parts:
                 await self._send_with_backpressure(
@@ -195,7 +196,7 @@ class ServeRequest:
         self._link.send(framing.encode_message(protocol.Give(self.id, name, (), ended=True)))
 
     async def _send_with_backpressure(self, message: protocol.WorkerMessage) -> None:
-        """Send a part once there is room for it: a slow reader slows the app, and nobody else."""
+        """Send a part when the window has space. A slow client thus slows only its own request."""
         frame = _encode_frame(message)
         nbytes = framing.counted_bytes(frame)
         while self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
@@ -206,7 +207,7 @@ class ServeRequest:
 
 
 class PipeSource:
-    """An output of a segment, read through the gateway: a batch per question."""
+    """Output of a segment, read through the gateway: one batch per ``Read``."""
 
     def __init__(self, link: WorkerLink, request: int, place: Place) -> None:
         self.place = place
@@ -220,7 +221,10 @@ class PipeSource:
         self._arrival: asyncio.Future[None] | None = None
 
     async def next_items(self) -> list[Item]:
-        """All items that are ready, at least one; empty after the last. Raises what made it fail."""
+        """Return all items that are ready, at least one; empty after the last.
+
+        Raises the error that ended the output.
+        """
         self.untouched = False
         while not self._ready and not self._ended:
             if not self._requested:
@@ -241,7 +245,7 @@ class PipeSource:
         self._wake_reader()
 
     def close(self) -> None:
-        """The request is over: whoever still waits is told."""
+        """End all waits for this output, as the request is over."""
         if not self._ended:
             self._ended, self._failure = True, _request_over_error()
         self._wake_reader()
@@ -252,7 +256,7 @@ class PipeSource:
 
 
 def _request_over_error() -> DeadlineExceeded:
-    return DeadlineExceeded("the request is over: what still runs of it cannot use its tasks any more")
+    return DeadlineExceeded("the request is over: code that still runs cannot use its tasks")
 
 
 def _encode_media(message: protocol.PlaceMedia) -> bytes:
@@ -260,7 +264,7 @@ def _encode_media(message: protocol.PlaceMedia) -> bytes:
         return framing.encode_message(message)
     except TooLarge:
         raise TooLarge(
-            f"a file of {len(message.data)} bytes is too large to be placed: {protocol.MAX_MEDIA_BYTES} are allowed",
+            f"a file of {len(message.data)} bytes is too large: it must have at most {protocol.MAX_MEDIA_BYTES}",
             param="media",
         ) from None
 
@@ -269,11 +273,11 @@ def _encode_frame(message: protocol.WorkerMessage) -> bytes:
     try:
         return framing.encode_message(message)
     except TooLarge as error:
-        raise AppFailed(f"`serve` gave too much at once: {error.message}") from error
+        raise AppFailed(f"`serve` returned too much at once: {error.message}") from error
 
 
 async def _iterate_closing(given: Any) -> AsyncGenerator[Any, None]:
-    """``given``, closed with its reader if it can be."""
+    """Yield the parts of ``given``, then close it if possible."""
     parts = aiter(given)
     try:
         async for part in parts:

@@ -1,4 +1,4 @@
-"""Answer of ``serve`` as it leaves the worker: JSON, or the streams of a chat."""
+"""Answer of ``serve`` in the format of the gateway: JSON, or the streams of a chat."""
 
 import asyncio
 import base64
@@ -14,14 +14,14 @@ from omnibus.errors import AppFailed, BadRequest
 from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
 from omnibus.tensors.item import Item
 
-#: Outputs of a chat, by the names of ``ChatOutput``'s fields, and what their parts are.
+#: Types of the parts of a chat's outputs, by the names of ``ChatOutput``'s fields.
 CHAT_PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
-#: Samples that leave at once.
+#: Most samples of one item.
 _MAX_CHUNK_SAMPLES = 1 << 20
 
 
 def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
-    """A request's body as what ``serve`` takes. Raises ``BadRequest`` that says where it does not fit."""
+    """Parse a request's body as the argument of ``serve``. Raises ``BadRequest`` with the location of the error."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
@@ -30,9 +30,9 @@ def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
 
 
 async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
-    """An answer, or a part of one, as JSON; results in it are read first.
+    """Encode an answer, or a part of one, as JSON. Results in it are read first.
 
-    Raises ``AppFailed`` when it is no JSON or not what ``serve`` is annotated with.
+    Raises ``AppFailed`` if the value cannot be JSON or does not match the annotation of ``serve``.
     """
     value = await (_chat_answer(value) if isinstance(value, ChatOutput) else read_results(value))
     try:
@@ -42,14 +42,14 @@ async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
     except ValidationError as error:
         param, message = _first_error(error)
         raise AppFailed(
-            f"`serve` gave what does not fit its annotation: {param + ': ' if param else ''}{message}"
+            f"`serve` returned a value that does not match its annotation: {param + ': ' if param else ''}{message}"
         ) from error
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise AppFailed(f"`serve` gave what is no JSON: {str(error).splitlines()[0][:200]}") from error
+        raise AppFailed(f"`serve` must return JSON: {str(error).splitlines()[0][:200]}") from error
 
 
 async def read_results(value: Any) -> Any:
-    """``value`` with every result in it read."""
+    """Return ``value`` with every result in it read."""
     if type(value) is Result:
         return await value
     if not _holds_result(value):
@@ -72,14 +72,14 @@ def _holds_result(value: Any) -> bool:
 
 
 def _numpy_to_builtins(value: Any) -> Any:
-    """Arrays and numbers of numpy as JSON."""
+    """Convert arrays and numbers of numpy to JSON types."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _first_error(error: ValidationError) -> tuple[str, str]:
-    """Return the location of the first error, such as ``messages[0].content``, and its message."""
+    """Return the location and the message of the first error. A location is such as ``messages[0].content``."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
     return where, first["msg"]
@@ -89,7 +89,7 @@ def _first_error(error: ValidationError) -> tuple[str, str]:
 
 
 class EncodedAudio(BaseModel):
-    """A sound: a file of ``format``, as base64."""
+    """Audio as base64: a file of ``format``."""
 
     format: str = "wav"
     data: str
@@ -115,7 +115,7 @@ async def _collect_items(name: str, value: Any) -> list[Item]:
 
 
 def _encode_wav(items: list[Item]) -> EncodedAudio:
-    """A mono WAV file of 16-bit samples."""
+    """Return a mono WAV file of 16-bit samples."""
     arrays = [item.array for item in items if item.array is not None]
     samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
     rate = items[0].data["rate"] if items else Audio().rate
@@ -123,23 +123,23 @@ def _encode_wav(items: list[Item]) -> EncodedAudio:
 
 
 def chat_outputs(output: Any) -> dict[str, Any]:
-    """The outputs of a chat that are there, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
+    """Return the present outputs of a chat, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
     if not isinstance(output, ChatOutput):
-        raise AppFailed(f"`serve` gave {_describe_value(output)}: a chat app answers with a `ChatOutput`")
+        raise AppFailed(f"`serve` of a chat app must return a `ChatOutput`, not {_describe_value(output)}")
     found = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
     if not found:
-        raise AppFailed("`serve` gave a `ChatOutput` that has neither text nor audio")
+        raise AppFailed("`serve` returned a `ChatOutput` without text and audio: set at least one")
     return found
 
 
 def direct_source(name: str, value: Any) -> Source | None:
-    """Return the source of ``value`` when the gateway can read it itself: an output as a node gives it. Else None."""
+    """Return the source of ``value`` if the gateway can read it. This must be the unchanged output of a node."""
     raw = type(value) is Result and not value.is_transformed and value.element is CHAT_PARTS[name]
     return value.source if raw else None
 
 
 async def iterate_items(name: str, value: Any) -> AsyncIterator[Item]:
-    """The items of a chat's output that the app makes or changes."""
+    """Yield items of a chat's output that the app computes."""
     made = _MAKERS[name]
     if type(value) is Result and value.kind != "stream":
         value = await value
@@ -158,14 +158,15 @@ def _text_items(part: Any) -> Iterator[Item]:
     elif isinstance(part, TextChunk):
         yield Item(part.model_dump(exclude_defaults=True))
     else:
-        raise AppFailed(f"the answer's text holds {_describe_value(part)}: it must be text or `TextChunk`s")
+        raise AppFailed(f"the answer's text contains {_describe_value(part)}: it must be text or `TextChunk`s")
 
 
 def _audio_items(part: Any) -> Iterator[Item]:
     rate, array = (part.rate, part.array) if isinstance(part, Audio) else (Audio().rate, part)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise AppFailed(
-            f"the answer's audio holds {_describe_value(part)}: it must be float samples of one dimension, or `Audio`"
+            f"the answer's audio contains {_describe_value(part)}: it must be float samples of one dimension, or "
+            "`Audio`"
         )
     for start in range(0, len(array), _MAX_CHUNK_SAMPLES):
         yield Item({"rate": rate}, array[start : start + _MAX_CHUNK_SAMPLES].astype(np.float32, copy=False))

@@ -1,14 +1,14 @@
-"""Restrictions of uploaded code in its worker process: it may compute, and talk to its gateway. Linux.
+"""Restrictions of uploaded code in its worker process: it can only compute and use its link to the gateway. Linux.
 
-    limits       memory, open files, no file writes, no core dumps, no locked memory; others compute first
-    privileges   none, and no way to new ones; nobody reads the process's memory
-    own-user     a user and a group that nothing else runs as (when started as root)
-    no-network   an empty network namespace
-    read-only    of all files only Python and its packages, to read (Landlock)
-    calls        no sockets, no programs, no processes, no signals to others (seccomp)
+  limits       memory, open files, no file writes, no core dumps, no locked memory; low CPU priority
+  privileges   none, and no way to new ones; other processes cannot read its memory
+  own-user     a user and a group that nothing else runs as (when started as root)
+  no-network   an empty network namespace
+  read-only    only Python and its packages can be read, nothing else (Landlock)
+  calls        no sockets, no programs, no processes, no signals to others (seccomp)
 
-Each is one more wall: a kernel, or a container, that lacks one has the others. Code runs only where both the
-files and the network are out of reach.
+The restrictions are independent: if a kernel or a container lacks one, the others still apply. Code runs only if both
+the files and the network are out of reach.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ from omnibus.errors import NoSandbox
 
 #: Open files, the link and the event loop's own included.
 MAX_OPEN_FILES = 64
-#: Threads that a worker may have that has a user of its own; memory bounds those of others.
+#: Most threads of a worker with a separate user. Memory limits those of others.
 MAX_THREADS = 64
-#: Added to the niceness: whatever an upload computes, its gateway goes first.
+#: Added to the niceness, so that the gateway has priority over uploads.
 NICE_INCREMENT = 10
-#: Users that no system gives to anybody: each worker takes one by its process id.
+#: User ids that no system assigns: each worker takes one by its process id.
 _USER_IDS = range(61184, 65520)
 
 # linux/prctl.h, linux/sched.h, linux/capability.h
@@ -38,21 +38,21 @@ _NEW_IPC, _NEW_USER, _NEW_NET = 0x08000000, 0x10000000, 0x40000000
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522
 
-#: Libraries of the system that packages load when they are first used, and time zones.
+#: Libraries of the system that packages load on first use, and time zones.
 _SYSTEM_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
 def restrict_process(link: int, memory: int) -> tuple[str, ...]:
-    """Restrict this process for good; returns what holds, in words. ``link`` is the only file it keeps beside
-    its output, ``memory`` the address space in bytes that it may have.
+    """Restrict this process for good and return the active restrictions, in words.
 
-    Raises ``NoSandbox`` where the code could still reach files or the network, or where a thread runs that
-    the walls would not hold.
+    ``link`` is the only file that it keeps, except its output. ``memory`` is the limit of its address space in bytes.
+    Raises ``NoSandbox`` if the code could still reach files or the network, or if another thread runs, which the
+    restrictions would not cover.
     """
     if sys.platform != "linux":
         raise NoSandbox("uploaded apps run on Linux only: install this app on the gateway's machine instead")
     if len(os.listdir("/proc/self/task")) > 1:
-        raise NoSandbox("the worker has more than one thread, and restrictions hold for one: nothing was run")
+        raise NoSandbox("the worker has several threads, and restrictions apply to one only: nothing was run")
     _drop_inherited_state(link)
     readable = list(_readable_paths())
     _limit_resources(memory)
@@ -74,7 +74,7 @@ def restrict_process(link: int, memory: int) -> tuple[str, ...]:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends, however that comes about."""
+    """Have the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
@@ -84,13 +84,13 @@ def _check_restrictions(held: list[str]) -> None:
     network = "no-network" in held or "calls" in held
     if not (files and network):
         raise NoSandbox(
-            f"this machine cannot restrict uploaded code's access to its {'network' if files else 'files'} (it has: "
-            f"{', '.join(held)}): use a kernel with Landlock and seccomp, or install the app instead of uploading it"
+            f"this machine cannot restrict uploaded code's access to its {'network' if files else 'files'} (only "
+            f"{', '.join(held)}): use a kernel with Landlock and seccomp, or install the app"
         )
 
 
 def _drop_inherited_state(link: int) -> None:
-    """No environment, no directory, no files but standard input, output and ``link``."""
+    """Remove the environment, the directory, and all other files. Only the standard streams and ``link`` stay open."""
     os.environ.clear()
     os.chdir("/")
     os.umask(0o077)
@@ -100,7 +100,7 @@ def _drop_inherited_state(link: int) -> None:
 
 
 def _readable_paths() -> Iterator[Path]:
-    """Yield the paths that Python needs to go on importing."""
+    """Yield the paths that Python needs for further imports."""
     for entry in sys.path:
         if entry and os.path.isabs(entry):
             yield Path(os.path.realpath(entry))
@@ -117,20 +117,20 @@ def _limit_resources(memory: int) -> None:
 
 
 def _lower_limit(what: int, most: int) -> None:
-    """Lower a limit for good; one that is lower already stays."""
+    """Lower a limit for good. A limit that is already lower does not change."""
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 
 
 def _leave_network() -> bool:
-    """Leave the network, in a namespace of its own; one that needs no privileges when there are none."""
+    """Enter a separate network namespace. Without privileges, use one that requires none."""
     unshare = ctypes.CDLL(None).unshare
     return unshare(_NEW_NET | _NEW_IPC) == 0 or (os.geteuid() != 0 and unshare(_NEW_USER | _NEW_NET | _NEW_IPC) == 0)
 
 
 def _switch_user(readable: list[Path]) -> bool:
-    """Become a user of one's own; False when not root, or when that user could not read Python."""
+    """Switch to a separate user. Returns False if not root, or if that user could not read Python."""
     if os.geteuid() != 0 or not all(map(_open_to_all, readable)):
         return False
     user = _USER_IDS[os.getpid() % len(_USER_IDS)]
@@ -138,9 +138,7 @@ def _switch_user(readable: list[Path]) -> bool:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        _lower_limit(
-            resource.RLIMIT_NPROC, MAX_THREADS
-        )  # a limit per user, so it is no limit for a user that others share
+        _lower_limit(resource.RLIMIT_NPROC, MAX_THREADS)  # a limit per user, so it does not suit a shared user
         return True
     return False
 
@@ -155,14 +153,14 @@ def _open_to_all(path: Path) -> bool:
 def _without_privileges() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise NoSandbox("the kernel does not let a process give up privileges for good: nothing was run")
+        raise NoSandbox("the kernel does not let a process drop privileges for good: nothing was run")
     call = _CAPSET.get(os.uname().machine)
     if call is not None:
         libc.syscall(call, (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
     if _has_capabilities():
-        raise NoSandbox("the worker could not give up its capabilities: nothing was run")
+        raise NoSandbox("the worker could not drop its capabilities: nothing was run")
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    die_with_parent()  # forgotten when the user changed
+    die_with_parent()  # the kernel resets it when the user changes
 
 
 def _has_capabilities() -> bool:

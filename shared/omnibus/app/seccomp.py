@@ -1,7 +1,7 @@
-"""A filter on system calls: what an app needs none of fails with EPERM. Linux on x86-64 and 64-bit ARM.
+"""Filter of system calls: calls that an app does not need fail with EPERM. Linux on x86-64 and 64-bit ARM.
 
-It closes what other restrictions leave open: Unix sockets that lie in the file system, new processes,
-signals to processes of the same user, changes to the modes and times of files.
+The filter covers gaps of the other restrictions: Unix sockets in the file system, new processes, signals to processes
+of the same user, and changed modes and times of files.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _NONE = -1
 
 #: Calls that always fail, with their numbers on the two machines.
 _DENIED = {
-    # The network, and rings that could do its calls unseen.
+    # The network, and rings that could make its calls without the filter.
     "socket": (41, 198),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -52,7 +52,7 @@ _DENIED = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
-    # What files say about themselves.
+    # Metadata of files.
     "chmod": (90, _NONE),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -103,7 +103,7 @@ _DENIED = {
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRCTL, _PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (157, 167), (302, 261)
 _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000
-#: prctl: the death of the gateway must reach the worker, and nobody may read its memory.
+#: prctl: the worker must end with the gateway, and other processes must not read its memory.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
@@ -124,7 +124,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter() -> bool:
-    """Filter the calls of this process from now on; False where that is not possible.
+    """Filter the calls of this process from now on. Returns False if that is not possible.
 
     Needs ``PR_SET_NO_NEW_PRIVS`` and a process of one thread.
     """
@@ -147,7 +147,7 @@ def _filter_steps(arch: int, column: int) -> Iterator[_Step]:
     for numbers in _DENIED.values():
         if numbers[column] != _NONE:
             yield from _fail_call(numbers[column], EPERM)
-    yield from _fail_call(_CLONE3[column], ENOSYS)  # its flags are out of a filter's sight: libc falls back to clone
+    yield from _fail_call(_CLONE3[column], ENOSYS)  # a filter cannot see its flags: libc falls back to clone
     yield from _allow_only(_CLONE[column], _JUMP_BITS, _CLONE_THREAD)
     for call in (_KILL, _TGKILL):
         yield from _allow_only(call[column], _JUMP_EQUAL, os.getpid())
@@ -163,7 +163,7 @@ def _fail_call(call: int, errno: int) -> Iterator[_Step]:
 
 
 def _allow_only(call: int, test: int, value: int) -> Iterator[_Step]:
-    """``call`` is allowed when its first argument passes ``test`` with ``value``."""
+    """Allow ``call`` only if its first argument passes ``test`` with ``value``."""
     yield _JUMP_EQUAL, 0, 4, call
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     yield test, 0, 1, value
@@ -172,7 +172,7 @@ def _allow_only(call: int, test: int, value: int) -> Iterator[_Step]:
 
 
 def _deny_value(call: int, value: int) -> Iterator[_Step]:
-    """``call`` fails when its first argument is ``value``."""
+    """Reject ``call`` if its first argument is ``value``."""
     yield _JUMP_EQUAL, 0, 4, call
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     yield _JUMP_EQUAL, 0, 1, value

@@ -1,4 +1,4 @@
-"""One end of the socket between a gateway and an app's worker process: frames in, frames out."""
+"""One end of the gateway-worker socket: frames in, frames out."""
 
 import asyncio
 import socket
@@ -8,13 +8,16 @@ from typing import cast
 from omnibus.app.framing import Frames
 from omnibus.errors import OmnibusError
 
-#: Bytes of frames that are written before their sender goes on.
+#: Bytes of queued frames from which ``drain`` writes them.
 _DRAIN_BYTES = 64 << 10
 
 
 class WorkerLink(asyncio.Protocol):
-    """``receive`` is called with the body of each frame; what it raises, if typed, closes the link.
-    ``lost`` is called once with that error, or with None when the other end is gone. Build it with ``open``."""
+    """End of the socket between a gateway and a worker. Build it with ``open``.
+
+    ``receive`` is called with the body of each frame. A typed error of it closes the link. ``lost`` is called once with
+    that error, or with None when the other end is closed.
+    """
 
     def __init__(self, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]) -> None:
         self._receive = receive
@@ -54,14 +57,14 @@ class WorkerLink(asyncio.Protocol):
         self._lost(self._error)
 
     def send(self, frame: bytes) -> None:
-        """Queue ``frame``; frames of one turn of the loop leave in one write. A lost link drops it."""
+        """Queue ``frame``. Frames of one turn of the loop are sent in one write. A lost link drops them."""
         if not self._out:
             self._loop.call_soon(self._flush_frames)
         self._out.append(frame)
 
     async def drain(self) -> None:
-        """Wait until the other end has taken most of what was sent, or is gone. Little is left to leave with what else
-        is sent in this turn of the loop."""
+        """Wait until the other end has received most of the data. Returns early if it is closed. A small rest is sent
+        with the other frames of this turn of the loop."""
         if sum(map(len, self._out)) >= _DRAIN_BYTES:
             self._flush_frames()
         while self._full is not None:
@@ -76,13 +79,13 @@ class WorkerLink(asyncio.Protocol):
             self._full = None
 
     def close(self) -> None:
-        """Send what is queued and close the socket."""
+        """Send the queued frames and close the socket."""
         if self._transport is not None:
             self._flush_frames()
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the socket at once, whatever is still queued."""
+        """Close the socket at once and drop queued data."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,7 +1,7 @@
-"""The process of one app: ``python -m omnibus.app.worker <fd>``, started by a gateway.
+"""Process of one app: ``python -m omnibus.app.worker <fd>``, started by a gateway.
 
-``fd`` is one end of a Unix socket pair; ``omnibus.app.protocol`` says what goes over it. The process ends when
-the other end is closed.
+``fd`` is one end of a Unix socket pair; see ``omnibus.app.protocol`` for the messages on it. The process ends when the
+other end is closed.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from omnibus.process.garbage import tune_garbage_collector
 
 log = logging.getLogger(__name__)
 
-#: Seconds that cancelled requests have to clean up when the worker is told to stop.
+#: Seconds that cancelled requests have to clean up when the worker stops.
 CLEANUP_SECONDS = 2.0
 
 
 class AppWorker:
-    """Serves the requests of one app side by side."""
+    """Serves the requests of one app concurrently."""
 
     def __init__(self, app: LoadedApp, show_errors: bool = False) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class AppWorker:
         }
 
     async def serve_until_stopped(self, end: socket.socket) -> None:
-        """Say that the app is ready, and serve until told to stop."""
+        """Report that the app is ready, and serve until ``StopWorker``."""
         self._link = await WorkerLink.open(end, self._handle_message, self._on_link_lost)
         self._link.send(framing.encode_message(protocol.AppReady(self._app.description)))
         await self._stop.wait()
@@ -68,7 +68,7 @@ class AppWorker:
         self._on[type(message)](message)
 
     def _on_link_lost(self, error: OmnibusError | None) -> None:
-        """Without a gateway there is nothing left to do, and nobody to hear of it."""
+        """Exit when the gateway is gone."""
         if error is not None:
             log.error("protocol error from the gateway: %s", error)
         if not self._stop.is_set():
@@ -83,7 +83,7 @@ class AppWorker:
     def _forget_request(self, id: int, ended: asyncio.Task[None]) -> None:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
-        if ended.cancelled() and self._link is not None:  # before its first step, so it could not say so itself
+        if ended.cancelled() and self._link is not None:  # cancelled before its first step, so it sent no end
             self._link.send(framing.encode_message(protocol.RequestEnd(id)))
 
     def _send_pong(self) -> None:
@@ -118,7 +118,7 @@ class AppWorker:
 
 
 def main(arguments: list[str]) -> int:
-    """Load the app that the gateway names, and serve it; returns the exit code."""
+    """Load the app of the gateway's message and serve it. Returns the exit code."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the gateway's to handle
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)

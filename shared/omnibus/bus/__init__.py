@@ -1,21 +1,21 @@
-"""The bus as the rest of Omnibus sees it. ``bus.nats`` is the real one, ``bus.memory`` one process."""
+"""The bus interface of Omnibus. ``bus.nats`` uses NATS servers, ``bus.memory`` runs in one process."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 
-#: Bytes kept free in each message for its headers: a trace, a record's id.
+#: Bytes reserved in each message for its headers: a trace, a record's id.
 _HEADER_ROOM_BYTES = 1024
 
 
 def body_room(max_payload: int) -> int:
-    """Return the bytes that a body may have in messages of ``max_payload`` bytes."""
+    """Return the largest body for messages of ``max_payload`` bytes."""
     return max(max_payload - _HEADER_ROOM_BYTES, max_payload // 2)
 
 
 class Delivery(NamedTuple):
-    """One message as it arrived. ``refused`` is set when the server found no subscriber for a publish."""
+    """One message as it arrived. ``refused`` is set if the server found no subscriber for a publish."""
 
     subject: str
     data: bytes
@@ -25,9 +25,9 @@ class Delivery(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """A stream of JetStream. ``limit`` is in bytes, negative for none; ``last`` counts all that ever came.
+    """A stream of JetStream. ``limit`` is in bytes, negative for none; ``last`` counts all messages ever stored.
 
-    ``consumers`` are the durable ones: what each has still to get, and what it got and has not acknowledged.
+    ``consumers`` are the durable ones: the messages that each must still get, and those that it has not acknowledged.
     """
 
     name: str
@@ -39,37 +39,37 @@ class StreamState(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A message that a stream has kept. ``number`` counts the stream's messages from 1."""
+    """A message that a stream has stored. ``number`` counts the stream's messages from 1."""
 
     number: int
     subject: str
     data: bytes
 
 
-#: Called in the reader's turn of the event loop: it must not block; long work goes to a task.
+#: Called from the connection's reader: it must not block. Start a task for long work.
 Handler = Callable[[Delivery], None]
 
-#: A hand-driven endpoint: gets a delivery, yields the replies. The bus ends them with an empty message.
+#: A manually driven endpoint: gets a delivery, yields the replies. The bus ends them with an empty message.
 Responder = Callable[[Delivery], AsyncIterator[bytes]]
 
 
 class Bus(Protocol):
-    """Publish, subscribe, request, record. All waits are bounded."""
+    """Interface of a bus: publish, subscribe, request, record. All waits are bounded."""
 
     @property
     def connected(self) -> bool: ...
 
     @property
     def reconnects(self) -> int:
-        """Number of reconnects; what was under way at a reconnect may be lost."""
+        """Number of reconnects. Messages sent around a reconnect may be lost."""
 
     @property
     def clustered(self) -> bool:
-        """True if there are several servers: somebody whom the server cannot find may be on the way to another one."""
+        """True with several servers: a client that one server cannot find may be connecting to another one."""
 
     @property
     def max_body(self) -> int:
-        """Bytes of a message's body that always fit beside its headers."""
+        """Size of the largest message body that fits together with headers."""
 
     def publish(
         self,
@@ -80,29 +80,34 @@ class Bus(Protocol):
         headers: Mapping[str, str] | None = None,
         lazy: bool = False,
     ) -> None:
-        """Hand ``data`` to the connection; never waits. What is ``lazy`` may leave with what is published next.
+        """Pass ``data`` to the connection without waiting; ``lazy`` messages may be sent with the next ones.
 
-        Raises ``TooLarge`` when headers and ``data`` together are over the payload limit, and ``BusUnavailable`` when
-        the connection is closed or its buffer is full.
+        Raises ``TooLarge`` if headers and ``data`` together exceed the payload limit, and ``BusUnavailable`` if the
+        connection is closed or its buffer is full.
         """
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` before what was published leaves: a turn of its own would cost another look at the sockets.
-        What it raises is logged."""
+        """Call ``publish`` before published messages are sent.
+
+        Another turn of the event loop would require another poll of the sockets. Its exceptions are logged.
+        """
 
     def flush_soon(self) -> None:
-        """Let what is published leave with what the next turn of the event loop brings, within a millisecond."""
+        """Send published messages with those of the event loop's next turn.
+
+        They are sent within a millisecond.
+        """
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
-        """Deliver to ``handler`` until the returned function is awaited."""
+        """Deliver messages to ``handler`` until you await the returned function."""
 
     async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
-        """One reply. Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``."""
+        """Return one reply. Raises ``NotFound`` without a subscriber, and ``DeadlineExceeded``."""
 
     def request_stream(
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        """Replies until the empty message; ``timeout`` bounds each wait."""
+        """Yield replies until the empty message; ``timeout`` bounds each wait."""
 
     async def add_responder(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Answer requests on ``subject`` with a stream of messages."""
@@ -114,48 +119,49 @@ class Bus(Protocol):
         endpoints: Mapping[str, tuple[str, Responder]],
         stats: Callable[[str], Any] | None = None,
     ) -> Callable[[], Awaitable[None]]:
-        """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder.
+        """Register as a NATS micro service; ``endpoints`` maps a name to subject and responder.
 
-        ``stats`` gives the data that ``nats service stats`` shows for an endpoint. Returns what ends it.
+        ``stats`` returns the data that ``nats service stats`` shows for an endpoint. Returns a function that stops the
+        service.
         """
 
     async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
-        """Create or verify ``stream`` (``limit`` bytes, kept for ``seconds``); fail loudly."""
+        """Create or verify ``stream`` (``limit`` bytes, kept for ``seconds``). Raises ``Fatal`` if it cannot."""
 
     def publish_record(self, subject: str, data: bytes, id: str) -> None:
         """Store one record without waiting; ``id`` makes a repeat harmless.
 
-        What no stream acknowledges is sent a few times again, and then counted by ``records_lost``.
+        Records without an acknowledgement are sent a few times, and then counted by ``records_lost``.
         """
 
     @property
     def records_lost(self) -> int:
-        """Records that were given up because no stream took them."""
+        """Number of records that were dropped because no stream stored them."""
 
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
-        """All stored records on ``subject``, oldest first."""
+        """Return all stored records on ``subject``, oldest first."""
 
     async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
-        """Have ``stream`` store a record right behind number ``after``, the last on ``subject``; 0: there is none.
+        """Store a record if number ``after`` is the last on ``subject``.
 
-        Returns its number. ``id`` makes a repeat harmless. Raises ``Conflict`` when somebody else has written, and
-        ``BusUnavailable`` when no stream says that it has it.
+        ``after`` is 0 if ``subject`` is empty. Returns the record's number. ``id`` makes a repeat harmless. Raises
+        ``Conflict`` if another client has written, and ``BusUnavailable`` if no stream acknowledges it.
         """
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
-        """All that ``stream`` has on ``subject`` behind number ``after``, oldest first."""
+        """Return the messages of ``stream`` on ``subject`` after number ``after``, oldest first."""
 
     async def list_streams(self) -> list[StreamState]:
-        """All streams and how far their consumers are. Raises ``BusUnavailable``."""
+        """Return all streams with their consumers' progress. Raises ``BusUnavailable``."""
 
     async def read_latest(self, stream: StreamSpec, count: int, below: int = 0) -> list[Stored]:
-        """At most ``count`` messages: the last of ``stream``, or the last before number ``below``; oldest first.
+        """Return the last ``count`` messages of ``stream``, before number ``below`` if given.
 
-        Empty only where there are none. Removed messages may make it fewer than there are.
+        The oldest is first. Empty only if there are none. Removed messages may reduce their number.
         """
 
     async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
-        """Remove what ``stream`` has on ``subject``; returns how many messages there were."""
+        """Remove the messages of ``stream`` on ``subject``; returns their number."""
 
     async def drain(self) -> None:
-        """Stop taking, finish what was taken, close."""
+        """Stop receiving, finish the received messages, close."""

@@ -1,6 +1,6 @@
-"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish.
+"""Coalescing of small messages: one publish per receiver and turn of the loop.
 
-Pieces of text that follow each other within a moment, too close for anybody to notice, are one piece.
+Pieces of text that follow each other within imperceptible time become one piece.
 """
 
 import asyncio
@@ -15,24 +15,25 @@ from omnibus.errors import OmnibusError
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a message nobody waits for may be held back to share a frame, so that its receiver is not woken for it.
+#: Longest delay of a message that is not awaited, so that it shares a frame and does not wake its receiver.
 LAZY_FLUSH_SECONDS = 0.02
-#: Seconds after pieces of text have left in which others are held back to become one with what follows them. Of engines
-#: that take longer for a step each piece leaves at once.
+#: Seconds after a send in which pieces of text are held and joined. If an engine's steps take longer, each piece is
+#: sent at once.
 PIECE_FLUSH_SECONDS = 0.008
 
 
 class HeldPiece(Protocol):
-    """The next piece of a stream, which grows until it leaves."""
+    """The next piece of a stream, which grows until it is sent."""
 
     def flush_held(self) -> None:
-        """Send what there is by now; nothing, if it was sent before."""
+        """Send the current content, unless it was sent before."""
 
 
 class Outbox:
-    """One per process. ``send`` never waits; order per subject is kept, but for pieces of text that are held back.
+    """Queue of outgoing messages, one per process. ``send`` never waits.
 
-    With ``unheard`` set, a frame that nobody listens for comes back as refused on ``<unheard>.<receiver>``.
+    Order per subject is kept, except for held pieces of text. With ``unheard`` set, the server answers a frame without
+    a subscriber with a refusal on ``<unheard>.<receiver>``.
     """
 
     def __init__(self, bus: Bus, limit: int, unheard: str = "") -> None:
@@ -41,7 +42,7 @@ class Outbox:
         self._most_bytes = limit - FRAME_OVERHEAD_BYTES
         self._unheard = unheard
         self._waiting: dict[str, list[bytes]] = {}
-        self._lazy: dict[str, list[bytes]] = {}  # of subjects for which nothing urgent waits
+        self._lazy: dict[str, list[bytes]] = {}  # by subject without an urgent message
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[HeldPiece] = []
@@ -50,13 +51,13 @@ class Outbox:
         self._grown_at = self._released_at = -inf  # of ``monotonic``
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
-        """Queue ``message``; ``lazy`` ones leave with the next urgent one for ``subject``, or after some milliseconds
-        (``LAZY_FLUSH_SECONDS``).
+        """Queue ``message`` for ``subject``.
 
-        Raises ``ProtocolError`` for one that is over the limit: here its sender alone is hit, in ``flush``
-        all who share the frame would be.
+        ``lazy`` ones are sent with the next urgent one for ``subject``, or after ``LAZY_FLUSH_SECONDS``. Raises
+        ``ProtocolError`` for a message over the limit. Raised here, it affects only its sender; in ``flush``, it would
+        affect all messages of the frame.
         """
-        if len(message) > self._most_bytes:  # checked here as well: a call less for each token
+        if len(message) > self._most_bytes:  # checked here as well, to save a call for each token
             check_message_size(message, self._limit)
         waiting = self._waiting.get(subject)
         if waiting is not None:
@@ -76,20 +77,22 @@ class Outbox:
                 self._bus.flush_soon()
 
     def hold(self, piece: HeldPiece) -> None:
-        """Have ``piece`` send itself within ``PIECE_FLUSH_SECONDS``; see ``note_growth``."""
+        """Send ``piece`` within ``PIECE_FLUSH_SECONDS``; see ``note_growth``."""
         self._held.append(piece)
         self.note_growth()
 
     def note_growth(self) -> None:
-        """Held pieces have grown. By the end of this turn they leave, unless the next growth comes soon enough for
-        both to leave together: if it comes as soon as this one has come after the one before.
+        """Record that held pieces have grown in this turn.
+
+        At the end of the turn they are sent, unless the next growth is expected soon enough to be sent with them. It is
+        expected after the same time as between the last two.
         """
         if not self._grows:
             self._grows = True
             asyncio.get_running_loop().call_soon(self._end_growth)
 
     def _end_growth(self) -> None:
-        """All pieces of this turn are there: let them leave, or wait for the next ones."""
+        """Send the pieces of this turn, or wait for the next ones."""
         now = monotonic()
         due, expected = self._released_at + PIECE_FLUSH_SECONDS, now + (now - self._grown_at)
         self._grows, self._grown_at = False, now
@@ -101,27 +104,27 @@ class Outbox:
             self._release = asyncio.get_running_loop().call_later(due - now, self.flush)
 
     def flush(self) -> None:
-        """Publish everything that waits, and what is held back."""
+        """Publish all queued messages and held pieces."""
         if self._release is not None:
             self._release.cancel()
             self._release = None
         self._released_at = monotonic()
         held, self._held = self._held, []
-        self._soon = True  # no other flush need follow
+        self._soon = True  # no further flush is necessary
         for piece in held:
             try:
                 piece.flush_held()
-            except OmnibusError as error:  # the deadlines of who waits for it cover what is lost here
+            except OmnibusError as error:  # receivers notice the loss by their deadlines
                 log.error("a piece was not sent: %s", error)
         if self._timer is not None:
             self._timer.cancel()
         self._publish_lazy()
 
     def _publish_lazy(self) -> None:
-        """Publish everything that waits, what nobody waits for as well."""
+        """Publish all queued messages, including lazy ones."""
         self._timer = None
         lazy, self._lazy = self._lazy, {}
-        for subject, messages in lazy.items():  # nothing is in both
+        for subject, messages in lazy.items():  # no subject is in both
             self._waiting[subject] = messages
         self._publish_waiting()
 
@@ -133,5 +136,5 @@ class Outbox:
             try:
                 for frame in join_frames(messages, self._limit):
                     self._bus.publish(subject, frame, reply=reply)
-            except OmnibusError as error:  # the receivers' deadlines cover what is lost here
+            except OmnibusError as error:  # receivers notice the loss by their deadlines
                 log.error("%d messages for %s were not sent: %s", len(messages), subject, error)

@@ -1,4 +1,4 @@
-"""Messages by which gateways find and read each other's files; nobody else sends or gets them."""
+"""Messages by which gateways find and read each other's files; only gateways use them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from omnibus.tensors.handle import Handle
 
 
 class MediaQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Question to all gateways: who has ``name`` of ``kind``. With ``remove`` it is removed there."""
+    """Query to all gateways for ``name`` of ``kind``. With ``remove``, they remove it."""
 
     gateway: str
     kind: str
@@ -21,9 +21,9 @@ class MediaQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MediaAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Answer of one gateway to a query: ``nbytes`` is negative where it has nothing of that name.
+    """Answer of one gateway to a query; ``nbytes`` is negative if it does not have that name.
 
-    ``version`` changes when other bytes take the name. ``about`` is what belongs to the bytes, by the kind.
+    ``version`` changes when the name gets other bytes. ``about`` is metadata of the bytes, by kind.
     """
 
     gateway: str
@@ -34,7 +34,7 @@ class MediaAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MediaRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request for ``nbytes`` of what a gateway has said it has, from ``offset`` on."""
+    """Request for ``nbytes`` of a gateway's file, from ``offset`` on."""
 
     kind: str
     name: str
@@ -45,7 +45,7 @@ class MediaRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MediaPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The bytes that were requested, as a tensor to read once, or why there are none."""
+    """Requested bytes as a tensor to read once, or the problem."""
 
     handle: Handle | None = None
     problem: ProblemDetails | None = None
@@ -59,7 +59,7 @@ _part = msgspec.json.Decoder(MediaPart).decode
 
 
 def decode_query(body: bytes) -> MediaQuery:
-    """Each of these raises ``ProtocolError`` for what is not its message."""
+    """Decode a media query. Each of these functions raises ``ProtocolError`` for another message."""
     return decode_message(_query, body, "media query")
 
 

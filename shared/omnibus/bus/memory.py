@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def subject_matches(pattern: str, subject: str) -> bool:
-    """NATS wildcard rules: ``*`` is one token, ``>`` the rest (at least one)."""
+    """Return whether ``subject`` matches by NATS rules: ``*`` is one token, ``>`` one or more."""
     wanted, given = pattern.split("."), subject.split(".")
     for position, part in enumerate(wanted):
         if part == ">":
@@ -27,7 +27,10 @@ def subject_matches(pattern: str, subject: str) -> bool:
 
 
 class MemoryBus:
-    """Deliveries happen in order, in a later turn of the event loop, as with a real connection."""
+    """Bus in one process.
+
+    As with a real connection, it delivers messages in order, in a later turn of the event loop.
+    """
 
     reconnects = 0
     clustered = False
@@ -80,7 +83,7 @@ class MemoryBus:
         for handler in chosen:
             try:
                 handler(delivery)
-            except Exception:  # as with a real connection, it costs nobody else a message
+            except Exception:  # as with a real connection, other handlers still get the message
                 log.exception("handler of %s failed", delivery.subject)
         if not chosen and delivery.reply:
             self._deliver_message(Delivery(delivery.reply, b"", refused=True))
@@ -153,7 +156,7 @@ class MemoryBus:
             return self._records[id][1].number
         last = max((kept.number for kept in self._stored_messages(stream) if kept.subject == subject), default=0)
         if last != after:
-            raise Conflict(f"somebody else has written to {subject}")
+            raise Conflict(f"another client has written to {subject}")
         self.publish_record(subject, data, id)
         return self._records[id][1].number
 

@@ -1,7 +1,7 @@
-"""Every small message on the bus: fields only, tagged, frozen, unknown fields forbidden.
+"""All small messages on the bus: tagged, frozen, without unknown fields.
 
-Messages for one receiver that are ready in the same turn of the event loop travel as one ``frame``,
-``{"v": 1, "msgs": [...]}``: one publish, one delivery.
+Messages for one receiver that are ready in one turn of the event loop share a ``frame``, ``{"v": 1,
+"msgs": [...]}``: one publish, one delivery.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from omnibus.errors import ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, explain_unreadable, is_addressable
 from omnibus.tensors.handle import Handle, InlineTensor
 
-#: Header of an invocation where there are tenants: the weight, a space, and the name of its tenant. Executors share
-#: their work out by it; those of earlier builds do not read it.
+#: Header of an invocation in a system with tenants: the weight, a space, and the tenant's name. Executors share their
+#: work by it; executors of earlier builds ignore it.
 TENANT_HEADER = "Omnibus-Tenant"
 
 
@@ -25,9 +25,9 @@ class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class Chunk(BusMessage, frozen=True, tag="chunk"):
     """One piece of an output. ``seq`` counts from 0 without gaps; ``last`` closes the output.
 
-    ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``inline`` is what the chunk adds
-    itself, in place of a handle, for a reader on another node. ``empty`` marks a closing chunk that carries no value of
-    its own. ``cuts`` are the characters of each piece that ``data["text"]`` was joined of; empty for a single one.
+    ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``inline`` is this chunk's own tensor,
+    in place of a handle, for a reader on another node. ``empty`` marks a closing chunk without a value. ``cuts`` are
+    the numbers of characters of the pieces in ``data["text"]``; empty for a single piece.
     """
 
     inv: str
@@ -45,7 +45,7 @@ class Chunk(BusMessage, frozen=True, tag="chunk"):
 
 
 class Accepted(BusMessage, frozen=True, tag="accepted"):
-    """The executor holds the invocation and works on it."""
+    """The executor has accepted the invocation and works on it."""
 
     inv: str
     executor: str
@@ -64,8 +64,8 @@ class BusyReply(BusMessage, frozen=True, tag="busy"):
 class PullCost(msgspec.Struct, frozen=True, array_like=True):
     """Cost of one reader's pulls of one output, from node to node.
 
-    ``source`` is the graph node whose ``output`` it was; -1 with no output: an input of the request, from the
-    gateway's node. ``seconds`` is how long the reader waited. Readers of one node share a pull, and each has its bytes.
+    ``source`` is the graph node of the ``output``. It is -1, without an output, for an input of the request, from the
+    gateway's node. ``seconds`` is the waiting time. Readers on one node share a pull, and each counts its bytes.
     """
 
     source: int
@@ -79,14 +79,14 @@ class PullCost(msgspec.Struct, frozen=True, array_like=True):
 class Hop(BusMessage, frozen=True, tag="done"):
     """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end.
 
-    ``began`` is when its engine began to compute, 0 from one that does not tell. ``arrived`` is when the first of
-    each of ``Node.uses`` came, ``nbytes`` the size of the tensors that it put into the arena, ``pulls`` what it read
-    from other nodes. ``computed`` are the seconds of its engine that fall to it; a batch is divided among its members.
-    ``joules`` are those of its device for them, -1 where no meter was read.
-    It travels with the node's last output, so a consumer passes it on with its own.
+    ``began`` is the start of its engine's computation, 0 if the engine does not report it. ``arrived`` are the arrivals
+    of the first chunk of each of ``Node.uses``. ``nbytes`` is the size of the tensors that it put into the arena, and
+    ``pulls`` its reads from other nodes. ``computed`` are its seconds of the engine; a batch is divided among its
+    members. ``joules`` are its device's energy for them, -1 without a meter. The message is sent with the node's last
+    output, and consumers forward it with their own.
 
-    One with the attempt ``~attempt``, which is negative, is of a node that failed or was stopped: it goes to the
-    gateway alone and says what was computed until then. Gateways of earlier builds take it for one of no attempt.
+    A negative attempt, ``~attempt``, marks a node that failed or was stopped. That message is sent only to the gateway,
+    and contains the computation until then. Gateways of earlier builds ignore it as one of an unknown attempt.
     """
 
     inv: str
@@ -115,11 +115,10 @@ class NodeFailed(BusMessage, frozen=True, tag="failed"):
 
 
 class InvocationEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="end"):
-    """The invocation is over: every holder stops and releases. ``attempt`` and older ones end.
+    """The invocation is over: executors stop its work and release its memory. ``attempt`` and older ones end.
 
-    Published for all to see on ``omnibus.end.<invocation>``, and sent to the executors that may still hold
-    something, so that a cluster is not woken for each request. With ``nodes`` only these end there, and others of
-    the same invocation go on.
+    Published on ``omnibus.end.<invocation>``, and sent to the executors that may still work on it, so that a request
+    does not wake the whole cluster. With ``nodes``, only these end there, and other nodes of the invocation continue.
     """
 
     inv: str
@@ -130,8 +129,11 @@ class InvocationEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class BatchCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Batches of a component since its start: ``passes`` over inputs or prompts with so many ``tokens`` together, and
-    ``steps`` with so many ``rows``, one for each sequence of a step. All 0: its engine does not say."""
+    """Batches of a component since its start.
+
+    ``passes`` over inputs or prompts had ``tokens`` in total, and ``steps`` had ``rows``, one for each sequence of a
+    step. All are 0 if its engine does not report them.
+    """
 
     passes: int = 0
     tokens: int = 0
@@ -139,12 +141,12 @@ class BatchCounts(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
 
 
-#: The parameter of calls that only executors take which keep prompts: others would compute for nobody.
+#: Parameter of calls that only executors with a prompt cache accept: for others the computation would be useless.
 PREFILL_ONLY = "prefill_only"
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """Status of an executor, sent at start, on census and as a heartbeat."""
+    """Status of an executor, sent at start, on census and as heartbeat."""
 
     id: str
     model: str
@@ -188,7 +190,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
-    """Plan that a gateway follows, sent when it changes, on census, and at the gateway's end."""
+    """Plan of a gateway, sent on change, on census and finally."""
 
     id: str
     epoch: int
@@ -199,10 +201,10 @@ class GatewayStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """Status of a node's sidecar, where nodes pull from each other; sent at start, on census and as a heartbeat.
+    """Status of a node's sidecar, if nodes pull from each other; sent at start, on census and as a heartbeat.
 
-    ``unreachable`` are nodes from which it could not pull lately. ``pulled`` is how many bytes it has pulled from each
-    node since its start, and ``seconds`` how long that took.
+    ``unreachable`` are nodes from which it could not pull lately. ``pulled`` are the bytes that it has pulled from each
+    node since its start, and ``seconds`` the time for that.
     """
 
     node: str
@@ -221,16 +223,17 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Requests of one type at one gateway since its last word: how many came, ended well, and ended otherwise.
+    """Requests of one type at one gateway since its last report: arrived, succeeded, failed.
 
-    ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over those that ended well; ``first`` and ``total``
-    sums of the seconds until their first output and until their end. ``refused`` had no room here and did not come:
-    one that every executor turns away after it was counted is taken back, so that ``came`` may be negative.
-    ``estimated`` are sums of quantities as they were estimated on arrival, over those that came or were refused, and
-    ``estimated_done`` the same over those that ended well: both together say what is on its way before it has ended.
-    ``waiting`` is how many of those that came wait at the gateway for room, now. ``figures`` count those that ended
-    well by figure (``omnibus.cluster.latency_histogram.FIGURES``) and bucket. Where the model has goals, ``met`` ended
-    within all of them, and ``missed`` did not, or were refused, or failed.
+    ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over the successful ones. ``first`` and ``total`` are sums
+    of their seconds until the first output and until the end. ``refused`` had no room here and are not in ``came``. A
+    request that every executor rejects after it was counted is subtracted, so ``came`` may be negative.
+
+    ``estimated`` are sums of quantities as estimated on arrival, over those in ``came`` or ``refused``.
+    ``estimated_done`` are the same over the successful ones. Their difference shows the load in flight before it has
+    ended. ``waiting`` is the number of requests that now wait at the gateway for room. ``figures`` count the successful
+    ones by figure (``omnibus.cluster.latency_histogram.FIGURES``) and bucket. If the model has goals, ``met`` ended
+    within all of them. ``missed`` did not, or were refused, or failed.
     """
 
     came: int = 0
@@ -249,9 +252,10 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoadEvent(msgspec.Struct, frozen=True):
-    """Load of a gateway in the last ``seconds``, by model and request type (empty: refused before it was known).
+    """Load of a gateway by model and request type in ``seconds``.
 
-    Sent while there is something to report; after that once with no models and nothing in flight, then no more.
+    The type is empty for requests that were refused before it was known. Sent while there is load to report. Then it is
+    sent once without models and requests in flight, and no more.
     """
 
     gateway: str
@@ -263,15 +267,17 @@ class LoadEvent(msgspec.Struct, frozen=True):
 
 
 class ModelGrowth(msgspec.Struct, frozen=True):
-    """Growth that is left: ``factor`` times as much of a model can run, ``seconds`` after it is needed."""
+    """Possible growth: ``factor`` times as much of a model can run, ``seconds`` after the need."""
 
     factor: float
     seconds: float
 
 
 class PlanEvent(msgspec.Struct, frozen=True):
-    """A plan epoch is current. ``growth`` names the models to which the planner can add executors; it is said again
-    every few seconds while there are any."""
+    """A plan epoch is current. ``growth`` contains the models to which the planner can add executors.
+
+    If it is not empty, it is repeated every few seconds.
+    """
 
     epoch: int
     growth: dict[str, ModelGrowth] = {}
@@ -309,13 +315,16 @@ FRAME_OVERHEAD_BYTES = len(_HEAD) + len(_TAIL)
 
 
 def check_message_size(message: bytes, limit: int) -> None:
-    """Raise ``ProtocolError`` for a message that fits into no frame: that is a defect, bulk goes by handle."""
+    """Raise ``ProtocolError`` for a message that does not fit into a frame.
+
+    That is a defect: large data must be sent by handle.
+    """
     if len(message) + FRAME_OVERHEAD_BYTES > limit:
         raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
 
 
 def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
-    """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check_message_size`` does."""
+    """Join encoded messages into frames of at most ``limit`` bytes. Raises as ``check_message_size`` does."""
     if messages and FRAME_OVERHEAD_BYTES + sum(map(len, messages)) + len(messages) <= limit:
         yield _HEAD + b",".join(messages) + _TAIL
         return
@@ -333,7 +342,7 @@ def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
 
 
 def decode_message(decode: Any, body: bytes, what: str) -> Any:
-    """The message in ``body`` by a decoder; raises ``ProtocolError``, which calls it ``what``."""
+    """Decode the message in ``body``. Raises ``ProtocolError``, which calls it ``what``."""
     try:
         message = decode(body)
     except UNREADABLE as error:
@@ -360,7 +369,7 @@ def decode_end(body: bytes) -> InvocationEnd:
 def decode_status(body: bytes) -> ExecutorStatus:
     status = decode_message(_status, body, "executor status")
     if not is_addressable(status.id):
-        raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: no blanks, no wildcards in ids")
+        raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: ids must not have blanks or wildcards")
     return status
 
 
@@ -381,7 +390,7 @@ def decode_plan_event(body: bytes) -> PlanEvent:
 
 
 def to_handle(value: object) -> Handle:
-    """A handle from plain JSON values; raises ``ProtocolError``."""
+    """Convert plain JSON values to a handle. Raises ``ProtocolError``."""
     try:
         return msgspec.convert(value, Handle).validate()
     except msgspec.ValidationError as error:

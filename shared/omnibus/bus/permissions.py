@@ -1,9 +1,9 @@
-"""Permissions on the bus: one user per service, the subjects that it may use, and a server's configuration of them.
+"""Permissions on the bus: one user per service, its subjects, and a server's configuration of them.
 
-A user may publish and subscribe to what is listed and nothing else. Each has a prefix of inboxes of its own, so that no
-service hears what another one asked for; who answers a request may publish to the inboxes of those who ask it. That is
-listed like everything else: the server's ``allow_responses`` would let a user publish to the reply subject of any
-message that it receives, also of one that it sent to itself.
+A user may publish and subscribe only to the listed subjects. Each user has a separate prefix of inboxes, so that
+services cannot read each other's replies. A responder may publish to the inboxes of its clients, which are also listed.
+The server's ``allow_responses`` is not used. With it, a user could publish to the reply subject of any message that it
+receives, even if it sent the message itself.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from omnibus.bus import subjects
 from omnibus.bus.subjects import ROOT
 
-#: Streams that gateways see to: the record, inputs that crashed or failed an engine, events of stored responses.
+#: Streams that gateways manage: the record, inputs that crashed or failed an engine, events of stored responses.
 STREAMS = (subjects.INVOCATIONS.name, subjects.DEADLETTERS.name, subjects.RESPONSES.name)
-#: What a gateway may do with its streams. It removes nothing: retention does.
+#: Calls that gateways may use for their streams. They cannot remove messages: retention does that.
 _STREAM_CALLS = ("INFO", "CREATE", "UPDATE", "MSG.GET")
-#: Files that gateways fetch from each other, and nobody else.
+#: Files that only gateways fetch from each other.
 _MEDIA = (subjects.MEDIA, subjects.media_subject("*"))
-#: Events of stored responses, and who makes them.
+#: Events of stored responses, and their gateways.
 _RESPONSES = (subjects.RESPONSE_EVENTS, subjects.holder_subject("*"))
 _API = "$JS.API"
 _EXECUTORS = ("encoder", "llm", "generator")
@@ -33,15 +33,15 @@ class Permissions(NamedTuple):
 
 
 def inbox_prefix(user: str) -> str:
-    """The prefix of a user's inboxes; without a user the usual one."""
+    """Return the prefix of a user's inboxes; without a user, the default one."""
     return f"_INBOX.{subjects.subject_token(user)}" if user else "_INBOX"
 
 
 def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
     """Return the permissions by user: services on the bus, and ``operator`` for people and their tools.
 
-    ``models`` maps a model to its unit tasks: then there is a user ``model_user(model)`` for each besides, for
-    executors of that model. It receives work for those tasks and no other.
+    ``models`` maps a model to its unit tasks. Each then also has a user ``model_user(model)``, for executors of that
+    model, which receives work only for those tasks.
     """
     return {
         "gateway": _gateway_permissions(),
@@ -57,7 +57,7 @@ def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> di
 
 
 def model_user(model: str) -> str:
-    """The user of executors that run components of ``model`` alone."""
+    """Return the user of executors that run only components of ``model``."""
     return f"model-{subjects.subject_token(model)}"
 
 
@@ -71,14 +71,14 @@ def _gateway_permissions() -> Permissions:
             f"{ROOT}.node.*",
             subjects.end_subject("*"),
             subjects.RECORDS,
-            subjects.REPLAY,  # for who asks over HTTP
+            subjects.REPLAY,  # for HTTP clients
             *_MEDIA,
             *_RESPONSES,
             *map(subjects.event_subject, says),
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
-            *_reply_subjects("gateway", "operator"),  # who may ask for a replay; only gateways ask for media
+            *_reply_subjects("gateway", "operator"),  # both may request a replay; only gateways request media
         ),
         (
             f"{ROOT}.reply.>",
@@ -86,7 +86,7 @@ def _gateway_permissions() -> Permissions:
             *_MEDIA,
             *_RESPONSES,
             *map(subjects.event_subject, hears),
-            subjects.DEAD,  # what another gateway refuses
+            subjects.DEAD,  # inputs that another gateway rejects
             f"{inbox_prefix('gateway')}.>",
         ),
     )
@@ -109,7 +109,7 @@ def _planner_permissions() -> Permissions:
 
 
 def _sidecar_permissions() -> Permissions:
-    """Sidecars know each other by their status, and hear which invocations are over."""
+    """Return permissions for other sidecars' statuses and ends of invocations."""
     return Permissions(
         tuple(map(subjects.event_subject, (subjects.NODE, subjects.CENSUS))),
         (
@@ -121,10 +121,10 @@ def _sidecar_permissions() -> Permissions:
 
 
 def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
-    """Executors feed each other and answer gateways.
+    """Return permissions to feed other executors and answer gateways.
 
-    A user of a service hears all tasks, since what its executors run is decided by plans; ``tasks`` narrows it. Ids of
-    executors are made when they start, so that edges cannot be listed by executor.
+    A user of a service receives all tasks, since plans decide which ones its executors run; ``tasks`` restricts it. Ids
+    of executors are made when they start, so edges cannot be listed by executor.
     """
     hears = [f"{subjects.task_subject(task)}{tail}" for task in tasks for tail in ("", ".*")] or [f"{ROOT}.task.>"]
     return Permissions(
@@ -145,12 +145,15 @@ def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
 
 
 def _reply_subjects(*users: str) -> tuple[str, ...]:
-    """Subjects to publish to for answering what ``users`` ask."""
+    """Return the subjects for replies to requests of ``users``."""
     return tuple(f"{inbox_prefix(user)}.>" for user in users)
 
 
 def _operator_permissions() -> Permissions:
-    """Looks at everything, asks by hand, and sees to the streams. It takes no service's part."""
+    """Return operator permissions: read everything, publish task requests, manage streams.
+
+    An operator cannot act as a service.
+    """
     return Permissions(
         (
             f"{ROOT}.task.*",
@@ -166,7 +169,10 @@ def _operator_permissions() -> Permissions:
 
 
 def password_variable(user: str) -> str:
-    """The environment variable in which the server finds a user's password, or its bcrypt hash in quotes."""
+    """Return the environment variable with a user's password for the server.
+
+    The value may be a bcrypt hash in quotes.
+    """
     return f"OMNIBUS_NATS_{user.upper().replace('-', '_')}_PASSWORD"
 
 
@@ -177,10 +183,10 @@ def server_config(
     tls: str = "",
     models: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """A configuration for ``nats-server -c``.
+    """Return a configuration for ``nats-server -c``.
 
-    ``passwords`` by user, plain or bcrypt; where one lacks, the server reads it from ``password_variable(user)``. With
-    ``port`` and ``store`` (a directory) it is a whole configuration, else one to be given beside ``-js``. ``tls`` is a
+    ``passwords`` are by user, plain or bcrypt; the server reads a missing one from ``password_variable(user)``. With
+    ``port`` and ``store`` (a directory), it is a whole configuration, otherwise one to use with ``-js``. ``tls`` is a
     directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions_by_user``.
     """
     return (

@@ -1,4 +1,4 @@
-"""Bytes that a reader had pulled from other nodes, and how long it waited for them."""
+"""Bytes that a reader pulled from other nodes, and its waiting time."""
 
 import time
 from collections.abc import Iterator
@@ -9,25 +9,25 @@ from omnibus.tensors.handle import Handle
 
 #: Rows of a tensor, from the first to the one after the last.
 Rows = tuple[int, int]
-#: Source and output of what is an input of the request, and no node's output.
+#: Source and output of an input of the request, which is not a node's output.
 REQUEST_INPUT = (-1, "")
 
 
 class PullLog:
-    """Bytes and seconds by output, and by the node that they came from."""
+    """Bytes and seconds by output and source node."""
 
     __slots__ = ("_costs", "_node")
 
     def __init__(self, node: str) -> None:
-        """``node`` is that of the reader."""
+        """``node`` is that of the consumer."""
         self._node = node
         self._costs: dict[tuple[int, str, str], tuple[int, float]] = {}
 
     @contextmanager
     def measure_pull(self, key: tuple[int, str], handle: Handle, rows: Rows | None = None) -> Iterator[None]:
-        """Count what the block waits for: ``handle``, or ``rows`` of it, of the output ``key``.
+        """Count the block's pull of ``handle``, or ``rows`` of it, as ``key``.
 
-        Where it raises, the time counts and no bytes.
+        If it raises, the time counts, but not the bytes.
         """
         began, pulled = time.perf_counter(), 0
         try:
@@ -38,7 +38,7 @@ class PullLog:
             self._costs[*key, handle.node] = (nbytes + pulled, seconds + time.perf_counter() - began)
 
     def costs(self) -> tuple[PullCost, ...]:
-        """Return all of it, by output."""
+        """Return the costs by output."""
         return tuple(
             PullCost(source, output, node, self._node, nbytes, round(seconds, 6))
             for (source, output, node), (nbytes, seconds) in sorted(self._costs.items())

@@ -1,6 +1,6 @@
-"""Reconnects of the bus: for a moment after one nobody can tell who is gone and who is only late.
+"""Reconnects of the bus: just after one, a late peer looks like a lost one.
 
-Of a cluster of servers one may be lost that is not ours: then it is the others' connections that come back.
+A cluster may lose another server than the connected one: then the connections of other clients are made again.
 """
 
 import time
@@ -10,7 +10,7 @@ from omnibus.bus import Bus
 
 
 class ReconnectMonitor:
-    """Watches one connection. Ask it now and then: it learns of a reconnect when it is asked."""
+    """Monitors one connection. Call it now and then: only a call detects a reconnect."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -18,17 +18,17 @@ class ReconnectMonitor:
         self._at = -inf
 
     def reconnected_within(self, seconds: float) -> bool:
-        """Return whether the connection came back in the last ``seconds``."""
+        """Return whether the connection was made again in the last ``seconds``."""
         if self._reconnects != self._bus.reconnects:
             self._reconnects, self._at = self._bus.reconnects, time.monotonic()
         return time.monotonic() - self._at < seconds
 
 
 class RefusalMonitor:
-    """Judges what servers say of peers: that nobody listens where one should.
+    """Evaluates the servers' reports that a peer has no subscriber.
 
-    Of one server that is true. Of several, the peer may have lost its server and be on the way to another one: it is
-    gone if it cannot be found after ``grace`` seconds either.
+    The report of a single server is reliable. In a cluster, the peer may have lost its server and be connecting to
+    another one. It is gone if it still cannot be found after ``grace`` seconds.
     """
 
     def __init__(self, bus: Bus, grace: float) -> None:
@@ -37,7 +37,7 @@ class RefusalMonitor:
         self._refused: dict[str, float] = {}  # peer to the monotonic seconds of the first refusal
 
     def confirms_loss(self, peer: str) -> bool:
-        """Take a refusal of ``peer``; returns whether it is gone."""
+        """Record a refusal of ``peer``; returns whether it is gone."""
         if not self._bus.clustered:
             return True
         now = time.monotonic()
@@ -51,11 +51,11 @@ class RefusalMonitor:
         return False
 
     def note_sign_of_life(self, peer: str) -> None:
-        """``peer`` has been heard of: it is there."""
+        """Record a message of ``peer``, which is therefore alive."""
         self._refused.pop(peer, None)
 
     def overdue_peers(self) -> list[str]:
-        """Peers whose grace is over: to be looked for again."""
+        """Return the peers whose grace is over: probe them again."""
         now = time.monotonic()
         self._refused = {peer: at for peer, at in self._refused.items() if now - at < 2 * self._grace}
         return [peer for peer, at in self._refused.items() if now - at >= self._grace]

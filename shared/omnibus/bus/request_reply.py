@@ -1,4 +1,4 @@
-"""Asking and answering on top of publish and subscribe: the same on every bus."""
+"""Requests and replies with publish and subscribe, equal on every bus."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 async def request_replies(
     bus: Bus, inbox: str, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None
 ) -> AsyncIterator[bytes]:
-    """Replies that come to ``inbox``, until the empty one. ``timeout`` bounds each wait, in seconds.
+    """Yield replies on ``inbox`` until the empty one. ``timeout`` bounds each wait, in seconds.
 
     Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``.
     """
@@ -28,7 +28,7 @@ async def request_replies(
             except TimeoutError as error:
                 raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
             if delivery.refused:
-                raise NotFound(f"nobody listens on {subject}")
+                raise NotFound(f"no subscriber on {subject}")
             if not delivery.data:
                 return
             yield delivery.data
@@ -37,12 +37,12 @@ async def request_replies(
 
 
 async def send_replies(bus: Bus, responder: Responder, delivery: Delivery) -> None:
-    """Send what ``responder`` yields, then the empty message."""
+    """Send the messages of ``responder``, then the empty message."""
     try:
         async for part in responder(delivery):
             if delivery.reply:
                 bus.publish(delivery.reply, part)
-    except Exception:  # whoever asked must not wait for more
+    except Exception:  # the client must not wait for more
         log.exception("responder of %s failed", delivery.subject)
     if delivery.reply:
         bus.publish(delivery.reply, b"")

@@ -46,7 +46,7 @@ RESPONSES = StreamSpec("OMNIBUS_RESPONSES", RESPONSE_EVENTS)
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
 #: Status of a node's sidecar.
 NODE = "node"
-#: A streamed answer is sent by another gateway from now on.
+#: Another gateway now sends a streamed answer.
 CLAIM = "claim"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -54,17 +54,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 @lru_cache(4096)
 def subject_token(text: str) -> str:
-    """``text`` as one subject token: dots, blanks and wildcards become ``_``."""
+    """Return ``text`` as one subject token: dots, blanks and wildcards become ``_``."""
     return _UNSAFE.sub("_", text) or "_"
 
 
 def task_name(kind: str, model: str, component: str) -> str:
-    """The usual name of the unit task that runs ``component`` of ``model``."""
+    """Return the default name of the unit task of ``component`` of ``model``."""
     return subject_token(f"{kind}-{model}-{component}")
 
 
 def task_subject(unit_task: str, executor: str = "") -> str:
-    """Return the subject on which executors of ``unit_task`` listen, or one of them."""
+    """Return the subject for all executors of ``unit_task``, or for one."""
     return f"{ROOT}.task.{unit_task}.{executor}" if executor else f"{ROOT}.task.{unit_task}"
 
 
@@ -73,17 +73,17 @@ def edge_subject(executor: str) -> str:
 
 
 def no_responders_prefix(executor: str) -> str:
-    """Prefix of the reply-to of an executor's frames: the server answers there when nobody listens."""
+    """Prefix of the reply-to of an executor's frames: the server replies there without a subscriber."""
     return f"{ROOT}.edge.{executor}.unheard"
 
 
 def role_subject(executor: str) -> str:
-    """Return the subject on which ``executor`` is given another role."""
+    """Return the subject for role assignments to ``executor``."""
     return f"{ROOT}.edge.{executor}.role"
 
 
 def node_subject(node: str) -> str:
-    """Return the subject on which the sidecar of ``node`` listens."""
+    """Return the subject of the sidecar of ``node``."""
     return f"{ROOT}.node.{subject_token(node)}"
 
 
@@ -92,12 +92,12 @@ def reply_subject(gateway: str) -> str:
 
 
 def refused_subject(gateway: str, invocation: str, attempt: int, executor: str) -> str:
-    """Reply-to of a dispatch: only the server's no-responders status arrives here."""
+    """Return the reply-to of a dispatch; only the server's no-responders status arrives there."""
     return f"{ROOT}.reply.{gateway}.{invocation}.{attempt}.{executor}"
 
 
 def parse_refused_subject(subject: str) -> tuple[str, int, str]:
-    """Invocation, attempt and executor of a ``refused`` subject."""
+    """Return invocation, attempt and executor of a ``refused`` subject."""
     *_, invocation, attempt, executor = subject.split(".")
     return invocation, int(attempt), executor
 
@@ -111,22 +111,21 @@ def record_subject(app: str, invocation: str) -> str:
 
 
 def dead_letter_subject(app: str, invocation: str) -> str:
-    """Return the subject of a dead letter."""
     return f"{ROOT}.event.deadletter.{subject_token(app)}.{invocation}"
 
 
 def media_subject(gateway: str) -> str:
-    """Return the subject on which ``gateway`` hands out what it keeps."""
+    """Return the subject for reads of the files of ``gateway``."""
     return f"{MEDIA}.{gateway}"
 
 
 def response_subject(response: str) -> str:
-    """Return the subject of the events of a stored response, or of a realtime session."""
+    """Return the subject for events of a stored response or realtime session."""
     return f"{ROOT}.response.{response}"
 
 
 def holder_subject(gateway: str) -> str:
-    """Return the subject on which ``gateway`` says which stored responses it makes."""
+    """Return the subject for queries about the stored responses that ``gateway`` makes."""
     return f"{ROOT}.holder.{gateway}"
 
 

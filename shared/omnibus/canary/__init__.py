@@ -1,1 +1,1 @@
-"""Candidates: other versions of a part of a model that have to prove themselves. Data and rules, no I/O."""
+"""Candidates: versions of a part of a model on trial. Data and rules, no I/O."""

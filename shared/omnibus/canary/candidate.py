@@ -1,4 +1,4 @@
-"""Candidates as data: what is tried beside a model, how much of its load it gets, and how far it has come."""
+"""Candidates as data: the change on trial, its share of the load, and its state."""
 
 from typing import Any, Literal
 
@@ -9,15 +9,15 @@ from omnibus.errors import BadRequest, ProtocolError
 from omnibus.graph import UNREADABLE
 from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan
 
-#: How far a candidate has come. ``shadow``: it gets copies of finished requests; ``canary``: users' requests, too;
-#: ``promoted``: it has replaced what it was tried against. The others are over: ``failed`` by the gate, ``aborted`` by
-#: an operator, ``expired`` without a verdict.
+#: State of a candidate. ``shadow``: it gets copies of finished requests. ``canary``: it also gets users' requests.
+#: ``promoted``: it has replaced the version that it was compared with. The other states are final: ``failed`` by the
+#: gate, ``aborted`` by an operator, ``expired`` without a verdict.
 CandidateState = Literal["shadow", "canary", "promoted", "failed", "aborted", "expired"]
-#: States in which its executors run beside the others.
+#: States in which its executors run in addition to the others.
 ACTIVE: frozenset[str] = frozenset({"shadow", "canary"})
-#: The most of users' requests that a candidate gets before it is promoted.
+#: Largest share of users' requests that a candidate gets before it is promoted.
 MAX_SHARE = 0.5
-#: Executors of each option at most.
+#: Most executors of each option.
 MAX_REPLICAS = 64
 
 
@@ -26,7 +26,7 @@ _CHANGEABLE = ("checkpoint", "dtype", "engine", "batch")
 
 
 class OptionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Changes of one deployment option of a model; empty fields are as they were."""
+    """Changes of one deployment option of a model. Empty fields keep their values."""
 
     option: str
     checkpoint: str = ""
@@ -43,18 +43,18 @@ class OptionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return msgspec.structs.replace(self, **later.values())
 
     def values(self) -> dict[str, Any]:
-        """The fields that are different."""
+        """Return the changed fields."""
         return {name: value for name in _CHANGEABLE if (value := getattr(self, name))}
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A candidate for ``model``: either ``changes`` of its options, or another ``path`` through those that it has.
+    """Candidate for ``model``: ``changes`` of its options, or another ``path`` through its present ones.
 
-    ``mirror`` is the part of finished requests that are run again for comparison, ``share`` the part of users'
-    requests that it serves as a canary; with a share of 0 it is promoted from the shadow. With ``promote`` it replaces
-    what it was tried against by itself once the gate is green, else an operator does it. ``within`` is in seconds from
-    ``since``, the Unix time at which its state began; ``reason`` is why it is in that state. ``base`` and ``base_path``
-    are what earlier candidates for the model were promoted with.
+    ``mirror`` is the share of finished requests that run again for comparison. ``share`` is the share of users'
+    requests that it serves as a canary. With a share of 0 it is promoted from the shadow. With ``promote``, it is
+    promoted automatically when the gate is green, else by an operator. ``within`` is in seconds from ``since``, the
+    Unix time at which its state began. ``reason`` is why it is in that state. ``base`` and ``base_path`` are the
+    promoted changes of earlier candidates for the model.
     """
 
     id: str
@@ -76,15 +76,15 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def is_active(self) -> bool:
-        """True while its executors run beside the others."""
+        """Return True while its executors run in addition to the others."""
         return self.state in ACTIVE
 
     def enter_state(self, state: CandidateState, reason: str, now: float) -> "Candidate":
-        """Return it in another state, from ``now`` on."""
+        """Return the candidate in another state, from ``now`` on."""
         return msgspec.structs.replace(self, state=state, reason=reason, since=round(now, 3))
 
     def next_candidate(self, **fields: Any) -> "Candidate":
-        """Return a new candidate for the same model, which is tried on top of what was promoted before."""
+        """Return a new candidate for the same model. It includes the changes that were promoted before."""
         taken = self.state == "promoted"
         base = {change.option: change for change in self.base}
         for change in self.changes if taken else ():
@@ -103,7 +103,7 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def check_candidate(candidate: Candidate, model: ModelPlan) -> None:
-    """Check ``candidate`` against the plan of its model. Raises ``BadRequest`` that says what is wrong."""
+    """Check ``candidate`` against the plan of its model. Raises ``BadRequest`` with the problem."""
 
     def require_good(good: bool, fault: str) -> None:
         if not good:
@@ -114,28 +114,32 @@ def check_candidate(candidate: Candidate, model: ModelPlan) -> None:
     for change in candidate.changes:
         require_good(
             change.option in options,
-            f"there is no option {change.option!r}; there is {', '.join(options)}",
+            f"unknown option {change.option!r}; there is {', '.join(options)}",
         )
         require_good(
             change.apply(model.options[change.option]) != model.options[change.option],
-            f"option {change.option} would be what it is: name a checkpoint, dtype, engine or batch",
+            f"option {change.option} would not change: name a checkpoint, dtype, engine or batch",
         )
         require_good(
             not model.options[change.option].of, f"option {change.option} belongs to {model.options[change.option].of}"
         )
-        require_good(not change.engine or ":" in change.engine, f"engine {change.engine!r} is not module:function")
-        require_good(change.batch >= 0, f"batch {change.batch} is negative")
+        require_good(
+            not change.engine or ":" in change.engine, f"engine must be module:function, not {change.engine!r}"
+        )
+        require_good(change.batch >= 0, f"batch must be 0 or more, not {change.batch}")
     for name in candidate.path:
-        require_good(name in options, f"there is no option {name!r}; there is {', '.join(options)}")
+        require_good(name in options, f"unknown option {name!r}; there is {', '.join(options)}")
     runs = {part for name in candidate.path for part in model.options[name].components}
     lacking = sorted(set(model.components) - runs) if candidate.path else []
     require_good(not lacking, f"the path {'>'.join(candidate.path)} runs no {', '.join(lacking)}")
-    require_good(0 <= candidate.share <= MAX_SHARE, f"share {candidate.share:g} is not between 0 and {MAX_SHARE:g}")
-    require_good(0 < candidate.mirror <= 1, f"mirror {candidate.mirror:g} is not above 0 and at most 1")
     require_good(
-        1 <= candidate.replicas <= MAX_REPLICAS, f"{candidate.replicas} replicas, which are 1 to {MAX_REPLICAS}"
+        0 <= candidate.share <= MAX_SHARE, f"share must be between 0 and {MAX_SHARE:g}, not {candidate.share:g}"
     )
-    require_good(candidate.within > 0, "the time that it has must be positive")
+    require_good(0 < candidate.mirror <= 1, f"mirror must be above 0 and at most 1, not {candidate.mirror:g}")
+    require_good(
+        1 <= candidate.replicas <= MAX_REPLICAS, f"replicas must be 1 to {MAX_REPLICAS}, not {candidate.replicas}"
+    )
+    require_good(candidate.within > 0, f"within must be above 0, not {candidate.within:g}")
     candidate.rules.check(require_good)
 
 
@@ -148,8 +152,8 @@ def encode_candidate(candidate: Candidate) -> bytes:
 
 
 def decode_candidate(body: bytes) -> Candidate:
-    """Raises ``ProtocolError``."""
+    """Decode a stored candidate. Raises ``ProtocolError``."""
     try:
         return _decode(body)
     except UNREADABLE as error:
-        raise ProtocolError(f"a stored candidate cannot be read: {error}; abort it and start it again") from error
+        raise ProtocolError(f"cannot read a stored candidate (abort it and start it again): {error}") from error

@@ -1,16 +1,17 @@
-"""The gate: whether a candidate is as good as what it is to replace, by sequential tests of pairs of runs.
+"""Gate of a candidate: compares it with the serving version by sequential tests of pairs of runs.
 
-Each comparison is a yes or no: did the candidate fail where the other one did not, did it take longer, did an output
-differ by more than is tolerated. For each question Wald's sequential probability ratio test (A. Wald, Sequential Tests
-of Statistical Hypotheses, Annals of Mathematical Statistics 16(2), 1945, section 3) weighs two hypotheses about the
-probability of a yes: ``good`` at most and ``bad`` at least. After n comparisons with k of them bad it has
+Each comparison answers three questions with yes or no. Did only the candidate fail? Did it take longer? Did an output
+differ by more than the tolerance? For each question, Wald's sequential probability ratio test weighs two hypotheses
+about the probability of a yes. (A. Wald, Sequential Tests of Statistical Hypotheses, Annals of Mathematical Statistics
+16(2), 1945, section 3.) These are ``good`` at most and ``bad`` at least. After n comparisons with k of them bad, it
+computes
 
-    L = k ln(bad / good) + (n - k) ln((1 - bad) / (1 - good))
+  L = k ln(bad / good) + (n - k) ln((1 - bad) / (1 - good))
 
-and decides for bad at L >= ln((1 - b) / a), for good at L <= ln(b / (1 - a)), where a is the probability of a false
-alarm and b that of a miss. It may be looked at after every comparison without becoming wrong more often, which a test
-of a fixed number may not, and it decides with the fewest comparisons on average. Only the counts matter, not their
-order, so that several gateways add theirs up.
+and decides for bad at L >= ln((1 - b) / a), for good at L <= ln(b / (1 - a)). Here a is the probability of a false
+alarm and b that of a miss. The test may be evaluated after every comparison without more errors, unlike a test of a
+fixed number. It decides with the fewest comparisons on average. Only the counts matter, not their order, so several
+gateways can add theirs up.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,27 +22,26 @@ import msgspec
 
 Verdict = Literal["green", "red", "open"]
 
-#: Names of the counts of comparisons: how many, and of how many the candidate failed, was slower, or differed.
+#: Names of the counts of comparisons: all, and those in which the candidate failed, was slower, or differed.
 PAIRS, FAILED, SLOWER, DIFFERED = "pairs", "failed", "slower", "differed"
-#: Counts of users' requests to a canary: how many there were, how many failed, and how many took longer than nearly all
-#: others.
+#: Counts of users' requests to a canary: all, the failed ones, and those that took longer than nearly all others.
 SERVED, SERVED_FAILED, SERVED_SLOW = "served", "served_failed", "served_slow"
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Probabilities of a bad comparison: of a good candidate at most, of a bad one at least."""
+    """Probabilities of a bad comparison: at most ``good`` for a good candidate, at least ``bad`` for a bad one."""
 
     good: float
     bad: float
 
 
 class GateRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rules of the gate: what counts as bad, and how sure it has to be.
+    """Rules of the gate: limits of a comparison and probabilities of errors.
 
-    ``tolerance`` is the relative error (the norm of the difference over that of the value) up to which tensors are
-    equal: 0 is bit by bit. ``score`` is the least similarity of texts, from 0 to 1, that counts as equal: 1 is letter
-    by letter. ``slack`` is the factor by which a run may take longer. ``alarm`` and ``miss`` are the probabilities of a
-    false alarm and of a miss, of each question.
+    ``tolerance`` is the relative error up to which tensors are equal, 0 for equal bits. The relative error is the norm
+    of the difference over that of the value. ``score`` is the least similarity of texts, from 0 to 1, that counts as
+    equal; 1 requires equal letters. ``slack`` is the factor by which a run may take longer. ``alarm`` and ``miss`` are
+    the probabilities of a false alarm and of a miss, for each question.
     """
 
     tolerance: float = 0.02
@@ -54,26 +54,26 @@ class GateRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     miss: float = 0.01
 
     def check(self, require: Callable[[bool, str], None]) -> None:
-        """Call ``require`` with whether each value makes sense, and what is wrong."""
+        """Call ``require`` for each value, with its validity and the problem."""
         for name in ("failed", "slower", "differed"):
             bounds: Bounds = getattr(self, name)
-            require(0 < bounds.good < bounds.bad < 1, f"bounds of {name}: 0 < good < bad < 1")
+            require(0 < bounds.good < bounds.bad < 1, f"bounds of {name} must satisfy 0 < good < bad < 1")
         for name in ("alarm", "miss"):
-            require(0 < getattr(self, name) < 0.5, f"{name} is a probability between 0 and 0.5")
-        require(self.tolerance >= 0, "the tolerance is negative")
-        require(0 <= self.score <= 1, "the score is not between 0 and 1")
-        require(self.slack >= 1, "the slack is a factor of 1 at least")
+            require(0 < getattr(self, name) < 0.5, f"{name} must be a probability between 0 and 0.5")
+        require(self.tolerance >= 0, "the tolerance must be 0 or more")
+        require(0 <= self.score <= 1, "the score must be between 0 and 1")
+        require(self.slack >= 1, "the slack must be a factor of 1 or more")
 
 
 class Judgement(NamedTuple):
-    """The verdict, and what it rests on, in words."""
+    """Verdict and its reasons, in words."""
 
     verdict: Verdict
     reason: str
 
 
 class _Question(NamedTuple):
-    """One sequential test: ``bad`` of ``total`` comparisons."""
+    """Sequential test: ``bad`` of ``total`` comparisons."""
 
     text: str
     bad: int
@@ -92,7 +92,7 @@ class _Question(NamedTuple):
 
 
 def judge_shadow(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
-    """The verdict about pairs of runs: red when any question is, green when all are."""
+    """Return the verdict on pairs of runs: red if any question is red, green if all are green."""
     pairs, failed = counts.get(PAIRS, 0), counts.get(FAILED, 0)
     whole = pairs - failed
     return _judge(
@@ -106,7 +106,7 @@ def judge_shadow(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
 
 
 def judge_canary(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
-    """The verdict about a canary: its pairs of runs, and how users' requests went."""
+    """Return the verdict on a canary. It depends on pairs of runs and on users' requests."""
     served, failed = counts.get(SERVED, 0), counts.get(SERVED_FAILED, 0)
     users = _judge(
         rules,

@@ -1,4 +1,4 @@
-"""A model's plan with a candidate beside what it has, with a promoted one in its place, and without any."""
+"""Plan of a model with a candidate added, promoted or removed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
 
 
 def overlay_models(models: Mapping[str, ModelPlan], candidates: Iterable[Candidate]) -> dict[str, ModelPlan]:
-    """Return ``models`` as ``candidates`` change them. A candidate that its model cannot have changes nothing."""
+    """Return ``models`` with the changes of ``candidates``. A candidate that does not fit its model changes nothing."""
     found = dict(models)
     for candidate in candidates:
         if candidate.model in found:
@@ -18,9 +18,9 @@ def overlay_models(models: Mapping[str, ModelPlan], candidates: Iterable[Candida
 
 
 def overlay_model(model: ModelPlan, candidate: Candidate) -> ModelPlan:
-    """Return ``model`` with what was promoted before ``candidate``, and with it in its state.
+    """Return ``model`` with earlier promoted changes and with ``candidate`` in its state.
 
-    What is for options that are no longer there changes nothing.
+    Changes of options that no longer exist have no effect.
     """
     model = _promote(model, candidate.base, candidate.base_path)
     if candidate.state == "promoted":
@@ -29,7 +29,7 @@ def overlay_model(model: ModelPlan, candidate: Candidate) -> ModelPlan:
 
 
 def without_candidate(model: ModelPlan) -> ModelPlan:
-    """Return ``model`` without the options and paths of a candidate beside it."""
+    """Return ``model`` without the options and paths of a candidate."""
     if not any(is_candidate_option(name) for name in model.options):
         return model
     options = {name: option for name, option in model.options.items() if not is_candidate_option(name)}
@@ -42,9 +42,10 @@ def is_candidate_option(name: str) -> bool:
 
 
 def find_control(paths: Iterable[Path], tried: Path, candidate: Candidate) -> Path | None:
-    """The path of ``paths`` that ``tried`` of ``candidate`` is compared with: the same options without the mark.
+    """Return the path of ``paths`` to compare with path ``tried`` of ``candidate``. It has the same options without the
+    mark.
 
-    What is to be another path, or has no such one, is compared with the busiest: itself is as late as it is.
+    If the candidate is another path, or there is no such path, it is compared with the busiest one.
     """
     others = [path for path in paths if not path.is_candidate]
     plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in tried.options.items()}
@@ -64,7 +65,8 @@ def _promote(model: ModelPlan, changes: Iterable[OptionChange], through: tuple[s
 
 
 def _whole_path(model: ModelPlan, through: tuple[str, ...], paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """All requests go ``through`` these options; others lead there where one of them has no executor."""
+    """Return paths that send all requests ``through`` these options. The others are used if one of the options has no
+    executor."""
     options = _path_options(model, through, paths[0].options)
     best = _build_path(options, 1.0)
     return (best, *(msgspec.structs.replace(path, rate=0.0) for path in paths if path.options != options))
@@ -98,7 +100,7 @@ def _candidate_options(model: ModelPlan, candidate: Candidate) -> Iterator[tuple
 def _candidate_paths(
     model: ModelPlan, candidate: Candidate, paths: tuple[Path, ...], renamed: Mapping[str, str], share: float
 ) -> Iterator[Path]:
-    """The candidate's path for the request type of ``paths``, if it is in it."""
+    """Yield the candidate's path for a request type. There is none if the candidate does not change ``paths``."""
     total = sum(path.rate for path in paths)
     rate = share / (1.0 - share) * total
     if candidate.path:
@@ -112,7 +114,7 @@ def _candidate_paths(
 
 
 def _path_options(model: ModelPlan, through: tuple[str, ...], parts: Iterable[str]) -> dict[str, str]:
-    """Each part and the first option of ``through`` that runs it."""
+    """Return the first option of ``through`` that runs each part."""
     return {part: next(name for name in through if part in model.options[name].components) for part in parts}
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of models: where they are, what is in their files, what was found out about one. No torch.
+"""Checkpoints of models: lookup, contents of their files, and reports. No torch.
 
-A checkpoint is the directory of one, or the id of one on the Hugging Face hub, ``Qwen/Qwen2.5-VL-7B-Instruct`` or with
-a revision ``Qwen/Qwen2.5-VL-7B-Instruct@main``, which stands for its directory in the hub's cache.
+A checkpoint is a directory or an id on the Hugging Face hub. An id is such as ``Qwen/Qwen2.5-VL-7B-Instruct``, or with
+a revision ``Qwen/Qwen2.5-VL-7B-Instruct@main``. It stands for its directory in the hub's cache.
 """
 
 from omnibus.checkpoints.hub import (

@@ -1,4 +1,4 @@
-"""``python -m omnibus.checkpoints ID``: download a checkpoint, and print its directory."""
+"""``python -m omnibus.checkpoints ID``: downloads a checkpoint and prints its directory."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""LoRA adapters that are loaded while a system serves: from one directory that is allowed, known by their content.
+"""LoRA adapters that are loaded at run time, from one allowed directory.
 
-A source names an adapter's directory from there, so that machines may have it at places of their own, and the digest
-of its files: what was changed since is another adapter.
+A source has the path of an adapter below that directory, so machines may have it at different places. It also has the
+digest of the adapter's files: after a change of the files, it is another adapter.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ _FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter by its ``path`` below the directory that is allowed, and the ``sha256`` of its files in hex."""
+    """Adapter by path and digest. ``path`` is below the allowed directory, ``sha256`` is that of its files in hex."""
 
     path: str
     sha256: str
 
 
 def describe_adapter(path: str, root: str, setting: str) -> tuple[AdapterSource, LoraAdapter]:
-    """The source of the adapter at ``path``, given from ``root`` or absolutely, and its header. Reads all its files.
+    """Return the source of the adapter at ``path``, and its header. Reads all its files.
 
-    Raises ``Forbidden`` that names ``setting`` where no directory is allowed or another one is, and ``BadRequest`` for
-    what is no adapter, or one that is not supported.
+    ``path`` is absolute or relative to ``root``. Raises ``Forbidden`` that names ``setting`` if no directory or another
+    one is allowed. Raises ``BadRequest`` if the files are not an adapter, or not a supported one.
     """
     directory = _resolve_directory(path, root, setting)
     adapter = read_adapter(directory)
@@ -34,9 +34,9 @@ def describe_adapter(path: str, root: str, setting: str) -> tuple[AdapterSource,
 
 
 def open_adapter(name: str, source: AdapterSource, root: str, setting: str) -> LoraAdapter:
-    """The header of the adapter ``name`` at ``source``. Reads all its files.
+    """Return the header of the adapter ``name`` at ``source``. Reads all its files.
 
-    Raises as ``describe_adapter``, and ``Conflict`` when its files are not those that were loaded under this name.
+    Raises as ``describe_adapter``, and ``Conflict`` if its files changed after it was loaded.
     """
     found, adapter = describe_adapter(source.path, root, setting)
     if found.sha256 != source.sha256:
@@ -45,9 +45,9 @@ def open_adapter(name: str, source: AdapterSource, root: str, setting: str) -> L
 
 
 def _resolve_directory(path: str, root: str, setting: str) -> Path:
-    """The directory of an adapter with links followed. Neither it nor its files lie outside of ``root``."""
+    """Return the directory of an adapter, with links resolved. It and its files must be below ``root``."""
     if not root:
-        raise Forbidden(f"adapters cannot be loaded while this system serves: set {setting} to the directory of them")
+        raise Forbidden(f"adapters cannot be loaded at run time: set {setting} to their directory")
     base = Path(root).resolve()
     try:
         directory = (base / path).resolve()
@@ -58,7 +58,7 @@ def _resolve_directory(path: str, root: str, setting: str) -> Path:
     if not inside:
         raise Forbidden(f"{path[:80]!r} is not below {setting}", param="lora_path")
     if not there:
-        raise BadRequest(f"there is no directory {path[:80]!r} below {setting}", param="lora_path")
+        raise BadRequest(f"unknown directory {path[:80]!r} below {setting}", param="lora_path")
     return directory
 
 

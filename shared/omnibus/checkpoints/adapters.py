@@ -1,6 +1,6 @@
 """LoRA adapters in the format of PEFT: ``adapter_config.json`` and the header of ``adapter_model.safetensors``.
 
-No weight is read, and no library is needed.
+Reads no weights, and needs no library.
 """
 
 import json
@@ -13,15 +13,15 @@ from omnibus.checkpoints import safetensors
 from omnibus.errors import BadRequest
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-#: How the names of all weights of an adapter begin, and how those of its two matrices end.
+#: Prefix of the names of an adapter's weights, and suffixes of its two matrices.
 PREFIX, DOWN_SUFFIX, UP_SUFFIX = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-#: Settings of PEFT that change what an adapter computes, and that no engine here knows.
+#: Settings of PEFT that change the computation of an adapter and that no engine here supports.
 _UNSUPPORTED = (
     "alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "layer_replication", "lora_bias",
     "megatron_config", "modules_to_save", "rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora",
     "use_dora", "use_qalora",
 )  # fmt: skip
-#: Values of ``init_lora_weights`` that leave the base's weights as they are; others change them when PEFT loads them.
+#: Values of ``init_lora_weights`` that keep the base's weights. Others change them when PEFT loads the adapter.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 _DTYPES = ("F32", "F16", "BF16")
 _MAX_CONFIG_BYTES = 1 << 20
@@ -29,9 +29,8 @@ _MAX_NAMED = 3
 
 
 class LoraAdapter(NamedTuple):
-    """An adapter on disk. ``modules`` are the linear layers that it adapts, by their path in the model that it was
-    trained on: (outputs, inputs). To the output of each it adds ``scale * B @ A @ x``; A has ``rank`` rows.
-    """
+    """Adapter on disk. ``modules`` are the linear layers that it adapts, as (outputs, inputs) by their path in the
+    model that it was trained on. To the output of each layer it adds ``scale * B @ A @ x``; A has ``rank`` rows."""
 
     directory: Path
     rank: int
@@ -44,12 +43,12 @@ class LoraAdapter(NamedTuple):
 
 
 def read_adapter(directory: Path) -> LoraAdapter:
-    """Read the adapter in ``directory``. Raises ``BadRequest`` that says what is wrong with it, or not supported."""
+    """Read the adapter in ``directory``. Raises ``BadRequest`` if it is invalid or not supported."""
     try:
         config = _read_config(directory)
         rank, alpha = _read_number(config, "r"), _read_number(config, "lora_alpha")
         if rank < 1 or rank != int(rank):
-            raise BadRequest(f"{CONFIG_FILE} has rank r = {rank:g}; it is a whole number from 1 on")
+            raise BadRequest(f"{CONFIG_FILE} must have a whole number from 1 on as rank r, not {rank:g}")
         _require_supported(config)
         modules = dict(_read_modules(_read_tensors(directory), int(rank)))
         _compare_targets(config.get("target_modules"), modules)
@@ -74,7 +73,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 def _read_number(config: Mapping[str, Any], name: str) -> float:
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadRequest(f"{CONFIG_FILE} has no number {name!r}")
+        raise BadRequest(f"{CONFIG_FILE} must have a number {name!r}")
     return float(value)
 
 
@@ -108,10 +107,10 @@ def _read_modules(tensors: Mapping[str, safetensors.TensorHeader], rank: int) ->
     """Yield each adapted module and its (outputs, inputs)."""
     for name in tensors:
         if not name.startswith(PREFIX) or not name.endswith((DOWN_SUFFIX, UP_SUFFIX)):
-            raise BadRequest(f"{WEIGHTS_FILE} holds {name}, which is no LoRA matrix of a linear layer")
+            raise BadRequest(f"{WEIGHTS_FILE} contains {name}, which is not a LoRA matrix of a linear layer")
     modules = {name.removeprefix(PREFIX).removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX) for name in tensors}
     if not modules:
-        raise BadRequest(f"{WEIGHTS_FILE} holds no weights")
+        raise BadRequest(f"{WEIGHTS_FILE} contains no weights")
     for module in sorted(modules):
         down, up = (tensors.get(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
         if down is None or up is None:
@@ -123,14 +122,16 @@ def _read_modules(tensors: Mapping[str, safetensors.TensorHeader], rank: int) ->
 def _check_matrices(module: str, down: safetensors.TensorHeader, up: safetensors.TensorHeader, rank: int) -> None:
     if len(down.shape) != 2 or len(up.shape) != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
         shapes = f"{list(down.shape)} and {list(up.shape)}"
-        raise BadRequest(f"{module} has matrices of {shapes}; with rank {rank} they are [{rank}, n] and [m, {rank}]")
+        raise BadRequest(
+            f"{module} has matrices of {shapes}; with rank {rank} they must be [{rank}, n] and [m, {rank}]"
+        )
     strange = sorted({down.dtype, up.dtype} - {*_DTYPES})
     if strange:
-        raise BadRequest(f"{module} has weights in {', '.join(strange)}; there is {', '.join(_DTYPES)}")
+        raise BadRequest(f"{module} has weights in {', '.join(strange)}; they must be {', '.join(_DTYPES)}")
 
 
 def _compare_targets(targets: Any, modules: Mapping[str, Any]) -> None:
-    """Compare the weights with ``target_modules``, where that is a list of names and not a pattern."""
+    """Compare the weights with ``target_modules``, if that is a list of names."""
     if not isinstance(targets, list):
         return
     ends = tuple(f".{target}" for target in targets)

@@ -1,8 +1,8 @@
 """Sampling that a checkpoint's authors recommend: its ``generation_config.json``. No torch.
 
-The rules are those of vLLM's ``--generation-config auto`` (``ModelConfig.get_diff_sampling_param``): a value that the
-file names holds for requests that name none. Unlike vLLM, ``"do_sample": false`` is greedy, as in transformers.
-Defaults of transformers that the file does not name (``top_k`` 50, ``max_length`` 20) are not used.
+The rules are those of vLLM's ``--generation-config auto`` (``ModelConfig.get_diff_sampling_param``): a value of the
+file applies to requests without one. Unlike in vLLM, ``"do_sample": false`` is greedy, as in transformers. Defaults of
+transformers that the file does not contain (``top_k`` 50, ``max_length`` 20) are not used.
 """
 
 import json
@@ -14,9 +14,9 @@ from omnibus.checkpoints.hub import find_checkpoint
 from omnibus.errors import OmnibusError
 
 FILE = "generation_config.json"
-#: How the settings of a model's parts begin that have some of their own.
+#: Prefixes of the settings of a model's parts.
 THINKER, TALKER = "thinker_", "talker_"
-#: Values that a request may have as well, and their bounds; others in a file are not used.
+#: Bounds of the supported values, which a request may have as well. Others in a file are not used.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-9, 1.0),
@@ -27,16 +27,17 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "max_new_tokens": (1, 2**31 - 1),
 }
-#: How requests call a value of the file.
+#: Names in requests of values of the file, if they differ.
 _CALLED = {"max_new_tokens": "max_tokens"}
-#: Those of ``BOUNDS`` that are whole numbers, as requests call them.
+#: Values of ``BOUNDS`` that are whole numbers, by their names in requests.
 _WHOLE = ("top_k", "max_tokens")
-#: Values that talkers take.
+#: Values that talkers support.
 _OF_TALKERS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def read_checkpoint_sampling(checkpoint: str) -> dict[str, float]:
-    """The sampling of ``checkpoint``, a directory or an id of the hub, as ``read_sampling``; empty without a file."""
+    """Return the sampling of ``checkpoint`` as ``read_sampling``, empty without a file. ``checkpoint`` is a directory
+    or an id of the hub."""
     try:
         return read_sampling(find_checkpoint(checkpoint))
     except OmnibusError:
@@ -44,9 +45,9 @@ def read_checkpoint_sampling(checkpoint: str) -> dict[str, float]:
 
 
 def read_sampling(directory: Path) -> dict[str, float]:
-    """The sampling of the checkpoint in ``directory``, by the names that requests use.
+    """Return the sampling of the checkpoint in ``directory``. Names are those in requests.
 
-    Names of the talker's begin with ``talker_``. A file that cannot be read says nothing.
+    Names of the talker's values begin with ``talker_``. A file that cannot be read has no values.
     """
     try:
         found = json.loads((directory / FILE).read_text())
@@ -63,7 +64,7 @@ def read_sampling(directory: Path) -> dict[str, float]:
 
 
 def _read_part(found: Mapping[str, Any], part: str) -> Iterator[tuple[str, float]]:
-    """Yield the values of a ``part`` whose settings begin with its name."""
+    """Yield the values of ``part``, whose settings begin with its name."""
     for name, (least, most) in BOUNDS.items():
         value, called = found.get(f"{part}{name}"), _CALLED.get(name, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:

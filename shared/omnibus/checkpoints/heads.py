@@ -1,5 +1,5 @@
-"""Sizes of a checkpoint's language model by its ``config.json``: heads, by which tensor parallelism can split it, and
-tokens."""
+"""Sizes of a checkpoint's language model from its ``config.json``: heads and tokens. Tensor parallelism splits a model
+by its heads."""
 
 import json
 from pathlib import Path
@@ -8,20 +8,20 @@ from typing import Any
 from omnibus.errors import BadRequest
 
 _HEADS = "num_key_value_heads"
-#: Of models whose keys and values are one latent row, which all GPUs have.
+#: Field of models whose keys and values are one latent row, which all GPUs store.
 _LATENT = "kv_lora_rank"
-#: Configurations within others that hold the language model, outermost first.
+#: Nested configurations that contain that of the language model, outermost first.
 _LANGUAGE_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 def key_value_heads(directory: Path) -> int | None:
-    """Return the heads of keys and values that the checkpoint in ``directory`` says; None where it says none."""
+    """Return the number of key-value heads in the configuration, or None. The checkpoint is in ``directory``."""
     config = _read_language_config(directory)
     return None if config.get(_LATENT) else _positive(config.get(_HEADS))
 
 
 def vocabulary_size(directory: Path) -> int | None:
-    """Return the number of tokens that the checkpoint in ``directory`` says; None where it says none."""
+    """Return the number of tokens in the configuration, or None. The checkpoint is in ``directory``."""
     return _positive(_read_language_config(directory).get("vocab_size"))
 
 
@@ -40,9 +40,9 @@ def _positive(value: object) -> int | None:
 
 
 def require_whole_heads(heads: int, degree: int) -> None:
-    """Raise ``BadRequest`` where a model of so many ``heads`` cannot be split over ``degree`` GPUs."""
+    """Raise ``BadRequest`` if ``degree`` GPUs cannot share the ``heads``."""
     if heads % degree and degree % heads:
         raise BadRequest(
-            f"{heads} heads of keys and values cannot be split over {degree} GPUs: the degree of tensor parallelism, "
-            f"an option's `gpus`, must divide {heads} or be a multiple of it"
+            f"{heads} heads of keys and values cannot be split over {degree} GPUs: set the option's `gpus` to a "
+            f"divisor or a multiple of {heads}"
         )

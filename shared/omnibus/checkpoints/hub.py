@@ -1,6 +1,6 @@
-"""Ids of the Hugging Face hub: their directories in its cache, and how they get there.
+"""Ids of the Hugging Face hub: lookup in its cache, and downloads.
 
-Nothing here goes to the hub but ``download_checkpoint``. The cache is where the hub's own client has it (``HF_HOME``).
+Only ``download_checkpoint`` connects to the hub. The cache is that of the hub's own client (``HF_HOME``).
 """
 
 import json
@@ -11,21 +11,21 @@ from typing import Any
 from omnibus.checkpoints import adapters, safetensors
 from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
 
-#: An owner, a name, perhaps a revision.
+#: An owner, a name, and optionally a revision.
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-#: The file that says what a checkpoint is: of a pipeline, else of a model, else of an adapter.
+#: The file that describes a checkpoint: of a pipeline, else of a model, else of an adapter.
 _CONFIG_FILES = ("model_index.json", "config.json", adapters.CONFIG_FILE)
-#: All that a checkpoint needs beside its weights: configurations, tokenizers, chat templates, voices. No code.
+#: Files that a checkpoint needs next to weights: configurations, tokenizers, chat templates, voices. No code.
 _METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
 
 
 def is_id(checkpoint: str) -> bool:
-    """Return whether ``checkpoint`` is an id of the hub; a path that is there is none."""
+    """Return whether ``checkpoint`` is an id of the hub. An existing path is not."""
     return _ID.fullmatch(checkpoint) is not None and not Path(checkpoint).exists()
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """The directory of an id, and anything else as the path that it is.
+    """Return the directory of an id. Any other text is returned as a path.
 
     Raises as ``find_checkpoint``, and ``BadRequest`` for GGUF.
     """
@@ -35,43 +35,44 @@ def resolve_checkpoint(checkpoint: str) -> Path:
 
 
 def require_safetensors(path: Path) -> None:
-    """Raise ``BadRequest`` for a file of GGUF, and for a directory that has weights in this format alone."""
+    """Raise ``BadRequest`` for GGUF. This is a file, or a directory with no weights in another format."""
     in_directory = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
     if in_directory or path.suffix == ".gguf":
         raise BadRequest(
-            f"{path} is GGUF, which no engine here reads: name the model's safetensors; small ones are those "
-            "quantised as AWQ, GPTQ or compressed-tensors, which run in services.engines:vllm"
+            f"{path} is GGUF, which no engine here supports: use the model's safetensors. For small weights, use AWQ, "
+            "GPTQ or compressed-tensors in services.engines:vllm"
         )
 
 
 def find_checkpoint(checkpoint: str) -> Path:
-    """The directory of ``checkpoint``. Raises ``NotFound`` that says what to do."""
+    """Return the directory of ``checkpoint``. Raises ``NotFound`` with the remedy."""
     path = Path(checkpoint)
     if checkpoint and path.is_dir():
         return path
     if not is_id(checkpoint):
         raise NotFound(
-            f"{checkpoint or 'nothing'} is no directory of a checkpoint, nor an id of the Hugging Face hub such as "
+            f"{checkpoint or 'nothing'} is not a directory of a checkpoint, nor an id of the Hugging Face hub such as "
             "Qwen/Qwen2.5-VL-7B-Instruct"
         )
     found = _cached_directory(checkpoint)
     if found is None:
         raise NotFound(
-            f"{checkpoint} is no directory here, nor is it in this machine's cache of the Hugging Face hub: "
-            f"`omnibus models get {checkpoint}` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1"
+            f"{checkpoint} is not a directory, nor in this machine's cache of the Hugging Face hub: download it "
+            f"with `omnibus models get {checkpoint}`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors"
         )
     return found
 
 
 def download_checkpoint(checkpoint: str) -> Path:
-    """Download what is not there yet of an id: configurations, tokenizers and safetensors, no code and no pickles.
+    """Download the missing files of an id and return its directory. These are configurations, tokenizers and
+    safetensors, no code and no pickles.
 
-    Returns its directory. Raises ``BadRequest`` for what is no id, ``NotFound`` for one that the hub does not know,
-    ``Forbidden`` for one that it does not give to everybody, and ``HubUnavailable``.
+    Raises ``BadRequest`` for an invalid id, ``NotFound`` for one that is unknown to the hub, ``Forbidden`` for one that
+    requires permission, and ``HubUnavailable``.
     """
     named = _ID.fullmatch(checkpoint)
     if named is None:
-        raise BadRequest(f"{checkpoint} is no id of the Hugging Face hub such as Qwen/Qwen2.5-VL-7B-Instruct")
+        raise BadRequest(f"{checkpoint} is not an id of the Hugging Face hub such as Qwen/Qwen2.5-VL-7B-Instruct")
     id, revision = named.groups()
     client = _hub_client()
     try:
@@ -94,7 +95,7 @@ def _cached_directory(checkpoint: str) -> Path | None:
 
 
 def _weight_files(directory: Path) -> list[str]:
-    """The files of weights that the configurations in ``directory`` ask for: a repository may have more."""
+    """Return the files of weights that the configurations in ``directory`` use. A repository may have more."""
     if (directory / adapters.CONFIG_FILE).exists():
         return [adapters.WEIGHTS_FILE]
     parts = ["", *(f"{part}/" for part in _pipeline_parts(directory))]
@@ -102,7 +103,7 @@ def _weight_files(directory: Path) -> list[str]:
 
 
 def _pipeline_parts(directory: Path) -> list[str]:
-    """The directories of a pipeline."""
+    """Return the directories of a pipeline."""
     index = directory / _CONFIG_FILES[0]
     if not index.exists():
         return []
@@ -123,7 +124,7 @@ def _hub_error(checkpoint: str, error: Exception) -> OmnibusError:
 
     if isinstance(error, errors.GatedRepoError):
         return Forbidden(
-            f"{checkpoint} is not for everybody: accept its terms on the hub, then set HF_TOKEN to a token of yours"
+            f"access to {checkpoint} is restricted: accept its terms on the hub, then set HF_TOKEN to your token"
         )
     if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
         return NotFound(

@@ -1,8 +1,9 @@
-"""Identity of a component: two that have the same one give the same outputs, so that executors of one serve both.
+"""Identity of a component. Components with equal identities give the same outputs, so executors of one serve both.
 
-It is read from a checkpoint's files without loading them: names, types, shapes and bytes of the component's tensors,
-and, of an encoder, the settings that change what it makes of its media. What is told apart by names and shapes is never
-read; digests of bytes are kept (``omnibus.checkpoints.tensor_digests``), so a later start does not read them again.
+The identity is read from a checkpoint's files without loading them. It consists of names, types, shapes and bytes of
+the component's tensors. For an encoder, it includes the settings that change how it encodes media. Tensors that differ
+in names or shapes are never read. Digests of bytes are kept (``omnibus.checkpoints.tensor_digests``), so a later start
+does not read them again.
 """
 
 import json
@@ -17,18 +18,18 @@ from omnibus.checkpoints.safetensors import find_weight_files
 from omnibus.checkpoints.tensor_digests import StoredTensor, read_stored_tensors, tensor_digests
 from omnibus.errors import BadRequest
 
-#: How fields of a configuration begin that change what an encoder makes of its media.
+#: Prefixes of the fields of a configuration that change how an encoder encodes media.
 _SETTING_PREFIXES = (
     *("vision_", "image_", "video_", "audio_", "mm_"),
     *("projector_", "multimodal_projector_", "downsample_"),
 )
-#: How fields end that say where the language model finds the media: it is told by its own configuration.
+#: Suffixes of the fields for the places of media in a prompt. The language model has its own configuration for these.
 _PLACE_SUFFIXES = ("_token_id", "_token_index")
-#: Configurations of towers, of which an encoder goes by its own.
+#: Configurations of towers, of which an encoder uses its own.
 _TOWERS = {"vision_config": "vision", "audio_config": "audio"}
-#: Files that say how media are prepared for an encoder.
+#: Files with the settings of the preprocessing of media.
 _PREPROCESSING_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-#: Fields that say nothing of outputs: the type in memory is the executor's own setting.
+#: Fields that do not affect outputs: the type in memory is the executor's own setting.
 _IGNORED = frozenset(
     {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "attn_implementation", "_attn_implementation"}
     | {"chat_template", "processor_class", "auto_map", "initializer_range"}
@@ -36,10 +37,10 @@ _IGNORED = frozenset(
 
 
 class ComponentIdentity:
-    """All that a component's outputs follow from.
+    """All properties that determine a component's outputs.
 
     ``tensors`` are by their names within the component, ``settings`` by file and field, as JSON. Reading the bytes
-    raises ``OSError`` when a file is gone meanwhile.
+    raises ``OSError`` if a file was removed meanwhile.
     """
 
     def __init__(self, family: str, tensors: Mapping[str, StoredTensor], settings: Mapping[str, str]) -> None:
@@ -49,13 +50,13 @@ class ComponentIdentity:
 
     @cached_property
     def outline(self) -> str:
-        """Digest of all but the bytes: identities whose outlines differ differ; 32 hex digits."""
+        """Digest of everything except the bytes, 32 hex digits. Identities with different outlines differ."""
         tensors = [[name, each.dtype, list(each.shape)] for name, each in sorted(self.tensors.items())]
         return _digest([self.family, tensors, sorted(self.settings.items())])
 
     @cached_property
     def digest(self) -> str:
-        """Digest of everything, for which the tensors' bytes are read unless they were before; 32 hex digits."""
+        """Digest of everything, 32 hex digits. This reads the tensors' bytes unless their digests are kept."""
         return _digest([self.outline, sorted(self.contents.items())])
 
     @cached_property
@@ -64,7 +65,8 @@ class ComponentIdentity:
         return tensor_digests(self.tensors)
 
     def first_difference(self, other: "ComponentIdentity") -> str:
-        """The first thing in which ``other`` differs, in words for "here" and "there"; empty for the same identity."""
+        """Return the first difference from ``other``, empty for equal identities. The text calls the two sides "here"
+        and "there"."""
         if self.family != other.family:
             return f"the family is {self.family} here and {other.family} there"
         for name in sorted(self.settings.keys() | other.settings.keys()):
@@ -86,9 +88,9 @@ class ComponentIdentity:
 def read_identity(
     directory: Path, family: str, component: str, prefixes: Mapping[str, Sequence[str]], encodes: bool
 ) -> ComponentIdentity | None:
-    """Identity of ``component`` in the checkpoint ``directory`` of a model of ``family``; None when it is not known.
+    """Return the identity of ``component`` in the checkpoint ``directory``, or None. None means that it cannot be read.
 
-    ``prefixes`` say how the names of each component's tensors begin, the longest that fits counts. ``encodes``: it is
+    ``prefixes`` are those of the names of each component's tensors; the longest match counts. ``encodes`` is True for
     an encoder, whose settings count. Headers and configurations are read, no weights.
     """
     if not prefixes.get(component) or not directory.is_dir():
@@ -99,7 +101,7 @@ def read_identity(
     try:
         tensors = {name: each for file in files for name, each in _component_tensors(file, component, prefixes)}
         settings = dict(_encoder_settings(directory, component)) if encodes else {}
-    except (BadRequest, OSError, ValueError, LookupError, struct.error):  # whoever loads it says what is wrong
+    except (BadRequest, OSError, ValueError, LookupError, struct.error):  # the load reports the error
         return None
     return ComponentIdentity(family, tensors, settings) if tensors else None
 
@@ -114,14 +116,15 @@ def _component_tensors(
 
 
 def _component_stem(name: str, component: str, prefixes: Mapping[str, Sequence[str]]) -> str | None:
-    """The prefix by which ``name`` is of ``component``; None when it is another's."""
+    """Return the prefix by which ``name`` belongs to ``component``, or None."""
     fitting = [stem for stems in prefixes.values() for stem in stems if name.startswith(stem)]
     longest = max(fitting, key=len, default=None)
     return longest if longest in prefixes[component] else None
 
 
 def _encoder_settings(directory: Path, component: str) -> Iterator[tuple[str, str]]:
-    """Fields of the configuration, and all of how media are prepared, as JSON by file and field."""
+    """Yield the settings of an encoder as JSON, by file and field. These are fields of its configuration, and its
+    preprocessing."""
     whole = _read_json(directory / "config.json")
     thinker = whole.get("thinker_config")
     for fields in (whole, thinker if isinstance(thinker, dict) else {}):
@@ -137,7 +140,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The fields of ``value`` one by one, so that a difference has the name of its field."""
+    """Yield the fields of ``value`` one by one. A difference then has the name of its field."""
     if not isinstance(value, dict):
         yield name, json.dumps(value, sort_keys=True)
         return

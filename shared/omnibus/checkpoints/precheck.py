@@ -1,4 +1,4 @@
-"""Faults of a checkpoint that its files show without a library: a look of milliseconds."""
+"""Quick check of a checkpoint's files, in milliseconds and without a library."""
 
 import json
 from collections.abc import Collection
@@ -13,10 +13,11 @@ _MAX_NAMED = 3
 
 
 def require_usable(directory: Path, family: str, known: Collection[str]) -> None:
-    """Raise ``BadRequest`` when ``directory`` holds no checkpoint of ``family``, or weights are missing or cut off.
+    """Raise ``BadRequest`` if ``directory`` is not a usable checkpoint of ``family``. This includes missing and
+    truncated weights.
 
-    ``family`` is compared where the checkpoint names one of the families in ``known``. ``omnibus models check`` looks
-    into each component besides.
+    ``family`` is compared if the checkpoint names one of the families in ``known``. ``omnibus models check`` also
+    checks each component.
     """
     name, config = _read_config(directory)
     named = str(config.get("model_type") or config.get("_class_name") or "")
@@ -26,9 +27,7 @@ def require_usable(directory: Path, family: str, known: Collection[str]) -> None
     lost = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
     if lost:
         more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
-        raise BadRequest(
-            f"{directory} lacks weights: {', '.join(lost[:_MAX_NAMED])}{more} not there; download it whole"
-        )
+        raise BadRequest(f"{directory} lacks the weights {', '.join(lost[:_MAX_NAMED])}{more}: download it again")
     for part in parts:
         _check_headers(directory / part)
 
@@ -42,7 +41,7 @@ def _read_config(directory: Path) -> tuple[str, dict[str, Any]]:
             return name, dict(json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise BadRequest(f"{path} cannot be read: {error}") from error
-    raise BadRequest(f"{directory} is no checkpoint: it has neither {' nor '.join(_CONFIG_FILES)}")
+    raise BadRequest(f"{directory} is not a checkpoint: it has neither {' nor '.join(_CONFIG_FILES)}")
 
 
 def _pipeline_parts(config: dict[str, Any]) -> list[str]:

@@ -4,11 +4,11 @@ import msgspec
 
 
 class ComponentReport(msgspec.Struct, frozen=True):
-    """One component. ``nbytes`` is what its weights take in memory, all that is loaded in the report's dtype.
+    """Report on one component. ``nbytes`` is the size of its weights in memory, with all loaded in the report's dtype.
 
-    ``missing`` and ``odd`` are names of weights, as the library calls them: those that the checkpoint does not have,
-    and those that have another shape there. ``problem`` is why it would not load. ``kv_bytes`` is what a token takes
-    in its cache, ``context`` the longest sequence; 0 for what has none.
+    ``missing`` and ``odd`` are names of weights in the library. The former are not in the checkpoint; the latter have
+    another shape there. ``problem`` is the reason why it would not load. ``kv_bytes`` is the cache size of a token,
+    ``context`` the length of the longest sequence; 0 without one.
     """
 
     parameters: int = 0
@@ -21,19 +21,18 @@ class ComponentReport(msgspec.Struct, frozen=True):
 
     @property
     def faults(self) -> list[str]:
-        """Faults of the component, in words; empty when there are none."""
+        """Return the faults of the component, in words; empty without faults."""
         lacks = [f"lacks {_list_names(self.missing)}"] if self.missing else []
-        shapes = [f"has another shape than its configuration says: {_list_names(self.odd)}"] if self.odd else []
+        shapes = [f"has another shape than in its configuration: {_list_names(self.odd)}"] if self.odd else []
         return [*([self.problem] if self.problem else []), *lacks, *shapes]
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A checkpoint. ``stored`` is bytes in its files by dtype, empty for a configuration without weights.
+    """Report on a checkpoint. ``stored`` is bytes in its files by dtype, empty for a configuration without weights.
 
-    ``lost`` are files that are not there although an index names them, ``broken`` says what is wrong with others.
-    ``vllm`` is why vLLM does not run its language model; empty when nothing speaks against it. ``adapters`` are the
-    LoRA adapters that were looked at with it, and why each does not fit; empty when it does. ``sampling`` is what its
-    authors recommend, see ``generation_config``.
+    ``lost`` are missing files that an index names, ``broken`` are the faults of others. ``vllm`` is the reason why vLLM
+    cannot run its language model, empty if it can. ``adapters`` are the LoRA adapters that were checked with it, and
+    why each does not fit; empty if it does. ``sampling`` is that of ``generation_config``, recommended by its authors.
     """
 
     path: str
@@ -50,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """True if all components would load."""
+        """Return True if all components would load."""
         faults = [fault for part in self.parts.values() for fault in part.faults]
         return bool(self.stored) and not (self.lost or self.broken or faults or any(self.adapters.values()))
 

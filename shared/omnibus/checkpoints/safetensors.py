@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from omnibus.errors import BadRequest
 
-#: What files of weights are called: by transformers, by diffusers.
+#: Names of files of weights: of transformers, of diffusers.
 _STEMS = ("model", "diffusion_pytorch_model")
-_MAX_HEADER_BYTES = 100 << 20  # bytes of a header at most, as the format has it
+_MAX_HEADER_BYTES = 100 << 20  # limit of the format for a header
 
 
 class TensorHeader(NamedTuple):
-    """A tensor as a header has it; ``dtype`` in the format's words, for example ``BF16``."""
+    """Tensor in a header. ``dtype`` is in the format's words, for example ``BF16``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -22,7 +22,8 @@ class TensorHeader(NamedTuple):
 
 
 def weight_file_names(directory: Path) -> list[str]:
-    """The files that hold the weights of ``directory``, there or not: those of its index, else the usual ones."""
+    """Return the names of the files with weights of ``directory``. They are those of its index, else the usual ones,
+    and may not exist."""
     for stem in _STEMS:
         whole, index = directory / f"{stem}.safetensors", directory / f"{stem}.safetensors.index.json"
         if index.exists() and not whole.exists():
@@ -31,7 +32,7 @@ def weight_file_names(directory: Path) -> list[str]:
 
 
 def find_weight_files(directory: Path) -> tuple[list[Path], list[str]]:
-    """The files of weights that are there, and the names of those that an index tells of and are not."""
+    """Return the existing files of weights, and the names of missing ones. The latter are in an index."""
     names = weight_file_names(directory)
     there = [directory / name for name in names if (directory / name).is_file()]
     usual = {f"{stem}.safetensors" for stem in _STEMS}
@@ -39,7 +40,7 @@ def find_weight_files(directory: Path) -> tuple[list[Path], list[str]]:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of a file by name. Raises ``BadRequest`` that says what is wrong with the file."""
+    """Return the tensors of a file by name. Raises ``BadRequest`` with the fault of the file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -51,9 +52,9 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     except OSError as error:
         raise BadRequest(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, AttributeError, TypeError, LookupError):
-        raise BadRequest(f"{path.name} is no safetensors file; was it downloaded whole?") from None
+        raise BadRequest(f"{path.name} is not a safetensors file: download it again") from None
     if size < whole:
-        raise BadRequest(f"{path.name} is cut off: {size} of {whole} bytes are there")
+        raise BadRequest(f"{path.name} is truncated, it has {size} of {whole} bytes: download it again")
     return found
 
 
@@ -61,7 +62,7 @@ def _shard_names(index: Path) -> set[str]:
     try:
         return {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {index.name.removesuffix(".index.json")}  # which is not there, and so is missed
+        return {index.name.removesuffix(".index.json")}  # which does not exist, so it is reported as missing
 
 
 def _tensor_entries(header: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Digests of stored tensors' bytes, kept from one start to the next.
+"""Digests of stored tensors' bytes, kept between starts.
 
-What is kept lies in a file per file of weights below ``OMNIBUS_CACHE`` (``~/.cache/omnibus``), and is valid while size
-and time of change of that file are the same. A directory that cannot be written costs reading again, nothing else.
+Each file of weights has a file of digests below ``OMNIBUS_CACHE`` (``~/.cache/omnibus``). The digests are valid while
+size and modification time of the weights are unchanged. If the directory cannot be written, digests are computed again.
 """
 
 import json
@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 22
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: ``dtype`` in the format's words, such as ``BF16``, and where its bytes are."""
+    """Tensor in a file: its ``dtype`` in the format's words, such as ``BF16``, and the place of its bytes."""
 
     file: Path
     name: str
@@ -30,12 +30,12 @@ class StoredTensor(NamedTuple):
     nbytes: int
 
     def describe(self) -> str:
-        """Type and shape, such as ``BF16 4x8``."""
+        """Return type and shape, such as ``BF16 4x8``."""
         return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
 
 
 def read_stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name, from its header. Raises ``BadRequest`` for what is no such file."""
+    """Return the tensors of a safetensors file by name, from its header. Raises ``BadRequest`` for an invalid file."""
     headers = read_header(file)
     with file.open("rb") as data:
         length = struct.unpack("<Q", data.read(8))[0]
@@ -49,7 +49,7 @@ def read_stored_tensors(file: Path) -> dict[str, StoredTensor]:
 
 
 def tensor_digests(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Digest of each tensor's bytes, by the names given. Raises ``OSError`` when a file cannot be read."""
+    """Return the digest of each tensor's bytes, by the given names. Raises ``OSError`` if a file cannot be read."""
     by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors.values():
         by_file.setdefault(tensor.file, []).append(tensor)
@@ -58,14 +58,14 @@ def tensor_digests(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
 
 
 def _file_digests(file: Path, tensors: list[StoredTensor]) -> dict[str, str]:
-    """Digests of ``tensors`` of ``file`` by their names there: kept ones, and the others computed and kept."""
+    """Return the digests of ``tensors`` by their names in ``file``. Missing ones are computed and kept."""
     stamp, cache = _file_stamp(file), _cache_path(file)
     kept = _read_kept(cache, stamp)
     lacking = [tensor for tensor in tensors if tensor.name not in kept]
     if lacking:
         with file.open("rb") as data:
             kept |= {tensor.name: _content_digest(data, tensor) for tensor in lacking}
-        if _file_stamp(file) == stamp:  # else somebody was writing it, and it is read again next time
+        if _file_stamp(file) == stamp:  # else the file changed meanwhile, and is read again next time
             _write_kept(cache, stamp, kept)
     return kept
 
@@ -76,7 +76,7 @@ def _content_digest(data: BinaryIO, tensor: StoredTensor) -> str:
     while left > 0:
         piece = data.read(min(left, _READ_BYTES))
         if not piece:
-            raise OSError(f"{tensor.file.name} was cut off while it was read")
+            raise OSError(f"{tensor.file.name} was truncated while it was read")
         found.update(piece)
         left -= len(piece)
     return found.hexdigest()

@@ -1,5 +1,4 @@
-"""Arguments of the commands for who may do what, ``omnibus keys`` and ``nats-config``, and for shells: ``env`` and
-``completion``."""
+"""Arguments of ``omnibus keys``, ``nats-config``, ``env`` and ``completion``."""
 
 import argparse
 from typing import Any
@@ -8,7 +7,7 @@ from omnibus.cli.output import add_output_options
 
 
 def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:
-    """Add the arguments to ``commands`` of ``parser``, that of ``omnibus``."""
+    """Add the commands to ``commands``, the subcommands of ``parser``."""
     _add_keys(commands)
     env = commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
     add_output_options(env)
@@ -35,9 +34,9 @@ def _add_keys(commands: Any) -> None:
         dest="keys_command", required=True, metavar="COMMAND"
     )
     create = own.add_parser("create", help="make a key for a tenant; prints it once")
-    listed = own.add_parser("list", help="the keys there are, without what they are")
+    listed = own.add_parser("list", help="list the keys, without their secrets")
     revoke = own.add_parser("revoke", help="revoke a key")
-    create.add_argument("tenant", metavar="TENANT", help="whose it is; keys of one tenant share its place")
+    create.add_argument("tenant", metavar="TENANT", help="the tenant; its keys share one place in the queue")
     add = create.add_argument
     add("--weight", type=float, default=1.0, help="share of the GPU-seconds when others wait too (default 1)")
     add("--rate", type=float, default=0.0, metavar="N", help="requests per second (default: no limit)")
@@ -46,7 +45,7 @@ def _add_keys(commands: Any) -> None:
     add("--gpu-seconds", type=float, default=0.0, metavar="N", help="GPU-seconds per second (default: no limit)")
     add("--note", default="", metavar="TEXT", help="shown by `omnibus keys list`")
     add("--offline", action="store_true", help="store nothing; print the key and its record for a file of keys")
-    revoke.add_argument("id", metavar="KEY", help="what `omnibus keys list` calls it")
+    revoke.add_argument("id", metavar="KEY", help="the id in `omnibus keys list`")
     for command in (create, listed, revoke):
         add_output_options(command, names="ids" if command is listed else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")

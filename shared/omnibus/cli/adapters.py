@@ -1,4 +1,4 @@
-"""``omnibus adapters``: LoRA adapters of a running Omnibus, loaded and unloaded while it serves."""
+"""``omnibus adapters``: load and unload LoRA adapters of a running Omnibus."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ _LOAD, _UNLOAD, _MODELS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/
 
 
 async def run_adapters(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus adapters``."""
+    """Run the subcommand of ``omnibus adapters`` in ``options``."""
     there = gateway.find_gateway(options)
     commands: dict[str, Callable[[Gateway, argparse.Namespace], None]] = {
         "list": _list_adapters,

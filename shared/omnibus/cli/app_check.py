@@ -1,4 +1,4 @@
-"""``omnibus app check``: loads an app in a worker process of its own, as a gateway would, and says what it is."""
+"""``omnibus app check``: loads an app in a separate worker process, as a gateway would, and describes it."""
 
 import argparse
 import asyncio
@@ -26,15 +26,15 @@ from omnibus.process import run_module
 #: Seconds that an app may take to load, and its worker to end.
 LOAD_TIMEOUT_SECONDS, EXIT_TIMEOUT_SECONDS = 60.0, 5.0
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-#: What the app prints is not the answer; what is wrong with it is said in one line.
+#: Discard what the app prints: a problem is reported in one line.
 _NO_STDIO: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 async def check_app(options: argparse.Namespace) -> int:
-    """Print what the app is, and the graph that it draws for a request. Raises what is wrong with it."""
+    """Print a description of the app, and its graph for a request. Raises ``BadRequest`` if the app is invalid."""
     description = await describe_app(options.target, options.upload)
     about = msgspec.to_builtins(description)
-    if not options.upload:  # whose code runs restricted
+    if not options.upload:  # the code of an upload runs restricted
         about |= await _draw_graph(options.target, options.request)
     if options.json:
         print_json(about)
@@ -44,7 +44,7 @@ async def check_app(options: argparse.Namespace) -> int:
 
 
 async def _draw_graph(target: str | None, request: str | None) -> dict[str, Any]:
-    """The answer of ``omnibus.app.draw``, or a note for an app that does not take the request that was made for it."""
+    """Return the result of ``omnibus.app.draw``. If the app rejects the default request, return a note instead."""
     source, _ = _app_source(target, None)
     arguments = [
         msgspec.json.encode(source).decode(),
@@ -62,12 +62,12 @@ async def _draw_graph(target: str | None, request: str | None) -> dict[str, Any]
 
 
 async def describe_app(target: str | None, upload: str | None = None) -> protocol.Description:
-    """Load an app in a worker and return its description. Raises what is wrong with it."""
+    """Load an app in a worker and return its description. Raises ``BadRequest`` if the app is invalid."""
     return await asyncio.to_thread(_load_in_worker, *_app_source(target, upload))
 
 
 def describe_fields(about: dict[str, Any]) -> dict[str, str]:
-    """A description, or an app as a gateway shows it, as fields for ``field_lines``."""
+    """Return the description of an app as fields for ``field_lines``."""
     tasks = [f"{task['name']}{' (own)' if task['own'] else ''}" for task in about["tasks"]]
     return {
         "app": about["name"],
@@ -88,7 +88,7 @@ def _graph_lines(graph: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _schema_text(schema: dict[str, Any]) -> str:
-    """A JSON schema in a line: its fields and their types."""
+    """Return a JSON schema as one line: its fields and their types."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return str(schema.get("title") or schema.get("type") or "any JSON")
@@ -130,12 +130,13 @@ def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
             except TimeoutError:
                 raise DeadlineExceeded(f"{source.module} did not load within {LOAD_TIMEOUT_SECONDS:g} s") from None
             finally:
-                ours.close()  # it ends then
+                ours.close()  # ends the worker
                 _stop_worker(worker)
 
 
 def _worker_environment() -> dict[str, str]:
-    """Ours, with this SDK in reach, and libraries of numbers without threads: a sandbox holds for one."""
+    """Return this environment with this SDK on the path. Numeric libraries get one thread: a sandbox restricts one
+    thread only."""
     path = os.pathsep.join(
         filter(None, [str(Path(omnibus.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
     )

@@ -1,4 +1,4 @@
-"""``omnibus app run``: everything on this machine for one app, until it has answered or until Ctrl-C."""
+"""``omnibus app run``: starts a stack on this machine for one app, until it has responded or until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from omnibus.up.tiny_models import tiny_models
 
 
 async def run_app(options: argparse.Namespace) -> int:
-    """Start a stack, register the app, call it once if a request is given."""
+    """Start a stack and register the app. If a request is given, call the app once."""
     with ProgressBar(silent=options.json) as bar:
         return await _run_app(options, bar)
 
@@ -29,7 +29,7 @@ async def run_app(options: argparse.Namespace) -> int:
 async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
     once = options.body is not None
     request = app_target.parse_request(options.body)
-    description = await describe_app(options.target)  # what is wrong with it is said before everything starts
+    description = await describe_app(options.target)  # reports its problems before the stack starts
     if _chooses_models(options):
         models = await load_declarations(options, bar.update)
     else:
@@ -67,12 +67,12 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
 
 
 def _chooses_models(options: argparse.Namespace) -> bool:
-    """Return whether the command says which models to serve."""
+    """Return whether ``options`` choose the models to serve."""
     return bool(options.models or options.only or options.no_models)
 
 
 async def _declare_tiny_models(app: Description, bar: ProgressBar) -> str:
-    """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
+    """Declare the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
     named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
     others = [model for model in named if model not in catalog.LOCAL]
     if others:

@@ -1,4 +1,4 @@
-"""App that a command names: a module, a file, or a text to upload."""
+"""App that a command names: a module, a file, or source to upload."""
 
 import json
 import sys
@@ -9,9 +9,10 @@ from omnibus.errors import BadRequest
 
 
 def source_body(target: str | None, upload: str | None, apps_dir: str) -> dict[str, Any]:
-    """The source as the gateway's routes take it. ``apps_dir`` is where the gateway takes files from.
+    """Return the source as the gateway's routes expect it.
 
-    Raises ``BadRequest`` for a file that cannot be read or lies elsewhere.
+    ``apps_dir`` is the directory from which the gateway loads files. Raises ``BadRequest`` for a file that cannot be
+    read or is outside that directory.
     """
     if upload is not None:
         path = _find_file(upload)
@@ -23,24 +24,27 @@ def source_body(target: str | None, upload: str | None, apps_dir: str) -> dict[s
     module, root = locate_module(target)
     if not apps_dir:
         raise BadRequest(
-            f"this gateway takes no files: install {target} and name its module, or use `--upload {target}`"
+            f"this gateway loads no files: install {target} and name its module, or use `--upload {target}`"
         )
     below = Path(apps_dir).resolve()
     if not root.is_relative_to(below):
         raise BadRequest(
-            f"{target} is not below {below}, from where this Omnibus takes apps: move it there, start it with "
+            f"{target} is not below {below}, the directory of apps: move it there, start Omnibus with "
             f"`omnibus up --apps-dir {root}`, or use `--upload {target}`"
         )
     return {"module": module, "directory": str(root.relative_to(below))}
 
 
 def is_file(target: str) -> bool:
-    """Return whether ``target`` is a path, and no module's name."""
+    """Return whether ``target`` is a path rather than a module name."""
     return target.endswith(".py") or "/" in target
 
 
 def locate_module(target: str) -> tuple[str, Path]:
-    """Module name of a file, and the directory that it is imported from: the one around its packages."""
+    """Return the module name of a file and its import root.
+
+    The root is the directory around the file's packages.
+    """
     path = _find_file(target)
     parts, root = ([] if path.stem == "__init__" else [path.stem]), path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
@@ -55,9 +59,9 @@ def _find_file(target: str) -> Path:
     if path.is_dir() and (path / "__init__.py").is_file():
         path = path / "__init__.py"
     if not path.is_file():
-        raise BadRequest(f"{target}: no such file")
+        raise BadRequest(f"{target}: file not found")
     if path.suffix != ".py":
-        raise BadRequest(f"{target} is no Python file")
+        raise BadRequest(f"{target} must be a Python file, its name must end in .py")
     return path
 
 
@@ -69,9 +73,9 @@ def _read_text(path: Path) -> str:
 
 
 def parse_request(text: str | None) -> Any:
-    """The request that was given as JSON, ``-`` for what comes on stdin, or ``{}``. Raises ``BadRequest``."""
+    """Parse the request from JSON ``text``. ``-`` reads stdin, and None means ``{}``. Raises ``BadRequest``."""
     given = sys.stdin.read() if text == "-" else text
     try:
         return {} if given is None else json.loads(given)
     except ValueError as error:
-        raise BadRequest(f"the request is no JSON: {error}") from error
+        raise BadRequest(f"the request must be JSON: {error}") from error

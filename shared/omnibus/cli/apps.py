@@ -1,4 +1,4 @@
-"""``omnibus app``: register, look at, call, update and unregister apps of a running Omnibus."""
+"""``omnibus app``: register, list, show, call, update and unregister apps of a running Omnibus."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ APPS = "/v1/apps"
 
 
 async def run_app_command(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus app``, but for ``run``."""
+    """Run the subcommand of ``omnibus app`` in ``options``, except ``run``."""
     if options.app_command == "check":
         return await check_app(options)
     there = gateway.find_gateway(options)
@@ -36,15 +36,18 @@ async def run_app_command(options: argparse.Namespace) -> int:
 def register_app(
     there: Gateway, target: str | None, upload: str | None, canary: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Register an app; returns it as the gateway shows it. ``canary``: how another version of a registered one is
-    tried."""
+    """Register an app and return the gateway's description of it. ``canary`` contains the options of a canary of a new
+    version."""
     body = {"source": app_target.source_body(target, upload, there.apps_dir), **(canary or {})}
     found: dict[str, Any] = there.call("POST", APPS, body)
     return found
 
 
 def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None:
-    """Call an app and print its answer, parts as they come; texts as they are unless ``plain`` asks for JSON."""
+    """Call an app and print the parts of its response.
+
+    Texts are printed as they are unless ``plain``, which prints JSON.
+    """
     open_line = False
     for part in there.call_streaming(f"{_app_url_path(name)}/invoke", request):
         open_line = isinstance(part, str) and not plain
@@ -66,7 +69,7 @@ def _update_app(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _canary_body(options: argparse.Namespace) -> dict[str, Any]:
-    """The canary that is asked for, as the gateway takes it; empty for none."""
+    """Return the requested canary in the gateway's format, empty for none."""
     if options.canary is None:
         return {}
     return {"canary": {"last": options.canary, "tolerance": options.tolerance, "score": options.score}}
@@ -140,7 +143,7 @@ def _unregister_app(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _source_text(source: dict[str, Any]) -> str:
-    """The place of an app's code."""
+    """Return a text for the location of an app's code."""
     if directory := source.get("directory"):
         return f"{source['module']}, in {'the directory of apps' if directory == '.' else directory}"
     return " ".join(filter(None, [source["kind"], source["module"], source.get("sha256")]))

@@ -1,4 +1,4 @@
-"""``omnibus backup`` and ``omnibus restore``: what is worth keeping, in one file."""
+"""``omnibus backup`` and ``omnibus restore``: state of the store and the streams, in one file."""
 
 import argparse
 import time

@@ -6,10 +6,10 @@ from omnibus.cli.output import add_output_options
 
 
 def add_backup_commands(commands: Any) -> None:
-    """Add the arguments to ``commands``."""
+    """Add ``backup`` and ``restore`` to ``commands``."""
     backup = commands.add_parser("backup", help="write plans, profiles, apps, keys, jobs and streams into a file")
-    restore = commands.add_parser("restore", help="write what is in such a file into a store and a bus")
-    restore.add_argument("--replace", action="store_true", help="instead of what is there, which is removed")
+    restore = commands.add_parser("restore", help="write the contents of such a file into a store and a bus")
+    restore.add_argument("--replace", action="store_true", help="remove the present contents first")
     for command in (backup, restore):
         command.add_argument("file", metavar="FILE", help="for example omnibus.tar.gz")
         command.add_argument(

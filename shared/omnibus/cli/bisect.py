@@ -1,4 +1,4 @@
-"""``omnibus bisect``: which stage of a recorded invocation differs, and which version or executor makes it so."""
+"""``omnibus bisect``: finds the stage of a recorded invocation that differs, and the executors responsible."""
 
 import argparse
 import asyncio
@@ -25,12 +25,15 @@ from omnibus.recording.bisect import FAILURE, ExecutorOutputs, StageComparison, 
 from omnibus.recording.records import Record
 from omnibus.store import Store
 
-#: Seconds that executors have to say that they are up.
+#: Seconds to wait for the status messages of executors.
 CENSUS_SECONDS = 1.0
 
 
 class BisectedSegment(NamedTuple):
-    """The stages of one graph that were tried, and the executors that make the last one differ."""
+    """Stages of one graph that ran again.
+
+    ``responsible`` are the executors whose output of the last stage differs.
+    """
 
     recorded: Invocation
     stages: Sequence[StageComparison]
@@ -38,7 +41,7 @@ class BisectedSegment(NamedTuple):
 
 
 async def bisect_invocation(options: argparse.Namespace) -> int:
-    """Print the first stage that differs, of all segments of the request; exit code 1 if there is one."""
+    """Print the stages up to the first that differs, over all segments. The exit code is 1 if one differs."""
     bus = await connect_bus(options)
     try:
         ready = await _ready_executors(bus)
@@ -91,8 +94,10 @@ async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
 
 
 async def _find_earlier(bus: NatsBus, id: str, recorded: Invocation) -> Invocation | None:
-    """The graph of request ``id`` with the stages of ``recorded``, which has to run before it; None where no id is
-    named, and for a later segment without such a graph."""
+    """Return the graph of request ``id`` with the stages of ``recorded``.
+
+    It must run before ``recorded``. Returns None if ``id`` is empty, or if a later segment has no such graph.
+    """
     if not id:
         return None
     tasks = [node.task for node in recorded.nodes]
@@ -111,12 +116,12 @@ async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -
         last = json.loads(part)
     if last.get("status") == "done":
         return dict(last["digests"])
-    problem = last.get("problem", {"code": "protocol_error", "message": "the gateway gave no answer"})
+    problem = last.get("problem", {"code": "protocol_error", "message": "the gateway sent no answer"})
     return {FAILURE: f"{problem['code']}: {problem['message']}"}
 
 
 async def _first_epochs(options: argparse.Namespace) -> dict[ExecutorKind, int]:
-    """The first plan of the history that has each kind of executor; nothing without a store."""
+    """Return the first plan epoch that has each kind of executor; empty without a store."""
     found: dict[ExecutorKind, int] = {}
     with suppress(OmnibusError):
         store = Store(plans.store_settings(options))
@@ -149,7 +154,7 @@ def _report(
 
 
 def _output_row(output: ExecutorOutputs, kind: ExecutorKind, epochs: Mapping[ExecutorKind, int]) -> list[str]:
-    """Cells of an executor that ran a stage: its name, its version, and what came out."""
+    """Return the cells of an executor that ran a stage: its name, its version and its result."""
     outputs = "1 output" if output.compared == 1 else f"{output.compared} outputs"
     same = f"equal in {outputs}" if output.compared else "not compared"
     result = output.failure or (same if output.equal else "DIFFERENT")

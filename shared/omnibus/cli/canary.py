@@ -1,4 +1,4 @@
-"""``omnibus canary``: try another version of a part of a model beside what serves."""
+"""``omnibus canary``: try another version of a part of a model next to the one that serves."""
 
 import argparse
 import secrets
@@ -19,12 +19,12 @@ from omnibus.errors import Conflict, NotFound
 from omnibus.plan import ModelPlan
 from omnibus.store import Store
 
-#: Findings that are shown of each candidate.
+#: Findings shown for each candidate.
 SHOWN_FINDINGS = 5
 
 
 async def run_canary(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus canary``."""
+    """Run the subcommand of ``omnibus canary`` in ``options``."""
     commands: dict[str, Callable[[Store, argparse.Namespace], Awaitable[None]]] = {
         "start": _start_candidate,
         "status": _show_status,
@@ -43,7 +43,7 @@ async def _start_candidate(store: Store, options: argparse.Namespace) -> None:
     model = await _planned_model(store, options.model)
     before = (await store.candidates()).get(options.model)
     if before is not None and before.is_active:
-        raise Conflict(f"a candidate for {options.model} is tried already ({before.state}): abort or promote it first")
+        raise Conflict(f"{options.model} already has a candidate ({before.state}): abort or promote it first")
     candidate = (before or Candidate("", options.model)).next_candidate(**_candidate_fields(options))
     base = overlay_model(without_candidate(model), msgspec.structs.replace(candidate, state="aborted"))
     check_candidate(candidate, base)
@@ -84,7 +84,7 @@ async def _planned_model(store: Store, name: str) -> ModelPlan:
     plan = await store.plan()
     models = plan.models if plan is not None else {}
     if name not in models:
-        raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
+        raise NotFound(f"unknown model {name!r}: the plan has {', '.join(sorted(models)) or 'none'}", param="model")
     return models[name]
 
 
@@ -102,10 +102,10 @@ async def _abort_candidate(store: Store, options: argparse.Namespace) -> None:
     after = before.enter_state("aborted", f"aborted by an operator, after it was {before.state}", time.time())
     text = f"{after.model}: {after.describe()} ends"
     if before.state == "promoted":
-        text = f"{after.model}: {after.describe()} is taken back once executors of what was before are ready"
+        text = f"{after.model}: {after.describe()} is reverted once the executors of the earlier version are ready"
     elif not before.is_active:
         after = msgspec.structs.replace(after, base=(), base_path=())
-        text = f"{after.model}: nothing that was promoted counts any more: it is as declared"
+        text = f"{after.model}: all promotions are reverted: the model is as declared"
     await store.put_candidate(after, before)
     _print_result(options, after, text)
 

@@ -1,4 +1,4 @@
-"""``omnibus compare``: two recorded requests side by side, segment by segment and edge by edge."""
+"""``omnibus compare``: shows two recorded requests side by side, segment by segment and edge by edge."""
 
 import argparse
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ _MARKS = {True: "", False: "≠", None: "?"}
 
 
 class ComparedValue(NamedTuple):
-    """A row: both sides as text, and whether they are equal; None where that is not known, or says nothing."""
+    """Row with both sides as text, and whether they are equal. ``same`` is None if that is unknown or meaningless."""
 
     node: str
     value: str
     first: str
     second: str
     same: bool | None
-    is_result: bool = False  # the request was for this output
+    is_result: bool = False  # the request returns this output
 
 
 async def compare_invocations(options: argparse.Namespace) -> int:
-    """Print two requests side by side; exits with 1 where a result differs, and with 3 where none was compared."""
+    """Print two requests side by side. The exit code is 1 if a result differs, and 3 if none could be compared."""
     bus = await connect_bus(options)
     try:
         first, second = [await records.find_segments(bus, id) for id in options.ids]
@@ -48,15 +48,13 @@ async def compare_invocations(options: argparse.Namespace) -> int:
         return 1
     unknown = [f"{row.node} {row.value}" for row in outputs if row.is_result and row.same is None]
     if unknown or not any(row.same for row in outputs):
-        why = (
-            f"it is not recorded what {', '.join(unknown)} gave, or it was empty" if unknown else "no output is in both"
-        )
+        why = f"{', '.join(unknown)} was not recorded, or was empty" if unknown else "no output is in both"
         return report_not_compared(why, options.json)
     return 0
 
 
 def compare_steps(first: Record | None, second: Record | None) -> Iterator[ComparedValue]:
-    """Yield the rows of one graph each: inputs, results, seconds and price. One side may lack the graph."""
+    """Yield the rows of a pair of graphs: inputs, results, seconds and price. One side may lack the graph."""
     steps = [build_steps(*record) if record is not None else () for record in (first, second)]
     results = {key for record in (first, second) if record is not None for key in record.invocation.outputs}
     prefix = next((f"{record.invocation.step}:" for record in (first, second) if record and record.invocation.step), "")
@@ -82,15 +80,14 @@ def compare_steps(first: Record | None, second: Record | None) -> Iterator[Compa
 def _pair_values(
     one: Step | None, other: Step | None, side: str
 ) -> Iterator[tuple[StepValue | None, StepValue | None]]:
-    """Yield values of both steps by name; None where one has no such value."""
+    """Yield the values of both steps by name, None if missing."""
     found = [{value.name: value for value in getattr(step, side)} if step is not None else {} for step in (one, other)]
     for name in dict.fromkeys([*found[0], *found[1]]):
         yield found[0].get(name), found[1].get(name)
 
 
 def _is_same(one: StepValue | None, other: StepValue | None) -> bool | None:
-    """Return whether both are equal, by digests of one kind or by the values themselves; None where neither is known of
-    both."""
+    """Return whether both are equal, by digests or by values. Returns None if neither is known for both."""
     if one is None or other is None:
         return False
     for key in ("digest", "sha256"):

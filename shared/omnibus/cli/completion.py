@@ -1,4 +1,4 @@
-"""``omnibus completion``: a script with which a shell completes the command's words, options and files."""
+"""``omnibus completion``: prints a script that completes the command's words, options and files in a shell."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ _COMPLETED_PLACES = (("DIR", shtab.DIRECTORY), ("FILE", shtab.FILE), ("PATH", sh
 
 
 async def print_completion(options: argparse.Namespace) -> int:
-    """Print the script for ``options.shell``, made from the arguments that ``options.parser`` takes."""
+    """Print the script for ``options.shell``, generated from the arguments of ``options.parser``."""
     for action in _walk_actions(options.parser):
         _complete_place(action)
     print(shtab.complete(options.parser, shell=options.shell))
@@ -28,7 +28,7 @@ def _walk_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _complete_place(action: argparse.Action) -> None:
-    """Complete files and directories where the argument names one: ``NAME`` or ``ID`` are not in the file system."""
+    """Complete files and directories if the argument names one. ``NAME`` and ``ID`` are not in the file system."""
     words = re.split(r"\W+", str(action.metavar or action.dest).upper())
     for word, place in _COMPLETED_PLACES:
         if word in words:

@@ -1,4 +1,4 @@
-"""``omnibus deadletters``: inputs that crashed or failed an engine, listed, shown, and tried again."""
+"""``omnibus deadletters``: lists, shows and retries inputs that crashed or failed an engine."""
 
 import argparse
 import time
@@ -14,7 +14,7 @@ from omnibus.errors import ProtocolError
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 
-#: Messages that are read at once.
+#: Messages in one read.
 READ_BATCH_COUNT = 256
 
 
@@ -50,7 +50,7 @@ async def _list_letters(bus: NatsBus, options: argparse.Namespace) -> int:
 
 
 async def _read_letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
-    """The last ones, newest first; those of other versions are passed over."""
+    """Return the last ``limit`` letters, newest first, without those of other versions."""
     found: list[DeadLetter] = []
     below = 0
     while len(found) < limit and (stored := await dead_letters.list_dead_letters(bus, READ_BATCH_COUNT, below)):
@@ -87,7 +87,7 @@ async def _show_letter(bus: NatsBus, options: argparse.Namespace) -> int:
 
 
 def letter_lines(letter: DeadLetter) -> list[str]:
-    """All about one letter, as lines."""
+    """Return a letter with all its fields, as lines."""
     again = f"  replay of {letter.replay_of}" if letter.replay_of else ""
     lines = [
         f"{letter.inv}  {letter.model}  {letter.type}  via {letter.path}{again}",
@@ -119,7 +119,7 @@ async def _retry_letter(bus: NatsBus, options: argparse.Namespace) -> int:
     if not options.keep:
         await dead_letters.delete_dead_letter(bus, letter)
         if not options.json:
-            print(f"{letter.inv} is no dead letter any more")
+            print(f"the dead letter {letter.inv} is removed")
     return 0
 
 
@@ -129,5 +129,5 @@ async def _remove_letter(bus: NatsBus, options: argparse.Namespace) -> int:
     if options.json:
         print_json(letter)
     else:
-        print(f"{options.id} is no dead letter any more")
+        print(f"the dead letter {options.id} is removed")
     return 0

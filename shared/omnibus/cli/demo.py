@@ -1,4 +1,4 @@
-"""``omnibus demo``: a picture, a sound and a question are answered in text and speech, then a picture is drawn."""
+"""``omnibus demo``: sends an image, an audio clip and a question, prints and plays the answer, generates an image."""
 
 import argparse
 import asyncio
@@ -25,14 +25,14 @@ from omnibus.recording.records import find_record
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
-#: Length of an answer of random weights: so long that the first sound leaves well before the last word.
+#: Length of an answer of random weights: long enough that the first audio is sent well before the last word.
 RANDOM_ANSWER_TOKENS, RANDOM_SPEECH_CODES = 1500, 400
-#: Most words of an answer of a model that was trained, which ends by itself.
+#: Most tokens of an answer of a trained model, which stops before that.
 TRAINED_ANSWER_TOKENS = 40
-#: What is asked when nothing else is, and whom.
+#: The default question, and the default model.
 PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 _CHECK_SECONDS = 60.0
-#: Characters of it that are shown.
+#: Characters of the answer that are printed.
 MAX_PRINTED_CHARS = 400
 
 
@@ -67,7 +67,7 @@ async def run_demo(options: argparse.Namespace) -> int:
                 )
             await _print_record(stack, id)
     except Exception as error:
-        if not isinstance(error, Rejected):  # what was asked for is wrong, and not what runs
+        if not isinstance(error, Rejected):  # the request is invalid: the log does not help
             print(log.getvalue(), file=sys.stderr)
         raise
     _print_line(f"\neverything is stopped; `{_program_name()} up` starts it again, until Ctrl-C")
@@ -75,9 +75,9 @@ async def run_demo(options: argparse.Namespace) -> int:
 
 
 async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
-    """Check files of one's own, and where the answer goes, before anything starts. Raises ``BadRequest``."""
+    """Check your files and the output's path before anything starts. Raises ``BadRequest``."""
     if options.audio and not speaks:
-        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
+        raise BadRequest(f"{options.model} does not accept audio: omit --audio or use --model {MODEL}")
     _check_output(Path(options.out))
     given = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
     if given:
@@ -88,12 +88,12 @@ async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
 
 def _check_output(out: Path) -> None:
     if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise BadRequest(f"--out {out}: no file can be written there")
+        raise BadRequest(f"--out {out}: cannot write a file there")
 
 
 @asynccontextmanager
 async def _demo_stack(model: str, shown: demo_world.DemoSample, log: io.StringIO) -> AsyncIterator[Stack]:
-    """Everything runs inside, with the model and, where something is drawn, the one that draws."""
+    """Run a stack with ``model``. If the demo generates an image, also run the model for that."""
     with ProgressBar() as bar:
         declared = await tiny_models([model, *([demo_drawing.MODEL] if shown.wish else [])], report=bar.update)
         async with Stack(declared, log=Log(log), passing=True, report=bar.update) as stack:
@@ -108,7 +108,8 @@ shapes to see and to draw, tones to hear, and a language of tones to speak.
 
 
 async def _make_sample(options: argparse.Namespace) -> demo_world.DemoSample:
-    """A scene and tones that the model has never met; what is right is known unless something else is asked."""
+    """Make a scene and tones that the model was not trained on. The right answer is unknown if you bring your own media
+    or question."""
     with tempfile.TemporaryDirectory() as directory:
         made = await demo_world.make_sample(Path(directory), options.seed)
     own = options.image or options.audio or options.video or options.prompt != PROMPT
@@ -116,12 +117,12 @@ async def _make_sample(options: argparse.Namespace) -> demo_world.DemoSample:
 
 
 async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -> None:
-    """Return whether the answer is right, and what its sound says to somebody who is no model."""
+    """Print whether the answer is right. Also print the words that a decoder of tones finds in its audio."""
     described = await demo_world.describe_media(Path(options.out))
     if right:
-        _print_line(f"what was drawn and played: {right}: {demo_world.verdict_text(answer == right)}")
+        _print_line(f"expected answer: {right}: {demo_world.verdict_text(answer == right)}")
     same = "the same" if described == answer else "something else"
-    _print_line(f"who knows the tones and is no model hears: {described}: {same}")
+    _print_line(f"tones decoded without a model: {described}: {same}")
 
 
 def _print_line(text: str) -> None:
@@ -129,7 +130,7 @@ def _print_line(text: str) -> None:
 
 
 def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_world.DemoSample) -> list[dict[str, Any]]:
-    """The request's parts: the files that were named, or a picture and a sound made here."""
+    """Return the content parts of the request: your files, or a generated image and audio clip."""
     image = Path(options.image).read_bytes() if options.image else shown.picture
     if not options.image and sys.stdout.isatty():
         _print_line(f"{demo_world.terminal_image(image)}\n")
@@ -153,7 +154,7 @@ def _data_url(mime: str, data: bytes) -> str:
 def _send_request(
     url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool
 ) -> tuple[str, str]:
-    """Send the request with the openai client, print the answer as it streams; the invocation's id and the answer."""
+    """Send the request and print the answer as it streams. Returns the invocation's id and the answer."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
@@ -172,7 +173,7 @@ def _send_request(
 
 
 def _length_params(model: str, speaks: bool) -> dict[str, Any]:
-    """Return the request parameters for the length of an answer and for its sampling."""
+    """Return the request parameters for the answer's length and sampling."""
     if model in catalog.WORLD:
         return {"max_tokens": TRAINED_ANSWER_TOKENS, "temperature": 0}
     speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": RANDOM_SPEECH_CODES}} if speaks else {}
@@ -186,7 +187,7 @@ def _length_params(model: str, speaks: bool) -> dict[str, Any]:
 
 
 def _print_stream(stream: Any, began: float, out: Path) -> str:
-    """Print text as it comes and keep the sound; returns the text."""
+    """Print text as it arrives and write the audio to ``out``. Returns the text."""
     samples, text = bytearray(), ""
     first: dict[str, float] = {}
     last_text = 0.0
@@ -204,30 +205,30 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
     _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if samples:
         out.write_bytes(samples)
-        _print_line(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
+        _print_line(f"first audio after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
     return text
 
 
 async def _print_record(stack: Stack, id: str) -> None:
-    """The way that the request took, from its own record."""
+    """Print the route of the request, from its record."""
     invocation, ended = await find_record(stack.bus, id)
     for _ in range(20):
         if ended is not None:
             break
         await asyncio.sleep(0.05)
         invocation, ended = await find_record(stack.bus, id)
-    _print_line("\nthe way it took\n" + "\n".join(invocation_lines(invocation, ended)))
+    _print_line("\nits route\n" + "\n".join(invocation_lines(invocation, ended)))
     program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
     width = max(len(look) for look in looks)
     lines = [f"  {program} {look:<{width}}  {what}" for look, what in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
-    _print_line(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
+    _print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
 
 
 def _program_name() -> str:
-    """This command as the reader can type it here."""
+    """Return this command as you would type it in this directory."""
     program = Path(sys.argv[0])
     if program.name != "omnibus":
         return "omnibus"

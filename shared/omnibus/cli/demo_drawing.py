@@ -1,4 +1,4 @@
-"""Picture that the demo draws from words, looked at by its pixels and by a model."""
+"""Image that the demo generates, with descriptions of it. One is from its pixels, one by a model."""
 
 import asyncio
 import base64
@@ -13,13 +13,14 @@ from omnibus.families import catalog
 
 MODEL = next(name for name, family in catalog.WORLD.items() if "vae" in catalog.FAMILIES[family]["components"])
 _QUESTION = "What do you see?"
-#: Pixels on a side, and steps, of a picture as the model has learnt it.
+#: Size in pixels, steps and guidance of an image, as in the training of the model.
 _IMAGE_SIZE, _STEP_COUNT, _GUIDANCE = "64x64", 8, 2.0
 _MAX_ANSWER_TOKENS = 20
 
 
 async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> None:
-    """Let ``MODEL`` draw ``wish`` into ``out``, a PNG file, and say what is in it, by its pixels and by ``looking``."""
+    """Generate an image of ``wish`` with ``MODEL`` and describe it. Writes the PNG to ``out`` and prints two
+    descriptions: from its pixels, and by the model ``looking``."""
     _print_line(f"\nasking {MODEL} to draw: {wish}")
     began = time.monotonic()
     image = await asyncio.to_thread(_generate_image, url, wish)
@@ -27,7 +28,7 @@ async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> Non
     await asyncio.to_thread(out.write_bytes, image)
     if sys.stdout.isatty():
         _print_line(f"\n{demo_world.terminal_image(image)}\n")
-    seen = {"who looks at its pixels and is no model": await demo_world.describe_media(out)}
+    seen = {"a program without a model": await demo_world.describe_media(out)}
     seen[looking] = await asyncio.to_thread(_describe_image, url, looking, image)
     for name, words in seen.items():
         _print_line(f"{name} sees: {words}: {demo_world.verdict_text(words == wish)}")

@@ -1,4 +1,4 @@
-"""A picture and a sound for those who bring none: made here, so that nothing has to be downloaded."""
+"""Default image and audio clip of the demo, generated without downloads."""
 
 import io
 import math
@@ -7,7 +7,7 @@ import wave
 
 
 def make_image() -> bytes:
-    """A JPEG of 224 x 168 pixels: a red square, a green circle and a yellow triangle on blue."""
+    """Return a JPEG of 224 x 168 pixels: a red square, a green circle and a yellow triangle on blue."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (224, 168), (40, 70, 160))
@@ -21,7 +21,7 @@ def make_image() -> bytes:
 
 
 def make_audio(seconds: float = 2.0, rate: int = 16000) -> bytes:
-    """A WAV file, mono, 16 bit: three rising tones."""
+    """Return a WAV file, mono, 16 bit: three rising tones."""
     tones = (440.0, 554.37, 659.25)
     count = int(seconds * rate)
     samples = (int(9000 * math.sin(2 * math.pi * tones[min(2, 3 * n // count)] * n / rate)) for n in range(count))

@@ -1,4 +1,4 @@
-"""Things to show to models that were trained, and what is in their answers, as told without any model."""
+"""Samples for trained models, and descriptions of answers without a model."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,11 +7,14 @@ from omnibus.errors import Fatal
 from omnibus.process import run_module
 
 _TIMEOUT_SECONDS = 60.0  # seconds
-_IMAGE_COLUMNS = 32  # of a picture in a terminal
+_IMAGE_COLUMNS = 32  # of an image in a terminal
 
 
 class DemoSample(NamedTuple):
-    """A PNG and a WAV file, the right words for both, and words for another picture."""
+    """Sample for a trained model: a PNG, a WAV file and the words.
+
+    ``answer`` is the right answer about both. ``wish`` describes another image, to generate.
+    """
 
     picture: bytes
     sound: bytes
@@ -20,14 +23,15 @@ class DemoSample(NamedTuple):
 
 
 async def make_sample(directory: Path, seed: int | None) -> DemoSample:
-    """Something that no training saw; without a ``seed`` another time something else. ``directory`` takes the files."""
+    """Return a sample that was not in the training data. It is random without a ``seed``. The files are written to
+    ``directory``."""
     chosen = [] if seed is None else ["--seed", str(seed)]
     answer, wish = (await _run_world("make", str(directory), *chosen)).splitlines()
     return DemoSample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
 
 
 async def describe_media(file: Path) -> str:
-    """Return what a picture shows or a sound says."""
+    """Return the words that describe an image or an audio file."""
     return await _run_world("tell", str(file))
 
 
@@ -36,7 +40,7 @@ def verdict_text(right: bool) -> str:
 
 
 def terminal_image(encoded: bytes) -> str:
-    """A picture as text for a terminal with colours: two rows of dots in one of characters."""
+    """Return an image as text for a terminal with colours: two rows of pixels in each row of characters."""
     import io
 
     from PIL import Image

@@ -1,4 +1,4 @@
-"""``omnibus up --detach``: the same command as a process in the background."""
+"""``omnibus up --detach``: runs the same command as a process in the background."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ from omnibus.process.spec import python_path
 from omnibus.up import runs
 from omnibus.up.runs import RunState
 
-#: Seconds that everything may take to start: plans, executors, apps.
+#: Seconds that the stack may take to start: plans, executors, apps.
 START_TIMEOUT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _SHOWN_LINES = 3
@@ -24,9 +24,10 @@ _DETACHING = frozenset({"-d", "--detach"})
 
 
 async def start_detached(options: argparse.Namespace) -> int:
-    """Start ``omnibus up`` with the arguments of this process, and return once it serves: 0, or its exit code.
+    """Start ``omnibus up`` with the arguments of this process in the background. Returns 0 once it serves, or its exit
+    code.
 
-    Raises ``DeadlineExceeded`` when it does not serve in time; then it is ended.
+    Raises ``DeadlineExceeded`` and stops the process if it does not serve in time.
     """
     with tempfile.TemporaryFile() as output:
         child = await asyncio.create_subprocess_exec(
@@ -54,7 +55,7 @@ async def start_detached(options: argparse.Namespace) -> int:
 
 
 def silence_output() -> None:
-    """Leave the file that the parent reads until everything serves: the run's directory has what is logged then."""
+    """Release the output file, which the parent reads until the stack serves. Later logs are in the run's directory."""
     with open(os.devnull, "w") as nothing:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -66,7 +67,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 
 
 async def _wait_until_ready(child: asyncio.subprocess.Process, bar: ProgressBar) -> RunState | None:
-    """The state of the run of ``child`` once it serves; None when it has ended."""
+    """Return the state of the run once it serves. Returns None if ``child`` has ended."""
     try:
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
             while child.returncode is None:
@@ -79,4 +80,4 @@ async def _wait_until_ready(child: asyncio.subprocess.Process, bar: ProgressBar)
             return None
     except TimeoutError:
         os.killpg(child.pid, signal.SIGTERM)
-        raise DeadlineExceeded(f"not up within {START_TIMEOUT_SECONDS:g} s; it is being ended") from None
+        raise DeadlineExceeded(f"not up within {START_TIMEOUT_SECONDS:g} s: it is being stopped") from None

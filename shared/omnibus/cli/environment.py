@@ -1,4 +1,4 @@
-"""``omnibus env``: variables with which other tools find the running ``omnibus up``, for a shell to evaluate."""
+"""``omnibus env``: prints variables for other tools to find the running ``omnibus up``, for a shell to evaluate."""
 
 import argparse
 import shlex
@@ -8,7 +8,7 @@ from omnibus.up import runs
 
 
 async def print_environment(options: argparse.Namespace) -> int:
-    """Print ``export NATS_URL=...``, with the password of this run. Raises ``StageUnavailable`` when nothing runs."""
+    """Print ``export NATS_URL=...``, with the password of this run. Raises ``StageUnavailable`` if nothing runs."""
     variables = {"NATS_URL": runs.read_state().nats_url}
     if options.json:
         print_json(variables)

@@ -1,4 +1,4 @@
-"""A gateway's HTTP routes as commands call them, and where the gateway is."""
+"""HTTP client for a gateway's routes, and the lookup of its address."""
 
 import argparse
 import json
@@ -13,13 +13,16 @@ from omnibus.up import runs
 from omnibus.up.tls import trusted_context
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
-#: Seconds that an answer may take: an app may load and its executors may start meanwhile.
+#: Seconds to wait for a response: an app may load and its executors may start meanwhile.
 RESPONSE_TIMEOUT_SECONDS = 300.0
 
 
 class Gateway:
-    """One gateway. ``apps_dir`` is where it takes apps from directories, empty when nobody says so; ``certificate`` is
-    its own, when it is one of this machine that speaks TLS."""
+    """Client of one gateway.
+
+    ``apps_dir`` is the directory from which the gateway loads apps, empty if unknown. ``certificate`` is the
+    self-signed one of a gateway on this machine that uses TLS.
+    """
 
     def __init__(self, url: str, token: str, apps_dir: str, certificate: str = "") -> None:
         self.url = url.rstrip("/")
@@ -28,23 +31,23 @@ class Gateway:
         self._believed = trusted_context(certificate)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON that the gateway answers. Raises its error, typed, and ``StageUnavailable``."""
+        """Return the gateway's JSON response. Raises its error, typed, and ``StageUnavailable``."""
         with self._open_request(method, path, body) as answer:
             return _parse_json(answer.read())
 
     def call_text(self, method: str, path: str, body: Any) -> str:
-        """The text that the gateway answers. Raises as ``call`` does."""
+        """Return the gateway's response as text. Raises as ``call`` does."""
         with self._open_request(method, path, body) as answer:
             text: str = answer.read().decode()
             return text
 
     def read_file(self, path: str) -> tuple[str, bytes]:
-        """The content type and the bytes of a file. Raises as ``call`` does."""
+        """Return the content type and the bytes of a file. Raises as ``call`` does."""
         with self._open_request("GET", path, None) as answer:
             return answer.headers.get_content_type(), answer.read()
 
     def call_streaming(self, path: str, body: Any) -> Iterator[Any]:
-        """The answer to a POST: one value, or the parts of a stream as they come."""
+        """Yield the response to a POST: one value, or the parts of a stream as they arrive."""
         with self._open_request("POST", path, body) as answer:
             if answer.headers.get_content_type() != "text/event-stream":
                 yield _parse_json(answer.read())
@@ -63,7 +66,7 @@ class Gateway:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         try:
             request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)  # noqa: S310
-            # The gateway that was named.
+            # The address is the user's or the run's.
             return urllib.request.urlopen(request, timeout=RESPONSE_TIMEOUT_SECONDS, context=self._believed)  # noqa: S310
         except urllib.error.HTTPError as error:
             raise _response_error(error) from error
@@ -73,7 +76,7 @@ class Gateway:
 
 
 def find_gateway(options: argparse.Namespace) -> Gateway:
-    """The gateway that was named, or that of the running ``omnibus up``. Raises ``StageUnavailable``."""
+    """Return the gateway of ``--url``, or that of the running ``omnibus up``. Raises ``StageUnavailable``."""
     token, apps_dir = os.environ.get(TOKEN, ""), os.environ.get(APPS_DIR, "")
     if options.url:
         return Gateway(options.url, token, apps_dir)

@@ -1,8 +1,8 @@
-"""Help of commands: what each does, and examples of it."""
+"""Help of commands: groups, descriptions and examples."""
 
 import argparse
 
-#: Headings of the list of all commands, and what is below each.
+#: Headings of the list of all commands, and the commands below each.
 GROUPS: dict[str, tuple[str, ...]] = {
     "run it on this machine": ("up", "demo", "ps", "status", "logs", "down", "env", "settings"),
     "write models and apps": ("app", "tasks", "models", "adapters", "profile"),
@@ -12,18 +12,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "plan": ("top", "plan", "canary", "whatif", "size", "lab"),
     "operate it for others": ("keys", "nats-config", "backup", "restore", "completion"),
 }  # fmt: skip
-#: Lines that show how a command is used.
+#: Examples of each command.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("omnibus up", "omnibus tail", "omnibus COMMAND --help"),
     "up": (
         "omnibus up                                      # the small trained models, at port 8000",
-        "omnibus up --models models.json --detach        # models of your own, in the background",
-        "omnibus up --only qwen3-tiny --port 0 --name a  # a tiny model, at a free port, beside other runs",
+        "omnibus up --models models.json --detach        # your own models, in the background",
+        "omnibus up --only qwen3-tiny --port 0 --name a  # a tiny model, at a free port, next to other runs",
         "OMNIBUS_EXECUTOR_DEVICE=cuda omnibus up --models models.json    # settings are variables: omnibus settings",
     ),
     "demo": ("omnibus demo", 'omnibus demo --image photo.png --prompt "What do you see?"'),
     "tail": ("omnibus tail", "omnibus tail --nats nats://10.0.0.5:4222"),
-    "show": ("omnibus show 4bb189-0-1    # what x-request-id of a response says",),
+    "show": ("omnibus show 4bb189-0-1    # the id from the x-request-id header",),
     "replay": (
         "omnibus replay 4bb189-0-1",
         "omnibus replay 4bb189-0-1 --from vocoder        # only this stage and those after it",
@@ -52,7 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "app invoke": ('omnibus app invoke my_app \'{"text": "hi"}\'',),
     "plan show": ("omnibus plan show", "omnibus plan show 12"),
     "plan diff": ("omnibus plan diff          # what is staged, or changed last", "omnibus plan diff 11 12"),
-    "plan rollback": ("omnibus plan rollback 11", "omnibus plan resume        # plan again by itself"),
+    "plan rollback": ("omnibus plan rollback 11", "omnibus plan resume        # plan automatically again"),
     "canary start": (
         "omnibus canary start qwen2.5-vl-tiny --option E --dtype bfloat16 --tolerance 0.05",
         "omnibus canary start qwen2.5-vl-tiny --option L --checkpoint ./new --score 0.9 --auto",
@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
     "size": (
-        "omnibus size                                    # the kinds of requests, and what each costs",
+        "omnibus size                                    # the kinds of requests, and their costs",
         "omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30",
     ),
     "keys create": ("omnibus keys create alice --rate 5 --weight 2",),
@@ -82,7 +82,7 @@ class GroupedHelp(argparse.RawDescriptionHelpFormatter):
     """Help that lists commands below the headings of ``GROUPS``."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Leave room for names of commands, which stand further right than argparse reckons."""
+        """Widen the column of names by their indentation. argparse does not count it."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             self._action_max_length += 2 * self._indent_increment
@@ -102,7 +102,7 @@ class GroupedHelp(argparse.RawDescriptionHelpFormatter):
 
 
 def add_help_texts(parser: argparse.ArgumentParser, name: str = "") -> None:
-    """Give ``parser`` and the commands below it descriptions, from their short helps, and examples."""
+    """Add descriptions and examples to ``parser`` and its subcommands. A description is the short help."""
     if examples := EXAMPLES.get(name):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = "\n".join(["examples:", *(f"  {example}" for example in examples)])

@@ -23,14 +23,14 @@ from omnibus.recording.waterfall_builder import build_waterfall
 from omnibus.settings import BusSettings, read_settings
 from omnibus.up import runs
 
-#: Seconds within which a server must answer: somebody waits for the prompt.
+#: Seconds to wait for a server, short because a person waits for the prompt.
 CONNECT_TIMEOUT_SECONDS = 3.0
-#: Seconds that a replay may keep silent.
+#: Seconds to wait for the next part of a replay.
 REPLAY_IDLE_SECONDS = 120.0
 
 
 async def connect_bus(options: argparse.Namespace) -> NatsBus:
-    """The bus that was named, that of the environment, or that of the running ``omnibus up``."""
+    """Connect to the bus of ``--nats``, the environment or the run."""
     settings = read_settings(BusSettings)
     if options.nats:
         settings = BusSettings(url=options.nats)
@@ -46,7 +46,7 @@ async def tail_records(options: argparse.Namespace) -> int:
     def print_delivery(delivery: Delivery) -> None:
         try:
             _print_records(delivery, options.json)
-        except BrokenPipeError as error:  # whoever read them has ended
+        except BrokenPipeError as error:  # the reader of the pipe has ended
             if not over.done():
                 over.set_exception(error)
 
@@ -93,7 +93,7 @@ async def show_invocation(options: argparse.Namespace) -> int:
 
 
 def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[str]:
-    """Everything worth knowing about one invocation, as lines."""
+    """Return the full record of one invocation, as lines."""
     origin = f"  step {invocation.step} of {invocation.parent}" if invocation.parent else ""
     again = f"  replay of {invocation.replay_of}" if invocation.replay_of else ""
     lines = [f"{invocation.id}  {invocation.model}  seed {invocation.seed}{origin}{again}"]
@@ -108,10 +108,10 @@ def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[st
     if answer.text:
         lines.append(f"answer  {answer.text[:200]!r}")
     if answer.audio_seconds:
-        lines.append(f"sound   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
+        lines.append(f"audio   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
     lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
     if ended.segments:
-        lines.append(f"then    {', '.join(ended.segments)}  (it went on with these results: show them by their ids)")
+        lines.append(f"then    {', '.join(ended.segments)}  (segments that used these results: show them by their ids)")
     if ended.called is not UNSET:
         lines.append(f"called  {', '.join(ended.called)}  (images that its model called for)")
     if ended.caller is not UNSET:
@@ -130,12 +130,12 @@ async def replay_invocation(options: argparse.Namespace) -> int:
     finally:
         await bus.drain()
     if last.get("status") == "done" and last.get("identical") is None:
-        return report_not_compared(last.get("why", "the gateway does not say why"), options.json)
+        return report_not_compared(last.get("why", "the gateway gave no reason"), options.json)
     return 0 if last.get("status") == "done" and last["identical"] else 1
 
 
 def _replay_headers(options: argparse.Namespace) -> dict[str, str]:
-    """Headers of the request; see ``services.gateway.replay.options``."""
+    """Return the headers of the request, see ``services.gateway.replay.options``."""
     wishes = {"Omnibus-From": options.start, "Omnibus-Path": options.path, "Omnibus-Route": options.route}
     return {name: value for name, value in wishes.items() if value}
 
@@ -143,7 +143,7 @@ def _replay_headers(options: argparse.Namespace) -> dict[str, str]:
 async def replay_and_print(
     bus: NatsBus, invocation: Invocation, plain: bool, wishes: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
+    """Replay ``invocation`` and print its progress, as JSON if ``plain``. Returns the last status."""
     last: dict[str, Any] = {}
     async for part in bus.request_stream(
         subjects.REPLAY, encode_invocation(invocation), REPLAY_IDLE_SECONDS, wishes or None
@@ -154,7 +154,7 @@ async def replay_and_print(
 
 
 def failure_text(part: dict[str, Any]) -> str:
-    """Say why a replay, or a fork, failed."""
+    """Return the reason for which a replay or a fork failed."""
     return f"failed: {part['problem']['code']}: {part['problem']['message']}"
 
 
@@ -170,12 +170,12 @@ def _progress_text(part: dict[str, Any]) -> str:
 
 
 def start_text(part: dict[str, Any]) -> str:
-    """Say where a replay, or a fork, begins, if that is not at its beginning."""
+    """Return the node at which a replay or a fork starts. The text is empty for the beginning."""
     return f" from node {part['from']}" if part.get("from") else ""
 
 
 def verdict_text(part: dict[str, Any]) -> str:
-    """Say how a replay compares with the record, and what was compared."""
+    """Return how a replay compares with its record. The text lists the compared values."""
     compared = "".join(f"\n  compared {each}" for each in part.get("compared", ()))
     if part.get("identical"):
         return f"identical to the recorded answer{compared}"

@@ -13,7 +13,7 @@ from omnibus.store import Store
 
 
 async def run_keys(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus keys``."""
+    """Run the subcommand of ``omnibus keys`` in ``options``."""
     if options.keys_command == "create" and options.offline:
         key, record = _make_key(options)
         _print_new_key(key, record, options)
@@ -40,9 +40,7 @@ async def run_keys(options: argparse.Namespace) -> int:
 def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
     for name in ("rate", "burst", "concurrent", "gpu_seconds"):
         if getattr(options, name) < 0:
-            raise BadRequest(
-                f"--{name.replace('_', '-')} {getattr(options, name):g}: 0 or more is expected; 0 is no limit"
-            )
+            raise BadRequest(f"--{name.replace('_', '-')} {getattr(options, name):g} must be 0 (for no limit) or more")
     key = api_key.generate_key()
     record = KeyRecord(
         api_key.hash_key(key),
@@ -55,7 +53,7 @@ def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
         options.note,
         round(time.time(), 3),
     )
-    return key, api_key.decode_key_record(api_key.encode_key_record(record))  # as strictly as it is read again
+    return key, api_key.decode_key_record(api_key.encode_key_record(record))  # checked as when it is read
 
 
 def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ from omnibus.errors import OmnibusError, ProblemDetails, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
 INTERRUPTED_EXIT_CODE = 130
-#: Module and function of each command, of words below it where these have a function of their own.
+#: Module and function of each command, and of the subcommands that have a separate function.
 _HANDLERS = {
     "adapters": "adapters:run_adapters",
     "app": "apps:run_app_command",
@@ -69,7 +69,8 @@ _HANDLERS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Errors are one line on stderr, of JSON where the command prints JSON."""
+    """Run one command and return its exit code. Prints errors as one line on stderr, in JSON for a command that prints
+    JSON."""
     try:
         return _run_command(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -101,7 +102,7 @@ def _run_command(given: list[str]) -> int:
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    """The coroutine of the command that was named, whose module is imported now."""
+    """Import the module of the requested command and return its coroutine."""
     below = getattr(options, f"{options.command}_command", "")
     module, _, function = (_HANDLERS.get(f"{options.command} {below}") or _HANDLERS[options.command]).partition(":")
     return getattr(importlib.import_module(f"omnibus.cli.{module}"), function)(options)
@@ -155,7 +156,7 @@ def _add_up(commands: Any) -> None:
     )
     up.add_argument("--gateways", type=int, default=1, metavar="N", help="gateways side by side (default 1)")
     up.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="nodes, each with shared memory of its own (default 1)"
+        "--nodes", type=int, default=1, metavar="N", help="nodes, each with its own shared memory (default 1)"
     )
     models = up.add_mutually_exclusive_group()
     models.add_argument("--models", metavar="FILE", help="declarations of models; without it the small trained ones")
@@ -174,15 +175,15 @@ def _add_up(commands: Any) -> None:
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="start everything, send one request with an image and audio, show its path")
-    demo.add_argument("--image", metavar="FILE", help="an image of your own")
-    demo.add_argument("--audio", metavar="FILE", help="an audio file of your own")
-    demo.add_argument("--video", metavar="FILE", help="a video of your own")
+    demo.add_argument("--image", metavar="FILE", help="your own image")
+    demo.add_argument("--audio", metavar="FILE", help="your own audio file")
+    demo.add_argument("--video", metavar="FILE", help="your own video")
     demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
     demo.add_argument("--model", default="qwen2.5-omni-world", help="the model to ask (default qwen2.5-omni-world)")
     demo.add_argument("--seed", type=int, help="which scene and audio of the small world (default: any)")
     demo.add_argument(
         "--out", metavar="FILE", default="answer.wav",
-        help="where the spoken answer goes, and beside it, as .png, what is drawn (default answer.wav)",
+        help="file for the spoken answer; the generated image is next to it, as .png (default answer.wav)",
     )  # fmt: skip
 
 
@@ -190,9 +191,9 @@ def _add_dead_letters(commands: Any) -> None:
     dead = commands.add_parser("deadletters", help="inputs that crashed or failed an engine; try them again")
     own = dead.add_subparsers(dest="dead_command", metavar="COMMAND")
     listed = own.add_parser("list", help="the last ones (also without a command)")
-    show = own.add_parser("show", help="one: the reason, what was lost, sizes of its inputs")
-    retry = own.add_parser("retry", help="run the input again under a new id; what succeeds is no dead letter any more")
-    remove = own.add_parser("remove", help="forget one")
+    show = own.add_parser("show", help="show one: the reason, the lost executors, the sizes of its inputs")
+    retry = own.add_parser("retry", help="run the input again under a new id; delete the letter if it succeeds")
+    remove = own.add_parser("remove", help="delete one")
     for command in (show, retry, remove):
         command.add_argument("id", help="an invocation of `omnibus deadletters`")
     retry.add_argument("--keep", action="store_true", help="do not delete the letter when the input succeeds")
@@ -219,8 +220,8 @@ def _add_app(commands: Any) -> None:
     app = commands.add_parser("app", help="register, call, update and check apps")
     own = app.add_subparsers(dest="app_command", required=True, metavar="COMMAND")
     register = own.add_parser("register", help="serve an app at all gateways")
-    update = own.add_parser("update", help="serve a new version, or load the code anew; the old one serves meanwhile")
-    check = own.add_parser("check", help="load an app here, draw its graph, and say what it is; nothing needs to run")
+    update = own.add_parser("update", help="serve a new version, or reload the code; the old one serves meanwhile")
+    check = own.add_parser("check", help="load an app here, describe it and draw its graph; nothing needs to run")
     listed = own.add_parser("list", help="the registered apps")
     show = own.add_parser("show", help="all about one app")
     invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they arrive")
@@ -253,15 +254,17 @@ def _add_app(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    plan = commands.add_parser("plan", help="what runs and why, what was planned before, and back to it")
+    plan = commands.add_parser("plan", help="show the plan and its reasons, list earlier plans, and roll back")
     own = plan.add_subparsers(dest="plan_command", required=True, metavar="COMMAND")
     show = own.add_parser("show", help="options, executors, paths, and why they are as they are")
-    diff = own.add_parser("diff", help="what changes from one plan to another")
+    diff = own.add_parser("diff", help="show the changes from one plan to another")
     history = own.add_parser("history", help="the plans that are stored")
-    rollback = own.add_parser("rollback", help="serve an earlier plan, and change nothing by itself")
+    rollback = own.add_parser("rollback", help="serve an earlier plan, and stop planning automatically")
     resume = own.add_parser("resume", help="let the planner plan again")
-    cells = own.add_parser("cells", help="the cells of models and their shares; what a cell gets of its share")
-    cells.add_argument("model", nargs="?", metavar="MODEL", help="a model in cells; default: all")
+    cells = own.add_parser(
+        "cells", help="show the cells of models and their shares, or set the part that a cell gets of its share"
+    )
+    cells.add_argument("model", nargs="?", metavar="MODEL", help="a model in cells (default: all)")
     cells.add_argument("cell", nargs="?", metavar="CELL", help="a cell of it, whose share is set")
     cells.add_argument(
         "part", nargs="?", type=float, metavar="PART", help="of its planned share: 0 drains it, 1 is as planned"
@@ -272,11 +275,11 @@ def _add_plan(commands: Any) -> None:
         nargs="*",
         type=int,
         metavar="EPOCH",
-        help="one: from it to the current plan; none: what is staged, or what changed last",
+        help="two epochs, or one to compare with the current plan (default: the staged plan, or the last change)",
     )
     history.add_argument("--limit", type=int, default=20, metavar="N", help="epochs to show (default 20)")
     rollback.add_argument("epoch", type=int, metavar="EPOCH", help="an epoch of `omnibus plan history`")
-    show.add_argument("--nats", metavar="URL", help="the bus, which knows who is up")
+    show.add_argument("--nats", metavar="URL", help="the bus, to count the executors that are up")
     for command in (show, diff, history, rollback, resume, cells):
         add_output_options(command, names="epochs" if command is history else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
@@ -288,9 +291,9 @@ def _add_plan(commands: Any) -> None:
 def _add_profile(commands: Any) -> None:
     profile = commands.add_parser("profile", help="measure a model's deployment options under a workload")
     add = profile.add_argument
-    add("app", metavar="APP", help="a model: a tiny one, or of --models; or an app (module or file) that uses one")
+    add("app", metavar="APP", help="a tiny model, a model of --models, or an app (module or file) that uses one")
     add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/profiling.md)")
-    add("--out", metavar="FILE", help="where the profile goes, its plot beside it (default MODEL.profile.json)")
+    add("--out", metavar="FILE", help="file of the profile; its plot is next to it (default MODEL.profile.json)")
     add("--models", metavar="FILE", help="declarations of models; without it the tiny ones")
     add("--model", default="", metavar="NAME", help="which model, when the app uses several")
     add("--option", action="append", default=[], metavar="NAME", help="measure only this option (repeatable)")
@@ -306,10 +309,10 @@ def _add_profile(commands: Any) -> None:
     add("--scale", type=float, default=1.0, metavar="FACTOR", help="of a CSV's numbers of tokens (default 1)")
     add("--seed", type=int, default=0, help="of the rows taken and of what is made up (default 0)")
     add("--gpu", default="", metavar="TYPE", help="the type of GPU that options run on (default cpu, on CPUs)")
-    add("--engine", default="", metavar="MODULE:FUNCTION", help="what runs components (services.engines:sim)")
+    add("--engine", default="", metavar="MODULE:FUNCTION", help="the engine of the components (services.engines:sim)")
     add("--engine-profile", default="", metavar="FILE", help="the times that a simulated engine follows")
     add("--start-within", type=float, default=300.0, metavar="SECONDS", help="for an option to start (default 300)")
-    add("--resume", action="store_true", help="go on with what a run that was interrupted has measured")
+    add("--resume", action="store_true", help="continue an interrupted run with its measurements")
     add("--put", action="store_true", help="put the profile into the store of the running `omnibus up`, too")
     add("--store", default="", metavar="URL", help="put it into this store")
     add_output_options(profile, json="no progress; print JSON")

@@ -23,12 +23,12 @@ from omnibus.process import run_module
 from omnibus.store import Store
 from omnibus.up import tiny_models
 
-#: Seconds that a look into a checkpoint may take, and a download.
+#: Seconds that the examination of a checkpoint may take, and a download.
 EXAMINE_TIMEOUT_SECONDS, DOWNLOAD_TIMEOUT_SECONDS = 300.0, 24 * 3600.0
 
 
 async def run_models(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus models``; returns its exit code."""
+    """Run the subcommand of ``omnibus models`` in ``options`` and return its exit code."""
     commands: dict[str, Callable[[argparse.Namespace], Awaitable[int]]] = {
         "list": _list_models,
         "show": _show_model,
@@ -44,7 +44,7 @@ async def _list_models(options: argparse.Namespace) -> int:
     for name in sorted({*plugins.family_names()} - {catalog.PYTHON, *KNOWN}):
         try:
             families[name] = models_format.family_info(name)
-        except BadRequest as error:  # one plugin's fault takes nothing from the others
+        except BadRequest as error:  # one faulty plugin does not hide the others
             absent[name] = error.message
     plan = await _current_plan(options)
     if options.json:
@@ -92,7 +92,7 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
 
 
 def _encoder_identities(report: Report) -> dict[str, str]:
-    """Identity of each encoder whose weights are there: models share executors of those that are equal."""
+    """Return the identity of each encoder whose weights are present. Models share executors of equal encoders."""
     known = KNOWN.get(report.family)
     found: dict[str, str] = {}
     for component, kind in known.tasks.items() if known is not None and report.complete else ():
@@ -115,7 +115,7 @@ async def _download_checkpoint(options: argparse.Namespace) -> int:
 async def _build_tiny(options: argparse.Namespace) -> int:
     family = _find_family(options.family)
     if family not in KNOWN:
-        raise NotFound(f"there is no tiny {options.family}; there is one of {', '.join(KNOWN)}")
+        raise NotFound(f"unknown tiny model {options.family}: use one of {', '.join(KNOWN)}")
     directory = Path(options.directory) if options.directory else tiny_models.tiny_directory() / family
     with ProgressBar(silent=options.json) as bar:
         bar.update(f"building {KNOWN[family].tiny}", 0, 1)
@@ -132,9 +132,9 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
 
 
 async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequence[str] = ()) -> Report:
-    """Return the report on a directory, or an id of the hub, with ``adapters`` that are to fit it.
+    """Return the report on a directory or an id of the hub. ``adapters`` must fit the checkpoint.
 
-    Raises the error that makes it impossible.
+    Raises the error that prevents the examination.
     """
     directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -147,7 +147,7 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequenc
 
 
 def _find_family(name: str) -> str:
-    """The family that is called ``name``, or whose tiny model is; empty when none is."""
+    """Return the family with this name, or whose tiny model has it; empty if unknown."""
     named: dict[str, str] = {
         **{known.tiny: family for family, known in KNOWN.items()},
         **{each: each for each in KNOWN},
@@ -156,7 +156,7 @@ def _find_family(name: str) -> str:
 
 
 async def _current_plan(options: argparse.Namespace) -> Plan | None:
-    """The current plan of the running Omnibus; None where none runs. One that was named must be there."""
+    """Return the current plan, or None if no Omnibus is running. Raises if the named store cannot be reached."""
     named = bool(options.store)
     store: Store | None = None
     try:

@@ -6,13 +6,13 @@ from omnibus.cli.output import add_output_options
 
 
 def add_models_command(commands: Any) -> None:
-    """``omnibus models``."""
-    own = commands.add_parser("models", help="model families, and what checkpoints are made of").add_subparsers(
+    """Add ``models`` to ``commands``."""
+    own = commands.add_parser("models", help="model families, and the components of checkpoints").add_subparsers(
         dest="models_command", required=True, metavar="COMMAND"
     )
     listed = own.add_parser("list", help="the families there are, and the models that run")
     show = own.add_parser("show", help="components, options, paths and memory of a family or a checkpoint")
-    check = own.add_parser("check", help="whether a checkpoint can be taken apart and served, and how")
+    check = own.add_parser("check", help="check whether a checkpoint can be split and served, and how")
     get = own.add_parser("get", help="download a checkpoint from the Hugging Face hub; prints where it is")
     tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
     listed.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
@@ -31,18 +31,18 @@ def add_models_command(commands: Any) -> None:
 
 
 def add_adapters_command(commands: Any) -> None:
-    """``omnibus adapters``."""
+    """Add ``adapters`` to ``commands``."""
     own = commands.add_parser("adapters", help="LoRA adapters, while the system serves").add_subparsers(
         dest="adapters_command", required=True, metavar="COMMAND"
     )
     listed = own.add_parser("list", help="the adapters that requests may call, and the models that they change")
-    add = own.add_parser("add", help="load an adapter: requests call it by NAME from now on")
+    add = own.add_parser("add", help="load an adapter, which requests then call by NAME")
     remove = own.add_parser("remove", help="unload one that was added; requests under way finish with it")
     for command in (add, remove):
-        command.add_argument("name", metavar="NAME", help="what requests call it by")
+        command.add_argument("name", metavar="NAME", help="the name of the adapter in requests")
     add.add_argument("path", metavar="DIR", help="below OMNIBUS_GATEWAY_ADAPTERS_DIR, absolute or from there")
-    add.add_argument("--model", metavar="NAME", help="the model that it changes, where there are several")
-    add.add_argument("--replace", action="store_true", help="in the place of one of this name")
+    add.add_argument("--model", metavar="NAME", help="the model that it changes, if several run")
+    add.add_argument("--replace", action="store_true", help="replace the adapter with this name")
     for command in (listed, add, remove):
         add_output_options(command, names="names" if command is listed else "")
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")

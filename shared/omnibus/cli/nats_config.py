@@ -1,4 +1,4 @@
-"""``omnibus nats-config``: what a NATS server has to know of the users of Omnibus."""
+"""``omnibus nats-config``: prints the users and permissions of Omnibus for a NATS server."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from omnibus.families import catalog
 
 
 class _DeclaredModel(msgspec.Struct, frozen=True):
-    """A declared model, as far as names of unit tasks depend on it."""
+    """Declared model: the fields that determine the names of unit tasks."""
 
     family: str
     tasks: dict[str, str] | None = None
@@ -42,9 +42,9 @@ async def nats_config(options: argparse.Namespace) -> int:
 
 
 def unit_tasks(path: str) -> dict[str, list[str]]:
-    """The unit tasks of each model that the declarations file at ``path`` declares, by the model's name.
+    """Return the unit tasks of each model declared in ``path``.
 
-    Components that a model shares belong to the model whose they are. Raises ``BadRequest`` that names the file.
+    A shared component belongs to the model that declares it. Raises ``BadRequest`` that names the file.
     """
     try:
         declared = msgspec.json.decode(Path(path).read_bytes(), type=_Declarations)
@@ -55,7 +55,9 @@ def unit_tasks(path: str) -> dict[str, list[str]]:
         raise BadRequest(f"--models {path}: {error.message}") from error
     users = [permissions.password_variable(permissions.model_user(name)) for name in models]
     if len(set(users)) != len(users):
-        raise BadRequest(f"--models {path}: names of two models differ in punctuation alone: rename one of them")
+        raise BadRequest(
+            f"--models {path}: two names of models must differ in letters or digits, not in punctuation alone"
+        )
     return models
 
 

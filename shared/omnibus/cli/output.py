@@ -9,18 +9,19 @@ import msgspec
 
 from omnibus.errors import OmnibusError, ProblemDetails, error_line
 
-#: Code of an error in the command's arguments, and of a comparison in which nothing was compared.
+#: Codes of an error in the arguments, and of a comparison that compared nothing.
 USAGE, NOT_COMPARED = "usage", "not_compared"
-#: Exit code of a command that was to compare two results and could not.
+#: Exit code of a command that could not compare two results.
 NOT_COMPARED_EXIT_CODE = 3
 
 
 def add_output_options(
     command: argparse.ArgumentParser, *, names: str = "", json: str = "print JSON", default: Any = False
 ) -> None:
-    """Add ``--json``, and ``-q`` where ``names`` says what it prints, one a line.
+    """Add ``--json``, and ``-q`` if ``names`` describes its output.
 
-    With ``argparse.SUPPRESS`` as ``default``, they may also stand before the subcommand that they are given to.
+    ``-q`` prints one name a line. With ``argparse.SUPPRESS`` as ``default``, the options may also precede the
+    subcommand.
     """
     group = command.add_mutually_exclusive_group()
     group.add_argument("--json", action="store_true", default=default, help=json)
@@ -29,18 +30,18 @@ def add_output_options(
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` as one line of JSON in UTF-8; numbers that JSON does not have are null."""
+    """Print ``value`` as one line of JSON in UTF-8. Numbers that JSON does not have become null."""
     sys.stdout.write(f"{msgspec.json.encode(value).decode()}\n")
     sys.stdout.flush()
 
 
 def print_names(names: Iterable[object]) -> None:
-    """Print one name a line, and nothing where there is none."""
+    """Print one name a line, and nothing for no names."""
     sys.stdout.write("".join(f"{name}\n" for name in names))
 
 
 def report_not_compared(why: str, as_json: bool) -> int:
-    """Print on stderr ``why`` nothing was compared; returns the exit code."""
+    """Print on stderr ``why`` nothing was compared, and return the exit code."""
     print_error(ProblemDetails(NOT_COMPARED, f"not compared: {why}"), as_json)
     return NOT_COMPARED_EXIT_CODE
 

@@ -1,4 +1,4 @@
-"""The parser of the command line: one line for a mistake, with what was probably meant."""
+"""Command-line parser that reports a mistake and a suggestion in one line."""
 
 import argparse
 import re
@@ -8,16 +8,16 @@ from omnibus.suggestions import did_you_mean
 
 _INVALID_CHOICE = re.compile(r"argument (?P<of>[^:]+): invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 USAGE_EXIT_CODE = 2
-#: Choices that a message lists at most.
+#: Most choices in a message.
 _MAX_LISTED = 8
 
 
 class UsageError(Exception):
-    """Arguments that the command does not take."""
+    """Arguments that the command does not accept."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that raises ``UsageError``, of one line; usage is what ``--help`` prints."""
+    """Argument parser that raises ``UsageError`` with one line. Only ``--help`` prints the usage."""
 
     def error(self, message: str) -> NoReturn:
         if invalid := _INVALID_CHOICE.search(message):

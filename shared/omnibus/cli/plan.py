@@ -1,6 +1,6 @@
-"""``omnibus plan solve``: the planner's solver on cases in a file, in a process of its own.
+"""``omnibus plan solve``: runs the planner's solver on the cases in a file, in a separate process.
 
-The SDK knows no solver; the planner does. Its process prints one JSON object on stdout and nothing else.
+The solver is in the planner, not in the SDK. Its process prints one JSON object on stdout and nothing else.
 """
 
 import argparse
@@ -15,12 +15,12 @@ _MODULE = "services.planner.cli"
 
 
 async def solve_plan(options: argparse.Namespace) -> int:
-    """Run the solver on ``options.file``; its exit code."""
+    """Run the solver on ``options.file`` and return its exit code."""
     return await run_planner(_MODULE, "solve", _absolute_path(options.file), "--within", str(options.within))
 
 
 async def run_planner(module: str, *arguments: str) -> int:
-    """Run a module of the planner to its end, with this process's output; its exit code."""
+    """Run a module of the planner and return its exit code. It writes to this process's output."""
     process = await asyncio.create_subprocess_exec(
         *python_command(module, *arguments), cwd=ROOT, env=planner_environment()
     )
@@ -33,9 +33,10 @@ async def run_planner(module: str, *arguments: str) -> int:
 
 
 def planner_environment() -> dict[str, str]:
-    """Environment of a process of the planner. Raises ``BadRequest`` when there is no planner beside this SDK."""
+    """Return the environment of a process of the planner. Raises ``BadRequest`` if the planner is not installed next to
+    this SDK."""
     if not (ROOT / "services" / "planner" / "cli.py").is_file():
-        raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
+        raise BadRequest(f"the planner is not installed next to this SDK: {ROOT} has no services/planner")
     return {**os.environ, "PYTHONPATH": python_path()}
 
 

@@ -22,12 +22,12 @@ from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import runs
 
-#: Seconds that executors have to say that they are up; those that do not count as down.
+#: Seconds to wait for the status messages of executors; the others count as down.
 CENSUS_WAIT_SECONDS = 1.0
 
 
 async def run_plan(options: argparse.Namespace) -> int:
-    """The command that was named below ``omnibus plan``."""
+    """Run the subcommand of ``omnibus plan`` in ``options``."""
     commands: dict[str, Callable[[Store, argparse.Namespace], Awaitable[None]]] = {
         "show": _show_plan,
         "diff": _diff_plans,
@@ -45,7 +45,8 @@ async def run_plan(options: argparse.Namespace) -> int:
 
 
 def store_settings(options: argparse.Namespace) -> StoreSettings:
-    """The store that was named, that of the environment, or that of the running ``omnibus up``."""
+    """Return the settings of the store. The store is that of ``--store``, of the environment, or of the running
+    ``omnibus up``."""
     settings = read_settings(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
@@ -96,7 +97,7 @@ async def _diff_plans(store: Store, options: argparse.Namespace) -> None:
 
 
 async def _plans_to_compare(store: Store, epochs: list[int]) -> tuple[Plan, Plan]:
-    """The plans to compare: without epochs what is staged, or what came last, with the one before."""
+    """Return the plans to compare. Without epochs: the current and the staged plan, or the last two plans."""
     if len(epochs) > 2:
         raise BadRequest(f"{len(epochs)} epochs: name two at most")
     if len(epochs) == 2:
@@ -155,7 +156,7 @@ def _print_result(options: argparse.Namespace, result: Mapping[str, Any], text: 
 
 
 async def _show_or_set_cells(store: Store, options: argparse.Namespace) -> None:
-    """The cells of the current plan, after one's share was set if that was asked."""
+    """Show the cells of the current plan. First set the share of one if the command has it."""
     plan = await _require_plan(store, 0)
     if options.model is not None:
         await _set_cell(store, options, plan)
@@ -176,7 +177,7 @@ async def _show_or_set_cells(store: Store, options: argparse.Namespace) -> None:
 
 
 async def _set_cell(store: Store, options: argparse.Namespace, plan: Plan) -> None:
-    """Set what a cell gets, if the command says it. Raises ``NotFound`` and ``BadRequest``."""
+    """Set the part that a cell gets, if given. Raises ``NotFound`` and ``BadRequest``."""
     known = plan_format.cell_shares_by_model(plan)
     if options.model not in known:
         raise NotFound(f"model {options.model} has no cells in the plan; {', '.join(known) or 'no model'} has")
@@ -190,7 +191,7 @@ async def _set_cell(store: Store, options: argparse.Namespace, plan: Plan) -> No
 
 
 async def _require_plan(store: Store, epoch: int) -> Plan:
-    """The plan of ``epoch``, 0 for the current one. Raises ``NotFound``."""
+    """Return the plan of ``epoch``, 0 for the current one. Raises ``NotFound``."""
     found = await store.plan(epoch)
     if found is None:
         named = f"no plan of epoch {epoch}: `omnibus plan history` lists those that are stored"
@@ -201,7 +202,7 @@ async def _require_plan(store: Store, epoch: int) -> Plan:
 async def _count_ready(
     options: argparse.Namespace, planned: Mapping[ExecutorKind, int]
 ) -> dict[ExecutorKind, int] | None:
-    """Return the number of ready executors of each kind; None when there is no bus, or it cannot be reached."""
+    """Return the number of ready executors of each kind. Returns None if no bus is known or reachable."""
     url = _bus_url(options)
     if not url:
         return None

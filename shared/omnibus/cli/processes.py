@@ -21,13 +21,13 @@ from omnibus.up.runs import RunState
 from omnibus.up.stack import LOG_FILE
 from omnibus.up.tls import trusted_context
 
-#: Seconds that a run may take to end: gateways drain for 30.
+#: Seconds to wait for the end of a run: gateways drain for 30.
 DOWN_TIMEOUT_SECONDS = 90.0
 _POLL_SECONDS = 0.1
 
 
 async def list_runs(options: argparse.Namespace) -> int:
-    """Print the runs of this user, the oldest first. What killed ones have left is removed."""
+    """Print the runs of this user, oldest first. Removes the leftovers of killed runs."""
     remove_leftovers()
     running = runs.list_runs()
     if options.json:
@@ -44,7 +44,7 @@ async def list_runs(options: argparse.Namespace) -> int:
 
 
 async def show_status(options: argparse.Namespace) -> int:
-    """Print what one run consists of; the exit code is 1 while something is missing."""
+    """Print the addresses, processes and models of one run. The exit code is 1 if something is missing."""
     state = runs.read_state()
     missing = await asyncio.to_thread(not_ready, state.gateway_url, trusted_context(state.certificate))
     models = [] if missing else await asyncio.to_thread(_served_models, state)
@@ -58,7 +58,7 @@ async def show_status(options: argparse.Namespace) -> int:
 
 
 async def stop_runs(options: argparse.Namespace) -> int:
-    """End one run, or all of them, and wait until they have ended. Raises ``DeadlineExceeded``."""
+    """Stop one run, or all of them, and wait for the end. Raises ``DeadlineExceeded``."""
     remove_leftovers()
     ended = runs.list_runs() if options.all else [runs.read_state()]
     for state in ended:
@@ -73,7 +73,7 @@ async def stop_runs(options: argparse.Namespace) -> int:
 
 
 async def print_logs(options: argparse.Namespace) -> int:
-    """Print the last lines of a run, and with ``--follow`` those to come until it ends."""
+    """Print the last lines of a run. With ``--follow``, also print new lines until the run ends."""
     state = runs.read_state()
     file = Path(state.directory) / LOG_FILE
     logged = {line.split(" ", 1)[0] for line in file.read_text().splitlines()} - {""}
@@ -121,12 +121,12 @@ async def _wait_for_end(state: RunState) -> None:
     except TimeoutError:
         raise DeadlineExceeded(
             f"{state.name} (process {state.pid}) has not ended within {DOWN_TIMEOUT_SECONDS:g} s: "
-            f"`kill {state.pid}` once more kills what it waits for"
+            f"repeat `kill {state.pid}` to kill the processes that it waits for"
         ) from None
 
 
 def run_summary(state: RunState) -> dict[str, Any]:
-    """A run as programs get it, without the tokens that open it."""
+    """Return a run in the format for programs, without its tokens."""
     return {
         "name": state.name, "url": state.gateway_url, "pid": state.pid, "started": state.started,
         "ready": state.ready, "executors": state.executors, "loaded": state.loaded,
@@ -138,7 +138,7 @@ def _served_models(state: RunState) -> list[str]:
     try:
         gateway = Gateway(state.gateway_url, state.admin_token, state.apps_dir, state.certificate)
         return [str(model["id"]) for model in gateway.call("GET", "/v1/models")["data"]]
-    except OmnibusError:  # API keys are needed, or it has just gone
+    except OmnibusError:  # the gateway requires API keys, or has just stopped
         return []
 
 

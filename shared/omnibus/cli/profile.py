@@ -36,15 +36,15 @@ from omnibus.up import runs
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
-#: Of an executor for each request at a time: one that has ended holds its credit a moment longer.
+#: Credits of an executor for each concurrent request: a request returns its credit shortly after its end.
 _CREDITS_PER_REQUEST = 2
 #: The device of executors without GPUs.
 CPU = "cpu"
 
 
 async def profile_model(options: argparse.Namespace) -> int:
-    """Measure, write the profile and its picture, print a table."""
-    store = _store_settings(options)  # before a stack of our own is the one that runs
+    """Measure a model, write profile and plot, and print a table."""
+    store = _store_settings(options)  # before this command's own stack is the running one
     with ProgressBar(silent=options.json) as bar:
         spec = await _make_spec(options, bar)
     out = Path(options.out or f"{spec.subject.name.replace('/', '-')}.profile.json")
@@ -74,7 +74,7 @@ def _report(bar: ProgressBar, option: str, done: int, count: int, words: str) ->
 
 
 async def _make_spec(options: argparse.Namespace, bar: ProgressBar) -> run.ProfilingSpec:
-    """Return the requested run. Raises ``BadRequest`` for what is not known, before anything is started."""
+    """Return the requested run. Raises ``BadRequest`` for unknown names before anything is started."""
     _check_options(options)
     name, declared = await _find_declarations(options, bar)
     subject = measured_model.find_subject(name, declared)
@@ -103,7 +103,7 @@ async def _make_spec(options: argparse.Namespace, bar: ProgressBar) -> run.Profi
 
 
 def _parallel_degrees(text: str, device: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return the degrees of tensor parallelism that can be measured, and what is to be said of the others."""
+    """Return the degrees of tensor parallelism to measure. Also return notes on the omitted ones."""
     degrees = [each for each in _whole_numbers("--tp", text) if each > 1]
     if degrees and device == CPU:
         named = ", ".join(map(str, degrees))
@@ -120,7 +120,7 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
 
 
 def _executor_environment(options: argparse.Namespace) -> dict[str, str]:
-    """Return environment variables to add for executors; they must take as many requests as are sent."""
+    """Return the environment variables to add for executors. Executors must accept as many requests as are sent."""
     environment = {}
     if options.engine:
         environment[ENGINE] = options.engine
@@ -150,21 +150,21 @@ def _check_options(options: argparse.Namespace) -> None:
         if not getattr(options, name) >= least:
             raise BadRequest(f"--{name.replace('_', '-')} must be at least {least:g}")
     if not os.access(options.workload, os.R_OK):
-        raise BadRequest(f"--workload {options.workload}: no such file that can be read")
+        raise BadRequest(f"--workload {options.workload}: cannot read this file")
     if options.out and not os.access(Path(options.out).parent, os.W_OK):
-        raise BadRequest(f"--out {options.out}: no file can be written there")
+        raise BadRequest(f"--out {options.out}: cannot write a file there")
     if options.engine_profile and not Path(options.engine_profile).is_file():
-        raise BadRequest(f"--engine-profile {options.engine_profile}: no such file")
+        raise BadRequest(f"--engine-profile {options.engine_profile}: file not found")
 
 
 def _default_device() -> str:
-    """The GPU type where nobody names one: that of the processor, or the one there is."""
+    """Return the default type of GPU: the processor's, or empty for the only one there is."""
     device = read_settings(ExecutorSettings).device
     return "" if device.startswith("cuda") else device
 
 
 async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> tuple[str, str]:
-    """The model and the declarations that have it."""
+    """Return the model, and the declarations that contain it."""
     app = options.app
     if options.models:
         declared = await load_declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
@@ -184,7 +184,7 @@ async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> t
         )
     if not _is_app(app):
         named = ", ".join(catalog.LOCAL)
-        raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
+        raise BadRequest(f"unknown model or app {app!r}: use {named}, or name a file with --models FILE")
     tiny = [each for each in await _called_models(app) if each in catalog.LOCAL]
     name = _choose_model(app, tiny, options.model)
     return name, await tiny_models([name], report=bar.update)
@@ -195,7 +195,7 @@ def _is_app(app: str) -> bool:
 
 
 async def _called_models(app: str) -> list[str]:
-    """The models whose unit tasks ``app`` calls."""
+    """Return the models whose unit tasks ``app`` calls."""
     description = await load_app(app)
     return list(dict.fromkeys(task.model for task in description.tasks if task.model and not task.own))
 
@@ -210,7 +210,8 @@ def _choose_model(app: str, models: list[str], chosen: str) -> str:
 
 
 def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
-    """Return the profile's store: the one named, or that of the running ``omnibus up``; None when none is wanted."""
+    """Return the settings of the profile's store, or None. The store is that of ``--store``, or with ``--put`` that of
+    the running ``omnibus up``."""
     if not options.store and not options.put:
         return None
     settings = read_settings(StoreSettings)
@@ -228,7 +229,7 @@ async def _store_profile(settings: StoreSettings, measured: ModelProfile) -> Non
 
 
 def _print_failure(error: BaseException, output: io.StringIO, keeper: PartialProfile) -> None:
-    """Print what helps with ``error``: the services' last lines, and how to go on."""
+    """Print the last lines of the services and how to continue."""
     lines = output.getvalue().splitlines()
     if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
         print("\n".join(lines[-12:]), file=sys.stderr)
@@ -260,7 +261,7 @@ def _print_profile(
 
 
 def _option_rows(name: str, measured: ModelProfile, found: OptionMeasurement) -> Iterator[list[str]]:
-    """An option, and below it what it does when others have done a part."""
+    """Yield the row of an option. More rows follow, for the components that other options ran before it."""
     option = measured.options[name]
     busy = f"{min(found.busy, 1):.0%}" if found.busy >= 0 else ""
     if not option.is_measured:

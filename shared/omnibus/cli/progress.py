@@ -1,4 +1,4 @@
-"""Progress of long work, as a bar on stderr that goes away with the work."""
+"""Progress bar on stderr that disappears after the work."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ _REFRESH_SECONDS = 0.2
 
 
 class ProgressBar:
-    """One bar for one kind of work after another, while the context is open.
+    """Progress bar for one kind of work after another.
 
-    It is drawn on terminals alone: nothing is written to files and pipes, or where ``silent``, but for one line per
-    update where ``lines``. What is printed meanwhile appears above it. The event loop, where one runs, keeps the clock
-    of the bar going; no thread does, since processes are forked meanwhile.
+    The bar is drawn on terminals only, while the context is open. In files and pipes, and with ``silent``, nothing is
+    written, except one line per update with ``lines``. Output of the command appears above the bar. The event loop, if
+    one runs, updates the clock of the bar. There is no thread for that, since processes are forked meanwhile.
     """
 
     def __init__(self, stream: TextIO | None = None, *, silent: bool = False, lines: bool = False) -> None:
@@ -41,7 +41,7 @@ class ProgressBar:
         self.close()
 
     def update(self, what: str, done: int, count: int, words: str = "") -> None:
-        """Of ``what``, ``done`` of ``count`` are done, and ``words`` say what is being done."""
+        """Show that ``done`` of ``count`` units of ``what`` are done. ``words`` describe the present unit."""
         if self._lines:
             print(f"{what}: {words or 'done'} ({done} of {count})", file=self._stream, flush=True)
         if not self._drawn:
@@ -57,7 +57,7 @@ class ProgressBar:
             self._refresh()
 
     def close(self) -> None:
-        """Remove the bar from the screen. Another update draws it again."""
+        """Remove the bar from the screen. The next update draws it again."""
         if self._timer is not None:
             self._timer.cancel()
         if self._progress is not None:

@@ -6,15 +6,15 @@ from omnibus.cli.output import add_output_options
 
 
 def add_record_commands(commands: Any) -> None:
-    """Add them to the commands of ``omnibus``."""
+    """Add the commands to ``commands`` of ``omnibus``."""
     tail = commands.add_parser("tail", help="watch invocations as they begin and end")
-    show = commands.add_parser("show", help="one invocation or realtime session, and when what happened in it")
+    show = commands.add_parser("show", help="show one invocation or realtime session, with the times of its events")
     replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
     for command in (show, replay):
         command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
     add_output_options(tail, json="print the records as JSON, one a line")
     add_output_options(show)
-    add_output_options(replay, json="print JSON, a line for each thing that is said")
+    add_output_options(replay, json="print JSON, a line for each event")
     replay.add_argument(
         "--from", dest="start", default="", metavar="STAGE", help="run only this node or component, and those after it"
     )
@@ -29,7 +29,7 @@ def add_record_commands(commands: Any) -> None:
     step.add_argument("id", help="an invocation, e.g. from the x-request-id header")
     step.add_argument("--at", default="", metavar="STAGE", help="only this node or component")
     step.add_argument("--all", action="store_true", help="do not wait for Enter after each step")
-    step.add_argument("--save", metavar="DIR", help="write pictures, audio and other contents into this directory")
+    step.add_argument("--save", metavar="DIR", help="write images, audio and other contents into this directory")
     step.add_argument("--url", help="the gateway that has contents; without it the running `omnibus up` is found")
     add_output_options(step)
     fork = commands.add_parser("fork", help="run a recorded invocation again with one input changed")
@@ -38,8 +38,8 @@ def add_record_commands(commands: Any) -> None:
     fork.add_argument(
         "changes", nargs="*", metavar="INPUT=VALUE", help="as params.temperature=0.2; a value is JSON, or else text"
     )
-    fork.add_argument("--seed", type=int, help="another seed, for what is drawn at random")
-    add_output_options(fork, json="print JSON, a line for each thing that is said")
+    fork.add_argument("--seed", type=int, help="another seed for random sampling")
+    add_output_options(fork, json="print JSON, a line for each event")
     compare = commands.add_parser("compare", help="two invocations side by side: inputs, results, times and prices")
     compare.add_argument("ids", nargs=2, metavar="ID", help="an invocation, and the one that was forked from it")
     add_output_options(compare)

@@ -1,4 +1,4 @@
-"""Arguments of the commands for runs of ``omnibus up`` on this machine, and for settings."""
+"""Arguments of the commands for runs of ``omnibus up`` and for settings."""
 
 import argparse
 import os
@@ -12,20 +12,20 @@ _FOLLOWS_RUN = frozenset({"--nats", "--store", "--url"})
 
 
 def add_run_commands(commands: Any) -> None:
-    """Add the arguments to ``commands`` of ``omnibus``."""
+    """Add the commands to ``commands`` of ``omnibus``."""
     listed = commands.add_parser("ps", help="the runs of `omnibus up` on this machine")
-    status = commands.add_parser("status", help="one run: its addresses, processes and models, and what is missing")
+    status = commands.add_parser("status", help="show one run: its addresses, processes, models and missing parts")
     down = commands.add_parser("down", help="end a run; its requests finish")
-    logs = commands.add_parser("logs", help="what the processes of a run have logged")
+    logs = commands.add_parser("logs", help="print the logs of the processes of a run")
     down.add_argument("--all", action="store_true", help="end all runs")
     logs.add_argument("process", nargs="*", metavar="PROCESS", help="only these, such as gateway (default: all)")
     logs.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="the last N lines (default 100)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what is logged from now on")
+    logs.add_argument("-f", "--follow", action="store_true", help="print new lines until the run ends")
     settings = commands.add_parser("settings", help="all settings, and the values that they have in this shell")
     settings.add_argument("words", nargs="*", metavar="WORD", help="only settings with these words in their names")
     settings.add_argument("--set", action="store_true", help="only those that are set in this shell")
     add_output_options(listed, names="names")
-    add_output_options(status, names="`ready`, or what is missing,")
+    add_output_options(status, names="`ready`, or the missing parts,")
     add_output_options(down)
     add_output_options(logs, json='print lines of JSON: {"process": ..., "text": ...}')
     add_output_options(settings, names="names")
@@ -34,21 +34,21 @@ def add_run_commands(commands: Any) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--run`` to the commands of ``parser`` that talk to a running ``omnibus up`` where no address is named."""
+    """Add ``--run`` to the commands that connect to a run."""
     for command in _walk_commands(parser):
         if _FOLLOWS_RUN & command._option_string_actions.keys() or command.prog.endswith(" env"):
             _add_run_option(command)
 
 
 def choose_run(options: argparse.Namespace) -> None:
-    """Let everything in this process talk to the run that ``--run`` names."""
+    """Make commands in this process connect to the run of ``--run``."""
     if name := vars(options).pop("run", None):
         os.environ[RUN] = name
 
 
 def _add_run_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--run", default=argparse.SUPPRESS, metavar="NAME", help=f"a run of `omnibus ps`, where several are up ({RUN})"
+        "--run", default=argparse.SUPPRESS, metavar="NAME", help=f"a run of `omnibus ps`, if several are up ({RUN})"
     )
 
 

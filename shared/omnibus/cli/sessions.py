@@ -1,4 +1,4 @@
-"""``omnibus show SESSION``: what happened in a realtime session, and when."""
+"""``omnibus show SESSION``: shows the events of a realtime session, with their times."""
 
 import argparse
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from omnibus.cli.output import print_json
 from omnibus.recording.session_timeline import SessionTimeline, build_timeline
 from omnibus.recording.sessions import read_session
 
-#: Begins ids of sessions, and of no invocation.
+#: Prefix of the ids of sessions; ids of invocations do not have it.
 SESSION_PREFIX = "sess_"
 
 
 async def show_session(bus: NatsBus, options: argparse.Namespace) -> int:
-    """Print the session that is named. Raises ``NotFound`` for one that is not logged."""
+    """Print the session ``options.id``. Raises ``NotFound`` if it is not logged."""
     timeline = build_timeline(options.id, (await read_session(bus, options.id)).entries)
     if options.json:
         print_json({"session": timeline})
@@ -23,7 +23,7 @@ async def show_session(bus: NatsBus, options: argparse.Namespace) -> int:
 
 
 def session_lines(found: SessionTimeline) -> Iterator[str]:
-    """Its turns and responses, and below them everything in order."""
+    """Yield the counts, responses and then all events of a session."""
     cut = sum(each.reason == "turn_detected" for each in found.responses)
     yield f"{found.id}  {found.model}  {found.over or 'open, or can be resumed'}"
     counts = [

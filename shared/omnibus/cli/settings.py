@@ -1,4 +1,4 @@
-"""``omnibus settings``: all environment variables, with the values that they have here."""
+"""``omnibus settings``: prints all environment variables, with their values in this shell."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ _LINE_WIDTH = 100
 async def list_settings(options: argparse.Namespace) -> int:
     """Print the variables that match ``options.words``, then check the environment.
 
-    Raises ``BadRequest`` for a variable that is no setting or has a wrong value, and where nothing matches.
+    Raises ``BadRequest`` for an unknown variable, for an invalid value, and if no variable matches.
     """
     words = [word.lower() for word in options.words]
     rows = [each for each in _variables() if all(word in each.name.lower() for word in words)]

@@ -1,4 +1,4 @@
-"""``omnibus size``: CPU, memory, arena, disk and bytes on the bus that a workload needs, from measured figures."""
+"""``omnibus size``: CPU, memory, arena, disk and bytes on the bus that a workload needs, from measurements."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,10 +12,13 @@ from omnibus.reference.sizing import MIB, Measurements, Sizing, compute_sizing, 
 
 
 def add_size_command(commands: Any) -> None:
-    """Add the arguments to those of ``omnibus``."""
+    """Add ``size`` to the commands of ``omnibus``."""
     size = commands.add_parser("size", help="CPU, memory, arena, disk and bytes on the bus that a workload needs")
     size.add_argument(
-        "workload", nargs="*", metavar="KIND=REQ/S", help="requests per second by kind; none: the kinds and their costs"
+        "workload",
+        nargs="*",
+        metavar="KIND=REQ/S",
+        help="requests per second by kind (default: list the kinds and their costs)",
     )
     size.add_argument(
         "--seconds", type=float, default=5.0, help="that a request takes, by the goal or the profile (default 5)"
@@ -29,7 +32,7 @@ def add_size_command(commands: Any) -> None:
 
 
 async def print_size(options: argparse.Namespace) -> int:
-    """Print what the workload needs, or what each kind of request costs. Raises ``BadRequest``."""
+    """Print the needs of a workload, or the costs of each kind. Raises ``BadRequest``."""
     measured = read_measurements()
     if not options.workload:
         if options.json:
@@ -52,7 +55,7 @@ async def print_size(options: argparse.Namespace) -> int:
 
 
 def kind_lines(measured: Measurements) -> Iterator[str]:
-    """Costs of one request of each kind."""
+    """Yield a table of the costs of one request of each kind."""
     head = ["KIND", "CPU MS", "OF GATEWAY", "ARENA", "BUS", "DISK", "WHAT"]
     rows = [
         [
@@ -68,7 +71,7 @@ def kind_lines(measured: Measurements) -> Iterator[str]:
 
 
 def sizing_lines(found: Sizing, rates: dict[str, float], keep_days: float) -> Iterator[str]:
-    """Needs of a workload."""
+    """Yield the needs of a workload."""
     cores = ", ".join(f"{name} {busy:.2f}" for name, busy in found.cores.items() if busy >= 0.005)
     yield from field_lines(
         {
@@ -94,5 +97,5 @@ def _parse_rate(text: str) -> tuple[str, float]:
     except ValueError:
         rate = -1.0
     if not equals or not (isfinite(rate) and rate > 0):
-        raise BadRequest(f"{text!r} is no workload: write KIND=REQ/S, such as chat=20")
+        raise BadRequest(f"{text!r} must be KIND=REQ/S, such as chat=20")
     return kind, rate

@@ -1,4 +1,4 @@
-"""``omnibus step`` and ``fork``: a recorded invocation edge by edge, and what becomes of it otherwise."""
+"""``omnibus step`` and ``fork``: a recorded invocation edge by edge, and again with a changed input."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from omnibus.recording.forks import find_node, fork_invocation, parse_change, st
 from omnibus.recording.records import Record
 from omnibus.recording.steps import Step, StepValue, build_steps
 
-#: Endings of the files that contents are saved in, by their type.
+#: Suffixes of the files for saved contents, by media type.
 _ENDINGS = {
     "image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "audio/wav": "wav", "audio/mpeg": "mp3",
     "video/mp4": "mp4", "text/plain": "txt", "application/json": "json",
@@ -31,7 +31,7 @@ _DIGEST_CHARS = 12
 
 
 async def show_steps(options: argparse.Namespace) -> int:
-    """Print each step of an invocation; on a terminal the next one comes with Enter, and ``q`` ends it."""
+    """Print each step of an invocation. On a terminal, Enter prints the next step and ``q`` ends the command."""
     (record,) = await read_records(options, options.id)
     steps = build_steps(*record)
     if options.at:
@@ -48,14 +48,14 @@ async def show_steps(options: argparse.Namespace) -> int:
         if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
             break
     if record.ended is not None and record.ended.segments:
-        print(f"it went on in {', '.join(record.ended.segments)}: step through these by their ids", file=sys.stderr)
+        print(f"it continued in {', '.join(record.ended.segments)}: step through these by their ids", file=sys.stderr)
     if any(_is_missing(value) for step in steps for value in (*step.inputs, *step.outputs)):
-        print("what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages", file=sys.stderr)
+        print("set OMNIBUS_GATEWAY_RECORD=stages to keep the values between stages", file=sys.stderr)
     return 0
 
 
 def step_lines(step: Step, id: str) -> Iterator[str]:
-    """One step of the invocation ``id`` as lines: its values, each as text or as a size with its digest."""
+    """Yield the lines of one step of the invocation ``id``. A value is a text, or a size with a digest."""
     took = "" if step.seconds is None else f" in {step.seconds * 1000:.0f} ms"
     yield f"[{step.node}] {step.component} on {step.executor} ({step.option}): {step.state}{took}"
     for value in step.inputs:
@@ -83,7 +83,7 @@ def _value_text(value: StepValue) -> str:
 
 
 def _save_contents(gateway: Gateway, id: str, step: Step, directory: Path) -> None:
-    """Write what a gateway has of the step's values into ``directory``."""
+    """Write the step's values that the gateway has into ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     for side, values in (("inputs", step.inputs), ("outputs", step.outputs)):
         for value in values:
@@ -100,7 +100,7 @@ def _save_contents(gateway: Gateway, id: str, step: Step, directory: Path) -> No
 
 
 async def fork_and_print(options: argparse.Namespace) -> int:
-    """Run an invocation again with one input changed, from the changed stage on where what is before it was kept."""
+    """Run an invocation again with one input changed. It starts at the changed stage if earlier results were kept."""
     bus = await connect_bus(options)
     try:
         record = await records.find_record(bus, options.id)
@@ -111,7 +111,9 @@ async def fork_and_print(options: argparse.Namespace) -> int:
         await bus.drain()
     if record.ended is not None and record.ended.segments:
         later = ", ".join(record.ended.segments)
-        print(f"{later} did not run: what the app does with another result is not in the record", file=sys.stderr)
+        print(
+            f"{later} did not run: the record does not contain what the app does with another result", file=sys.stderr
+        )
     return 0 if last.get("status") == "done" else 1
 
 

@@ -1,4 +1,4 @@
-"""``omnibus tasks``: unit tasks, who uses them and who runs them."""
+"""``omnibus tasks``: unit tasks, the apps that use them and the executors that run them."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""``omnibus top``: what comes, what runs and how busy it is, again each second."""
+"""``omnibus top``: arrivals, executors and their load, refreshed each second."""
 
 import argparse
 import asyncio
@@ -18,17 +18,18 @@ from omnibus.cluster.monitor import Watch, state_values
 from omnibus.errors import BadRequest
 from omnibus.store import Store
 
-#: Seconds that ``--once`` looks: heartbeats tell what was computed since the one before.
+#: Seconds that ``--once`` observes: a heartbeat reports the work since the one before.
 SAMPLE_SECONDS = 2.0
 #: Escape sequences: to the top left, the rest of the line and of the screen cleared, the cursor hidden and shown.
 _HOME, _REST, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 
 
 async def run_top(options: argparse.Namespace) -> int:
-    """Show until Ctrl-C, or ``--once``. Raises ``BusUnavailable`` and ``StoreUnavailable`` when it cannot begin."""
+    """Show the state until Ctrl-C, or once with ``--once``. Raises ``BusUnavailable`` and ``StoreUnavailable`` if it
+    cannot start."""
     if not (isfinite(options.every) and 0.1 <= options.every <= 3600):
-        raise BadRequest(f"--every {options.every:g}: give seconds between 0.1 and 3600")
-    logging.getLogger().addHandler(logging.NullHandler())  # what is away is said on the screen
+        raise BadRequest(f"--every {options.every:g}: seconds must be between 0.1 and 3600")
+    logging.getLogger().addHandler(logging.NullHandler())  # the screen shows unreachable services
     store = Store(plans.store_settings(options))
     try:
         await store.plan_state()
@@ -45,7 +46,7 @@ async def run_top(options: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def _interrupt_event() -> AsyncIterator[asyncio.Event]:
-    """Set by Ctrl-C, which is how this ends."""
+    """Yield an event that Ctrl-C sets."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -70,7 +71,7 @@ async def _show_updates(watch: Watch, options: argparse.Namespace, stop: asyncio
             if options.once:
                 return
             await _wait_for_stop(stop, options.every)
-    except BrokenPipeError:  # whoever read has read enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         if screen:
@@ -89,7 +90,7 @@ def _print_state(watch: Watch, as_json: bool, screen: bool) -> None:
         print_json(state_values(watch.seen, away))
         return
     size = shutil.get_terminal_size((100, 30))
-    width = size.columns if screen or sys.stdout.isatty() or "COLUMNS" in os.environ else 0  # programs get it whole
+    width = size.columns if screen or sys.stdout.isatty() or "COLUMNS" in os.environ else 0  # programs get full lines
     lines = [_strip_control(line) for line in top_format.top_lines(watch.seen, away, width)]
     if screen:
         print(_fit_to_screen(lines, size), end="", flush=True)
@@ -98,7 +99,7 @@ def _print_state(watch: Watch, as_json: bool, screen: bool) -> None:
 
 
 def _fit_to_screen(lines: Sequence[str], size: os.terminal_size) -> str:
-    """Return the text that replaces the screen in place: as much as there is room for."""
+    """Return the text that replaces the screen, cut to its size."""
     width, height = size
     if len(lines) >= height:
         lines = [*lines[: height - 2], f"... {len(lines) - height + 2} more lines"]
@@ -106,5 +107,5 @@ def _fit_to_screen(lines: Sequence[str], size: os.terminal_size) -> str:
 
 
 def _strip_control(line: str) -> str:
-    """Names come from others: nothing in them steers the terminal."""
+    """Replace control characters. Names come from other systems and must not control the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in line)

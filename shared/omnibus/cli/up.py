@@ -1,4 +1,4 @@
-"""``omnibus up``: everything on this machine until Ctrl-C."""
+"""``omnibus up``: runs the whole system on this machine until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -31,7 +31,7 @@ SERVE_TIMEOUT_SECONDS = 120.0  # seconds from an app's registration until every 
 
 
 async def run_up(options: argparse.Namespace) -> int:
-    """Run everything until a signal, or with ``--detach`` leave it to a process in the background."""
+    """Run the system until a signal, or in the background."""
     if options.detach:
         return await start_detached(options)
     await check_start(Path(options.models) if options.models else None, options.nodes)
@@ -46,7 +46,7 @@ async def run_up(options: argparse.Namespace) -> int:
             gateways=options.gateways,
             nodes=options.nodes,
             apps_dir=Path(options.apps_dir) if options.apps_dir else None,
-            fork_executors=not options.no_models,  # it would only cost time and memory
+            fork_executors=not options.no_models,  # without models it only costs time and memory
             report=bar.update,
             log=Log(io.StringIO()) if options.quiet else None,
         )
@@ -54,10 +54,10 @@ async def run_up(options: argparse.Namespace) -> int:
 
 
 async def _check_apps(options: argparse.Namespace) -> None:
-    """Load the apps that are to be registered, as a gateway will. Raises what is wrong with one."""
+    """Load the apps to register as a gateway does. Raises ``BadRequest`` if one is invalid."""
     directory = options.apps_dir or os.environ.get(APPS_DIR) or os.getcwd()
     if not os.access(directory, os.R_OK | os.X_OK):
-        raise BadRequest(f"--apps-dir {directory}: no such directory")
+        raise BadRequest(f"--apps-dir {directory} must be a directory that this user can read")
     for target in options.app:
         app_target.source_body(target, None, directory)
         await describe_app(target)
@@ -78,13 +78,13 @@ async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar
 
 
 async def _register_everywhere(stack: Stack, target: str) -> str:
-    """The name of the app ``target``, which every gateway serves from now on. Raises ``DeadlineExceeded``."""
+    """Register ``target`` and return its name once every gateway serves it. Raises ``DeadlineExceeded``."""
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
     name = str((await asyncio.to_thread(register_app, gateways[0], target, None))["name"])
     try:
         async with asyncio.timeout(SERVE_TIMEOUT_SECONDS):
             for gateway in gateways:
-                while not await asyncio.to_thread(_serves_app, gateway, name):  # noqa: ASYNC110 HTTP cannot tell us
+                while not await asyncio.to_thread(_serves_app, gateway, name):  # noqa: ASYNC110 HTTP has no event for it
                     await asyncio.sleep(0.1)
     except TimeoutError:
         raise DeadlineExceeded(
@@ -96,7 +96,7 @@ async def _register_everywhere(stack: Stack, target: str) -> str:
 def _serves_app(gateway: Gateway, name: str) -> bool:
     try:
         worker = gateway.call("GET", f"{APPS}/{name}")["worker"]
-    except NotFound:  # it has not heard of it yet
+    except NotFound:  # the registration has not reached it yet
         return False
     return worker is not None and worker["state"] == "ready"
 
@@ -109,7 +109,8 @@ def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
 
 
 async def load_declarations(options: argparse.Namespace, report: Callable[[str, int, int], None] | None = None) -> str:
-    """The declarations file that was named, no models at all, or local ones: by default those that were trained.
+    """Return the declarations to serve: the named file's, none, or local models. The default is the trained local
+    models.
 
     ``report`` is that of ``tiny_models``.
     """
@@ -128,8 +129,11 @@ def _read_declarations(path: Path) -> str:
 
 
 def _resolve_paths(text: str, directory: Path) -> str:
-    """The declarations with whole paths of profiles, and of checkpoints and adapters that begin with ``./`` or ``../``:
-    the planner reads a copy of them, which lies elsewhere."""
+    """Make relative paths of profiles, checkpoints and adapters absolute.
+
+    Of checkpoints and adapters, only those that begin with ``./`` or ``../`` are paths. The planner reads a copy of the
+    declarations in another directory.
+    """
     try:
         declared = json.loads(text)
         models = list(declared["models"].values())
@@ -141,6 +145,6 @@ def _resolve_paths(text: str, directory: Path) -> str:
         checkpoints = [(owner, name) for owner, name in named if owner.get(name, "").startswith(("./", "../"))]
         for owner, name in checkpoints:
             owner[name] = str((directory / owner[name]).resolve())
-    except (ValueError, LookupError, TypeError, AttributeError):  # the planner says what is wrong with it
+    except (ValueError, LookupError, TypeError, AttributeError):  # the planner reports the error
         return text
     return json.dumps(declared) if profiles or checkpoints else text

@@ -26,7 +26,7 @@ async def show_usage(options: argparse.Namespace) -> int:
 
 
 def usage_table(sums: list[UsageSum]) -> list[str]:
-    """Rows by tenant and model; "-" stands for requests without a tenant."""
+    """Return the rows by tenant and model. "-" stands for requests without a tenant."""
     if not sums:
         return ["no request has ended in that time, or its record has left"]
     rows = [

@@ -1,4 +1,4 @@
-"""An invocation as text: its graph, its route, and who worked when."""
+"""An invocation as text: its graph, its route, and the times of its stages."""
 
 from collections.abc import Iterator
 
@@ -12,15 +12,15 @@ from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Pull, Row, Waterf
 
 BAR_COLUMNS = 44  # columns of the bars
 
-#: How each phase of a node is drawn; see ``omnibus.recording.waterfall.PHASES``.
+#: Character of each phase of a node, see ``omnibus.recording.waterfall.PHASES``.
 MARKS = dict(zip(PHASES, "·╌░▒█", strict=True))
 
-#: Edges that are listed: those that took longest.
+#: Number of the slowest edges to list.
 MAX_LISTED_EDGES = 8
 
 
 def graph_lines(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
-    """One line per node: component, executor, and the outputs it waits for. ``route`` is the last attempt's."""
+    """Yield one line per node: component, executor, and the outputs it waits for. ``route`` is the last attempt's."""
     yield f"graph   type {invocation.type}, path {invocation.path}, plan epoch {invocation.epoch}"
     for index, (node, executor) in enumerate(zip(invocation.nodes, route or invocation.route, strict=True)):
         feeds = ", ".join(f"{source}.{output}" for source, output in sorted(set(node.uses)))
@@ -28,7 +28,7 @@ def graph_lines(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator
 
 
 def waterfall_lines(found: Waterfall) -> Iterator[str]:
-    """One bar per node, its phases in milliseconds, the slowest edges, and where it moved."""
+    """Yield a bar per node, the slowest edges, and the moves."""
     total = found.summary.seconds
     if total is None:
         return
@@ -48,16 +48,16 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
     yield from map(_pull_line, found.pulls)
     for move in found.moves:
         why = f"{move.reason} {move.executor}".rstrip()
-        yield f"moved   attempt {move.attempt} was given up after {_milliseconds_text(move.at)} ms: {why}"
+        yield f"moved   attempt {move.attempt} ended after {_milliseconds_text(move.at)} ms: {why}"
         if move.again:
             names = ", ".join(f"[{node}] {found.nodes[node].component}" for node in move.again)
-            yield f"again   {names}; all others went on, or were done"
+            yield f"again   {names}; all others continued, or were done"
         for output, count in move.resumed.items():
-            yield f"resumed {output} behind {count}, which were not computed again"
+            yield f"resumed {output} after {count} items, which were not computed again"
 
 
 def usage_lines(usage: RequestUsage) -> Iterator[str]:
-    """GPU-seconds, money and joules, in all and by stage."""
+    """Yield GPU-seconds, money and joules, in total and by stage."""
     cost = _money_text(usage.money, usage.currency) + _energy_text(usage.energy_joules)
     unit = "CPU-seconds" if usage.stages and all(stage.gpu == CPU for stage in usage.stages) else "GPU-seconds"
     whole = f"{_seconds_text(usage.gpu_seconds)} {unit}{cost}"
@@ -95,7 +95,7 @@ def _slowest_first(edge: Edge) -> float:
 
 
 def _phase_bar(row: Row, total: float) -> str:
-    """To scale, but for what took any time: that leaves a mark of at least one column."""
+    """Return the phases of a node as a bar to scale. A phase has at least one column."""
     bar = [" "] * BAR_COLUMNS
     free = 0  # the first column that a phase may begin in without hiding the one before it
     for behind, phase in zip(reversed(range(len(row.phases))), row.phases, strict=True):
@@ -116,7 +116,7 @@ def _phase_times(row: Row) -> str:
 
 
 def _milliseconds_text(seconds: float | None) -> str:
-    """Milliseconds; short ones with a digit more."""
+    """Return milliseconds as text, short ones with one more digit."""
     if seconds is None:
         return "-"
     value = seconds * 1000

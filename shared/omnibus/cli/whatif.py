@@ -1,6 +1,6 @@
-"""``omnibus whatif``: a plan and its requests in virtual time, by the planner, in a process of its own.
+"""``omnibus whatif``: a plan and its requests in virtual time, run by the planner in a separate process.
 
-The SDK knows no solver; the planner does.
+The solver is in the planner, not in the SDK.
 """
 
 import argparse
@@ -18,22 +18,22 @@ from omnibus.process.spec import ROOT, python_command
 from omnibus.up import runs
 
 _MODULE = "services.planner.whatif"
-#: Options that name files, which may be relative to where the command runs.
+#: Options that name files, possibly relative to the working directory of the command.
 _FILES = ("models", "trace", "workload", "engine_profile")
 
 
 def add_whatif_command(commands: Any) -> None:
-    """Add the arguments to those of ``omnibus``."""
+    """Add ``whatif`` to the commands of ``omnibus``."""
     whatif = commands.add_parser("whatif", help="simulate a plan under other requests, or on other GPUs")
     add = whatif.add_argument
     add("--plan", default="", metavar="current|FILE", help="the plan that runs, or one of `omnibus plan show --json`")
     add("--models", default="", metavar="FILE", help="declarations: they are planned, unless --plan names a plan")
-    add("--gpus", default="", metavar="COUNTS", help="plan anew for these GPUs, such as '8 H100, 4 L40S'")
+    add("--gpus", default="", metavar="COUNTS", help="make a new plan for these GPUs, such as '8 H100, 4 L40S'")
     add("--trace", default="", metavar="CSV", help="requests by their times (t_s) and sizes")
     add("--workload", default="", metavar="FILE", help="requests by their shares, as `omnibus profile` takes them")
     add("--from", dest="since", default="", metavar="DURATION", help="recorded requests of the last 10m, 2h ...")
-    add("--rate", default="", metavar="2x|REQ/S", help="times what comes, or requests per second")
-    add("--model", default="", metavar="NAME", help="which model a file's requests go to, of several")
+    add("--rate", default="", metavar="2x|REQ/S", help="a factor of the arrival rate, or requests per second")
+    add("--model", default="", metavar="NAME", help="the model that a file's requests are for, if there are several")
     add("--seconds", type=float, default=0.0, help="how long to simulate (default: the trace's length, or 600)")
     add("--seed", type=int, default=1, help="of arrivals and sizes (default 1)")
     add("--engine-profile", default="", metavar="FILE", help="the times that simulated engines follow")
@@ -43,11 +43,11 @@ def add_whatif_command(commands: Any) -> None:
 
 
 async def run_whatif(options: argparse.Namespace) -> int:
-    """Run the simulation; its exit code."""
+    """Run the simulation and return the exit code."""
     for name in _FILES:
         path = getattr(options, name)
         if path and not os.access(path, os.R_OK):
-            raise BadRequest(f"--{name.replace('_', '-')} {path}: no such file that can be read")
+            raise BadRequest(f"--{name.replace('_', '-')} {path}: cannot read this file")
     question = {name: value for name, value in vars(options).items() if name not in ("command", "store", "nats")} | {
         name: _absolute_path(getattr(options, name)) for name in _FILES
     }
@@ -70,14 +70,15 @@ def _absolute_path(path: str) -> str:
 
 
 def _addresses(options: argparse.Namespace) -> dict[str, str]:
-    """Store and bus that were named, else those of the environment, else those of the running ``omnibus up``."""
+    """Return the addresses of the store and the bus: the named ones, the environment's, or those of the running
+    ``omnibus up``."""
     found = {"OMNIBUS_STORE_URL": options.store, "OMNIBUS_BUS_URL": options.nats}
     try:
         state = runs.read_state()
         running = {"OMNIBUS_STORE_URL": state.store_url, "OMNIBUS_BUS_URL": state.nats_url}
     except StageUnavailable:
         running = {}
-    except BadRequest:  # several run, which matters to questions about one of them alone
+    except BadRequest:  # several run, which matters only to a question about one of them
         if options.plan == "current" or options.since or not (options.plan or options.models):
             raise
         running = {}

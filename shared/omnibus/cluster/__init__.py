@@ -1,1 +1,1 @@
-"""The cluster as its plans want it and as its processes report it."""
+"""State of the cluster: planned by its plans, and reported by its processes."""

@@ -1,4 +1,4 @@
-"""The executors that plans ask for, as data: which, how many, and what each of them is told. No I/O."""
+"""Executors that plans require, as data: kinds, numbers and environments. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -7,11 +7,11 @@ import msgspec
 
 from omnibus.plan import ModelPlan, Plan
 
-#: The variable that tells an executor its id.
+#: Variable with the id of an executor.
 ID = "OMNIBUS_EXECUTOR_ID"
-#: The one that tells it its cell, where its model is in cells.
+#: Variable with the cell of an executor, if its model is in cells.
 CELL = "OMNIBUS_EXECUTOR_CELL"
-#: GPUs that vLLM splits each layer over, and parts that it makes of the layers.
+#: Variables with the number of GPUs over which vLLM splits each layer, and of its pipeline stages.
 TENSOR_PARALLEL, PIPELINE_PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL", "OMNIBUS_VLLM_PIPELINE_PARALLEL"
 
 
@@ -27,10 +27,11 @@ class ExecutorKind(NamedTuple):
 
 
 class DesiredExecutors(msgspec.Struct, frozen=True):
-    """Executors of one kind. ``env`` is what they are told, but for their own ``ID``; ``apps`` brought their model.
+    """Executors of one kind.
 
-    ``service`` is the service that hosts them, ``gpus`` what each of them takes, of type ``gpu``. ``epoch`` is of the
-    newest plan that asks for them.
+    ``env`` is their environment, except their own ``ID``. ``apps`` are those that brought their model. ``service`` is
+    the service that hosts them. Each uses ``gpus`` GPUs of type ``gpu``. ``epoch`` is that of the newest plan that
+    requires them.
     """
 
     kind: ExecutorKind
@@ -44,14 +45,14 @@ class DesiredExecutors(msgspec.Struct, frozen=True):
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs of one stage of the pipeline, over which vLLM splits each layer unless a setting says otherwise."""
+        """Return the GPUs of one pipeline stage. By default, vLLM splits each layer over them."""
         return self.gpus // int(self.env.get(PIPELINE_PARALLEL, 1))
 
 
 def desired_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
-    """Return the executors that all ``plans`` request together: of each kind, the most that any plan requests.
+    """Return the executors that all ``plans`` require together. Of each kind, this is the largest number in any plan.
 
-    Those of a shared option belong to the model that lends it. Earlier plans come first.
+    Executors of a shared option belong to the model that lends it. Earlier plans must precede later ones.
     """
     found: dict[ExecutorKind, DesiredExecutors] = {}
     for each in (one for plan in plans for one in _plan_executors(plan)):
@@ -63,7 +64,7 @@ def desired_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
 
 
 def replica_counts(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
-    """Return the number of executors of each kind that ``models`` request."""
+    """Return the number of executors of each kind that ``models`` require."""
     return {
         ExecutorKind(name, option, model.option_origin(option)): deployed.replicas
         for name, model in models.items()
@@ -73,20 +74,21 @@ def replica_counts(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
 
 
 def added_replicas(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
-    """The kinds of which ``after`` asks for more than ``before``, and how many it asks for in all."""
+    """Return the kinds of which ``after`` requires more executors than ``before``. The values are the numbers in
+    ``after``."""
     there = replica_counts(before)
     return {kind: count for kind, count in replica_counts(after).items() if count > there.get(kind, 0)}
 
 
 def change_groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
-    """The models that differ, those together that must change together: they lend to one another, or a unit task
-    goes from one to the other."""
+    """Return the changed models, grouped by those that must change together. Models are tied if one lends an option to
+    the other, or if they share a unit task."""
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     return sorted([names & changed for names in tied_models(before, after) if names & changed], key=min)
 
 
 def tied_models(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
-    """All models, those together of which one cannot change without a look at the others."""
+    """Return all models, grouped by ties. A model in a group cannot change without a check of the others."""
     ties: dict[str, set[str]] = {}
     for models in (before, after):
         for name, model in models.items():

@@ -1,14 +1,14 @@
-"""Histograms of seconds that can be added up: counts by bucket, each about 5 % wide. Pure, no I/O."""
+"""Additive histograms of seconds: counts by bucket, each about 5 % wide. Pure, no I/O."""
 
 from collections.abc import Iterable, Mapping
 from math import exp, log
 
-#: Latencies of a request that are counted: see ``omnibus.profile.Point``. The seconds between two tokens, and the
-#: seconds per second of speech, are means of one request.
+#: Latencies of a request to count, see ``omnibus.profile.Point``. The seconds between two tokens, and the seconds per
+#: second of speech, are means of one request.
 FIGURES = ("done", "first_token", "token", "first_audio", "real_time")
-#: Buckets for each factor of e: a bucket ends 5 % above its begin.
+#: Buckets for each factor of e: the end of a bucket is 5 % above its start.
 _BUCKETS_PER_E = 20
-#: What is shorter is counted as this long.
+#: Shorter times count as this long.
 _MIN_SECONDS = 1e-4
 _OFFSET = 200  # makes bucket numbers positive
 
@@ -19,19 +19,19 @@ def bucket_number(seconds: float) -> int:
 
 
 def count_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, dict[int, int]]:
-    """Return counts by figure and bucket of ``rows``, each of which has the seconds of one request by figure."""
+    """Return counts by figure and bucket. Each row has the seconds of one request by figure."""
     found: dict[str, dict[int, int]] = {}
     for row in rows:
         for figure, seconds in row.items():
             counts = found.setdefault(figure, {})
-            # As ``bucket_number``, without a call for each: gateways count all that they serve.
+            # Inlined ``bucket_number``, as gateways count every request.
             bucket = int(log(seconds if seconds > _MIN_SECONDS else _MIN_SECONDS) * _BUCKETS_PER_E + _OFFSET)
             counts[bucket] = counts.get(bucket, 0) + 1
     return found
 
 
 class LatencyHistogram:
-    """Counts by bucket."""
+    """Counts of values by bucket."""
 
     __slots__ = ("counts",)
 
@@ -40,16 +40,17 @@ class LatencyHistogram:
 
     @property
     def total(self) -> int:
-        """Number of values that were counted."""
+        """Return the number of counted values."""
         return sum(self.counts.values())
 
     def add_counts(self, counts: Mapping[int, int]) -> None:
-        """Add what another histogram has counted."""
+        """Add the counts of another histogram."""
         for bucket, count in counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def percentile(self, part: float) -> float:
-        """The seconds that ``part`` of all do not exceed, to within 2.5 %; 0 of none."""
+        """Return the seconds that ``part`` of the values do not exceed. The result is exact to 2.5 %, and 0 without
+        values."""
         wanted, seen = part * self.total, 0
         for bucket, count in sorted(self.counts.items()):
             seen += count
@@ -58,7 +59,7 @@ class LatencyHistogram:
         return 0.0
 
     def share_within(self, seconds: float) -> float:
-        """The share of all in buckets up to that of ``seconds``; 1 of none."""
+        """Return the share of values in buckets up to that of ``seconds``. It is 1 without values."""
         last, total = bucket_number(seconds), self.total
         return sum(count for bucket, count in self.counts.items() if bucket <= last) / total if total else 1.0
 

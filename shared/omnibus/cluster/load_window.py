@@ -1,6 +1,6 @@
 """Load events of all gateways over a sliding window. Pure, no I/O.
 
-A gateway that has nothing to do is silent, and so is one that died: what either said last ages out.
+An idle gateway sends no events, and neither does a dead one. The last events of either age out.
 """
 
 import time
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from omnibus.bus.messages import LoadEvent
 
-#: Seconds within which a gateway that has something to tell tells more. Until then its last seconds are not known,
-#: so they do not count as silent ones.
+#: Longest time between two events of a gateway with load. Seconds before its next event are unknown, so they do not
+#: count as idle.
 MAX_REPORT_GAP_SECONDS = 1.5
-#: Counts are divided by no fewer seconds than this, however short the time since the first word.
+#: Least seconds by which counts are divided, even shortly after the first event.
 MIN_WINDOW_SECONDS = 1.0
 
 
@@ -27,7 +27,7 @@ class _TimedEvent(NamedTuple):
 
 
 class LoadWindow:
-    """The events of the last ``seconds``; ``clock`` tells seconds."""
+    """Events of the last ``seconds``. ``clock`` returns seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -37,7 +37,7 @@ class LoadWindow:
         self._since: float | None = None
 
     def add_event(self, event: LoadEvent) -> float:
-        """Take one gateway's word; returns when what it tells of began."""
+        """Add an event of a gateway and return its start."""
         timed = _TimedEvent(self._clock(), event)
         self._since = timed.begin if self._since is None else min(self._since, timed.begin)
         self._last[event.gateway] = timed.at
@@ -45,7 +45,7 @@ class LoadWindow:
         return timed.begin
 
     def drop_expired(self) -> list[LoadEvent]:
-        """Drop what is too old; returns it."""
+        """Drop expired events and return them."""
         oldest, dropped = self._clock() - self.seconds - MAX_REPORT_GAP_SECONDS, []
         while self._events and self._events[0].at <= oldest:
             dropped.append(self._events.popleft().event)
@@ -53,7 +53,7 @@ class LoadWindow:
         return dropped
 
     def clear(self) -> list[LoadEvent]:
-        """Drop everything, for events were missed: a gap must not look like silence."""
+        """Drop all events and return them. Call this if events were missed: a gap must not look idle."""
         dropped = [timed.event for timed in self._events]
         self._events.clear()
         self._last.clear()
@@ -62,11 +62,11 @@ class LoadWindow:
 
     @property
     def span(self) -> float:
-        """Seconds that rates are over by now."""
+        """Return the seconds over which rates are computed now."""
         return self._covered_seconds(self._clock())
 
     def event_rates(self) -> Iterator[tuple[LoadEvent, float]]:
-        """Each event with what its counts are to be multiplied by to become counts per second."""
+        """Yield each event with its factor to counts per second."""
         now = self._clock()
         ends = {gateway: at if now - at < MAX_REPORT_GAP_SECONDS else now for gateway, at in self._last.items()}
         for timed in self._events:
@@ -74,7 +74,7 @@ class LoadWindow:
             yield timed.event, _fraction_since(timed, end - self.seconds) / self._covered_seconds(end)
 
     def latest_events(self) -> list[LoadEvent]:
-        """The last word of each gateway that is not silent."""
+        """Return the last event of each gateway that is not silent."""
         oldest, found = self._clock() - 2 * MAX_REPORT_GAP_SECONDS, dict[str, LoadEvent]()
         for timed in self._events:
             if timed.at > oldest:
@@ -86,7 +86,7 @@ class LoadWindow:
 
 
 def _fraction_since(timed: _TimedEvent, since: float) -> float:
-    """Return the share of the event's time span that lies after ``since``."""
+    """Return the share of the event's time span after ``since``."""
     if timed.begin >= since:
         return 1.0
     return max(0.0, timed.at - since) / (timed.at - timed.begin) if timed.at > timed.begin else 0.0

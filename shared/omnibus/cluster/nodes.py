@@ -1,4 +1,4 @@
-"""Nodes and the links between them, known from the status events of their sidecars. No I/O but ``listen``."""
+"""Nodes and their links, from the status events of sidecars. Only ``listen`` does I/O."""
 
 import time
 from collections import deque
@@ -10,12 +10,12 @@ from omnibus.bus.heartbeats import NODE_ABSENT_SECONDS, NODE_FORGOTTEN_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.cluster.presence import PresenceTracker, follow_events
 
-#: Seconds that rates of links are over.
+#: Seconds over which rates of links are computed.
 RATE_WINDOW_SECONDS = 5.0
 
 
 class NodeState(NamedTuple):
-    """One node. ``started`` is when its sidecar did, in Unix seconds by the node's own clock."""
+    """State of one node. ``started`` is the start of its sidecar, in Unix seconds by the node's own clock."""
 
     node: str
     address: str  # host:port
@@ -27,19 +27,19 @@ class NodeState(NamedTuple):
 
 
 class NodeLink(NamedTuple):
-    """Pulls of ``reader`` from ``source`` since ``reader`` started. ``rate`` is None until two reports came."""
+    """Pulls of ``reader`` from ``source`` since ``reader`` started. ``rate`` is None before the second report."""
 
     source: str
     reader: str
     nbytes: int
-    seconds: float  # that the pulls took
+    seconds: float  # of the pulls
     rate: float | None  # bytes per second
     unreachable: bool
     transport: str
 
 
 class _NodeHistory:
-    """The last status of one node, and what it had pulled in the last seconds."""
+    """Last status of one node, and its pulls in the last seconds."""
 
     def __init__(self) -> None:
         self.status: NodeStatus
@@ -62,25 +62,25 @@ class _NodeHistory:
 class NodeDirectory:
     """Nodes by name. One that is silent for ``NODE_ABSENT_SECONDS`` counts as gone, and is forgotten later.
 
-    An installation whose sidecars have no ``OMNIBUS_SIDECAR_HOST`` sends no status: its directory is empty.
+    Sidecars without ``OMNIBUS_SIDECAR_HOST`` send no status: the directory of such an installation is empty.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known = PresenceTracker[_NodeHistory](NODE_FORGOTTEN_SECONDS, clock)
-        #: Nodes that are to get no new work, and pairs (reader, source) of which the first could not pull from the
-        #: second the last time it tried. Renewed with every status event.
+        #: Nodes that must get no new work, and pairs (reader, source) in which the last attempt of the reader to pull
+        #: from the source failed. Renewed with every status event.
         self.draining: frozenset[str] = frozenset()
         self.cuts: frozenset[tuple[str, str]] = frozenset()
 
     async def listen(self, bus: Bus) -> list[Callable[[], Awaitable[None]]]:
-        """Follow status events from now on, beginning with those of all nodes. Returns what ends that."""
+        """Follow status events, starting with those of all nodes. Returns functions that end this."""
         ends = await follow_events(bus, {subjects.NODE: self.handle_status})
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         return ends
 
     def handle_status(self, status: NodeStatus) -> None:
-        """Take a status event. Late ones of a sidecar that has been started again since are ignored."""
+        """Handle a status event. Late events of a restarted sidecar are ignored."""
         known = self._known.get(status.node)
         restarted = known is not None and known.status.boot != status.boot
         if known is not None and restarted:
@@ -98,7 +98,7 @@ class NodeDirectory:
         self.cuts = frozenset((status.node, source) for status in statuses for source in status.unreachable)
 
     def nodes(self) -> list[NodeState]:
-        """Return all nodes by name, those that have gone lately, too."""
+        """Return all nodes by name, including those that ended recently."""
         return [
             NodeState(
                 node=node,
@@ -113,9 +113,9 @@ class NodeDirectory:
         ]
 
     def links(self) -> list[NodeLink]:
-        """Return the ordered pairs of nodes between which something was pulled or nothing can be, by name.
+        """Return the ordered pairs of nodes with pulls or failures, by name.
 
-        Of readers that are gone there are none.
+        Readers that are gone have none.
         """
         return [
             link
@@ -125,7 +125,7 @@ class NodeDirectory:
         ]
 
     def is_gone(self, node: str) -> bool:
-        """Return whether ``node`` was known, and has ended or fallen silent since."""
+        """Return whether ``node`` was known, and has ended or become silent."""
         history = self._known.get(node)
         if history is None:
             return False

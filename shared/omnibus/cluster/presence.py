@@ -1,4 +1,4 @@
-"""Processes known from their events on the bus: ready executors, and the plan that each gateway follows."""
+"""Processes known from their events on the bus: ready executors, and the plan of each gateway."""
 
 import asyncio
 import math
@@ -30,9 +30,10 @@ async def follow_events(
     handlers: Mapping[str, Callable[[Any], None]],
     on_unreadable: Callable[[ProtocolError], None] = lambda error: None,
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Call each handler with the events of its kind, as ``bus.messages`` has them; of ``GONE`` with the executor's id.
+    """Call each handler with the events of its kind. Events are those of ``bus.messages``; for ``GONE``, the executor's
+    id.
 
-    ``on_unreadable`` gets what is wrong with events of another build. Returns what ends each subscription.
+    ``on_unreadable`` gets the errors of events of another build. Returns functions that end the subscriptions.
     """
 
     def subscriber(kind: str, handler: Callable[[Any], None]) -> Callable[[Delivery], None]:
@@ -53,7 +54,7 @@ async def follow_events(
 
 
 class PresenceTracker(Generic[Entry]):
-    """Processes by id, each with an entry. One that was silent for ``lost_after`` seconds is forgotten."""
+    """Processes by id, each with an entry. One that is silent for ``lost_after`` seconds is forgotten."""
 
     def __init__(self, lost_after: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._lost_after = lost_after
@@ -62,7 +63,7 @@ class PresenceTracker(Generic[Entry]):
         self._changed = asyncio.Event()
 
     def record(self, id: str, entry: Entry) -> None:
-        """Process ``id`` has just reported."""
+        """Record that process ``id`` has just reported."""
         self._known[id] = (entry, self._clock())
 
     def remove(self, id: str) -> Entry | None:
@@ -70,30 +71,30 @@ class PresenceTracker(Generic[Entry]):
         return self._known.pop(id, (None, 0.0))[0]
 
     def get(self, id: str) -> Entry | None:
-        """The entry of ``id``; None when it is not present."""
+        """Return the entry of ``id``, or None if it is not present."""
         entry, seen = self._known.get(id, (None, 0.0))
         return entry if seen >= self._clock() - self._lost_after else None
 
     def last_seen(self, id: str) -> float:
-        """Time of the last report of ``id`` by the clock; minus infinity when it is not known."""
+        """Return the time of the last report of ``id``. It is by the clock, and minus infinity if unknown."""
         return self._known[id][1] if id in self._known else -math.inf
 
     def entries(self) -> dict[str, Entry]:
-        """The entries of all that are present."""
+        """Return the entries of all present processes."""
         self.forget_before(self._clock() - self._lost_after)
         return {id: entry for id, (entry, _) in self._known.items()}
 
     def forget_before(self, time: float) -> None:
-        """Forget all that have been silent since ``time``."""
+        """Forget all processes that have been silent since ``time``."""
         for id in [id for id, (_, seen) in self._known.items() if seen < time]:
             del self._known[id]
 
     def notify_change(self) -> None:
-        """Have ``wait_until`` look again."""
+        """Make ``wait_until`` evaluate its condition again."""
         self._changed.set()
 
     async def wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Return whether ``true`` becomes so within ``seconds``; evaluated at each ``notify_change``."""
+        """Return whether ``true`` becomes true within ``seconds``. It is evaluated at each ``notify_change``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not true():
@@ -103,14 +104,14 @@ class PresenceTracker(Generic[Entry]):
 
 
 class ReadyExecutors:
-    """Follows the executors' own word from ``listen`` on. One that names no origin stands for any."""
+    """Follows the status of executors, after ``listen``. An executor without an origin counts for any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._statuses = PresenceTracker[ExecutorStatus](EXECUTOR_ABSENT_SECONDS, clock)
         self._tell: Callable[[], None] = lambda: None
 
     async def listen(self, bus: Bus, tell: Callable[[], None] | None = None) -> None:
-        """``tell`` is called whenever one comes, begins to drain, or goes."""
+        """Start to follow the executors. ``tell`` is called when one appears, begins to drain, or ends."""
         self._tell = tell or self._tell
         await follow_events(bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
@@ -120,7 +121,7 @@ class ReadyExecutors:
         return {status.id for status in self.ready_statuses()}
 
     def reports(self) -> dict[str, tuple[ExecutorStatus, float]]:
-        """Return the last report of each executor that is there, by id, and when it came by the clock."""
+        """Return the last report of each present executor, by id. The second value is its time by the clock."""
         return {id: (status, self._statuses.last_seen(id)) for id, status in self._statuses.entries().items()}
 
     def count_ready(self, kind: ExecutorKind) -> int:
@@ -131,7 +132,7 @@ class ReadyExecutors:
         )
 
     def count_present(self) -> dict[ExecutorKind, int]:
-        """Return the number of executors of each kind that have not ended yet: the ready and the draining ones."""
+        """Return the number of present executors of each kind. This includes ready and draining ones."""
         found: dict[ExecutorKind, int] = {}
         for status in self._statuses.entries().values():
             kind = ExecutorKind(status.model, status.option, status.origin)
@@ -139,12 +140,13 @@ class ReadyExecutors:
         return found
 
     def count_missing(self, planned: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
-        """Return the number of ready executors of each kind that has fewer of them than ``wanted``."""
+        """Return the number of ready executors of each incomplete kind. A kind is incomplete if it has fewer than in
+        ``planned``."""
         found = {kind: self.count_ready(kind) for kind in planned}
         return {kind: count for kind, count in found.items() if count < planned[kind]}
 
     async def wait_for_kinds(self, planned: Mapping[ExecutorKind, int], seconds: float) -> bool:
-        """Return whether as many as ``wanted`` of each kind are ready within ``seconds``."""
+        """Return whether all ``planned`` executors are ready within ``seconds``."""
         return await self._statuses.wait_until(lambda: not self.count_missing(planned), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
@@ -174,7 +176,7 @@ class ReadyExecutors:
 
 
 class GatewayPlans:
-    """Follows which plan each gateway goes by, from ``listen`` on."""
+    """Follows the plan of each gateway, after ``listen``."""
 
     def __init__(self) -> None:
         self._plans = PresenceTracker[float]()
@@ -186,9 +188,10 @@ class GatewayPlans:
         self._publish_census()
 
     async def wait_for_plan(self, created: float, seconds: float) -> bool:
-        """Return whether all gateways go by the plan that was made at ``created``, or a newer one, within ``seconds``.
+        """Return whether all gateways switch to this plan within ``seconds``. The plan was made at ``created``; a newer
+        one counts too.
 
-        One that has said nothing by then is forgotten, so that its end costs this time once.
+        A gateway that has sent nothing by then is forgotten, so that its end costs this time once.
         """
         started = time.monotonic()
         self._publish_census()
@@ -201,7 +204,7 @@ class GatewayPlans:
     def _publish_census(self) -> None:
         if self._bus is None:
             return
-        with suppress(BusUnavailable):  # whoever is asked cannot be heard either
+        with suppress(BusUnavailable):  # without a bus, no response could arrive either
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     def _on_status(self, status: GatewayStatus) -> None:

@@ -1,8 +1,8 @@
-"""Executors that can take another role of their model: the same weights, other parts of its language model.
+"""Executors that can take another role of their model: same weights, other parts of the language model.
 
-One that serves prefill becomes one that serves decode when the next plan has fewer of the one and more of the other.
-It drains, keeps its process and what it has loaded, and takes invocations of its new role: seconds, where a new
-executor would load. No I/O.
+An executor for prefill becomes one for decode if the next plan has fewer of the former and more of the latter. It
+drains, keeps its process and its loaded weights, and accepts invocations of its new role. This takes seconds, while a
+new executor would load. No I/O.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,11 +13,11 @@ import msgspec
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors, replica_counts
 from omnibus.plan import LANGUAGE_COMPONENTS, ModelPlan, Plan
 
-#: Seconds that a role switch is expected to take: what runs is finished, nothing is loaded.
+#: Expected seconds of a role switch: running work is finished, nothing is loaded.
 SWITCH_SECONDS = 2.0
-#: What of its environment is an executor's role; in all else those that take each other's place are equal.
+#: Variables that define an executor's role. Executors that switch to each other's role are equal in all others.
 ROLE_VARIABLES = frozenset(f"OMNIBUS_EXECUTOR_{name}" for name in ("OPTION", "ORIGIN", "COMPONENTS", "TASKS"))
-#: Parts of a language model that one engine serves with what it has loaded, by engine; others serve none but their own.
+#: Parts of a language model that an engine can serve with its loaded weights, by engine. Others serve only their own.
 _PARTS_BY_ENGINE = {
     "": LANGUAGE_COMPONENTS,
     "services.engines:transformers": LANGUAGE_COMPONENTS,
@@ -25,25 +25,25 @@ _PARTS_BY_ENGINE = {
     "services.engines:vllm": LANGUAGE_COMPONENTS - {"thinker"},
 }
 
-#: How many executors of the first kind become some of the second.
+#: Number of executors of the first kind that become executors of the second.
 RoleSwitches = dict[tuple[ExecutorKind, ExecutorKind], int]
 
 
 class ExecutorRole(NamedTuple):
-    """The parts of a language model that an executor serves, and all else that it is."""
+    """Role of an executor: its parts of a language model. ``rest`` is everything else that must be equal."""
 
     parts: frozenset[str]
     rest: Hashable
 
     def can_become(self, other: "ExecutorRole") -> bool:
-        """Return whether an executor of this role can take the ``other`` one without loading anything."""
+        """Return whether an executor can take the ``other`` role without loading."""
         return self.rest == other.rest and self.parts != other.parts
 
 
 def executor_role(env: Mapping[str, str], *placement: Hashable) -> ExecutorRole | None:
-    """Return the role of executors with the environment ``env``; None for those that have no other than their own.
+    """Return the role of executors with the environment ``env``. Returns None for those that cannot change theirs.
 
-    ``placement`` is what else has to be the same in executors that take each other's place.
+    ``placement`` are further values that must be equal in executors that take each other's place.
     """
     components = frozenset(env.get("OMNIBUS_EXECUTOR_COMPONENTS", "").split(","))
     parts = components & LANGUAGE_COMPONENTS
@@ -54,7 +54,7 @@ def executor_role(env: Mapping[str, str], *placement: Hashable) -> ExecutorRole 
 
 
 def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, ExecutorRole]:
-    """Return the roles of all kinds of executors that may have another one."""
+    """Return the roles of all kinds of executors that can change theirs."""
     wanted = desired_executors(Plan(1, 0, 0.0, dict(models)))
     roles = {kind: executor_role(each.env, each.service, each.gpus, each.gpu) for kind, each in wanted.items()}
     return {kind: role for kind, role in roles.items() if role is not None}
@@ -63,7 +63,8 @@ def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, ExecutorRo
 def find_switches(
     have: Mapping[ExecutorKind, int], want: Mapping[ExecutorKind, int], roles: Mapping[ExecutorKind, ExecutorRole]
 ) -> RoleSwitches:
-    """Return the switches on the way from ``have`` to ``want``. One of each kind stays until all of them are over."""
+    """Return the switches on the way from ``have`` to ``want``. One executor of each kind stays until all switches are
+    done."""
     spare = {kind: count - max(1, want.get(kind, 0)) for kind, count in have.items() if kind in roles}
     found: RoleSwitches = {}
     for kind in sorted(roles.keys() & want.keys()):
@@ -78,14 +79,14 @@ def find_switches(
 
 
 def role_switches(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> RoleSwitches:
-    """Return the switches on the way from the models ``before`` to those ``after``."""
+    """Return the switches from the models ``before`` to those ``after``."""
     roles = {**plan_roles(before), **plan_roles(after)}
     return find_switches(replica_counts(before), replica_counts(after), roles)
 
 
 def switching_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
-    """The executors that ``plans`` request together, as ``desired_executors``, where roles can be switched: without
-    those of the first plan that become executors of the last one."""
+    """Return the executors that ``plans`` require together, with role switches. This is as ``desired_executors``,
+    without executors of the first plan that become executors of the last one."""
     found = desired_executors(*plans)
     if len(plans) > 1:
         for (left, _), count in role_switches(plans[0].models, plans[-1].models).items():

@@ -1,5 +1,5 @@
-"""From samples and pixels to files: what gateways send, and apps may want to send as well.
+"""Encoders from samples and pixels to files, for gateways and for apps.
 
-``video`` and ``audio`` go through PyAV, ``image`` through Pillow; both are imported when they are first used. Reading
-files is nothing that is done here.
+``video`` and ``audio`` use PyAV, ``image`` uses Pillow. Both are imported on first use. This package does not read
+files.
 """

@@ -1,6 +1,6 @@
-"""Samples to sound files: whole, or piece by piece while they are being made.
+"""Encoders from samples to audio files: whole, or in pieces while they are generated.
 
-WAV and PCM are written here, everything else by PyAV. Sound is mono, float32 [n] in [-1, 1].
+WAV and PCM are written here, all other formats by PyAV. Audio is mono, float32 [n] in [-1, 1].
 """
 
 import struct
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 SoundFormat = Literal["wav", "pcm16", "mp3", "flac", "opus", "aac"]
-#: Samples without a file around them at a rate of their own: G.711 mu-law and A-law at 8 kHz, 16-bit PCM at 24 kHz.
+#: Formats without a file header, at a fixed rate: G.711 mu-law and A-law at 8 kHz, 16-bit PCM at 24 kHz.
 TelephoneFormat = Literal["pcmu", "pcma", "pcm24k"]
 
 #: MIME types of files. Those of PCM have no header: rate and width must be known.
@@ -25,16 +25,19 @@ MIME: dict[SoundFormat, str] = {
     "opus": "audio/ogg",
     "aac": "audio/aac",
 }
-#: How much slower or faster a sound may become.
+#: Bounds of the factor by which audio is slowed down or sped up.
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
-_UNKNOWN_SIZE_BYTES = 0xFFFF_FFFF  # the size of a stream; readers take what is there
-_MIN_SECONDS = 0.01  # seconds; encoders fail on nothing at all
+_UNKNOWN_SIZE_BYTES = 0xFFFF_FFFF  # the size of a stream; readers use the available bytes
+_MIN_SECONDS = 0.01  # seconds; encoders fail on empty input
 
 
 class _Codec(NamedTuple):
-    """``rate``: samples per second that it takes, None: any. ``bits`` per second, None: lossless. ``streamed``:
-    options of a container that cannot go back to what it wrote, and must not keep much of it."""
+    """Codec of an audio format.
+
+    ``rate`` is in samples per second, None for any. ``bits`` is per second, None for lossless. ``streamed`` are the
+    options of a container that cannot seek back in its output, and must not buffer much of it.
+    """
 
     container: str
     name: str
@@ -55,21 +58,21 @@ _CODECS: dict[str, _Codec] = {
 
 
 def to_pcm16(samples: Samples) -> bytes:
-    """Clipped and rounded, 16-bit little-endian."""
+    """Return ``samples`` as 16-bit little-endian PCM, clipped and rounded."""
     if not len(samples):
-        return b""  # answers without sound are many
+        return b""  # answers often have no audio
     return (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
 
 
 def encode_wav(pcm: bytes, rate: int) -> bytes:
-    """A WAV file of 16-bit samples."""
+    """Return a WAV file of 16-bit samples."""
     return _wav_header(rate, len(pcm)) + pcm
 
 
 def encode_audio(samples: Samples, rate: int, format: SoundFormat) -> bytes:
-    """A whole file; mp3, aac and opus are resampled to 44.1 or 48 kHz.
+    """Return a whole file. mp3, aac and opus are resampled to 44.1 or 48 kHz.
 
-    Compressed sound lasts at least 10 ms, filled up with silence; it takes a while, so call this in a thread.
+    Compressed audio lasts at least 10 ms, padded with silence. Its encoding takes a while, so call this in a thread.
     """
     if format == "pcm16":
         return to_pcm16(samples)
@@ -83,10 +86,10 @@ def encode_audio(samples: Samples, rate: int, format: SoundFormat) -> bytes:
 
 
 class StreamingAudioEncoder:
-    """A file that is made while its samples come. What ``push`` and ``close`` return, put together, is the file.
+    """Encoder of a file while its samples arrive. The results of ``push`` and ``close``, concatenated, are the file.
 
-    ``speed`` makes the speech slower or faster and keeps its pitch, by overlapping and adding (FFmpeg's atempo).
-    ``slow``: its calls take a while, and belong into a thread; one at a time.
+    ``speed`` makes the speech slower or faster and keeps its pitch, by overlapping and adding (FFmpeg's atempo). If
+    ``slow``, its calls take a while: make them in a thread, one at a time.
     """
 
     def __init__(self, format: SoundFormat | TelephoneFormat, rate: int, speed: float = 1.0) -> None:
@@ -101,11 +104,11 @@ class StreamingAudioEncoder:
         self.slow = self._file is not None or self._tempo is not None
 
     def push(self, samples: Samples) -> bytes:
-        """Take samples; returns what of the file is ready, which may be nothing."""
+        """Encode samples and return the finished bytes of the file, possibly none."""
         return self._write_samples(samples if self._tempo is None else self._tempo.push(samples))
 
     def close(self) -> bytes:
-        """The rest of the file."""
+        """Return the rest of the file."""
         made = self._write_samples(self._tempo.close()) if self._tempo is not None else b""
         if self._file is not None:
             self._file.close()
@@ -120,7 +123,7 @@ class StreamingAudioEncoder:
 
 
 class _Sink:
-    """Output for FFmpeg without seeking: it cannot go back."""
+    """Output of FFmpeg that cannot seek."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -130,16 +133,16 @@ class _Sink:
         return len(data)
 
     def take_written(self) -> bytes:
-        """Everything that was written since the last time."""
+        """Return the bytes written since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
 
 class _CompressedFile:
-    """A file in the making, by FFmpeg, written to ``out``."""
+    """File that FFmpeg encodes to ``out``."""
 
     def __init__(self, out: Any, codec: _Codec, rate: int, options: dict[str, str]) -> None:
-        import av  # 16 MiB that a process without compressed sound does not need
+        import av  # 16 MiB that a process without compressed audio does not need
 
         self._av = av
         self._rate = rate
@@ -157,7 +160,7 @@ class _CompressedFile:
         frame = self._av.AudioFrame.from_ndarray(data, format="s16", layout="mono")
         frame.sample_rate, frame.pts, frame.time_base = self._rate, self._count, Fraction(1, self._rate)
         self._count += len(samples)
-        # The encoder resamples and cuts frames to its own size by itself.
+        # The encoder resamples and cuts frames to its own size.
         self._file.mux(self._stream.encode(frame))
 
     def close(self) -> None:
@@ -169,7 +172,7 @@ class _CompressedFile:
 
 
 class _TempoFilter:
-    """Changes how long speech takes. One filter takes factors from 0.5 on, so slower ones take two."""
+    """Filter that changes the duration of speech. One filter accepts factors from 0.5 on, so slower ones use two."""
 
     def __init__(self, rate: int, speed: float) -> None:
         import av

@@ -1,4 +1,4 @@
-"""Pixels to picture files, by Pillow."""
+"""Encoder from pixels to image files, by Pillow."""
 
 from io import BytesIO
 from typing import Any, Literal
@@ -16,15 +16,15 @@ MIME: dict[PictureFormat, str] = {"png": "image/png", "jpeg": "image/jpeg", "web
 def encode_image(
     pixels: NDArray[np.uint8], format: PictureFormat, quality: int = 100, size: tuple[int, int] | None = None
 ) -> bytes:
-    """``pixels`` uint8 [height, width, 3] as a file of ``format``.
+    """Encode ``pixels``, uint8 [height, width, 3], as a file of ``format``.
 
-    ``quality`` is 0 to 100, for jpeg and webp; png has none. With ``size``, width and height, the picture is scaled.
-    Takes milliseconds to seconds: call it in a thread. Raises ``BadRequest`` for what is no picture.
+    ``quality`` is 0 to 100, for jpeg and webp; png has none. With ``size``, width and height, the image is scaled. This
+    takes milliseconds to seconds, so call it in a thread. Raises ``BadRequest`` for an array that is not an image.
     """
-    from PIL import Image  # 10 MiB that a gateway without pictures does not need
+    from PIL import Image  # 10 MiB that a gateway without images does not need
 
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
-        raise BadRequest(f"an image is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
+        raise BadRequest(f"an image must be uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if size is not None and size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)

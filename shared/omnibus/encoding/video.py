@@ -1,4 +1,4 @@
-"""Frames and sound to a video file, MP4 with H.264 and AAC, written while they come. By PyAV."""
+"""Writer of video files, MP4 with H.264 and AAC. Frames and audio are encoded as they arrive, by PyAV."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,23 +13,24 @@ from omnibus.errors import BadRequest, Fatal, StorageFull, out_of_space
 
 MIME = "video/mp4"
 
-#: Threads of the encoder: it runs beside everything else that a gateway does.
+#: Threads of the encoder, which shares the machine with everything else in a gateway.
 _THREAD_COUNT = 2
-#: Constant quality: the eye can hardly tell it from the frames themselves.
+#: Constant quality, visually close to the original frames.
 _QUALITY = {"preset": "veryfast", "crf": "18"}
 #: Numbers of BT.709, and of its narrow range, in H.264.
 _BT709, _NARROW = 1, 1
-#: Rates that AAC has, in samples per second, the one that others are brought to, and bits per second and channel.
+#: Rates of AAC in samples per second, the rate to which others are resampled, and bits per second and channel.
 _AAC_RATES_HERTZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _AAC_RATE_HERTZ, _CHANNEL_BITS_PER_SECOND = 48000, 96_000
 
 
 class VideoWriter:
-    """A video in the making at ``path``, with ``fps`` frames per second, and a track of sound if it has ``sound``.
+    """Video file at ``path`` that is encoded while its frames arrive. It has ``fps`` frames per second, and an audio
+    track if ``sound``.
 
-    What comes of either is taken in any order; ``close`` makes it a whole file, whose index comes first, so that it
-    plays while it is fetched. Nothing but encoded frames is kept. Calls take a while: make them in one thread.
-    Raises ``BadRequest`` for what no film can be made of, ``Fatal`` when it cannot be written.
+    Frames and audio are accepted in any order. ``close`` completes the file and moves its index to the beginning, so
+    that it plays while it is downloaded. Only encoded frames are kept. Calls take a while: make them in one thread.
+    Raises ``BadRequest`` for invalid input, and ``Fatal`` if the file cannot be written.
     """
 
     def __init__(self, path: Path, fps: float, sound: bool = False) -> None:
@@ -42,10 +43,10 @@ class VideoWriter:
         self._samples: Any = None
         self._silent = not sound
         self._begun = False
-        self._early: list[Any] = []  # what came before all tracks were known: nothing can be written until then
+        self._early: list[Any] = []  # packets from before all tracks were known: nothing can be written until then
         self.count = 0  # frames
         self.heard = 0  # samples
-        with self._map_write_errors():  # the file is made with the first that is written
+        with self._map_write_errors():  # the file is created with the first write
             self._file = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
 
     def add_frames(self, pixels: NDArray[np.uint8]) -> None:
@@ -56,7 +57,9 @@ class VideoWriter:
             or pixels.dtype != np.uint8
             or any(n % 2 for n in pixels.shape[1:3])
         ):
-            raise BadRequest(f"frames are uint8 [n, height, width, 3] with even sides, not {_describe_array(pixels)}")
+            raise BadRequest(
+                f"frames must be uint8 [n, height, width, 3] with even sides, not {_describe_array(pixels)}"
+            )
         with self._map_write_errors():
             for each in pixels:
                 if self._frames is None:
@@ -65,9 +68,9 @@ class VideoWriter:
                 self.count += 1
 
     def add_audio(self, samples: NDArray[np.float32], rate: int) -> None:
-        """Add sound, float32 [n] or [n, channels] in [-1, 1], of one channel or two."""
+        """Add audio of one or two channels. ``samples`` are float32 [n] or [n, channels] in [-1, 1]."""
         if samples.ndim not in (1, 2) or samples.shape[1:] not in ((), (1,), (2,)):
-            raise BadRequest(f"a video's audio is float32 [n] or [n, 1 or 2], not {_describe_array(samples)}")
+            raise BadRequest(f"a video's audio must be float32 [n] or [n, 1 or 2], not {_describe_array(samples)}")
         if not len(samples):
             return
         layout = "stereo" if samples.shape[1:] == (2,) else "mono"
@@ -83,19 +86,19 @@ class VideoWriter:
             self._mux_packets(self._samples.encode(frame))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest of the file. Raises ``BadRequest`` if there is no frame."""
         if not self.count:
             self.abort()
             raise BadRequest("a video needs at least one frame")
         with self._map_write_errors():
-            self._write_pending()  # no sound came
+            self._write_pending()  # no audio arrived
             for stream in (self._frames, self._samples):
                 if stream is not None:
                     self._mux_packets(stream.encode(None))
             self._file.close()
 
     def abort(self) -> None:
-        """Give up; the file is not whole."""
+        """Close the file, which is incomplete."""
         with suppress(OSError, ValueError):
             self._file.close()
 
@@ -115,7 +118,7 @@ class VideoWriter:
         return frame
 
     def _write_pending(self) -> None:
-        """All tracks are known: write what waited for that."""
+        """Write the packets that waited until all tracks were known."""
         self._begun = True
         early, self._early = self._early, []
         self._mux_packets(early)
@@ -136,7 +139,7 @@ class VideoWriter:
         except (OSError, self._av.error.FFmpegError) as error:
             if out_of_space(error):
                 raise StorageFull("the directory of the video is full: free space, then try again") from error
-            raise Fatal(f"the video cannot be written: {type(error).__name__}") from error
+            raise Fatal(f"cannot write the video: {type(error).__name__}") from error
 
 
 def _describe_array(array: NDArray[Any]) -> str:

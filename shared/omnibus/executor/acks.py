@@ -1,4 +1,4 @@
-"""Telling gateways what was taken, without a message for each: one frame per gateway and interval."""
+"""Confirmations of accepted work, batched: one frame per gateway and interval."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Accepted, Hop
 from omnibus.graph import Invocation
 
-ACK_DELAY_SECONDS = 0.2  # seconds within which the gateway is told that an invocation was taken
-#: The same for one that goes on where another one ended: its client has waited for long enough.
+ACK_DELAY_SECONDS = 0.2  # longest delay until the gateway learns that an invocation was accepted
+#: The same for one that resumes an earlier attempt: its client has waited for long enough.
 RESUMED_ACK_DELAY_SECONDS = 0.01
 
 
 class Confirmations:
-    """Collects ``accepted``, and the times of nodes that finished meanwhile, until the interval is over."""
+    """Collects ``accepted`` messages and times of finished nodes until the interval ends."""
 
     def __init__(self, executor: str, outbox: Outbox) -> None:
         self._executor = executor
@@ -21,28 +21,28 @@ class Confirmations:
         self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}
         self._records: dict[str, list[bytes]] = {}  # by reply subject, chunks in order
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_seconds = 0.0  # from when it was started
+        self._timer_seconds = 0.0  # the delay that it was started with
 
     def add_retained_chunk(self, invocation: Invocation, chunk: bytes) -> None:
-        """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
+        """Queue ``chunk`` for the gateway, which retains it; it was sent to another node. Chunks keep their order."""
         self._records.setdefault(invocation.reply, []).append(chunk)
         self._start_timer(ACK_DELAY_SECONDS)
 
     def add_accepted(self, invocation: Invocation) -> None:
-        """This executor works on ``invocation``."""
+        """Queue the confirmation that this executor works on ``invocation``."""
         self._taken[invocation.id] = (invocation, [])
         self._start_timer(RESUMED_ACK_DELAY_SECONDS if invocation.resumes else ACK_DELAY_SECONDS)
 
     def _start_timer(self, seconds: float) -> None:
         if self._timer is not None:
-            if seconds >= self._timer_seconds:  # as nearly always: no need to look at the clock
+            if seconds >= self._timer_seconds:  # as nearly always: no need to read the clock
                 return
             self._timer.cancel()
         self._timer_seconds = seconds
         self._timer = asyncio.get_running_loop().call_later(seconds, self.send_pending)
 
     def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
-        """A node is finished whose times travel a longer way."""
+        """Queue the times of a finished node; they also travel with its outputs."""
         known = self._taken.get(invocation.id)
         if known is not None:
             known[1].append(messages.encode(hop))
@@ -50,11 +50,11 @@ class Confirmations:
             self._outbox.send(invocation.reply, messages.encode(hop), lazy=True)
 
     def discard_accepted(self, invocation: str) -> None:
-        """The gateway has this executor's own results, which say more than a confirmation."""
+        """Drop the confirmation: the gateway has this executor's results, which imply it."""
         self._taken.pop(invocation, None)
 
     def send_pending(self) -> None:
-        """Tell it all now."""
+        """Send everything that is queued now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,5 +1,6 @@
-"""The attempts of invocations that an executor works on: of one invocation a later one may begin while an earlier
-one's nodes go on, those that depend on nothing that was lost.
+"""Attempts of invocations on an executor.
+
+A later attempt may start while nodes of an earlier one continue: those that do not depend on lost results.
 """
 
 import asyncio
@@ -19,20 +20,20 @@ class LiveAttempt:
     invocation: Invocation
     jobs: dict[int, LiveJob] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
+    hops: list[Hop] = field(default_factory=list)  # of earlier nodes, to be forwarded
     trace: tracing.Carrier = field(default_factory=dict)
-    over: bool = False  # the invocation has ended: nobody will read what it has in the arena
-    earlier: "LiveAttempt | None" = None  # an earlier attempt, some of whose nodes go on
+    over: bool = False  # the invocation has ended: its tensors in the arena have no more readers
+    earlier: "LiveAttempt | None" = None  # an earlier attempt, some of whose nodes continue
 
     def iter_attempts(self) -> "Iterator[LiveAttempt]":
-        """This attempt and the earlier ones."""
+        """Yield this attempt and the earlier ones."""
         each: LiveAttempt | None = self
         while each is not None:
             yield each
             each = each.earlier
 
     def cancel_nodes(self, nodes: Iterable[int]) -> None:
-        """Stop ``nodes``; the others go on."""
+        """Cancel ``nodes``; the others continue."""
         for node in nodes:
             if self.jobs.pop(node, None) is not None:
                 self.tasks[node].cancel()
@@ -54,14 +55,14 @@ class Attempts:
         return self._newest.get(invocation)
 
     def find_attempt(self, invocation: str, attempt: int) -> LiveAttempt | None:
-        """The attempt of that number, while it has work."""
+        """Return the attempt with that number; None if it has no more work."""
         live = self._newest.get(invocation)
         while live is not None and live.invocation.attempt != attempt:
             live = live.earlier
         return live
 
     def add(self, live: LiveAttempt) -> None:
-        """A new attempt begins; earlier ones that have work go on."""
+        """Add a new attempt; earlier ones with work continue."""
         live.earlier = self._newest.get(live.invocation.id)
         self._newest[live.invocation.id] = live
 
@@ -73,13 +74,13 @@ class Attempts:
             self.cancel_nodes(live, [node for node in live.jobs if runs[node] != live.invocation.attempt])
 
     def cancel_nodes(self, live: LiveAttempt, nodes: Iterable[int]) -> None:
-        """Stop ``nodes`` of one attempt."""
+        """Cancel ``nodes`` of one attempt."""
         live.cancel_nodes(nodes)
         if not live.jobs:
             self.remove_attempt(live)
 
     def remove_attempt(self, live: LiveAttempt) -> bool:
-        """Nothing of this attempt runs any more. Returns False for one that was ended before."""
+        """Remove an attempt without running nodes. Returns False if it was removed before."""
         newest = self._newest.get(live.invocation.id)
         if newest is live:
             if live.earlier is None:
@@ -97,6 +98,6 @@ class Attempts:
         return before is not None
 
     def pop(self, invocation: str) -> list[LiveAttempt]:
-        """All attempts of ``invocation``, which are not known any more."""
+        """Remove and return all attempts of ``invocation``."""
         newest = self._newest.pop(invocation, None)
         return [] if newest is None else list(newest.iter_attempts())

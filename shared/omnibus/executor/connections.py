@@ -1,4 +1,4 @@
-"""Connections of a node's outputs: the same for all invocations of one shape on one route, so found once for these."""
+"""Connections of a node's outputs, cached by an invocation's shape and route."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,17 +7,17 @@ from omnibus.bus import subjects
 from omnibus.executor.outputs import OutputReaders
 from omnibus.graph import Invocation
 
-#: Shapes that are remembered.
+#: Number of cached shapes.
 MAX_SHAPES = 1024
 
 _known: dict[object, tuple["OutputConnection", ...]] = {}
 
 
 class OutputConnection(NamedTuple):
-    """One output of a node: the nodes that read it in this process, and all others.
+    """One output of a node: its readers in this process, and all others.
 
-    ``requested`` is whether the gateway asked for it, ``retained`` whether it retains it, ``consumed`` whether any node
-    reads it.
+    ``requested`` is whether the gateway requests it, ``retained`` whether it retains it, and ``consumed`` whether any
+    node reads it.
     """
 
     output: str
@@ -59,7 +59,7 @@ def _connect_node(invocation: Invocation, index: int, executor: str, machine: st
 def _find_readers(
     invocation: Invocation, nodes: Sequence[int], machine: str, requested: bool, retained: bool
 ) -> OutputReaders:
-    """Readers of an output: ``nodes`` in other processes, and the gateway if it asked for it or retains it."""
+    """Return the readers of an output: ``nodes`` in other processes, and the gateway if it reads it."""
     edges = [subjects.edge_subject(invocation.route[node]) for node in nodes]
     count = len(edges) + requested + retained
     components = dict.fromkeys(invocation.nodes[node].component for node in nodes)

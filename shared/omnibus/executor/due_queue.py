@@ -1,4 +1,4 @@
-"""Work that waits, in the order in which it is done. Pure state: no clock."""
+"""Queue of waiting work, ordered by due time. Pure state: no clock."""
 
 from collections.abc import Container, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Due(NamedTuple, Generic[K]):
-    """Work in the order in which it is done; ``number`` keeps equals in the order in which they came."""
+    """Work that is ordered by due time; ``number`` keeps the order of arrival among equals."""
 
     at: float
     number: int
@@ -22,7 +22,7 @@ class Due(NamedTuple, Generic[K]):
 
 
 class DueQueue(Generic[K]):
-    """Work of tenants: the tenant that is first by ``order``, and of its work what is due first."""
+    """Queue of the tenants' work: first the tenant that ``order`` ranks first, then its earliest due work."""
 
     def __init__(self, order: TenantOrder) -> None:
         self._order = order
@@ -32,14 +32,14 @@ class DueQueue(Generic[K]):
         heappush(self._heaps.setdefault(due.tenant.name, []), due)
 
     def first(self, but: Container[str] = ()) -> Due[K] | None:
-        """The next work of a tenant that is not in ``but``."""
+        """Return the next work of a tenant that is not in ``but``."""
         heads = [heap[0] for name, heap in self._heaps.items() if name not in but]
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=lambda due: (self._order.rank(due.tenant), due.at, due.number))
 
     def pop(self, but: Container[str] = ()) -> Due[K] | None:
-        """Take the next work of a tenant that is not in ``but``."""
+        """Remove and return the work that ``first`` returns."""
         due = self.first(but)
         if due is not None:
             heappop(self._heaps[due.tenant.name])
@@ -48,7 +48,7 @@ class DueQueue(Generic[K]):
         return due
 
     def shorten(self, key: K, size: int) -> None:
-        """Let ``key`` be of ``size`` at most, which has no spans any more."""
+        """Limit ``key`` to ``size`` and drop its spans."""
         for heap in self._heaps.values():
             for place, due in enumerate(heap):
                 if due.key == key:

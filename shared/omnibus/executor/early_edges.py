@@ -1,4 +1,4 @@
-"""Edges that come before their invocation: another executor may be faster than the gateway's own message."""
+"""Edges that arrive before their invocation: an executor may be faster than the gateway."""
 
 import logging
 import time
@@ -7,12 +7,12 @@ from omnibus.bus.messages import Chunk, Hop
 
 log = logging.getLogger(__name__)
 
-EDGE_WAIT_SECONDS = 10.0  # seconds that an edge may wait for its invocation
-MAX_WAITING_INVOCATIONS = 4096  # invocations whose edges may wait
+EDGE_WAIT_SECONDS = 10.0  # longest time that an edge waits for its invocation
+MAX_WAITING_INVOCATIONS = 4096  # most invocations with waiting edges
 
 
 class EarlyMessages:
-    """Messages that wait, by invocation; its length is how many invocations they are of."""
+    """Waiting messages by invocation; its length is the number of invocations."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[float, list[Chunk | Hop]]] = {}
@@ -27,12 +27,12 @@ class EarlyMessages:
         self._waiting.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
 
     def take_messages(self, invocation: str) -> list[Chunk | Hop]:
-        """Remove what waits for ``invocation`` and return it, in order."""
+        """Remove and return the messages of ``invocation``, in order."""
         _, messages = self._waiting.pop(invocation, (0.0, []))
         return messages
 
     def drop_expired(self) -> None:
-        """Forget what has waited for too long."""
+        """Drop messages that have waited for too long."""
         oldest = time.monotonic() - EDGE_WAIT_SECONDS
         for invocation in [key for key, (arrived, _) in self._waiting.items() if arrived < oldest]:
             del self._waiting[invocation]

@@ -1,9 +1,9 @@
-"""Energy of an executor's device, divided over the seconds that its engines compute.
+"""Energy of an executor's device, divided over its engines' computing seconds.
 
-While an engine computes its device takes the power that the meter saw in that time: the joules between two readings,
-over the seconds between them. Seconds in which nothing computed are nobody's, so what requests are charged adds up to
-the meter times the part of the time in which engines were busy. Components that compute at the same time share the
-joules of it. Of processors, which all processes of a machine use, an executor is charged by its own part of their time.
+While an engine computes, its device draws the mean power between two meter readings: joules over seconds. Idle seconds
+are not charged. The charges of all requests therefore add up to the metered energy times the busy part of the time.
+Components that compute at the same time share the energy. All processes of a machine use its processors, so an executor
+is charged by its own part of the CPU time.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two readings.
 READ_SECONDS = 1.0
-#: Seconds of computing over which the joules of a second are a mean.
+#: Seconds of computing over which the joules per second are averaged.
 AVERAGE_SECONDS = 10.0
 
 
 class EnergyBill:
-    """Charges the joules of ``meter``; ``busy`` are the seconds that the engines have computed, of all components."""
+    """Charges the joules of ``meter``; ``busy`` returns the seconds computed by the engines of all components."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class EnergyBill:
         self._charged = (0.0, 0.0)  # joules and seconds, older ones with less weight
 
     async def follow_meter(self) -> None:
-        """Read the meter once a second, in a thread: that of a GPU takes milliseconds, and may hang."""
+        """Read the meter once a second, in a thread: reading a GPU's takes milliseconds, and may hang."""
         while self._meter is not None:
             await asyncio.sleep(READ_SECONDS)
             await asyncio.to_thread(self.update)
 
     def update(self) -> None:
-        """Read the meter. One that cannot be read any more is left alone."""
+        """Read the meter. After an error it is not read again."""
         began, before, busy_before, cpu_before = self._last
         if self._meter is None:
             return
         try:
             self._last = now, joules, busy, cpu = self._now(), self._meter.read_joules(), self._busy(), self._cpu()
         except (OSError, ValueError) as error:
-            log.warning("energy is not measured any more: %s", error)
+            log.warning("energy is no longer measured: %s", error)
             self._meter, self._charged = None, (0.0, 0.0)
             return
         passed, computed = now - began, busy - busy_before
@@ -73,7 +73,7 @@ class EnergyBill:
         self._charged = (older_joules * kept + (joules - before) * part, older_seconds * kept + computed)
 
     def charge_hop(self, component: str, hop: Hop) -> Hop:
-        """Return ``hop`` with its joules; as it is while nothing has been measured."""
+        """Return ``hop`` with its joules; unchanged if nothing has been measured yet."""
         charged, seconds = self._charged
         if not seconds:
             return hop

@@ -1,7 +1,7 @@
-"""Meters of the energy that this machine's devices use, where there are any.
+"""Energy meters of this machine's devices.
 
-A GPU of NVIDIA counts it (NVML's ``nvmlDeviceGetTotalEnergyConsumption``, from Volta on). Processors of Intel and AMD
-do (RAPL), and Linux shows it below ``/sys/class/powercap``, on most systems to root alone.
+NVIDIA GPUs from Volta on count their energy (NVML's ``nvmlDeviceGetTotalEnergyConsumption``). Intel and AMD processors
+also do (RAPL). Linux shows their counters below ``/sys/class/powercap``, on most systems to root alone.
 """
 
 import ctypes
@@ -15,23 +15,23 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 POWERCAP = Path("/sys/class/powercap")
-#: Zones of processors, and their zones of memory; what else there is below is part of a processor, or has it as a part.
+#: Zones of processors, and their zones of memory; the other zones are parts of a processor, or contain one.
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 _COUNTED_ZONES = re.compile(r"package-.*|dram")
 _MICROJOULES, _MILLIJOULES = 1e-6, 1e-3
 
 
 class EnergyMeter(Protocol):
-    """Energy of some devices. ``of_machine``: they compute for all processes of the machine, not for one alone."""
+    """Energy of some devices. ``of_machine``: all processes of the machine use them, not one alone."""
 
     of_machine: bool
 
     def read_joules(self) -> float:
-        """Joules that they have used since the meter was opened. Raises ``OSError``."""
+        """Return the joules used since the meter was opened. Raises ``OSError``."""
 
 
 class RaplMeter:
-    """The processors and the memory of this machine, by counters that wrap around."""
+    """Meter of this machine's processors and memory, whose counters wrap around."""
 
     of_machine = True
 
@@ -50,12 +50,12 @@ class RaplMeter:
 
 
 class NvmlMeter:
-    """GPUs that ``nvml``, the library, knows by ``handles``."""
+    """Meter of the GPUs with ``handles`` in the library ``nvml``."""
 
     of_machine = False
 
     def __init__(self, nvml: ctypes.CDLL, handles: Sequence[ctypes.c_void_p]) -> None:
-        """Raises ``OSError`` for one that does not count."""
+        """Open the counters. Raises ``OSError`` if a GPU does not count its energy."""
         self._nvml = nvml
         self._handles = handles
         self._begin = self._read_counters()
@@ -73,7 +73,10 @@ class NvmlMeter:
 
 
 def open_meter(device: str, gpus: int = 1, root: Path = POWERCAP) -> EnergyMeter | None:
-    """The meter of ``device``, a name of torch's, and of the ``gpus`` - 1 after it; None where there is none."""
+    """Return the meter of ``device`` and the ``gpus`` - 1 after it.
+
+    ``device`` is a name of torch's. None if they have no meter.
+    """
     try:
         return _open_nvml(device, gpus) if device.startswith("cuda") else RaplMeter(find_zones(root))
     except (OSError, ValueError, AttributeError) as error:
@@ -82,19 +85,22 @@ def open_meter(device: str, gpus: int = 1, root: Path = POWERCAP) -> EnergyMeter
 
 
 def find_zones(root: Path) -> list[Path]:
-    """The zones below ``root`` that are counted. Raises ``OSError`` if there is none."""
+    """Return the counted zones below ``root``. Raises ``OSError`` if there are none."""
     found = [
         zone
         for zone in sorted(root.iterdir())
         if _ZONE.fullmatch(zone.name) and _COUNTED_ZONES.fullmatch((zone / "name").read_text().strip())
     ]
     if not found:
-        raise FileNotFoundError(f"no processor counts below {root}")
+        raise FileNotFoundError(f"no processor has an energy counter below {root}")
     return found
 
 
 def visible_gpus(device: str, gpus: int, visible: str) -> list[str]:
-    """The numbers or UUIDs, for the driver, of ``device`` and those after it; ``visible`` is CUDA_VISIBLE_DEVICES."""
+    """Return the driver's numbers or UUIDs of ``gpus`` devices from ``device`` on.
+
+    ``visible`` is CUDA_VISIBLE_DEVICES.
+    """
     first = int(device.partition(":")[2] or 0)
     known = [name.strip() for name in visible.split(",") if name.strip()] or [str(n) for n in range(first + gpus)]
     return known[first : first + gpus]
@@ -116,7 +122,7 @@ def _open_nvml(device: str, gpus: int) -> NvmlMeter:
 
 def _check(code: int) -> None:
     if code:
-        raise OSError(f"NVML answers {code}")
+        raise OSError(f"NVML returned the error {code}")
 
 
 def _read_number(file: Path) -> int:

@@ -21,9 +21,9 @@ class ExecutorIdentity:
     node: str
     tasks: Mapping[str, str]  # unit task name to component
     credits: int
-    origin: str = ""  # of the plan that asked for it; empty when none did
+    origin: str = ""  # of the plan that requires it; empty without one
     slots: int = 0  # invocations of a batch
-    device: str = ""  # where its engines compute: cpu, or a GPU
+    device: str = ""  # of its engines: cpu, or a GPU
     cell: str = ""  # of a model in cells
     sampling: Mapping[str, float] | None = None  # see ``ExecutorStatus``
     inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
@@ -38,9 +38,8 @@ class ExecutorIdentity:
         done: tuple[int, ...] = (),
         gpu_bytes: int = 0,
         batches: tuple[BatchCounts, ...] = (),
-        fault: str = "",
     ) -> ExecutorStatus:
-        """The status event; ``state`` is ready, draining or gone."""
+        """Return the status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
             id=self.id,
             model=self.model,
@@ -65,5 +64,4 @@ class ExecutorIdentity:
             batches=batches,
             takes=TAKES,
             sampling=None if self.sampling is None else dict(self.sampling),
-            fault=fault,
         )

@@ -29,7 +29,7 @@ class Channel:
     def __init__(self, task: str, key: tuple[int, str]) -> None:
         self._task = task
         self._key = key
-        self.began = 0.0  # when the first chunk came, Unix seconds
+        self.began = 0.0  # arrival of the first chunk, Unix seconds
         self._arrived: deque[ChannelChunk] = deque()
         self._expected = 0
         self._closed = False
@@ -37,12 +37,12 @@ class Channel:
         self._waiter: asyncio.Future[None] | None = None
 
     def add_chunk(self, piece: ChannelChunk) -> None:
-        """Take a chunk. A repeated end is harmless; a gap fails the reader."""
+        """Add a chunk. A repeated end is harmless; a gap fails the consumer."""
         if self._closed:
             return
         if piece.seq != self._expected:
             node, output = self._key
-            gap = f"chunk {piece.seq} came, {self._expected} was expected"
+            gap = f"chunk {piece.seq} arrived instead of {self._expected}"
             self.fail(SequenceGap(f"{self._task}: {output} of node {node}: {gap}"))
             return
         if not self._expected:
@@ -58,7 +58,7 @@ class Channel:
         self._wake_reader()
 
     async def next_chunk(self) -> ChannelChunk | None:
-        """The next chunk, or None after the last one."""
+        """Return the next chunk, or None after the last one."""
         while not self._arrived:
             if self._failure is not None:
                 raise self._failure

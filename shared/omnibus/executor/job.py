@@ -1,4 +1,4 @@
-"""The ``Job`` that runners see, on top of channels, outputs and the arena."""
+"""Job of one node, as runners use it: channels, outputs and tensors."""
 
 import logging
 import time
@@ -23,9 +23,9 @@ from omnibus.tensors.handle import Handle
 
 log = logging.getLogger(__name__)
 
-#: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
+#: Seconds that memory outlives the deadline of its invocation, so that the last reader can finish.
 DEADLINE_GRACE_SECONDS = 5.0
-#: Retained outputs that nodes read and whose chunks leave at once nevertheless: what a talker begins behind.
+#: Retained outputs that nodes consume and that are still sent at once: a talker resumes after its last codes.
 _URGENT_OUTPUTS = frozenset({"codes"})
 
 
@@ -49,8 +49,10 @@ class LiveJob:
         inline: int = 0,
         handles: bool = True,
     ) -> None:
-        """``record`` takes the chunks of outputs that the gateway retains; tensors of up to ``inline`` bytes are sent
-        within their chunks to readers on other nodes. Without ``handles`` there are none among the literal inputs.
+        """``record`` receives the chunks of outputs that the gateway retains.
+
+        Readers on other nodes get tensors of up to ``inline`` bytes within their chunks. Without ``handles``, the
+        literal inputs contain no handles.
         """
         self._invocation = invocation
         self.index = index
@@ -70,7 +72,7 @@ class LiveJob:
         self.answers = False
         self._values: dict[tuple[int, str], Item] = {}
         self._views: dict[Handle, np.ndarray] = {}
-        self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
+        self._opened: dict[tuple[int, str], Handle] = {}  # handles of inputs that are one value, with an open view
         self._blocks: list[RowBlockWriter] = []
         self._pulls: PullLog | None = None
         self.clock = JobClock()
@@ -78,7 +80,7 @@ class LiveJob:
         self._ready = self.taken
 
     def connect_outputs(self, siblings: Mapping[int, Sibling]) -> None:
-        """Learn where every output goes, once all jobs of the invocation here exist."""
+        """Find the readers of every output; call it once all jobs of the invocation here exist."""
         for found in find_connections(self._invocation, self.index, self._executor, self._tensors.node):
             self._outputs[found.output] = NodeOutput(
                 self._source,
@@ -86,7 +88,7 @@ class LiveJob:
                 [siblings[node] for node in found.local],
                 found.readers,
                 self._choose_record(found) if found.retained else None,
-                # A checkpoint is begun from by its handle.
+                # An attempt resumes from a checkpoint by its handle.
                 self._inline if found.consumed or found.requested else 0,
             )
             self.answers = self.answers or found.requested
@@ -94,8 +96,8 @@ class LiveJob:
                 self.next_edge = found.readers.edges[0]
 
     def _choose_record(self, found: OutputConnection) -> Record | None:
-        """Return what takes the chunks of a retained output: checkpoints and codes do not wait for others."""
-        # Not a method of the job: outputs that hold their job would be left to the garbage collector.
+        """Return the function that sends a retained output's chunks: checkpoints and codes are not batched."""
+        # Not a method of the job: outputs that refer to their job would wait for the garbage collector.
         urgent = not found.consumed or found.output in _URGENT_OUTPUTS
         return self._source.send_retained if urgent else self._record
 
@@ -154,22 +156,22 @@ class LiveJob:
         return {}
 
     async def open_checkpoints(self) -> None:
-        """Pull what an earlier attempt left on another node, so that ``resume_state`` finds it here."""
+        """Pull an earlier attempt's checkpoints from other nodes for ``resume_state``."""
         for node, output, left in self._invocation.resumes:
             handle = messages.to_handle(left[HANDLE]) if node == self.index and HANDLE in left else None
             if handle is not None and not self._tensors.is_local(handle):
                 try:
                     await self._pull_tensor(handle, (node, output))
                 except OmnibusError as error:
-                    log.info("%s: what was left of %s cannot be had: %s", self.invocation, self.node.component, error)
+                    log.info("%s: cannot pull the checkpoint of %s (%s)", self.invocation, self.node.component, error)
 
     def _resume_item(self, left: Mapping[str, Any]) -> Mapping[str, Any]:
         if HANDLE not in left:
             return left
         try:
             array = self._view_tensor(messages.to_handle(left[HANDLE]))
-        except OmnibusError as error:  # given to others, or out of reach: this node begins at its beginning
-            log.info("%s: what was retained of %s is gone: %s", self.invocation, self.node.component, error)
+        except OmnibusError as error:  # evicted or unreachable: this node starts from the beginning
+            log.info("%s: the checkpoint of %s is gone (%s)", self.invocation, self.node.component, error)
             return {}
         return {"item": Item({key: value for key, value in left.items() if key != HANDLE}, array)}
 
@@ -200,7 +202,7 @@ class LiveJob:
         return value
 
     async def _channel_value(self, key: tuple[int, str]) -> Item:
-        """The one value of a channel; several inputs may name it."""
+        """Wait for the only value of a channel; several inputs may refer to it."""
         if key not in self._values:
             piece = await self._channels[key].next_chunk()
             if piece is None:
@@ -221,7 +223,7 @@ class LiveJob:
     async def stream(self, name: str) -> AsyncIterator[Item]:
         key = as_ref(self.node.inputs.get(name))
         if key is None:
-            raise ProtocolError(f"{self.node.task}: input {name!r} is no stream")
+            raise ProtocolError(f"{self.node.task}: input {name!r} is not a stream")
         channel = self._channels[key]
         while (piece := await channel.next_chunk()) is not None:
             if not piece.empty:
@@ -239,7 +241,7 @@ class LiveJob:
     async def _pull_tensor(
         self, handle: Handle, key: tuple[int, str], rows: tuple[int, int] | None = None
     ) -> np.ndarray:
-        """The tensor of ``handle`` on another node, output ``key``; where it grows, at least ``rows`` of it."""
+        """Pull the tensor of ``handle``, output ``key``, from another node; if it grows, at least ``rows`` of it."""
         if self._pulls is None:
             self._pulls = PullLog(self._tensors.node)
         with self._pulls.measure_pull(key, handle, rows):
@@ -252,7 +254,7 @@ class LiveJob:
                 await tensors.extend_read(handle, rows, invocation=self.invocation, deadline=until)
             return self._views[handle]
         array = await tensors.open_tensor(handle, rows, invocation=self.invocation, deadline=until)
-        if handle in self._views:  # another input names the same tensor, and was faster
+        if handle in self._views:  # another input refers to the same tensor, and opened it first
             tensors.release(handle)
         return self._views.setdefault(handle, array)
 
@@ -318,10 +320,10 @@ class LiveJob:
         if target is not None and not target.closed:
             target.send_chunk(Item(data or {}), None, last=True, empty=data is None)
 
-    # What the executor asks at the end
+    # What the executor calls at the end
 
     def finish_outputs(self) -> Hop:
-        """Close what the runner left open, seal what grew here, and report the times."""
+        """Close all open outputs, seal the row blocks, and return the times."""
         for output, target in self._outputs.items():
             if not target.closed:
                 self.close(output)
@@ -332,7 +334,7 @@ class LiveJob:
         return self.make_hop()
 
     def make_hop(self) -> Hop:
-        """The times so far; the end is now."""
+        """Return the times so far, with now as the end."""
         now = time.time()
         return Hop(
             inv=self.invocation,
@@ -351,7 +353,7 @@ class LiveJob:
         )
 
     def release_memory(self) -> None:
-        """Give back every view, and every block that was not finished."""
+        """Release every view, and discard every unfinished block."""
         for target in self._outputs.values():
             target.report_transfers()
         for handle in self._views:
@@ -363,7 +365,7 @@ class LiveJob:
 
 
 def _has_references(value: Any) -> bool:
-    """Return whether a reference or a handle lies inside of ``value``."""
+    """Return whether ``value`` contains a reference or a handle."""
     if type(value) is dict:
         return REF in value or HANDLE in value or any(map(_has_references, value.values()))
     return type(value) is list and any(map(_has_references, value))

@@ -1,13 +1,13 @@
-"""Clock of a job: when its engine began with it, and its part of the seconds that the engine has computed.
+"""Clock of a job: the start of its engine's work, and its share of the engine's seconds.
 
-A job waits in the queue of its engine's batches. What queues it takes the job's clock from ``current_clock``, and calls
-``set_now`` when the first batch that it is in begins. What an engine computes is charged to the jobs that
-``charged_jobs`` names: in a job's own task that job, inside of ``charge_jobs`` the members of a batch by their weights.
-So the seconds of all jobs together are those that their engine was busy.
+A job waits in the queue of its engine's batches. The engine takes the job's clock from ``current_clock`` when it queues
+the job, and calls ``set_now`` when the job's first batch starts. Computed seconds are charged to the jobs that
+``charged_jobs`` returns. In a job's own task that is the job; inside of ``charge_jobs`` it is the members of a batch,
+by their weights. So the seconds of all jobs add up to those that their engine was busy.
 
-A step of a language model takes about as long for one sequence as for eight. What a sequence costs would depend on who
-happens to be there, and could not be known before. Work of a ``kind`` is therefore charged what a unit of its weights
-has taken lately; what that is too much or too little is kept within a small part of all seconds, and evened out.
+A step of a language model takes about as long for one sequence as for eight. The cost of a sequence would depend on the
+other sequences in its batch, and would be unpredictable. Work of a ``kind`` is therefore charged the recent mean per
+unit of weight. The difference to the measured seconds stays within a small part of all seconds, and is evened out.
 """
 
 import time
@@ -19,16 +19,17 @@ from typing import NamedTuple
 
 from omnibus.executor.tenant_order import NO_TENANT, TenantShare
 
-#: Seconds of computing over which the price of a unit is a mean.
+#: Seconds of computing over which the price of a unit is averaged.
 AVERAGE_SECONDS = 10.0
-#: Part of all seconds that charges by means may be ahead of them, or behind.
+#: Most that charges by means may differ from the measured seconds, as a part of all seconds.
 MAX_BALANCE_PART = 0.005
 
 
 class JobClock:
-    """Times of one job, and the ``tenant`` that it is for. ``began`` is in Unix seconds, 0 until its engine began.
-    ``seconds`` are those of the engine that fall to it. Once it is ``closed`` it was reported, and nothing is charged
-    to it any more.
+    """Times of one job, and its ``tenant``.
+
+    ``began`` is in Unix seconds, 0 until the engine starts on the job. ``seconds`` is the job's share of the engine's
+    seconds. A ``closed`` clock was reported: nothing more is charged to it.
     """
 
     __slots__ = ("began", "closed", "seconds", "tenant")
@@ -40,18 +41,19 @@ class JobClock:
         self.closed = False
 
     def set_now(self) -> None:
-        """Its engine begins now. Only the first time counts."""
+        """Record that the engine starts on the job now; later calls have no effect."""
         if not self.began:
             self.began = time.time()
 
 
-#: A job that takes part in a computation, and its weight in it.
+#: A job that takes part in a computation, and its weight in the computation.
 Share = tuple[JobClock, float]
 
 
 class ChargedJobs(NamedTuple):
-    """Jobs that a computation is charged to, and the ``kind`` of work, where a unit of weight costs what it does in the
-    mean; None: it is charged as it was.
+    """Jobs that a computation is charged to, and the ``kind`` of work.
+
+    A unit of weight of a kind costs its recent mean; with None, it costs the measured seconds.
     """
 
     shares: Sequence[Share] = ()
@@ -62,24 +64,24 @@ _jobs: ContextVar[ChargedJobs] = ContextVar("omnibus-charged-jobs", default=Char
 
 
 def set_current_clock(clock: JobClock) -> None:
-    """Assign what the current task queues and computes from here on to the job of ``clock``."""
+    """Charge the current task's further work to the job of ``clock``."""
     _jobs.set(ChargedJobs(((clock, 1.0),)))
 
 
 def current_clock() -> JobClock:
-    """The clock of the job in whose task this is called; where there is none, one that nobody reads."""
+    """Return the clock of the current task's job; an unused one if it has none."""
     shares = _jobs.get().shares
     return shares[0][0] if shares else JobClock()
 
 
 def charged_jobs() -> ChargedJobs:
-    """The jobs that a computation of the current task is charged to."""
+    """Return the jobs that the current task's computations are charged to."""
     return _jobs.get()
 
 
 @contextmanager
 def charge_jobs(shares: Sequence[Share], kind: object = None) -> Iterator[None]:
-    """Charge what is computed inside of the block to the jobs of ``shares``; see ``ChargedJobs``."""
+    """Charge computations inside of the block to the jobs of ``shares``; see ``ChargedJobs``."""
     token = _jobs.set(ChargedJobs(shares, kind))
     try:
         yield
@@ -88,9 +90,10 @@ def charge_jobs(shares: Sequence[Share], kind: object = None) -> Iterator[None]:
 
 
 class ComputeBill:
-    """Divides the seconds of one engine among its jobs; for one thread at a time.
+    """Divides the seconds of one engine among its jobs; use it in one thread at a time.
 
-    What falls to nobody, as the step that an engine is ahead of an answer's end, is charged with what comes next.
+    Seconds without a job, such as the step that an engine runs past the end of an answer, are charged with the next
+    ones.
     """
 
     __slots__ = ("_balance", "_means", "_total", "_unpaid")
@@ -99,14 +102,14 @@ class ComputeBill:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: what was computed so far was for nobody."""
-        self._unpaid = 0.0  # seconds of nobody
-        self._balance = 0.0  # seconds that charges by means are behind
+        """Discard the seconds computed so far, and start at zero."""
+        self._unpaid = 0.0  # seconds without a job
+        self._balance = 0.0  # measured seconds minus charged ones
         self._total = 0.0
         self._means: dict[object, list[float]] = {}  # seconds and units by kind, older ones with less weight
 
     def add_seconds(self, seconds: float, shares: Sequence[Share], kind: object = None) -> None:
-        """Charge ``seconds`` of the engine to those of ``shares`` whose jobs were not reported yet."""
+        """Charge ``seconds`` of the engine to the open clocks of ``shares``."""
         owed = seconds + self._unpaid
         self._total += seconds
         whole = sum([weight for clock, weight in shares if not clock.closed])
@@ -120,7 +123,7 @@ class ComputeBill:
                 clock.seconds += charged * weight / whole
 
     def _average_seconds(self, kind: object, seconds: float, units: float) -> float:
-        """Return what so many ``units`` cost in the mean, and a part of what is owed of earlier ones."""
+        """Return the mean cost of ``units``, plus a part of the balance."""
         mean = self._means.setdefault(kind, [0.0, 0.0])
         kept = exp(-seconds / AVERAGE_SECONDS)
         mean[:] = mean[0] * kept + seconds, mean[1] * kept + units

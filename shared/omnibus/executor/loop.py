@@ -1,9 +1,9 @@
-"""The executor: takes invocations from the bus, runs their nodes here, sends results on.
+"""The executor: takes invocations from the bus, runs their nodes, sends results.
 
-take     an invocation arrives: busy, or one job per node that is routed here, and ``accepted``
-feed     edges bring inputs, maybe before the invocation itself
-run      the component's runner works on the job; outputs leave as they come
-end      done, failed, cancelled, expired or moved: stop within one step, release everything
+- take: an invocation arrives. Reply ``busy``, or start one job per node that is routed here and reply ``accepted``.
+- feed: edges bring inputs, possibly before the invocation itself.
+- run: the component's runner works on the job. Outputs are sent as they are made.
+- end: done, failed, cancelled, expired or moved. Stop within one step, and release everything.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from omnibus.tensors.inline import unpack_tensor
 
 log = logging.getLogger(__name__)
 
-RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that gateways have to show up again
+RECONNECT_GRACE_SECONDS = 1.5  # seconds that gateways have to reappear after a reconnect
 
 
 class Executor:
@@ -56,7 +56,7 @@ class Executor:
         limit: int,
         meter: EnergyMeter | None = None,
     ) -> None:
-        """``limit`` is in bytes, of a message; ``meter`` is that of the device, if it has one."""
+        """``limit`` is the size of a message in bytes; ``meter`` is the device's energy meter, if it has one."""
         self.identity = identity
         self._runners = runners
         self._bus = bus
@@ -82,7 +82,7 @@ class Executor:
     # Life
 
     async def startup(self) -> None:
-        """Load the engines, then become visible: nothing is routed here before it can be served."""
+        """Load the engines, then publish the executor: requests are routed here only once it can serve them."""
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
@@ -97,7 +97,7 @@ class Executor:
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new work, finish what was accepted, then leave."""
+        """Reject new work, finish accepted work within ``seconds``, then stop."""
         await self._finish_work(seconds)
         if self._heart is not None:
             self._heart.cancel()
@@ -107,10 +107,10 @@ class Executor:
             await runner.close()
 
     async def take_role(self, identity: ExecutorIdentity, runners: Mapping[str, Runner], seconds: float) -> None:
-        """Finish what was accepted within ``seconds``, then go on as ``identity`` with ``runners``.
+        """Finish accepted work within ``seconds``, then continue as ``identity`` with ``runners``.
 
-        To gateways one executor leaves and another one comes: what was not finished moves. What engines of both roles
-        have loaded stays.
+        Gateways see one executor end and another one start, and move unfinished work. Engines that both roles use stay
+        loaded.
         """
         await self._finish_work(seconds)
         await self._stop_unfinished()
@@ -130,20 +130,20 @@ class Executor:
         log.info("now %s of %s", "+".join(identity.tasks.values()), identity.model)
 
     async def _stop_unfinished(self) -> None:
-        """Stop what a drain has not waited for: it runs again elsewhere."""
+        """Cancel the work that the drain did not wait for; it runs again elsewhere."""
         tasks = [task for live in self._live for task in live.tasks.values()]
         for invocation in {live.invocation.id for live in self._live}:
             self._stop_invocation(invocation)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finish_work(self, seconds: float) -> None:
-        """Refuse new work and finish what was accepted, within ``seconds``; then say that this executor is gone."""
+        """Reject new work, finish accepted work within ``seconds``, then publish ``gone``."""
         self._state = "draining"
         self._publish_status()
         tasks = [task for live in self._live for task in live.tasks.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        # Before the last word: what a gateway does not know to be finished runs again elsewhere.
+        # Before the state ``gone``: a gateway runs a node again elsewhere unless it has the node's result.
         self._confirmations.send_pending()
         self._outbox.flush()
         self._state = "gone"
@@ -153,7 +153,7 @@ class Executor:
         while True:
             self._publish_status()
             self._end_expired()
-            self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
+            self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # records the time of a reconnect
             for gateway in self._refusals.overdue_peers():
                 self._probe_gateway(gateway)
             await asyncio.sleep(EXECUTOR_HEARTBEAT_SECONDS)
@@ -165,7 +165,7 @@ class Executor:
             log.warning("status not sent: %s", error)
 
     def _probe_gateway(self, reply_subject: str) -> None:
-        """Let the server say again that a gateway is gone, if it is."""
+        """Publish to the gateway again; if it is gone, the server reports no responders."""
         answer_to = f"{subjects.no_responders_prefix(self.identity.id)}.{reply_subject.rpartition('.')[2]}"
         try:
             self._bus.publish(reply_subject, b"", reply=answer_to)
@@ -177,7 +177,7 @@ class Executor:
         return msgspec.structs.replace(status, reconnects=self._bus.reconnects)
 
     def _end_expired(self) -> None:
-        """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
+        """Fail jobs past their deadline, even if their gateway is gone; drop expired early edges."""
         now = time.time()
         for live in [live for live in self._live if live.invocation.deadline < now]:
             for job in live.jobs.values():
@@ -209,13 +209,13 @@ class Executor:
         self._confirmations.add_accepted(invocation)
 
     def _is_full(self, known: LiveAttempt | None) -> bool:
-        """Return whether there is no room for an invocation; one whose earlier attempt goes on here has its place."""
+        """Return whether the executor is full. An invocation with an earlier attempt here keeps that place."""
         return known is None and len(self._live) >= self.identity.credits
 
     def _start_attempt(
         self, invocation: Invocation, headers: Mapping[str, str] | None, handles: bool = True
     ) -> LiveAttempt:
-        """Begin with ``invocation``; without ``handles`` there are none in its message."""
+        """Start the jobs of ``invocation``; without ``handles``, its message contains no handles."""
         live = LiveAttempt(invocation)
         self._live.add(live)
         if tracing.tracer is not None:
@@ -259,7 +259,7 @@ class Executor:
             raise
         except OmnibusError as error:
             self._fail_job(live, job, error)
-        except Exception as error:  # the engine's own failure: one request fails, the executor lives
+        except Exception as error:  # an error of the engine fails one request; the executor continues
             log.exception("%s failed on %s", component, job.invocation)
             self._fail_job(live, job, StageFailed(f"{component} failed on this request ({type(error).__name__})"))
         finally:
@@ -268,13 +268,13 @@ class Executor:
             self._finish_job(live, job)
 
     def _send_hops(self, live: LiveAttempt, job: LiveJob, hop: Hop) -> None:
-        """Times go with the last output: to the next executor, or to the gateway.
+        """Send the times after the last output, to its executor or gateway.
 
-        The next executor may work for long, so the gateway hears of it by itself as well, without haste.
+        The next executor may work for long. The gateway therefore also gets the times from here, with low priority.
         """
         hops, live.hops = [*live.hops, hop], []
         if job.next_edge is None and len(live.jobs) > 1 and not job.answers:
-            live.hops = hops  # a later node in this process takes them along
+            live.hops = hops  # a later node in this process sends them
             return
         for each in hops:
             self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
@@ -293,7 +293,7 @@ class Executor:
         self._report_unfinished(live, job)
 
     def _report_unfinished(self, live: LiveAttempt, job: LiveJob) -> None:
-        """Say what was computed for a job that does not finish: that has its price, too."""
+        """Report the seconds computed for an unfinished job; they are charged as well."""
         by_hand = not live.invocation.reply.startswith(subjects.reply_subject(""))
         if not (job.clock.closed or by_hand):
             job.clock.closed = True
@@ -311,7 +311,7 @@ class Executor:
 
     def _on_edges(self, delivery: Delivery) -> None:
         if not delivery.data:
-            return  # somebody asks whether this executor still listens
+            return  # a probe whether this executor still listens
         for message in messages.decode_edges(delivery.data):
             if isinstance(message, InvocationEnd):
                 self._on_end(message)
@@ -356,7 +356,7 @@ class Executor:
                 self._tensors.end_invocation(end.inv)
 
     def _on_no_responders(self, delivery: Delivery) -> None:
-        """The server says that a receiver is gone. Without its gateway an invocation has no client."""
+        """Stop the invocations of a gateway that the server reports as gone: without it they have no client."""
         if not delivery.refused or self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS):
             return
         gateway = subjects.reply_subject(delivery.subject.rpartition(".")[2])
@@ -369,8 +369,8 @@ class Executor:
     def _stop_invocation(self, invocation: str, over: bool = False) -> None:
         """Cancel the jobs; each runner stops before its next step.
 
-        When all is ``over`` the sidecar is told here as well: memory may have been granted to a runner
-        after the gateway's word reached the sidecar and before it reached this executor.
+        If the invocation is ``over``, this executor also reports its end to the sidecar. The sidecar may have granted
+        memory to a runner after the gateway's message arrived there and before it arrived here.
         """
         for live in self._live.pop(invocation):
             live.over = over
@@ -380,9 +380,9 @@ class Executor:
     # By hand
 
     async def _on_manual_request(self, delivery: Delivery) -> AsyncIterator[bytes]:
-        """Run the nodes of a recorded invocation that are of this executor's tasks; stream frames back."""
+        """Run this executor's nodes of a recorded invocation; stream the frames back."""
         if not delivery.reply:
-            log.warning("%s: asked without a reply subject, so there is nothing to do", delivery.subject)
+            log.warning("%s: ignored a request without a reply subject", delivery.subject)
             return
         try:
             asked = manual.select_own_nodes(delivery.data, self.identity, delivery.reply)

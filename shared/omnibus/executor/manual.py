@@ -1,4 +1,4 @@
-"""A recorded invocation asked by hand: ``nats req --no-templates omnibus.task.<unit-task> '<invocation>'``."""
+"""Recorded invocation run by hand: ``nats req --no-templates omnibus.task.<unit-task> '<invocation>'``."""
 
 import os
 import time
@@ -11,9 +11,9 @@ from omnibus.graph import Invocation
 
 
 def select_own_nodes(body: bytes, me: ExecutorIdentity, reply: str) -> Invocation:
-    """The nodes of a recorded invocation that are of this executor's tasks, under a new id, for ``reply``.
+    """Return this executor's nodes of a recorded invocation, under a new id.
 
-    All that they give goes there, also what nobody asked for. Raises ``ProtocolError``.
+    All their outputs are sent to ``reply``, including unrequested ones. Raises ``ProtocolError``.
     """
     recorded = graph.decode_invocation(body)
     graph.verify_uses(recorded.nodes)

@@ -1,4 +1,4 @@
-"""Metrics of an executor for Prometheus, from ``Runner.stats``; a number that a runner does not know is left out."""
+"""Prometheus metrics of an executor, from ``Runner.stats``; missing numbers are omitted."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +17,7 @@ _KEYS = {
 
 
 def watch_runners(runners: Mapping[str, Runner]) -> None:
-    """Let the metrics of this process be read from the ``stats`` of ``runners``, which are named by component."""
+    """Read this process's metrics from the ``stats`` of ``runners`` by component."""
 
     def stat_reader(key: str) -> Callable[[], Values]:
         return lambda: {

@@ -1,6 +1,4 @@
-"""Outputs of a node: each is numbered chunk by chunk, and goes to jobs in this process, to executors elsewhere,
-and to the gateway.
-"""
+"""Outputs of a node: numbered chunks for local jobs, other executors and the gateway."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +18,10 @@ from omnibus.tensors.block import Block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import pack_tensor
 
-#: Characters and pieces of text that become one chunk at most.
+#: Most characters and pieces of text in one chunk.
 MAX_JOINED_CHARS, MAX_JOINED_PIECES = 2048, 64
 _GROWING_TYPES = (str, list)
-#: Takes an encoded chunk for the gateway, without haste.
+#: Sends an encoded chunk to the gateway, with low priority.
 Record = Callable[[Invocation, bytes], None]
 
 
@@ -34,7 +32,7 @@ class Sibling(Protocol):
 
 
 class OutputSource:
-    """The node that gives, and what its messages leave by."""
+    """The node that produces outputs, and the outbox for its messages."""
 
     __slots__ = ("first", "index", "invocation", "outbox")
 
@@ -42,19 +40,20 @@ class OutputSource:
         self.invocation = invocation
         self.index = index
         self.outbox = outbox
-        self.first = 0.0  # when it gave anything first, Unix seconds
+        self.first = 0.0  # time of its first output, Unix seconds
 
     def send_retained(self, invocation: Invocation, chunk: bytes) -> None:
-        """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
+        """Send ``chunk`` at once: there are few, and a node that moves repeats its work after the last one that
+        arrived."""
         self.outbox.send(invocation.reply, chunk)
 
 
 class OutputReaders(NamedTuple):
     """Readers of an output outside of this process.
 
-    ``edges`` are the subjects of executors. ``reads`` is how many reads there are, those of the gateway among them, and
-    ``targets`` names the readers for metrics. ``far`` are the subjects, the gateway's among them, that belong to other
-    nodes, with ``far_reads`` of the reads.
+    ``edges`` are the subjects of executors. ``reads`` is the number of reads, including the gateway's. ``targets`` are
+    the names of the readers for metrics. ``far`` are the subjects on other nodes, including the gateway's, with
+    ``far_reads`` of the reads.
     """
 
     edges: tuple[str, ...]
@@ -66,7 +65,7 @@ class OutputReaders(NamedTuple):
 
 
 class NodeOutput:
-    """One output of a node: who reads it, and how much of it there was."""
+    """One output of a node: its readers, and the amount sent."""
 
     __slots__ = (
         "_edges",
@@ -99,8 +98,9 @@ class NodeOutput:
         record: Record | None = None,
         inline: int = 0,
     ) -> None:
-        """``record`` takes each chunk for the gateway as well, which retains it. Readers on other nodes get tensors of
-        up to ``inline`` bytes within their chunks.
+        """``record`` also receives each chunk, for the gateway, which retains it.
+
+        Readers on other nodes get tensors of up to ``inline`` bytes within their chunks.
         """
         self._source = source
         self._name = name
@@ -113,18 +113,18 @@ class NodeOutput:
         self._far_reads = readers.far_reads
         self._inline = inline if readers.far else 0
         self._seq = 0
-        self._held: list[dict[str, Any]] = []  # pieces of text that have not left, and their characters
+        self._held: list[dict[str, Any]] = []  # pieces of text to send, and the number of their characters
         self._held_chars = 0
         self._joins = readers.gateway and not (local or readers.edges or record)
-        self._pieces = 0  # tensors that were written, which took ``_seconds``
+        self._pieces = 0  # number of tensors written, in ``_seconds``
         self._seconds = 0.0
         self.readers = readers.reads
-        self.moved = 0  # bytes that were written
+        self.moved = 0  # bytes written
         self.closed = False
 
     @property
     def is_local(self) -> bool:
-        """True if all who read it are in this process."""
+        """True if all readers are in this process."""
         return not (self._edges or self._gateway)
 
     def count_reads(self, nbytes: int) -> int:
@@ -132,13 +132,13 @@ class NodeOutput:
         return self.readers - self._far_reads if nbytes <= self._inline else self.readers
 
     def count_write(self, size: int, began: float) -> None:
-        """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
+        """Count ``size`` bytes written to the arena since ``began`` (``time.perf_counter``)."""
         self._seconds += time.perf_counter() - began
         self.moved += size
         self._pieces += 1
 
     def send_text(self, data: dict[str, Any]) -> None:
-        """Send the next piece of text. The first one leaves at once, and none waits longer than the outbox holds it."""
+        """Send the next piece of text: the first at once, later ones at the latest with the outbox."""
         size = len(data.get("text", ""))
         if not (self._joins and self._seq) or size > MAX_JOINED_CHARS:
             self.send_chunk(Item(data), None, last=False)
@@ -155,7 +155,7 @@ class NodeOutput:
         self._source.outbox.hold(self)
 
     def flush_held(self) -> None:
-        """Send the text that is held back."""
+        """Send the pieces of text that were held."""
         held, self._held = self._held, []
         if len(held) == 1:
             self.send_chunk(Item(held[0]), None, last=False)
@@ -173,8 +173,11 @@ class NodeOutput:
         empty: bool = False,
         cuts: tuple[int, ...] = (),
     ) -> None:
-        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that. ``cuts`` as in
-        ``Chunk``."""
+        """Send the next chunk to all readers.
+
+        ``handle`` refers to its tensor, or with ``rows`` to the tensor that contains those rows. ``cuts`` as in
+        ``Chunk``.
+        """
         if self._held:
             self.flush_held()
         source, invocation = self._source, self._source.invocation
@@ -210,7 +213,7 @@ class NodeOutput:
             self._record(invocation, far if reply in self._far else near)
 
     def report_transfers(self) -> None:
-        """Count what was written, and begin anew."""
+        """Add the written tensors to the metrics, and reset the counts."""
         if self._pieces:
             component = self._source.invocation.nodes[self._source.index].component
             for target in self._targets:
@@ -220,7 +223,7 @@ class NodeOutput:
 
 
 def _can_join(first: dict[str, Any], data: dict[str, Any]) -> bool:
-    """Return whether both pieces consist of the same texts and lists."""
+    """Return whether both pieces have the same keys, with texts or lists."""
     if first.keys() != data.keys():
         return False
     for key, value in data.items():
@@ -230,7 +233,7 @@ def _can_join(first: dict[str, Any], data: dict[str, Any]) -> bool:
 
 
 def _join_pieces(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One piece that says what ``pieces`` say, which can be joined."""
+    """Return one piece equivalent to ``pieces``, which can be joined."""
     return {
         key: "".join([piece[key] for piece in pieces])
         if type(value) is str
@@ -240,13 +243,13 @@ def _join_pieces(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class RowBlockWriter:
-    """A tensor that grows row by row in one block; see ``contract.RowWriter``."""
+    """Writer of a tensor that grows row by row in one block; see ``runner.RowWriter``."""
 
     __slots__ = ("_block", "_count", "_cursor", "_output", "_width")
 
     def __init__(self, output: NodeOutput, block: Block | None, count: int, width: int) -> None:
         self._output = output
-        self._block = block  # None where nobody elsewhere reads it
+        self._block = block  # None if all readers are in this process
         self._count = count
         self._width = width
         self._cursor = 0
@@ -257,7 +260,7 @@ class RowBlockWriter:
             raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
         if self._block is not None:
             began = time.perf_counter()
-            rows = rows.astype(self._block.array.dtype, copy=False)  # what readers of the block see
+            rows = rows.astype(self._block.array.dtype, copy=False)  # the values that readers of the block get
             self._block.array[start:end] = rows
             self._output.count_write(rows.nbytes, began)
         self._cursor = end
@@ -265,13 +268,13 @@ class RowBlockWriter:
         self._output.send_chunk(Item(data or {}, rows), handle, last=False, rows=(start, end))
 
     def close_block(self) -> None:
-        """No more rows come. A block without any was sent to nobody, and is given back."""
+        """Seal the block, or discard it if it has no rows: then no reader got it."""
         if self._block is not None and self._cursor:
             self._block.seal()
         else:
             self.discard_block()
 
     def discard_block(self) -> None:
-        """Give the memory back."""
+        """Release the memory of the block."""
         if self._block is not None:
             self._block.discard()

@@ -1,7 +1,7 @@
-"""The engine of unit tasks that apps bring: the task's class is its own engine.
+"""The engine of unit tasks from apps: the task's class is its own engine.
 
-``OMNIBUS_EXECUTOR_SOURCE``, or else the checkpoint, says what to import: a JSON list of ``TaskRecord``.
-What a task's ``run`` looks like is known by ``omnibus.task.execute``, which only executors of such tasks load.
+``OMNIBUS_EXECUTOR_SOURCE``, or else the checkpoint, lists the classes to import: a JSON list of ``TaskRecord``.
+``omnibus.task.execute`` calls a task's ``run``; only executors of such tasks load it.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ Execute = Callable[[Any, Job, JobOccupancy], Awaitable[None]]
 
 
 def engine(component: str, settings: ExecutorSettings) -> Runner:
-    """The runner of the own unit task that is ``component``.
+    """Return the runner of the app's unit task ``component``.
 
-    Raises ``BadRequest`` when it is not among the records, cannot be imported, or has another name by now, and
-    ``Forbidden`` for code that this executor may not run.
+    Raises ``BadRequest`` if the task is not in the records, cannot be imported, or was renamed. Raises ``Forbidden``
+    for code that this executor may not run.
     """
     record = _find_record(component, settings.source or settings.checkpoint)
     _check_root(record, settings.apps_dir)
@@ -42,7 +42,7 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
 
 
 class OwnRunner:
-    """Runs one unit task's own ``run``; its ``load`` and ``close``, if it has them, come before and after."""
+    """Runs one unit task's ``run``, between its optional ``load`` and ``close``."""
 
     def __init__(self, record: TaskRecord, task: Any, execute: Execute) -> None:
         self._record = record
@@ -68,7 +68,7 @@ class OwnRunner:
 
 
 def instantiate_task(record: TaskRecord) -> Any:
-    """The unit task that ``record`` describes. Raises ``BadRequest`` when it is not what was registered."""
+    """Return the unit task of ``record``. Raises ``BadRequest`` if it differs from the registered one."""
     found = _import_class(record)
     _check_class(record, found)
     names = []
@@ -76,23 +76,23 @@ def instantiate_task(record: TaskRecord) -> Any:
         try:
             task = found(**{"model": record.model, "component": component, **record.fields})
             names.append(task.name)
-        except Exception as error:  # whatever a stranger's class raises
+        except Exception as error:  # any error of the app's class
             raise BadRequest(
                 f"{_describe_task(record)} cannot be made of {record.fields}: {_describe_error(error)}"
             ) from error
         if task.name == record.name:
             return _check_runnable(record, task)
-    raise BadRequest(f"{_describe_task(record)} is named {names[0]!r} by now: register its app again")
+    raise BadRequest(f"{_describe_task(record)} is now named {names[0]!r}; register its app again")
 
 
 def _component_names(record: TaskRecord) -> list[str]:
-    """Return the component names that the task may have given: one that gives none is called after its kind."""
+    """Return the possible component names of the task; without a name it is its kind."""
     return [record.component] if record.component not in ("", record.kind) else ["", record.kind]
 
 
 def _check_runnable(record: TaskRecord, task: Any) -> Any:
     if not callable(getattr(task, "run", None)):
-        raise BadRequest(f"{_describe_task(record)} has no method run(self, inputs) any more: register its app again")
+        raise BadRequest(f"{_describe_task(record)} no longer has a method run(self, inputs); register its app again")
     return task
 
 
@@ -100,7 +100,7 @@ def _find_record(component: str, source: str) -> TaskRecord:
     try:
         records = _decode(source)
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"OMNIBUS_EXECUTOR_SOURCE is no JSON list of task records: {error}") from error
+        raise BadRequest(f"OMNIBUS_EXECUTOR_SOURCE must be a JSON list of task records: {error}") from error
     parts = {record.component or record.kind: record for record in records}
     if component not in parts:
         raise BadRequest(
@@ -121,48 +121,45 @@ def _import_class(record: TaskRecord) -> Any:
             found = getattr(found, name)
     except BadRequest:
         raise
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does
+    except (Exception, SystemExit) as error:  # any error of the app's module
         log.error("%s cannot be imported", _describe_task(record), exc_info=error)
         raise BadRequest(f"{_describe_task(record)} cannot be imported: {_describe_error(error)}") from error
     return found
 
 
 def _check_root(record: TaskRecord, apps_dir: str) -> None:
-    """Records come from the store: a directory that its operator did not name is none to run code from."""
+    """Reject a directory that this executor's operator has not allowed; records come from the store."""
     if not record.root:
         return
     if not apps_dir:
-        raise Forbidden(f"{_describe_task(record)}: tasks from directories are off here: set OMNIBUS_EXECUTOR_APPS_DIR")
+        raise Forbidden(f"{_describe_task(record)} has its code in a directory; set OMNIBUS_EXECUTOR_APPS_DIR")
     if not Path(record.root).resolve().is_relative_to(Path(apps_dir).resolve()):
         raise Forbidden(f"{_describe_task(record)}: {record.root} is not below OMNIBUS_EXECUTOR_APPS_DIR")
 
 
 def _check_class(record: TaskRecord, cls: Any) -> None:
-    """A record may name anything that can be imported: nothing but a unit task is called."""
+    """Reject a class that is not a unit task; records may contain any importable name."""
     task: Any = importlib.import_module("omnibus.task").UnitTask
     if not (isinstance(cls, type) and issubclass(cls, task)):
-        raise BadRequest(f"{_describe_task(record)} is no unit task: register its app again")
+        raise BadRequest(f"{_describe_task(record)} is not a unit task; register its app again")
 
 
 def _add_import_root(record: TaskRecord) -> None:
-    """Let modules be imported from the record's root."""
     if not Path(record.root).is_dir():
-        raise BadRequest(
-            f"{_describe_task(record)}: there is no directory {record.root} here; mount it on this node too"
-        )
+        raise BadRequest(f"{_describe_task(record)} needs the directory {record.root}; mount it on this node too")
     if record.root not in sys.path:
         sys.path.insert(0, record.root)
         importlib.invalidate_caches()
 
 
 def _check_origin(record: TaskRecord, module: Any) -> None:
-    """Another module of the same name, already loaded, would answer with other code."""
+    """Reject another loaded module of the same name, which has other code."""
     there = PathFinder.find_spec(module.__name__.partition(".")[0], [record.root])
     origin = getattr(module, "__file__", None)
     if there is not None and not (origin and Path(origin).resolve().is_relative_to(Path(record.root).resolve())):
         raise BadRequest(
-            f"{_describe_task(record)}: {module.__name__!r} was imported from {origin}, not from {record.root}: "
-            "give the app's module another name"
+            f"{_describe_task(record)} has its module {module.__name__!r} in {record.root}, but {origin} is loaded; "
+            "rename the app's module"
         )
 
 

@@ -1,4 +1,4 @@
-"""Another role of its model for a running executor: found among what its engines have loaded, and taken."""
+"""Change of a running executor to another role of its model."""
 
 import asyncio
 import logging
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class RoleSwitch:
-    """Takes assignments for ``executor``, which was started with ``settings``.
+    """Accepts role assignments for ``executor``, which was started with ``settings``.
 
-    ``identify`` makes its identity from other settings, whose id is the same. What it has accepted may take
-    ``drain_seconds``. A role that fails when it is taken ends the process: started again, it has that role.
+    ``identify`` makes its identity from other settings with the same id. Accepted work may take ``drain_seconds``. If a
+    role change fails, the process ends; after its restart it has the new role.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class RoleSwitch:
         self._task: asyncio.Task[None] | None = None
 
     async def listen(self, bus: Bus) -> None:
-        """Take assignments from now on."""
+        """Accept assignments from now on."""
         await bus.add_responder(subjects.role_subject(self._executor.identity.id), self._on_assignment)
 
     async def close(self) -> None:
-        """Give up what is being taken."""
+        """Cancel a role change that is in progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -59,9 +59,9 @@ class RoleSwitch:
             yield TAKEN
 
     def take(self, role: RoleAssignment) -> None:
-        """Begin to take ``role``. Raises ``Conflict`` while another one is taken, and ``BadRequest``."""
+        """Start to change to ``role``. Raises ``Conflict`` during another change, and ``BadRequest``."""
         if self._task is not None and not self._task.done():
-            raise Conflict(f"executor {self._executor.identity.id} is changing its role; ask again when it is ready")
+            raise Conflict(f"executor {self._executor.identity.id} is changing its role; retry when it is ready")
         settings = structs.replace(
             self._settings,
             id=self._executor.identity.id,
@@ -81,22 +81,22 @@ class RoleSwitch:
             await self._executor.take_role(identity, runners, self._drain_seconds)
             self._settings = settings
         except Exception:
-            log.exception("the role %s could not be taken; ending", identity.option)
+            log.exception("cannot change to the role %s; stopping", identity.option)
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def find_runners(
     there: Mapping[str, Runner], components: tuple[str, ...], settings: ExecutorSettings
 ) -> dict[str, Runner]:
-    """Return runners of ``components``: those that are ``there``, and others of what these have loaded.
+    """Return the runners of ``components``: those in ``there``, or new ones with their weights.
 
-    Raises ``BadRequest`` for a component that nothing here can serve.
+    Raises ``BadRequest`` for a component that these cannot serve.
     """
     return {component: there.get(component) or _switched_runner(there, component, settings) for component in components}
 
 
 def _switched_runner(there: Mapping[str, Runner], component: str, settings: ExecutorSettings) -> Runner:
-    refused = f"nothing that runs {' and '.join(there)} has loaded it"
+    refused = f"the engines of {' and '.join(there)} have not loaded it"
     for runner in there.values():
         switch = getattr(runner, "switch_role", None)
         if switch is None:

@@ -1,9 +1,9 @@
-"""Interface for engines: a ``Job`` to work on, and the ``Runner`` that it implements.
+"""Interface for engines: a ``Job`` to work on, and the ``Runner`` that works on it.
 
-An executor process hosts one ``Runner`` per component. The loop around it (``omnibus.executor.loop``)
-takes invocations from the bus, opens one ``Job`` per node that this executor is to run, delivers
-inputs, sends outputs on, and cancels the job's task when the invocation ends. A runner therefore
-knows no subject, no message and no handle: only values, arrays and streams.
+An executor process hosts one ``Runner`` per component. The loop around it (``omnibus.executor.loop``) takes invocations
+from the bus and opens one ``Job`` for each node of this executor. It delivers inputs, sends outputs, and cancels the
+job's task when the invocation ends. A runner therefore handles only values, arrays and streams, without subjects,
+messages and handles.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,7 +17,7 @@ __all__ = ["Item", "Job", "RowWriter", "Runner"]
 
 
 class RowWriter(Protocol):
-    """A tensor that grows row by row, in one block of memory that is allocated once."""
+    """A tensor that grows row by row in one preallocated block."""
 
     def write(self, rows: np.ndarray, data: dict[str, Any] | None = None) -> None:
         """Append ``rows`` ([k, width]) and send them on as one chunk.
@@ -31,7 +31,7 @@ class Job(Protocol):
 
     @property
     def invocation(self) -> str:
-        """Id of the invocation; unique for ever."""
+        """Id of the invocation, which is never reused."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -39,11 +39,15 @@ class Job(Protocol):
 
     @property
     def peers(self) -> Sequence[Mapping[str, Any]]:
-        """The inputs of all calls of this unit task that are read together, this one's among them, as recorded."""
+        """The recorded inputs of this task's calls with a common reader.
+
+        They include this call's.
+        """
 
     def first_equal_call(self, names: Sequence[str]) -> int | None:
-        """Return the number of the invocation's first call of this unit task whose inputs ``names`` are those of this
-        one; None if there is no other such call.
+        """Return the number of the first call with the same inputs ``names``.
+
+        Only calls of this unit task count. None if the invocation has no other such call.
         """
 
     @property
@@ -52,33 +56,32 @@ class Job(Protocol):
 
     @property
     def deadline(self) -> float:
-        """Absolute end in ``time.time()`` seconds."""
+        """Deadline in ``time.time()`` seconds."""
 
     def has_consumer(self, output: str) -> bool:
-        """Return whether anybody consumes ``output``: a node downstream, or the client."""
+        """Return whether a downstream node or the client consumes ``output``."""
 
     def resume_state(self, output: str) -> Mapping[str, Any]:
-        """Return what an earlier attempt of this node gave of ``output``; empty when there is nothing to continue.
-
-        Lists and texts are those that the client has (a language model's ``ids``), ``rows`` counts the rows of arrays
-        that it has, and ``item`` is the last ``Item`` of an output that is retained for this purpose. A runner may
-        begin after it or anywhere before: what it sends again is skipped.
+        """Return the output that an earlier attempt made; empty if there is nothing to continue.
+        Lists and texts are those that the client has (a language model's ``ids``). ``rows`` counts the rows of arrays
+        that it has. ``item`` is the last ``Item`` of an output that is retained for this purpose. A runner may start
+        after it or anywhere before: chunks that it sends again are skipped.
         """
 
     def is_local(self, output: str) -> bool:
-        """Return whether everybody who consumes ``output`` runs in this executor."""
+        """Return whether all consumers of ``output`` run in this executor."""
 
     async def value(self, name: str) -> Any:
-        """Wait for the input ``name`` and return it with every reference resolved to an ``Item``.
+        """Wait for the input ``name``, and resolve every reference to an ``Item``.
 
-        A list input gives a list. Raises ``DeadlineExceeded``.
+        A list input returns a list. Raises ``DeadlineExceeded``.
         """
 
     def release_input(self, name: str) -> None:
-        """The arrays of the input ``name`` were read: their memory may be given back before the job ends."""
+        """Allow early release of the memory of the input ``name``; call it once its arrays were read."""
 
     def stream(self, name: str) -> AsyncIterator[Item]:
-        """The chunks of the streamed input ``name`` in order, until the producer closes it.
+        """Yield the chunks of the streamed input ``name`` until it is closed.
 
         Raises ``SequenceGap`` and ``DeadlineExceeded``.
         """
@@ -90,51 +93,50 @@ class Job(Protocol):
         """Send one chunk of the streamed ``output``; ``array`` is copied into the arena."""
 
     async def send_text(self, output: str, data: dict[str, Any]) -> None:
-        """Send a piece of the streamed ``output``, texts and lists that mean the same however they are cut.
+        """Send a piece of the streamed ``output``: texts and lists that may be joined.
 
-        Pieces that follow each other within a moment may reach the gateway as one.
+        Pieces sent shortly after each other may reach the gateway as one.
         """
         await self.send(output, data)
 
     def write_text(self, output: str, data: dict[str, Any]) -> None:
-        """Send a piece as ``send_text`` does, from where nothing can be awaited."""
+        """Send a piece as ``send_text`` does, from code that cannot await."""
 
     async def open_rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
-        """Open a streamed tensor ``output`` of at most ``count`` rows, allocated at once."""
+        """Open a streamed tensor ``output`` of at most ``count`` rows, allocated now."""
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         """End the streamed ``output``. Closing twice is harmless; a stream may be empty."""
 
 
 class Runner(Protocol):
-    """The engine behind one component (design: one engine protocol for all engines).
+    """The engine of one component; all engines implement this protocol.
 
-    ``load`` may take long and runs before the executor becomes ready. ``run`` is called once per job,
-    concurrently; it is cancelled when the client leaves, the deadline passes or the job moves, and must
-    then stop within one step. It raises ``Rejected`` for bad input; any other exception fails this one
-    job as ``StageFailed`` and leaves the executor alive. One that keeps results by the content of its inputs
-    says so by a property ``keeps``: equal inputs are routed to it.
+    ``load`` may take long and runs before the executor becomes ready. ``run`` is called once per job, concurrently. It
+    is cancelled when the client disconnects, the deadline passes or the job moves, and must then stop within one step.
+    It raises ``Rejected`` for bad input. Any other exception fails this one job as ``StageFailed`` and leaves the
+    executor alive.
 
-    A language model that keeps prompts for the next turns of their conversations says so by ``keeps_prompts``: then it
-    takes the parameter ``prefill_only``.
+    Optional members:
 
-    A language model whose engine knows its batches has a property ``batch_counts`` (``BatchCounts``), which goes with
-    ``busy``: how long it is busy says little of one that batches, as it is for one sequence as for sixteen.
-
-    A runner whose engine serves other components of its model with what it has loaded has a method
-    ``switch_role(component, settings) -> Runner``, which makes the runner of another one for an executor with these
-    ``ExecutorSettings``, and raises ``BadRequest`` for one that it cannot serve.
-
-    A runner whose engine may come and go also has ``serving: bool``. While that is false its executor says
-    that it is not ready and answers ``busy``.
+    - ``keeps``: property of a runner that caches results by the content of its inputs. Equal inputs are routed to it.
+    - ``keeps_prompts``: property of a language model that caches prompts for the next turns of their conversations. It
+      then takes the parameter ``prefill_only``.
+    - ``batch_counts`` (``BatchCounts``): property of a language model that counts its batches. It accompanies ``busy``,
+      which is the same for one sequence as for sixteen.
+    - ``switch_role(component, settings) -> Runner``: method of a runner whose engine can serve other components of its
+      model with the weights that it has loaded. It makes the runner of ``component`` for an executor with these
+      ``ExecutorSettings``, and raises ``BadRequest`` for a component that it cannot serve.
+    - ``serving: bool``: attribute of a runner whose engine may stop and return. While it is false, its executor reports
+      that it is not ready and answers ``busy``.
     """
 
     @property
     def busy(self) -> float:
-        """Seconds that the engine has computed since it was loaded, waiting for work left out.
+        """Seconds that the engine has computed since it was loaded, without waiting.
 
-        Read with each heartbeat: an attribute that grows by one number per batch. What computes for several
-        requests at once counts once. An engine without it is shown as idle.
+        Read with each heartbeat, so make it an attribute that is increased once per batch. A computation for several
+        requests counts once. An engine without it is shown as idle.
         """
 
     async def load(self) -> None: ...

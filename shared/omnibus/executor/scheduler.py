@@ -1,15 +1,15 @@
-"""Selection of work for the next step of an executor that encodes, prefills and decodes. No clock, no I/O: pure state.
+"""Selection of work for the next step of an executor. Pure state: no clock, no I/O.
 
-One step holds every sequence that decodes, then shares of prompts and media items as far as budgets allow. With
-goals and measured costs (``omnibus.executor.step_budget``) the budgets are what this step's decoding sequences leave
-of its time: few leave much, many leave little. So no long prompt and no large picture stops the tokens of others, and
-slots that are free cost nothing. What cannot be cut is done alone when it is larger than a budget: a media item, or a
-span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
+One step holds every decoding sequence, then shares of prompts and media items as far as budgets allow. With goals and
+measured costs (``omnibus.executor.step_budget``), the budgets are the time that the step's decoding sequences leave:
+few leave much, many leave little. So a long prompt or a large image does not stop the tokens of others, and free slots
+cost nothing. Work that cannot be cut runs alone if it is larger than a budget. That is a media item, or a span of a
+prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
-Order. The tenant that has had least goes first (``omnibus.executor.tenant_order``), and of its work what is due first.
-Work is due at the time it came plus up to ``patience``, in proportion to its size: short
-prompts overtake long ones (ModServe, section 5), but none that has waited for ``patience``. Due times never
-change, so nothing waits for ever, and without patience the order is that of arrival.
+Order: the tenant with the least service is first (``omnibus.executor.tenant_order``), then its earliest due work. Work
+is due at its arrival plus up to ``patience``, in proportion to its size. Short prompts overtake long ones (ModServe,
+section 5), but never one that has waited for ``patience``. Due times do not change, so all work runs in the end.
+Without patience, the order is that of arrival.
 """
 
 from bisect import insort
@@ -27,10 +27,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class StepBudget(NamedTuple):
-    """Most tokens in one step: ``beside`` sequences that decode, and ``alone`` in a step without any.
+    """Most tokens in one step: ``beside`` decoding sequences, or ``alone``.
 
-    ``items`` are the most media items, whatever their size; one item is encoded however large it is. With ``costs``,
-    seconds by tokens, a step whose time a goal bounds holds what its time allows, ``least`` tokens at least.
+    ``items`` is the most media items of any size; one item is always allowed. ``costs`` are seconds by tokens. With
+    costs and a goal, a step holds the tokens that its time allows, but at least ``least``.
     """
 
     beside: int
@@ -40,9 +40,10 @@ class StepBudget(NamedTuple):
     costs: CostTable | None = None
 
     def token_limit(self, decodes: object, seconds: float | None = None, part: float = 1.0) -> int:
-        """Most tokens of a step in which something ``decodes`` or not, in a ``part`` of the ``seconds`` it has left.
+        """Return the most tokens of a step.
 
-        Without costs, or where no goal bounds the seconds, the part is of the fixed number of tokens.
+        ``decodes`` is true if sequences decode in it, and ``part`` is the usable part of the ``seconds`` that are left.
+        Without costs or without a goal for the seconds, it is that part of the fixed number of tokens.
         """
         most = self.beside if decodes else self.alone
         if self.costs is None or seconds is None:
@@ -51,7 +52,7 @@ class StepBudget(NamedTuple):
 
 
 class StepPlan(NamedTuple, Generic[K]):
-    """One step: who decodes, who prefills how many tokens, and which media items, of one kind, are encoded."""
+    """One step: sequences that decode, prompts with their tokens, and media items of one kind."""
 
     decode: list[K]
     prefill: list[tuple[K, int]]
@@ -62,14 +63,14 @@ class StepPlan(NamedTuple, Generic[K]):
 
 
 class Schedule(Generic[K]):
-    """Sequences and media items of one executor, from their arrival to their last step.
+    """Sequences and media items of one executor until their last step.
 
-    A sequence takes one of ``slots`` from its admission until it leaves; ``spare`` ones more are for tenants that have
-    none. ``budget`` is that of prompts;
-    ``kinds`` are those of each kind of media. ``patience`` is in seconds, ``whole`` the size that waits for all
-    of it. ``split`` says that prompts and media take turns on one device: media have half of the budget while prompts
-    have work too, and these have what is left. ``batched`` says that shares of several prompts cost as much as one of
-    all their tokens; otherwise each costs for itself. ``costs`` are the goals and the costs of decode steps.
+    A sequence takes one of ``slots`` from its admission until its removal. ``spare`` more slots are for tenants without
+    a slot. ``budget`` is for prompts; ``kinds`` are the budgets by kind of media. ``patience`` is in seconds, and
+    prompts of size ``whole`` wait for all of it. With ``split``, prompts and media share one device: media get half of
+    the budget while prompts also have work, and prompts get the remaining time. With ``batched``, shares of several
+    prompts cost as much as one prompt of all their tokens; otherwise each has its own cost. ``costs`` are the goals and
+    the costs of decode steps.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class Schedule(Generic[K]):
         self._waiting: DueQueue[K] = DueQueue(self._order)
         self._tenants: dict[K, str] = {}  # of the sequences in slots
         self._prefilling: list[Due[K]] = []  # in order of due times; at most as many as slots
-        self._left: dict[K, int] = {}  # prompt tokens that are not computed yet
-        self._held: dict[K, None] = {}  # in a slot, and nothing to do for now
+        self._left: dict[K, int] = {}  # prompt tokens to compute
+        self._held: dict[K, None] = {}  # sequences in a slot without work
         self._decoding: dict[K, None] = {}
         self._media: DueQueue[K] = DueQueue(self._order)
         self._encoding: dict[K, None] = {}
@@ -114,18 +115,19 @@ class Schedule(Generic[K]):
         spans: Sequence[tuple[int, int]] = (),
         tenant: TenantShare = NO_TENANT,
     ) -> None:
-        """A sequence whose prompt has ``tokens`` tokens (at least 1): waits for a slot, then for its prefill.
+        """Add a sequence with a prompt of ``tokens`` tokens (at least 1).
 
-        No share ends inside of one of the ``spans`` [begin, end) of its tokens, which are in order.
+        It waits for a slot, then for its prefill. Shares do not end inside of a span [begin, end) of ``spans``, which
+        are sorted.
         """
         self._waiting.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(spans=spans))
 
     def add_prefilled(self, key: K, now: float, tenant: TenantShare = NO_TENANT) -> None:
-        """A sequence that was prefilled elsewhere: waits for a slot, and is held there."""
+        """Add a sequence that was prefilled elsewhere: it waits for a slot, then for ``start_decode``."""
         self._waiting.push(self._make_due(key, 0, now, tenant))
 
     def add_media(self, key: K, tokens: int, now: float, kind: Hashable, tenant: TenantShare = NO_TENANT) -> None:
-        """A media item of ``tokens`` tokens (at least 1); one step encodes items of one of ``kinds`` only."""
+        """Add a media item of ``tokens`` tokens (at least 1); a step encodes items of one of ``kinds``."""
         self._media.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(kind=kind))
 
     def _make_due(self, key: K, size: int, now: float, tenant: TenantShare) -> Due[K]:
@@ -134,7 +136,7 @@ class Schedule(Generic[K]):
     # Changes
 
     def shorten_prompt(self, key: K, tokens: int) -> None:
-        """The prompt of ``key``, which waits or is being prefilled, needs only ``tokens`` more (at least 1)."""
+        """Reduce the waiting or running prompt of ``key`` to ``tokens`` (at least 1)."""
         _check_positive(tokens)
         if key in self._left:
             self._left[key] = min(self._left[key], tokens)
@@ -142,12 +144,12 @@ class Schedule(Generic[K]):
             self._waiting.shorten(key, tokens)
 
     def finish_prompt(self, key: K) -> None:
-        """``key``, which has a slot, needs nothing more of its prompt: it is held."""
+        """Finish the prompt of ``key``, which has a slot; the sequence then waits for ``start_decode``."""
         if key in self._left:
             self._hold_prefilled([key])
 
     def admit_waiting(self) -> list[K]:
-        """Give free slots to those who wait; returns who got one. Arrivals are held, prompts begin to prefill."""
+        """Assign free slots and return the admitted keys. Their prompts may then be prefilled."""
         admitted = []
         while (due := self._next_admitted()) is not None:
             if due.tenant.name:
@@ -161,7 +163,7 @@ class Schedule(Generic[K]):
         return admitted
 
     def _next_admitted(self) -> Due[K] | None:
-        """The next one to get a slot, if there is one for it; it waits no more."""
+        """Remove and return the next sequence to admit; None without a slot for it."""
         used = self.used
         if used < self.slots:
             return self._waiting.pop()
@@ -170,12 +172,12 @@ class Schedule(Generic[K]):
         return None
 
     def start_decode(self, key: K) -> None:
-        """A sequence that was held takes part in every step from now on."""
+        """Include a held sequence in every step from now on."""
         del self._held[key]
         self._decoding[key] = None
 
     def pause_decode(self, key: K) -> bool:
-        """Hold a sequence that decodes in its slot; returns whether it was decoding."""
+        """Hold a decoding sequence in its slot; returns whether it was decoding."""
         if key not in self._decoding:
             return False
         del self._decoding[key]
@@ -183,7 +185,7 @@ class Schedule(Generic[K]):
         return True
 
     def remove_key(self, key: K) -> None:
-        """``key`` is over, wherever it stands: its slot is free. Leaving twice is harmless."""
+        """Remove ``key`` in any state and free its slot. Repeated calls are harmless."""
         self._tenants.pop(key, None)
         for stage in (self._decoding, self._held, self._encoding):
             if key in stage:
@@ -197,9 +199,10 @@ class Schedule(Generic[K]):
     # Steps
 
     def next_step(self, ready: Callable[[K], bool] = lambda _: True) -> StepPlan[K]:
-        """The next step. Its shares count as computed: who has no prompt left is held from here on.
+        """Return the next step, and count its shares as computed.
 
-        ``ready`` says of a decoding sequence whether it can take its next step.
+        Sequences whose prompt is complete then wait for ``start_decode``. ``ready`` returns whether a decoding sequence
+        can take its next step.
         """
         decode = [key for key in self._decoding if ready(key)]
         prefilling = self._prefills_by_tenant()
@@ -239,12 +242,12 @@ class Schedule(Generic[K]):
         return shares
 
     def _prefills_by_tenant(self) -> list[Due[K]]:
-        """Prompts in slots, those of the tenant that has had least first."""
+        """Return the prompts in slots: first the tenant with the least service."""
         ranks = {due.tenant: self._order.rank(due.tenant) for due in self._prefilling}
         return sorted(self._prefilling, key=lambda due: ranks[due.tenant]) if len(ranks) > 1 else self._prefilling
 
     def _hold_prefilled(self, done: list[K]) -> None:
-        """``done`` have no prompt left: they are held."""
+        """Move sequences whose prompt is complete to the held ones."""
         for key in done:
             del self._left[key]
             self._held[key] = None
@@ -252,9 +255,11 @@ class Schedule(Generic[K]):
             self._prefilling = [due for due in self._prefilling if due.key in self._left]
 
     def _media_batch(self, decodes: bool, seconds: float | None, part: float) -> tuple[list[K], float | None]:
-        """The item that is due first, and those of its kind that fit in with it, in order; and what they cost.
+        """Return a batch of due media items, and its seconds.
 
-        The seconds are None where they are not known.
+        It is the first due item, and others of its kind that fit, in order.
+
+        The seconds are None if the costs are unknown.
         """
         first = self._media.first()
         if first is None:
@@ -279,29 +284,28 @@ class Schedule(Generic[K]):
         self._encoding.update(dict.fromkeys(batch))
         return batch, None if budget.costs is None else budget.costs.seconds(whole - left)
 
-    # What is known
+    # Properties
 
     def has_slot(self, key: K) -> bool:
-        """Return whether ``key`` has a slot."""
         return key in self._left or key in self._held or key in self._decoding
 
     @property
     def used(self) -> int:
-        """Slots that are taken."""
+        """Number of slots in use."""
         return len(self._left) + len(self._held) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot."""
+        """Number of sequences without a slot."""
         return len(self._waiting)
 
     @property
     def media(self) -> int:
-        """Media items that wait."""
+        """Number of media items that wait."""
         return len(self._media)
 
     def describe_budget(self) -> dict[str, Any]:
-        """The budget of prompts as small JSON: ``beside_sequences`` is the one beside so many that decode."""
+        """Return the budget of prompts as small JSON; ``beside_sequences`` is by number of decoding sequences."""
         budget = self.budget
         found: dict[str, Any] = {"beside": budget.beside, "alone": budget.alone, "items": budget.items}
         if budget.costs is not None and self.costs.decode is not None and self.costs.goals.tbt:
@@ -312,19 +316,22 @@ class Schedule(Generic[K]):
         return found
 
     def __iter__(self) -> Iterator[K]:
-        """Everybody, in no order that means anything."""
+        """Iterate over all sequences and media items, in no particular order."""
         for due in (*self._waiting, *self._prefilling, *self._media):
             yield due.key
         yield from (*self._held, *self._decoding, *self._encoding)
 
 
 def due_time(now: float, patience: float, size: int, whole: int) -> float:
-    """Return when work of ``size`` that comes ``now`` is due: of the ``patience`` for ``whole``, its part later."""
+    """Return the due time of work of ``size`` that arrives ``now``.
+
+    It is later by a part of ``patience``; for ``whole``, by all of it.
+    """
     return now + patience * min(1.0, size / whole)
 
 
 def _share_size(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
-    """Return how many of ``size`` tokens behind ``done`` to take so that they end outside of ``spans``.
+    """Return how many of ``size`` tokens after ``done`` fit without cutting ``spans``.
 
     The ``first`` share takes any span, whole.
     """

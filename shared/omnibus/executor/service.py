@@ -1,4 +1,4 @@
-"""The process around an executor: settings, connections, engines. Shared by the services that run one."""
+"""Process of an executor: settings, connections, engines. Services that run an executor share it."""
 
 import asyncio
 import logging
@@ -30,17 +30,17 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
-#: Registers the arena with the driver of a GPU; by name, as engines are, for it needs torch.
+#: Registers the arena with the driver of a GPU. By name, like engines, since it needs torch.
 _PIN_MEMORY = "services.pinned_memory:pin_memory"
-_FAULT_CHARS = 400  # of an error that is published
-TRACE_FLUSH_SECONDS = 2.0  # seconds that a stopping process may take to send them
+_FAULT_CHARS = 400  # longest part of an error that is published
+TRACE_FLUSH_SECONDS = 2.0  # longest time that a stopping process takes to send its traces
 
 #: Makes the runner of one component; an *engine* in the sense of the design.
 Engine = Callable[[str, ExecutorSettings], Runner]
 
 
 def load_engine(path: str) -> Engine:
-    """The engine at ``module:function``."""
+    """Return the engine at ``module:function``."""
     return plugins.import_object(path, "OMNIBUS_EXECUTOR_ENGINE")
 
 
@@ -55,9 +55,9 @@ class ExecutorService:
         self._roles: RoleSwitch | None = None
 
     def make_identity(self, node: str, settings: ExecutorSettings | None = None) -> ExecutorIdentity:
-        """The identity by its own ``settings``, or by others.
+        """Return the identity from ``settings``, or from the service's own.
 
-        Raises ``BadRequest`` when model or components are not named, or their unit tasks are not known.
+        Raises ``BadRequest`` if the model or components are missing, or their unit tasks are unknown.
         """
         wanted = settings or self.settings
         components = [component for component in wanted.components.split(",") if component]
@@ -96,11 +96,11 @@ class ExecutorService:
             identity = self.make_identity(node)
             self._bus = self._bus or await NatsBus.connect(settings, identity.id)
             fault = f"{type(error).__name__}: {error}"[:_FAULT_CHARS]
-            status = identity.make_status("gone", inflight=0, steps=0, fault=fault)
+            status = msgspec.structs.replace(identity.make_status("gone", inflight=0, steps=0), fault=fault)
             self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
     async def _start_executor(self, bus: BusSettings, sidecar: SidecarSettings) -> None:
-        self.make_identity(sidecar.node_name)  # what is wrong with it is reported before a long download
+        self.make_identity(sidecar.node_name)  # reports errors before a long download
         await self.fetch_checkpoint()
         identity = self.make_identity(sidecar.node_name)
         tracing.start_tracing("executor")
@@ -124,13 +124,16 @@ class ExecutorService:
         await asyncio.to_thread(lower_priority, self.settings.nice)
 
     async def fetch_checkpoint(self) -> None:
-        """Download checkpoint and adapters where that is asked for, in a process that may go to the hub: not this."""
+        """Download the checkpoint and adapters if the settings require it.
+
+        A separate process does it, since this process cannot access the hub.
+        """
         wanted, online = self.settings, {"HF_HUB_OFFLINE": "0"}
         if not wanted.download:
             return
         named = (wanted.checkpoint, *wanted.adapter_checkpoints.values(), read_settings(VllmSettings).speculative_model)
         for checkpoint in filter(checkpoints.is_id, named):
-            log.info("%s is downloaded unless it is there", checkpoint)
+            log.info("downloading %s unless it is present", checkpoint)
             await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
 
     async def drain(self, seconds: float) -> None:
@@ -148,7 +151,7 @@ class ExecutorService:
 
 
 def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:
-    """The unit task of each component: as told, else by the kinds of the model's family."""
+    """Return the unit task of each component: from the settings, or by the kinds of its family."""
     told = [task for task in wanted.tasks.split(",") if task]
     if told:
         if len(told) != len(components) or any(subject_token(task) != task for task in told):
@@ -164,7 +167,10 @@ def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> lis
 
 
 def _read_sampling(checkpoint: str, components: Sequence[str]) -> dict[str, float] | None:
-    """The sampling that ``checkpoint`` recommends for these ``components``; None where they choose no tokens."""
+    """Return the sampling that ``checkpoint`` recommends for ``components``.
+
+    None if they do not choose tokens.
+    """
     language, talker = not {"thinker", *catalog.SPLIT}.isdisjoint(components), "talker" in components
     if not language and not talker:
         return None

@@ -1,4 +1,4 @@
-"""Status that an executor reports: in its heartbeats, to Prometheus and to ``nats service stats``."""
+"""Status of an executor: in heartbeats, for Prometheus and for ``nats service stats``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,38 +13,38 @@ from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
 from omnibus.metrics import EXECUTOR
 
-#: Devices that are no GPU.
+#: Devices that are not GPUs.
 _NO_GPU = ("", "cpu")
-#: Of engines that do not count their batches.
+#: For engines that do not count their batches.
 _NO_BATCHES = BatchCounts()
 #: Keys of ``Runner.stats``: GPU bytes of this process, and of one that an engine has started.
 _GPU_STATS = ("gpu_bytes", "engine_gpu_bytes")
 
 
 class Vitals:
-    """Status of the executor ``identity`` and of its ``runners``, which are named by component."""
+    """Status of the executor ``identity`` and of its ``runners`` by component."""
 
     def __init__(self, identity: ExecutorIdentity, runners: Mapping[str, Runner]) -> None:
         self._identity = identity
         self._runners = runners
-        #: Grows with all that moves here: an executor that has work and takes no step is stuck.
+        #: Increased by any progress: an executor that has work and takes no step is stuck.
         self.steps = 0
-        #: Jobs that were finished, by component.
+        #: Finished jobs by component.
         self.done: Counter[str] = Counter()
 
     @property
     def is_serving(self) -> bool:
-        """True if every runner has its engine; see ``contract.Runner``."""
+        """True if every runner has its engine; see ``runner.Runner``."""
         return all(getattr(runner, "serving", True) for runner in self._runners.values())
 
     def register_metrics(self, inflight: Callable[[], int]) -> None:
-        """Let the metrics of this process be of this executor; ``inflight`` counts the invocations that it has."""
+        """Register this executor's metrics in this process; ``inflight`` counts its invocations."""
         EXECUTOR.inflight.set_value(inflight)
         EXECUTOR.credits.set_value(lambda: self._identity.credits)
         self._register_role()
 
     def change_role(self, identity: ExecutorIdentity, runners: Mapping[str, Runner]) -> None:
-        """From now on this is the status of ``identity`` and its ``runners``."""
+        """Change to the status of ``identity`` and its ``runners``."""
         me = self._identity
         EXECUTOR.about.remove(me.id, me.model, me.option, me.node)
         for component in self._runners:
@@ -60,7 +60,7 @@ class Vitals:
             EXECUTOR.busy.labels(component).set_function(partial(self._busy_seconds, component))
 
     def make_status(self, state: str, inflight: int) -> ExecutorStatus:
-        """The status event. One that is ``ready`` and lacks an engine says that it is loading."""
+        """Return the status event. A ``ready`` executor without an engine reports ``loading``."""
         components = self._identity.tasks.values()
         status = self._identity.make_status(
             state if state != "ready" or self.is_serving else "loading",
@@ -77,7 +77,10 @@ class Vitals:
         return msgspec.structs.replace(status, takes=(*status.takes, PREFILL_ONLY))
 
     def component_stats(self, component: str) -> dict[str, Any]:
-        """The data that ``nats service stats`` shows for a component. ``busy`` is null for an engine without it."""
+        """Return the data of ``nats service stats`` for a component.
+
+        ``busy`` is null for an engine without it.
+        """
         tells = hasattr(self._runners[component], "busy")
         told = {
             "busy": round(self._busy_seconds(component), 6) if tells else None,
@@ -86,11 +89,11 @@ class Vitals:
         return {**self._runners[component].stats(), **told}
 
     def busy_seconds(self) -> float:
-        """Seconds that all engines have computed."""
+        """Return the seconds that all engines have computed."""
         return sum(self._busy_seconds(component) for component in self._runners)
 
     def _gpu_bytes(self) -> int:
-        """Bytes of GPU memory that this process has reserved at most, and those of a process of its engines."""
+        """Return the peak GPU bytes of this process and its engines' processes."""
         stats = [runner.stats() for runner in self._runners.values()]
         return sum(max((int(each.get(key) or 0) for each in stats), default=0) for key in _GPU_STATS)
 
@@ -99,4 +102,4 @@ class Vitals:
         return counts
 
     def _busy_seconds(self, component: str) -> float:
-        return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say
+        return float(getattr(self._runners[component], "busy", 0.0))  # optional for engines of apps

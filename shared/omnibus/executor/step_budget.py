@@ -1,9 +1,9 @@
 """Costs of steps by their size, and the budgets that goals leave. No clock here.
 
-When an engine starts it measures steps of 1, 2, 4, ... decoding sequences, and of prompts and media of doubling
-sizes, up to about twice the goal. Every step then holds as much as fits beside the sequences that decode in it:
-cost(decode of n) + cost(prefill of m) <= time between tokens. Method: TriInfer, algorithm 1, which finds one size
-for each kind of work and so has to find it for as many sequences as there may ever be.
+When an engine starts, it measures steps of 1, 2, 4, ... decoding sequences. It also measures prompts and media of
+doubling sizes, up to about twice the goal. Every step then holds as much as fits next to its decoding sequences:
+cost(decode of n) + cost(prefill of m) <= time between tokens. Method: TriInfer, algorithm 1. That algorithm finds one
+size for each kind of work, so it must assume the largest possible number of sequences.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,29 +19,29 @@ ALPHA = 0.5
 
 
 class StepGoals(NamedTuple):
-    """Latency goals in seconds: time to the first token, and time between two tokens. 0: no goal."""
+    """Latency goals in seconds: time to the first token, and between two tokens. 0 means no goal."""
 
     ttft: float = 0.0
     tbt: float = 0.0
 
     @property
     def first_step_seconds(self) -> float:
-        """Seconds that a step without decoding sequences may take; 0: no goal."""
+        """Most seconds of a step without decoding sequences; 0 means no goal."""
         return ALPHA * self.ttft
 
     def __bool__(self) -> bool:
         return self.ttft > 0 or self.tbt > 0
 
 
-#: No goal: work is shared out by fixed sizes.
+#: No goal: work is divided by fixed sizes.
 NO_GOALS = StepGoals()
 
 
 class CostTable:
-    """Seconds of a step's work by its size, as measured: on straight lines between sizes and beyond the largest.
+    """Measured seconds of a step's work by its size, interpolated linearly.
 
-    What is smaller than the smallest costs as much as that one. A larger size never costs less: a measurement
-    that says so was disturbed before.
+    Sizes beyond the largest are extrapolated; sizes below the smallest cost as much as the smallest. A larger size
+    never costs less: a measurement with a lower cost means that an earlier one was disturbed.
     """
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
@@ -59,7 +59,7 @@ class CostTable:
         return list(self._sizes)
 
     def seconds(self, size: float) -> float:
-        """Seconds of work of ``size``; none costs nothing."""
+        """Return the seconds of work of ``size``; 0 for size 0."""
         if size <= 0:
             return 0.0
         if size <= self._sizes[0]:
@@ -68,25 +68,25 @@ class CostTable:
         return self._seconds[at] + (size - self._sizes[at]) * self._slope(at)
 
     def largest_size(self, seconds: float, most: int) -> int:
-        """The largest size up to ``most`` that takes at most ``seconds``; 0 when none does."""
+        """Return the largest size up to ``most`` within ``seconds``, or 0."""
         if seconds < self._seconds[0]:
             return 0
         at = min(bisect_right(self._seconds, seconds), len(self._sizes) - 1)
         slope = self._slope(at)
         if slope <= 0:
             return most
-        # Seconds are sums of floats: what ends a billionth of a size short of a whole one means that one.
+        # Seconds are sums of floats: a size that is a billionth below an integer means that integer.
         return min(most, floor(self._sizes[at] + (seconds - self._seconds[at]) / slope + 1e-9))
 
     def _slope(self, at: int) -> float:
-        """Seconds per size on the line that ends at point ``at``; through nothing where there is one point."""
+        """Return the slope of the line to point ``at``; the first starts at 0."""
         if at == 0:
             return self._seconds[0] / self._sizes[0]
         return (self._seconds[at] - self._seconds[at - 1]) / (self._sizes[at] - self._sizes[at - 1])
 
 
 def measure_costs(cost: Cost, low: int, high: int, goal: float = inf) -> CostTable:
-    """Measure ``low``, its doubles and ``high``; nothing larger than the first size that takes more than ``goal``."""
+    """Measure ``low``, its doubles and ``high`` until one takes more than ``goal``."""
     points = [(low, cost(low))]
     while points[-1][0] < high and points[-1][1] <= goal:
         size = min(2 * points[-1][0], high)
@@ -95,15 +95,18 @@ def measure_costs(cost: Cost, low: int, high: int, goal: float = inf) -> CostTab
 
 
 class StepCosts(NamedTuple):
-    """Goals, and the seconds of a decode step by its number of sequences; None: nothing decodes here."""
+    """Goals, and seconds of a decode step by its number of sequences.
+
+    ``decode`` is None if nothing decodes here.
+    """
 
     goals: StepGoals = NO_GOALS
     decode: CostTable | None = None
 
     def seconds_left(self, decoding: int) -> float | None:
-        """Seconds for prompts and media beside so many sequences that decode; None when no goal bounds the step.
+        """Return the seconds for prompts and media next to ``decoding`` sequences.
 
-        They may be negative: then the sequences alone take longer than the goal.
+        None if the step has no goal. Negative if the sequences alone take longer than the goal.
         """
         goal = self.goals.tbt if decoding else self.goals.first_step_seconds
         if not goal:
@@ -116,7 +119,7 @@ NO_COSTS = StepCosts()
 
 
 class BudgetSizes(NamedTuple):
-    """Sizes that a budget is chosen from: ``least`` and ``most`` in one step, and the ``usual`` one without a goal."""
+    """Sizes of a budget: ``least`` and ``most`` in a step, and ``usual`` without a goal."""
 
     least: int
     most: int
@@ -124,9 +127,10 @@ class BudgetSizes(NamedTuple):
 
 
 def find_budget(cost: Cost, goals: StepGoals, decode: float, sizes: BudgetSizes) -> tuple[int, int]:
-    """Most of one kind of work beside the least decode step, which takes ``decode`` seconds, and without one.
+    """Return the budgets of a kind of work with and without decoding.
 
-    A step with decoding sequences is bound by the time between tokens, any other by the time to the first.
+    The least decode step takes ``decode`` seconds. A step with decoding sequences is bound by the time between tokens,
+    any other by the time to the first token.
     """
     least, most, usual = sizes
     beside = largest_within_goal(cost, goals.tbt - decode, least, most) if goals.tbt else usual
@@ -135,9 +139,9 @@ def find_budget(cost: Cost, goals: StepGoals, decode: float, sizes: BudgetSizes)
 
 
 def largest_within_goal(cost: Cost, goal: float, low: int, high: int) -> int:
-    """The largest size from ``low`` to ``high`` whose ``cost`` is within ``goal``.
+    """Return the largest size within ``goal``, from ``low`` to ``high``.
 
-    ``low`` when even that is not: a goal that cannot be met must not stop the work.
+    ``low`` if that is also too large: an unreachable goal must not stop the work.
     """
     good, bad = low, low + 1
     if cost(low) > goal:

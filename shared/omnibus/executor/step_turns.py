@@ -1,34 +1,38 @@
-"""Steps of the tenants with few sequences beside one with many. No clock here.
+"""Separate steps for tenants with few sequences, next to one with many. No clock here.
 
-A step of many sequences takes longer than one of few where the device has no room to spare. So while one tenant has
-more than the mean number of sequences of a tenant, the others take steps by themselves, as long as these are much
-shorter and together take no more time than the steps of everybody: a tenant with many sequences has at least half of
-the engine, and all of it when it is alone. Between two tokens of the others there is at most one step of everybody.
-What the others leave of their half is kept for a short while, so that a short answer is given at once.
+A step of many sequences takes longer than one of few if the device is full. So while one tenant has more than the mean
+number of sequences of a tenant, the others also get steps without it. These must be much shorter than common steps, and
+together take no more time. A tenant with many sequences thus has at least half of the engine, and all of it when it is
+alone. Between two tokens of the others there is at most one common step. Time that the others leave of their half is
+kept for a short while, so that a short answer starts at once.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-#: How many times as long a step of everybody has to take for shorter ones to be worth their time.
+#: How many times longer a common step must be than one of few sequences to make the latter worthwhile.
 _WORTH = 1.5
-#: Steps of everybody whose time those with few sequences may take at once, after they have taken none for as long.
+#: Number of common steps whose time the tenants with few sequences may take at once, after they have taken none for as
+#: long.
 _BURST_STEPS = 8
 #: Part of the newest in the means of steps.
 _NEWEST_WEIGHT = 0.2
 
 
 class StepTurns:
-    """Says whose step is next; ``observe`` tells how long it took."""
+    """Chooses the tenants of the next step; pass its duration to ``observe``."""
 
     def __init__(self) -> None:
         self._few_next = False
         self._few = 0.0  # mean seconds of a step of tenants with few sequences
-        self._all = 0.0  # of a step of everybody
-        self._left = 0.0  # seconds that those with few have before the next step of everybody
+        self._all = 0.0  # mean seconds of a common step
+        self._left = 0.0  # seconds that tenants with few sequences have before the next common step
 
     def choose(self, tenants: Iterable[str]) -> Collection[str] | None:
-        """The tenants whose step is next, of ``tenants``, one for each sequence that could take one; None: all."""
+        """Return the tenants of the next step; None for all.
+
+        ``tenants`` has an entry for each sequence that could take a step.
+        """
         counts = Counter(tenants)
         self._few_next = False
         if len(counts) < 2:
@@ -41,7 +45,7 @@ class StepTurns:
         return None
 
     def observe(self, seconds: float) -> None:
-        """The step that was chosen last took ``seconds``."""
+        """Record that the last chosen step took ``seconds``."""
         if self._few_next:
             self._few += _NEWEST_WEIGHT * (seconds - self._few) if self._few else seconds
             self._left -= seconds

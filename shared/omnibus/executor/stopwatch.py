@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Stopwatch:
-    """Calls functions and adds up the seconds that they take; for one thread at a time."""
+    """Calls functions and adds up their seconds; use it in one thread at a time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -28,9 +28,9 @@ class Stopwatch:
 
 
 class OccupancyTimer:
-    """Counts the seconds in which at least one job is inside, and charges them to the jobs inside in equal parts.
+    """Counts the seconds with jobs in an engine, and charges them equally.
 
-    For engines that batch by themselves, and do not say which job a second was for.
+    For engines that batch internally and do not report which job a second was for.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -38,25 +38,25 @@ class OccupancyTimer:
         self._inside = 0
         self._since = 0.0
         self._seconds = 0.0
-        self._each = 0.0  # seconds that fell to one who was inside all the time
+        self._each = 0.0  # seconds charged to a job that was inside all the time
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, those of the jobs that are inside now included."""
+        """Seconds so far, including those of the jobs that are inside now."""
         return self._seconds + (self._now() - self._since if self._inside else 0.0)
 
     def __call__(self) -> "JobOccupancy":
-        """Count the current job as inside, until the block ends, but for what it waits for."""
+        """Count the current job as inside, until the block ends."""
         return JobOccupancy(self)
 
     def enter(self) -> float:
-        """Count one more job as inside; returns what ``leave`` takes."""
+        """Count one more job as inside; returns the argument of ``leave``."""
         self._advance()
         self._inside += 1
         return self._each
 
     def leave(self, before: float) -> float:
-        """Count one job less; returns the seconds that fell to it."""
+        """Count one job less; returns the seconds charged to it."""
         self._advance()
         self._inside -= 1
         return self._each - before
@@ -71,9 +71,10 @@ class OccupancyTimer:
 
 
 class JobOccupancy:
-    """One job inside of an engine whose time ``timer`` counts, but for the time in which its own task waits.
+    """One job inside of an engine, whose time ``timer`` counts.
 
-    What other tasks of the job wait for is not known to keep it from computing, and is counted.
+    Time in which the job's own task waits is not counted. Waits of the job's other tasks are counted, as the job may
+    still compute.
     """
 
     __slots__ = ("_before", "_clock", "_is_inside", "_task", "_timer")
@@ -101,7 +102,7 @@ class JobOccupancy:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the engine for the block, in which the job waits for an input, or for the reader of an output."""
+        """Stop counting in the block while the job waits for other nodes."""
         if not self._is_inside or _current_task() is not self._task:
             yield
             return

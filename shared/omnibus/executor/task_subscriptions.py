@@ -1,4 +1,4 @@
-"""Subscriptions of an executor: the subjects of its unit tasks, and its registration as a NATS micro service."""
+"""Subscriptions of an executor, and its registration as a NATS micro service."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,8 +10,8 @@ from omnibus.executor.identity import ExecutorIdentity
 class TaskSubscriptions:
     """Subscriptions that follow the executor's role.
 
-    ``on_invocation`` gets what gateways send, ``on_manual_request`` what hands and tools ask; ``component_stats`` gives
-    the data of a component for ``nats service stats``.
+    ``on_invocation`` gets messages of gateways, ``on_manual_request`` those of people and tools. ``component_stats``
+    returns the data of a component for ``nats service stats``.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class TaskSubscriptions:
         self._ends: list[Callable[[], Awaitable[None]]] = []
 
     async def open(self, me: ExecutorIdentity) -> None:
-        """Take invocations of the unit tasks of ``me``."""
-        for task in me.tasks:  # one by one: its user on the bus may be allowed these alone
+        """Accept invocations of the unit tasks of ``me``."""
+        for task in me.tasks:  # one by one: its user on the bus may be restricted to these
             self._ends.append(await self._bus.subscribe(subjects.task_subject(task, me.id), self._on_invocation))
         self._ends.append(
             await self._bus.register_service(
@@ -41,7 +41,7 @@ class TaskSubscriptions:
         )
 
     async def close(self) -> None:
-        """Take nothing any more."""
+        """Accept no more invocations."""
         ends, self._ends = self._ends, []
         for end in ends:
             await end()

@@ -1,9 +1,9 @@
-"""Order of tenants at one engine: who has had least of it is next. Pure state: no clock.
+"""Order of tenants at one engine: the one with the least service is next. Pure state: no clock.
 
-Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) of what is computed, by tenant. A tenant that comes, or comes
-back, begins at the place of the one that was served last: a pause earns nothing. While two tenants both have work,
-what they have had, divided by their weights, differs at most by the largest piece of each, divided by its weight.
-Where all work is of one tenant, or of none, this says nothing, and the order is that of arrival or of due times.
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) of computed work, by tenant. A tenant that arrives, or
+returns, starts at the place of the one that was served last: a pause earns nothing. While two tenants both have work,
+their services, divided by their weights, differ by a bounded amount. It is at most the largest piece of each, divided
+by its weight. If all work is of one tenant, or of none, the order is that of arrival or of due times.
 """
 
 from collections.abc import Mapping
@@ -11,34 +11,34 @@ from typing import NamedTuple
 
 from omnibus.bus.messages import TENANT_HEADER
 
-#: Tenants that are remembered before those that are not ahead are forgotten.
+#: Tenants that are kept before those that are not ahead are dropped.
 _MAX_TENANTS = 1024
 
 
 class TenantShare(NamedTuple):
-    """The tenant that work is for, empty where there are none, and its weight."""
+    """Tenant of some work, and its weight; an empty name means no tenant."""
 
     name: str = ""
     weight: float = 1.0
 
 
-#: Work of no tenant.
+#: Work without a tenant.
 NO_TENANT = TenantShare()
 
 
 class TenantOrder:
-    """Shares of one engine that tenants have had, in any unit, by their weights."""
+    """Service of one engine by tenant, in any unit, divided by weight."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
-        self._now = 0.0  # what the tenant that was served last had before
+        self._now = 0.0  # service of the tenant that was served last, before that
 
     def rank(self, share: TenantShare) -> float:
-        """Return what ``share`` has had; the least is next."""
+        """Return the service of ``share``; the least is next."""
         return max(self._now, self._served.get(share.name, 0.0))
 
     def charge(self, share: TenantShare, size: float) -> None:
-        """Work of ``size`` begins for ``share``."""
+        """Charge ``share`` for work of ``size`` that starts now."""
         if not share.name and not self._served:
             return  # there are no tenants
         self._now = self.rank(share)
@@ -48,7 +48,7 @@ class TenantOrder:
 
 
 def read_tenant(headers: Mapping[str, str] | None) -> TenantShare:
-    """The tenant that a message names in its ``headers``."""
+    """Return the tenant in the ``headers`` of a message."""
     weight, _, name = (headers or {}).get(TENANT_HEADER, "").partition(" ")
     try:
         return TenantShare(name, max(1e-6, float(weight))) if name else NO_TENANT

@@ -1,1 +1,1 @@
-"""Model families as the control plane knows them: specifications, default deployments, plug-ins."""
+"""Model families in the control plane: specifications, default deployments, plug-ins."""

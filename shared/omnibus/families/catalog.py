@@ -1,4 +1,4 @@
-"""Model families by their components, and how each is deployed when nobody says otherwise."""
+"""Model families by their components, and their default deployments."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -12,23 +12,23 @@ from omnibus.families.templates import FamilyDeclaration, prefill_decode_options
 from omnibus.families.video_limits import VideoLimits
 from omnibus.suggestions import did_you_mean
 
-#: The family of models that apps bring: unit tasks with an engine of their own.
+#: The family of models that apps bring: unit tasks with their own engines.
 PYTHON = "python"
 
 #: The halves of a language model, and the kinds of their unit tasks.
 SPLIT = {"prefill": "prefill", "decode": "decode"}
 
-#: A language model that makes vectors of texts, the kind of its unit task, and the option that runs it.
+#: A language model that embeds texts, the kind of its unit task, and the option that runs it.
 EMBED = {"embedder": "embed"}
 EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service": "encoder"}}
 
-#: Kinds of the unit tasks of language models that chat, and of those that make pictures.
+#: Kinds of the unit tasks of language models that chat, and of those that generate images.
 CHATTING = frozenset({"think", *SPLIT.values()})
 PAINTING = frozenset(
     {"text-encode", "encode-frame", "prior", "denoise", "decode-image", "decode-video", "decode-audio"}
 )
 
-#: What comes out of each kind of unit task that is the last one.
+#: Kind of output of each kind of unit task that is the last one.
 _OUTPUT_KINDS = {
     "think": "text",
     "vocode": "speech",
@@ -61,20 +61,19 @@ HALVES: dict[str, dict[str, Any]] = prefill_decode_options()
 #: The tiny models that run anywhere: name to family.
 TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
 
-#: Tiny models that run when somebody asks for them.
+#: Tiny models that run on request.
 ON_DEMAND_MODELS = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
 
-#: Small models that were trained, and know a world of coloured shapes and tones: name to family. They run when
-#: somebody asks for them.
+#: Small models trained on a world of coloured shapes and tones: name to family. They run on request.
 WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
 
-#: What suits the trained model that draws; see ``omnibus.plan.ImageDefaults``.
+#: Defaults of the trained model that generates images; see ``omnibus.plan.ImageDefaults``.
 WORLD_IMAGE_DEFAULTS = {"qwen-image-world": {"width": 64, "height": 64, "steps": 8, "guidance": 2.0}}
 
-#: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
+#: Further tiny models that run on request, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}
 
-#: Twins that are also larger than who they share with: sizes of one family, whose encoder is the same.
+#: Twins that are larger than the model they share with: sizes of one family with the same encoder.
 LARGER_TWINS = frozenset({"gemma3-tiny-b"})
 
 _RANDOM = {**TINY, **ON_DEMAND_MODELS}
@@ -84,9 +83,9 @@ LOCAL = {**_RANDOM, **{name: _RANDOM[shared] for name, shared in TWINS.items()},
 
 
 def find_family(name: str) -> dict[str, Any]:
-    """The family ``name``, built in or from a plugin, with the fields of ``plugins.Family``.
+    """Return the family ``name`` with the fields of ``plugins.PluginFamily``.
 
-    Raises ``BadRequest`` that names the families there are.
+    It is built in or from a plugin. Raises ``BadRequest`` with the names of all families.
     """
     if name in FAMILIES:
         known = KNOWN[name]
@@ -111,20 +110,23 @@ def find_family(name: str) -> dict[str, Any]:
 
 
 def find_video_limits(name: str) -> VideoLimits | None:
-    """The limits on videos of the family ``name``; None where none are known. Raises as ``find_family``."""
+    """Return the limits on videos of the family ``name``, or None. Raises as ``find_family``."""
     limits: VideoLimits | None = find_family(name)["video_limits"] if name != PYTHON else None
     return limits
 
 
 def find_audio_window(name: str) -> float:
-    """Seconds of the windows within which the audio encoder of the family ``name`` attends; 0 where it attends to all
-    of a sound. Raises as ``find_family``."""
+    """Return the attention window of a family's audio encoder in seconds.
+
+    It is 0 if the encoder attends to the whole audio. Raises as ``find_family``.
+    """
     return float(find_family(name)["audio_window_seconds"]) if name != PYTHON else 0.0
 
 
 def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
-    """``components`` by what requests ask for: those that chat, then those that make pictures; one list for all of a
-    model that does not do both. ``tasks`` says the kind of the unit task of each component.
+    """Return ``components`` by output: those that chat, then those that generate images.
+
+    A model that does not do both has one list for all. ``tasks`` has the kind of unit task of each component.
     """
     paint = [part for part in components if tasks.get(part) in PAINTING]
     chat = [part for part in components if part not in paint]
@@ -133,43 +135,48 @@ def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> lis
 
 
 def input_kinds(family: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
+    """Return the kinds of input of a model of ``family``, from ``find_family()``."""
     kinds = [*family["encoders"]]
-    # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
+    # A model that edits images reads one without a named encoder: that image is not part of a chat.
     seeing = {part for part, kind in family["tasks"].items() if kind in ("encode", "encode-frame")}
     unnamed = seeing.intersection(family["components"]) - {*family["encoders"].values()}
     return ["text", *kinds, *(["image"] if unnamed and "image" not in kinds else [])]
 
 
 def output_kinds(family: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of output of a model of ``family``, which has the fields of ``family()``."""
+    """Return the kinds of output of a model of ``family``, from ``find_family()``."""
     kinds = {family["tasks"].get(part) for part in family["components"]}
     return [word for kind, word in _OUTPUT_KINDS.items() if kind in kinds]
 
 
 def code_origin(family: str, checkpoint: str) -> str:
-    """Return an id that separates executors of two versions of an app's own unit tasks; empty for other families."""
+    """Return an id of the version of an app's unit tasks, else "".
+
+    It separates executors of two versions.
+    """
     return blake2b(checkpoint.encode(), digest_size=8).hexdigest() if family == PYTHON else ""
 
 
 def model_declaration(family: str, checkpoint: str) -> dict[str, Any]:
-    """The usual declaration of a model of ``family`` at ``checkpoint``, for the caller to change."""
+    """Return the usual declaration of a model, which the caller may change."""
     return {"family": family, "checkpoint": checkpoint, **deepcopy(FAMILIES[family]), **deepcopy(DEPLOYMENTS[family])}
 
 
 def untrained_declaration(family: str, checkpoint: str) -> dict[str, Any]:
-    """The usual declaration of a model of ``family`` that knows no words, a tiny one or one of the small world: to hear
-    it needs no voice."""
+    """Return the usual declaration of an untrained (tiny or small-world) model.
+
+    Its speech detector does not depend on a voice.
+    """
     detector = {"speech_detector": "energy"} if "audio" in FAMILIES[family]["encoders"] else {}
     return {**model_declaration(family, checkpoint), **detector}
 
 
 def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
-    """The declaration of a model of ``family`` whose language model runs as prefill and decode.
+    """Return the declaration of a model split into prefill and decode.
 
-    ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
-    of a model that takes text alone; requests are shared evenly among them. A model that also makes pictures is
-    declared without what makes them. Raises ``BadRequest`` for other options.
+    ``paths`` name their options, such as ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``. A model that takes only
+    text has ``P>D`` or ``PD``. Requests are shared evenly among the paths. A model that also generates images is
+    declared without the components for that. Raises ``BadRequest`` for other options.
     """
     options = {**DEPLOYMENTS[family]["options"], **_prefill_decode_options(KNOWN[family])}
     named = [path.split(">") for path in paths]
@@ -186,7 +193,7 @@ def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, An
 
 
 def embedding_declaration(family: str, checkpoint: str) -> dict[str, Any]:
-    """The declaration of a model of ``family`` that makes vectors of texts, and nothing else."""
+    """Return the declaration of a model of ``family`` that only embeds texts."""
     return {
         "family": family,
         "checkpoint": checkpoint,
@@ -201,13 +208,16 @@ def _embedding_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
 
 
 def _prefill_decode_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
-    """The options of ``HALVES`` whose components a family has; none without a language model."""
+    """Return the options of ``HALVES`` whose components a family has.
+
+    There are none without a language model.
+    """
     parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
     return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
 
 
 def shared_encoder_declaration(name: str, checkpoint: str) -> dict[str, Any]:
-    """The declaration of the tiny model ``name``, whose images are encoded by the model it shares with."""
+    """Return the declaration of the tiny ``name``, with its twin's image encoder."""
     shared = TWINS[name]
     return {
         "family": LOCAL[name],

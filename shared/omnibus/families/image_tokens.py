@@ -1,7 +1,8 @@
-"""Tokens of an image by model family, from its width and height: estimates of load. Pure, no processor is loaded.
+"""Estimated tokens of an image by model family, width and height.
 
-Each family cuts and pads images by a rule of its own: fixed sizes, squares of pixels, or tiles of the resolution that
-fits best. Checkpoints may be configured otherwise; what an encoder really makes is counted when it has run.
+The functions are pure and load no processor. Families cut and pad images by different rules: fixed sizes, squares of
+pixels, or tiles of the resolution that fits best. Checkpoints may be configured differently. The real tokens are
+counted after the encoder has run.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +13,31 @@ TokenRule = Callable[[int, int], int]
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
-    """Tokens of an image of ``width`` x ``height`` pixels for a model of ``family``; of others by Qwen2-VL's rule."""
+    """Return the tokens of an image for ``family``.
+
+    The image has ``width`` x ``height`` pixels. Unknown families use Qwen2-VL's rule.
+    """
     return RULES.get(family, _QWEN)(max(1, width), max(1, height))
 
 
 def _squares(side: int, most: int) -> TokenRule:
-    """One token per square of ``side`` pixels, 4 to ``most``."""
+    """Return a rule of one token per square of ``side`` pixels.
+
+    The number of tokens is 4 to ``most``.
+    """
     return lambda width, height: min(max(ceil(width / side) * ceil(height / side), 4), most)
 
 
 def _fixed(count: int) -> TokenRule:
-    """The same number for each image."""
+    """Return a rule of ``count`` tokens for each image."""
     return lambda width, height: count
 
 
 def _aspect_tiles(side: int, per_tile: int, most: int) -> TokenRule:
-    """Tiles of the grid whose shape is most like the image's, and the whole image once more if there are several."""
+    """Return a rule of tiles, in the grid closest in aspect ratio.
+
+    If there are several tiles, the whole image is added as one more.
+    """
 
     def count_tokens(width: int, height: int) -> int:
         columns, rows = _closest_grid(width, height, side, most)
@@ -37,7 +47,10 @@ def _aspect_tiles(side: int, per_tile: int, most: int) -> TokenRule:
 
 
 def _closest_grid(width: int, height: int, side: int, most: int) -> tuple[int, int]:
-    """InternVL's choice: the grid of at most ``most`` tiles closest in aspect; of equals a larger one."""
+    """Return InternVL's grid: of at most ``most`` tiles, the closest in aspect ratio.
+
+    Of equally close grids it is the larger one, if the image is large.
+    """
     best, least = (1, 1), float("inf")
     for columns, rows in _grids(most):
         distance = abs(width / height - columns / rows)
@@ -49,13 +62,16 @@ def _closest_grid(width: int, height: int, side: int, most: int) -> tuple[int, i
 
 @cache
 def _grids(most: int) -> tuple[tuple[int, int], ...]:
-    """Grids of at most ``most`` tiles, small ones first."""
+    """Return grids of at most ``most`` tiles, small ones first."""
     found = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
     return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
 
 
 def _fitting_tiles(side: int, per_tile: int, grids: Sequence[tuple[int, int]], *, whole: bool = True) -> TokenRule:
-    """Tiles of the canvas that shows most of the image with the least waste; ``whole``: and the image once more."""
+    """Return a rule of tiles, of the best canvas.
+
+    That canvas shows most of the image with the least waste. With ``whole``, the whole image is added as one more tile.
+    """
 
     def count_tokens(width: int, height: int) -> int:
         columns, rows = max(grids, key=lambda grid: _canvas_worth(width, height, grid[0] * side, grid[1] * side))
@@ -65,7 +81,7 @@ def _fitting_tiles(side: int, per_tile: int, grids: Sequence[tuple[int, int]], *
 
 
 def _canvas_worth(width: int, height: int, canvas_width: int, canvas_height: int) -> tuple[int, int]:
-    """Pixels of the image that a canvas shows, and, as a negative number, those of the canvas that show nothing."""
+    """Return the image pixels on a canvas, and its unused pixels (negative)."""
     scale = min(canvas_width / width, canvas_height / height)
     shown = min(int(width * scale) * int(height * scale), width * height)
     return shown, shown - canvas_width * canvas_height
@@ -90,5 +106,5 @@ RULES: dict[str, TokenRule] = {
     "qwen3_omni_moe": _squares(32, 16_384),
     "qwen3_vl": _squares(32, 16_384),
 }
-#: Families whose language model attends to images across, and reads none of their tokens.
+#: Families whose language model uses cross-attention to images, and reads none of their tokens.
 CROSS_ATTENTION = frozenset({"mllama"})

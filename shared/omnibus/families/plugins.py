@@ -5,8 +5,8 @@
 | `omnibus.families` | a model family         | a dict with the fields of ``PluginFamily``                 |
 | `omnibus.apps`     | an app                 | its module, or an attribute that is the module or its name |
 
-An entry point of a family is imported by gateways and planners too, so its module must be light: name
-the engine as ``module:function``, and let that module import torch. What was found is found once.
+Gateways and planners import the entry point of a family too, so its module must be light. Name the engine as
+``module:function``, and let that module import torch. Entry points are looked up once.
 """
 
 from collections.abc import Collection
@@ -22,20 +22,19 @@ from omnibus.families.video_limits import VideoLimits
 
 FAMILIES, APPS = "omnibus.families", "omnibus.apps"
 
-#: Former names of engines, which stored plans may still give.
+#: Former names of engines, which stored plans may still contain.
 _RENAMED_ENGINES = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
 
 _families: dict[str, dict[str, Any]] = {}
 
 
 class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model family, in the shape of ``omnibus.families.catalog``: what a declared model need not say itself.
+    """A model family, in the form of ``omnibus.families.catalog``: defaults of declared models.
 
-    ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable``
-    that makes the chat task of a model from its name and plan, empty for the usual one; ``engine`` is the
-    ``module:function`` that makes the runner of a component, empty for the usual one. ``video_limits`` are the videos
-    that its models can make, None where that shows only when one is made. ``audio_window_seconds``: see
-    ``omnibus.families.templates.FamilyDeclaration``.
+    ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable`` that returns
+    the chat task of a model from its name and plan. ``engine`` is the ``module:function`` that returns the runner of a
+    component. Both are empty for the usual one. ``video_limits`` are the limits of its models' videos, or None if they
+    are unknown in advance. ``audio_window_seconds``: see ``omnibus.families.templates.FamilyDeclaration``.
     """
 
     components: tuple[str, ...]
@@ -51,14 +50,14 @@ class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def family_names() -> tuple[str, ...]:
-    """Names of the families that plugins bring."""
+    """Return the names of the families that plugins bring."""
     return _entry_point_names(FAMILIES)
 
 
 def find_family(name: str) -> dict[str, Any] | None:
-    """The family ``name``, all fields filled in; None when no plugin brings it.
+    """Return the family ``name`` with all fields: None if no plugin brings it.
 
-    Raises ``BadRequest`` that names the plugin's fault.
+    Raises ``BadRequest`` with the plugin's error.
     """
     if name not in _families:
         point = _find_entry_point(FAMILIES, name)
@@ -72,20 +71,20 @@ def _load_family(point: EntryPoint) -> dict[str, Any]:
     try:
         found = msgspec.convert(_load_entry_point(point), PluginFamily)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{_describe_entry_point(point)} is no family: {error}") from error
+        raise BadRequest(f"{_describe_entry_point(point)} is not a family: {error}") from error
     _check_family(point, found)
     return msgspec.structs.asdict(found)
 
 
 def app_names() -> tuple[str, ...]:
-    """Names of the apps that plugins bring."""
+    """Return the names of the apps that plugins bring."""
     return _entry_point_names(APPS)
 
 
 def find_app_module(name: str) -> str:
-    """Dotted name of the app ``name``'s module, which is not imported when the entry point names it itself.
+    """Return the dotted name of the app ``name``'s module.
 
-    Raises ``BadRequest`` when there is none.
+    The module is not imported if the entry point names it. Raises ``BadRequest`` for an unknown app.
     """
     point = _find_entry_point(APPS, name)
     if point is None:
@@ -98,12 +97,12 @@ def find_app_module(name: str) -> str:
     if isinstance(found, str) and found:
         return found
     raise BadRequest(
-        f"{_describe_entry_point(point)} is no app: it must be a module or its dotted name, not {type(found).__name__}"
+        f"{_describe_entry_point(point)} is not an app: it must be a module or its name, not {type(found).__name__}"
     )
 
 
 def import_object(path: str, what: str = "a plugin") -> Any:
-    """The object at ``module:name``. Raises ``BadRequest`` that says what names it."""
+    """Return the object at ``module:name``. Raises ``BadRequest``, with ``what`` as the source."""
     module, _, name = _RENAMED_ENGINES.get(path, path).partition(":")
     if not module or not name:
         raise BadRequest(f"{what}={path!r} must name module:function")
@@ -118,7 +117,7 @@ def _entry_point_names(group: str) -> tuple[str, ...]:
 
 
 def _find_entry_point(group: str, name: str) -> EntryPoint | None:
-    """The one entry point of ``group`` that is called ``name``; None when there is none."""
+    """Return the one entry point of ``group`` with ``name``, or None."""
     found = {(point.value, _distribution_name(point)): point for point in entry_points(group=group, name=name)}
     if len(found) > 1:
         both = " and ".join(sorted(dist for _, dist in found))
@@ -129,7 +128,7 @@ def _find_entry_point(group: str, name: str) -> EntryPoint | None:
 def _load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as error:  # whatever a stranger's module raises is this plugin's fault alone
+    except Exception as error:  # any error of a plugin's module is that plugin's fault
         raise BadRequest(f"{_describe_entry_point(point)} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
@@ -138,7 +137,7 @@ def _check_family(point: EntryPoint, family: PluginFamily) -> None:
     if not family.components:
         raise BadRequest(f"{_describe_entry_point(point)} has no component")
     if strange:
-        raise BadRequest(f"{_describe_entry_point(point)} names {sorted(strange)}, which are no components of it")
+        raise BadRequest(f"{_describe_entry_point(point)} names unknown components {sorted(strange)}")
     if missing := {*family.components} - {*family.tasks}:
         raise BadRequest(
             f"{_describe_entry_point(point)} names no unit task for {sorted(missing)}: add them to 'tasks'"
@@ -159,5 +158,5 @@ def _distribution_name(point: EntryPoint) -> str:
 
 
 def join_names(names: Collection[str]) -> str:
-    """``names`` for a message."""
+    """Return ``names`` as a list for a message."""
     return ", ".join(sorted(names)) or "none"

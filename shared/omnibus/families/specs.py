@@ -1,8 +1,8 @@
-"""Built-in model families as the control plane knows them: a table of plain data, no torch.
+"""Built-in model families in the control plane: a table of plain data, without torch.
 
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
-``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers
-pipeline in snake case without ``Pipeline``.
+``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
+in snake case without ``Pipeline``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def _qwen_omni_weights(vocoder: str) -> Weights:
 
 
 def _janus() -> FamilyDeclaration:
-    """A model that chats about images, and makes them token by token."""
+    """Return a model that chats about images and generates them autoregressively."""
     embeddings = "model.language_model.embed_tokens."
     chat, image = vision_language("", "", "image"), image_generation("", "")
     return FamilyDeclaration(
@@ -84,7 +84,7 @@ def _janus() -> FamilyDeclaration:
     )
 
 
-#: All families by name: what people call it, its tiny model, and more of its template.
+#: All families by name: its title, its tiny model, and more of its template.
 KNOWN: dict[str, FamilyDeclaration] = {
     "gemma3": vision_language("Gemma 3", "gemma3-tiny", "image", weights=_GEMMA3),
     "glm_image": image_generation_with_prior("GLM-Image", "glm-image-tiny"),
@@ -114,7 +114,7 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "qwen_image_edit": image_editing("Qwen-Image-Edit", "qwen-image-edit-tiny"),
 }
 
-#: Checkpoints that are asked about and are not served, by what their configuration calls them, and why.
+#: Checkpoints that users ask about but that are not served, by their type in the configuration, and the reason.
 ABSENT: dict[str, str] = {
     "NVLM_D": "NVLM-D has no class in transformers; the code that comes with its checkpoint is not run",
     "internvl_chat": "this InternVL brings code of its own, which is not run; its twin with -hf at the end is served",

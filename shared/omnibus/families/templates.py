@@ -1,4 +1,4 @@
-"""The shapes that families have in common: components, and how they are deployed when nobody says otherwise."""
+"""Templates of families: their components and default deployments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One family. ``title`` is what people call it.
+    """One family, with its common name as ``title``.
 
-    ``components`` are in the order in which data flows; ``encoders`` names the component that encodes each modality,
-    ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
-    ``more`` are options that can be declared as well. ``tiny`` is the name of the tiny model; ``weights`` says how
-    the names of a component's tensors begin, the longest that fits counts; components that share tensors name it both.
-    ``video_limits`` are of families that make videos. ``audio_window_seconds`` are of families whose audio encoder
-    attends within windows of that length, and can be given a sound piece by piece; 0: it attends to all of it.
+    ``components`` are in the order of data flow. ``encoders`` names the component that encodes each modality, ``tasks``
+    the kind of unit task of each component. ``options`` and ``paths`` are the usual deployment, and ``more`` are
+    further options that can be declared. ``tiny`` is the name of the tiny model. ``weights`` has the prefixes of each
+    component's tensor names, of which the longest match counts. Components that share tensors both list them. Families
+    that generate videos have ``video_limits``. ``audio_window_seconds`` is the window within which the family's audio
+    encoder attends, so that audio can be streamed to it. With 0 it attends to the whole audio.
     """
 
     title: str
@@ -38,7 +38,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """A language model that takes text alone."""
+    """A language model that takes only text."""
     return FamilyDeclaration(
         title=title,
         components=["thinker"],
@@ -62,7 +62,7 @@ def vision_language(title: str, tiny: str, *modalities: str, **more: Any) -> Fam
             "L": _deployment_option("llm", "thinker"),
             "EL": _deployment_option("llm", "vision", "thinker"),
         },
-        # The last path has no share of its own: it is there for apps that ask for it, and when L is away.
+        # The last path has no share: it serves apps that request it, and requests while L is unavailable.
         paths=[
             {"options": ["E", "L"], "share": 70},
             {"options": ["EL"], "share": 30},
@@ -74,7 +74,7 @@ def vision_language(title: str, tiny: str, *modalities: str, **more: Any) -> Fam
 
 
 def omni_model(title: str, tiny: str, voices: Sequence[str], **more: Any) -> FamilyDeclaration:
-    """Pictures, videos and sound in, text and speech out."""
+    """Images, videos and audio in, text and speech out."""
     whole = ["vision", "audio", "thinker", "talker", "vocoder"]
     return FamilyDeclaration(
         title=title,
@@ -98,7 +98,7 @@ def omni_model(title: str, tiny: str, voices: Sequence[str], **more: Any) -> Fam
 
 
 def image_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """Text in, pictures out."""
+    """Text in, images out."""
     whole = ["text_encoder", "dit", "vae"]
     return FamilyDeclaration(
         title=title,
@@ -117,7 +117,7 @@ def image_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
 
 
 def image_generation_with_prior(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """Text in, pictures out, each of which follows a rough one."""
+    """Text in, images out, each generated from a rough one."""
     whole = ["text_encoder", "prior", "dit", "vae"]
     return FamilyDeclaration(
         title=title,
@@ -137,7 +137,7 @@ def image_generation_with_prior(title: str, tiny: str, **more: Any) -> FamilyDec
 
 
 def image_editing(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """A picture and text in, pictures out. The picture is seen by who reads the text, and by who paints."""
+    """An image and text in, images out. The text encoder and the denoiser read the image."""
     whole = ["vision", "text_encoder", "vae_encoder", "dit", "vae"]
     return FamilyDeclaration(
         title=title,
@@ -168,9 +168,9 @@ def image_editing(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
 
 
 def video_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """Text in, and an image to begin with where there is one; films with sound out.
+    """Text, and optionally a first image, in; videos with audio out.
 
-    The first frame's encoder is small and seldom used, so it shares an executor with the text encoder.
+    The first frame's encoder is small and rarely used, so it shares an executor with the text encoder.
     """
     whole = ["text_encoder", "vae_encoder", "dit", "vae", "audio_vae"]
     return FamilyDeclaration(

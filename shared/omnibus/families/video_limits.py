@@ -1,4 +1,4 @@
-"""Sizes, lengths and steps of the videos that a family can make, for gateways and engines alike."""
+"""Limits of a family's videos, for gateways and engines: sizes, lengths and steps."""
 
 import msgspec
 
@@ -8,9 +8,10 @@ from omnibus.errors import BadRequest
 class VideoLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits that all models of a family have in common.
 
-    Sides are multiples of ``side_multiple`` pixels from ``min_side`` on; the number of frames is one more than a
-    multiple of ``frame_group``. ``audio_rate``: latents of sound per second, of which a video has at least one; 0: no
-    sound. ``min_fps`` and ``max_fps`` are frames per second, ``min_steps`` and ``max_steps`` denoising steps.
+    Sides are multiples of ``side_multiple`` pixels, at least ``min_side``. The number of frames is one more than a
+    multiple of ``frame_group``. ``audio_rate`` is the number of audio latents per second, of which a video has at least
+    one, or 0 without audio. ``min_fps`` and ``max_fps`` are frames per second, ``min_steps`` and ``max_steps``
+    denoising steps.
     """
 
     side_multiple: int = 1
@@ -23,7 +24,7 @@ class VideoLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     audio_rate: float = 0.0
 
     def check_frames(self, width: int, height: int, frames: int, fps: float) -> None:
-        """Raise ``BadRequest`` that says what is possible; its ``param`` is the name of the argument."""
+        """Raise ``BadRequest`` with the limits; its ``param`` is the name of the argument."""
         for name, pixels in (("width", width), ("height", height)):
             if pixels % self.side_multiple or pixels < self.min_side:
                 raise BadRequest(
@@ -39,17 +40,17 @@ class VideoLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise BadRequest(f"fps must be {self.min_fps:g} to {self.max_fps:g}, not {fps:g}", param="fps")
         if self.audio_rate and not self.audio_length(frames, fps):
             raise BadRequest(
-                f"{frames} frames at {fps:g} per second are too short to have sound; send more seconds, or a lower fps",
+                f"{frames} frames at {fps:g} per second are too short to have audio; send more seconds, or a lower fps",
                 param="frames",
             )
 
     def check_steps(self, steps: int) -> None:
-        """Raise ``BadRequest`` for a number of denoising steps that there is no schedule of."""
+        """Raise ``BadRequest`` for an unsupported number of denoising steps."""
         if not self.min_steps <= steps <= self.max_steps:
             raise BadRequest(f"steps must be {self.min_steps} to {self.max_steps}, not {steps}", param="steps")
 
     def audio_length(self, frames: int, fps: float) -> int:
-        """Return the number of latents of sound beside ``frames``."""
+        """Return the number of audio latents for ``frames``."""
         return round(frames / fps * self.audio_rate)
 
     def _nearest_side(self, pixels: int) -> int:

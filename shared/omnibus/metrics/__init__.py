@@ -1,10 +1,12 @@
-"""Every metric: name, labels, meaning and what to do about it. Seconds and bytes, Prometheus style.
+"""Metrics of all services: name, labels, meaning and remedy. Seconds and bytes, Prometheus style.
 
-Labels are looked up once and kept, so that the hot path only adds. What is counted anyway is a ``CallbackMetric``: it
-is read when Prometheus asks, and costs nothing until then; so is every gauge without labels, else each process would
-say that it is 0. Labels have few values: models, request types, paths and options are a plan's, apps are registered,
-components a model's, codes those of ``omnibus.errors``, tenants those that the operator gave keys (``omnibus keys``).
-Nothing that a client makes up, and no id, is one.
+Labels are looked up once and kept, so that the hot path only adds. A ``CallbackMetric`` reads a value that the service
+counts anyway. It is read at each scrape and costs nothing before. Every gauge without labels is one, else each process
+would report a 0.
+
+Labels have few values. Models, request types, paths and options are those of a plan, and components those of a model.
+Apps are registered, codes are those of ``omnibus.errors``, and operators create tenants with keys (``omnibus keys``). A
+value that a client can choose is never a label, and neither is an id.
 """
 
 from prometheus_client.exposition import generate_latest
@@ -36,5 +38,5 @@ __all__ = [
 
 
 def render_exposition() -> bytes:
-    """All metrics of this process in the Prometheus text format."""
+    """Return all metrics of this process in the Prometheus text format."""
     return generate_latest(REGISTRY)

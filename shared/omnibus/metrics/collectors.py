@@ -1,4 +1,4 @@
-"""Metrics that nobody keeps: what somebody counts anyway is read when Prometheus asks."""
+"""Gauges, counters and histograms computed at scrape time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-#: All metrics of this process; memory, CPU seconds and open files come by themselves.
+#: All metrics of this process. It includes memory, CPU seconds and open files.
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
@@ -17,9 +17,10 @@ Values = Mapping[Any, float]
 
 
 class CallbackMetric(Collector):
-    """A gauge, or with a name that ends in ``_total`` a counter, whose values are asked for at each scrape.
+    """Gauge whose values are read at each scrape. It is a counter if its name ends in ``_total``.
 
-    ``by`` says whom to ask, in the thread of the event loop. Without one, or after ``by(None)``, there are no values.
+    ``set_values`` sets the function that reads them, in the thread of the event loop. Without one, or after
+    ``set_values(None)``, there are no values.
     """
 
     def __init__(self, name: str, help: str, labels: Iterable[str] = ()) -> None:
@@ -31,7 +32,7 @@ class CallbackMetric(Collector):
         self._read = read
 
     def set_value(self, read: Callable[[], float]) -> None:
-        """The same for a metric without labels."""
+        """Set the function that reads the value, for a metric without labels."""
         self.set_values(lambda: {(): read()})
 
     def describe(self) -> Iterator[Metric]:
@@ -50,7 +51,8 @@ class CallbackMetric(Collector):
 
 
 class SizeHistogram(Collector):
-    """A histogram of whole numbers, made at each scrape of counts by size, as ``by`` says them for each label."""
+    """Histogram of whole numbers, computed at each scrape from counts by size. ``set_counts`` sets the function that
+    returns these for each label."""
 
     def __init__(self, name: str, help: str, label: str, bounds: Iterable[int]) -> None:
         self._about = (name, help)

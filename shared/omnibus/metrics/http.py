@@ -1,7 +1,7 @@
-"""The small HTTP server beside every service: ``/metrics``, ``/health`` and ``/readyz``.
+"""HTTP server of every service for probes: ``/metrics``, ``/health`` and ``/readyz``.
 
-It answers in the event loop that does the work, so an answer says that the loop lives, and what is read for
-metrics is not changed meanwhile.
+It runs in the event loop of the service, so a response shows that the loop runs. Values do not change while metrics are
+read.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from omnibus import __version__
 from omnibus.errors import Fatal
 from omnibus.metrics import PROCESS, render_exposition
 
-#: Seconds that a client may take to ask and to take its answer, and bytes of a question.
+#: Seconds for a client to send a request and read its response, and most bytes of a request.
 REQUEST_TIMEOUT_SECONDS, MAX_REQUEST_BYTES = 10.0, 8192
 _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 class ScrapeServer:
-    """Says of ``service`` whether it is ready, and to who asks after ``start`` everything else."""
+    """Server of the metrics and the readiness of ``service``. It listens after ``start``."""
 
     def __init__(self, service: str) -> None:
         self.port = 0
@@ -33,20 +33,20 @@ class ScrapeServer:
         self.set_ready(False)
 
     def set_ready(self, ready: bool) -> None:
-        """From now on the service is ready, or is not."""
+        """Set whether the service is ready."""
         self._ready = ready
         PROCESS.ready.labels(self._service).set(ready)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 is a free one. Raises ``Fatal`` when the address cannot be had."""
+        """Start listening. Port 0 takes a free one. Raises ``Fatal`` if it cannot listen at the address."""
         try:
             self._server = await asyncio.start_server(self._serve_client, host, port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
-            raise Fatal(f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port") from error
+            raise Fatal(f"cannot serve metrics on {host}:{port} ({error.strerror}): choose another port") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     def write_discovery_file(self, directory: str, host: str) -> None:
-        """Write where this is for Prometheus, as ``file_sd_configs`` reads it, until ``close``."""
+        """Write the address for Prometheus in the format of ``file_sd_configs``. ``close`` removes the file."""
         self._discovery_file = Path(directory) / f"{self._service}-{os.getpid()}.json"
         self._discovery_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_stale_files(directory)
@@ -56,7 +56,7 @@ class ScrapeServer:
         fresh.replace(self._discovery_file)
 
     async def close(self) -> None:
-        """Answer nobody any more. Closing twice is harmless."""
+        """Stop listening. Closing twice is harmless."""
         if self._discovery_file is not None:
             self._discovery_file.unlink(missing_ok=True)
         if self._server is not None:
@@ -71,7 +71,7 @@ class ScrapeServer:
                 )
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asks like this gets no answer
+            pass  # an invalid request gets no response
         finally:
             writer.close()
             with suppress(OSError):
@@ -91,13 +91,13 @@ class ScrapeServer:
 
 
 def remove_stale_files(directory: str) -> None:
-    """Remove what processes that were killed have left of ``ScrapeServer.write_discovery_file``."""
+    """Remove files of ``ScrapeServer.write_discovery_file`` that killed processes left."""
     for file in Path(directory).glob("*-*.json"):
         try:
             os.kill(int(file.stem.rpartition("-")[2]), 0)
         except ProcessLookupError:
             file.unlink(missing_ok=True)
-        except (OSError, ValueError):  # somebody else's
+        except (OSError, ValueError):  # a file or process of another user
             continue
 
 

@@ -1,7 +1,7 @@
-"""Counters and histograms that a request adds to: an addition to a number, and Prometheus's samples at each scrape.
+"""Counters and histograms for the hot path: requests add to numbers, and samples are computed at each scrape.
 
-Those of ``prometheus_client`` take a lock and check each time, for threads that these have not: they belong to the
-event loop of their process.
+Those of ``prometheus_client`` take a lock and check arguments each time, for use in threads. These belong to the event
+loop of their process.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from omnibus.metrics.collectors import REGISTRY
 
 
 class Tally:
-    """One number that grows."""
+    """Number that grows."""
 
     __slots__ = ("value",)
 
@@ -29,7 +29,7 @@ class Tally:
 
 
 class Distribution:
-    """Counts of values by the buckets that they fall into, and their sum."""
+    """Counts of values by bucket, and the sum of the values."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -45,7 +45,7 @@ class Distribution:
 
 
 class TallyCounter(Collector):
-    """A counter with labels."""
+    """Counter with labels."""
 
     def __init__(self, name: str, help: str, labels: Iterable[str] = ()) -> None:
         self._about = (name, help, tuple(labels))
@@ -53,7 +53,7 @@ class TallyCounter(Collector):
         REGISTRY.register(self)
 
     def labels(self, *values: str) -> Tally:
-        """The number with these values of the labels."""
+        """Return the number with these values of the labels."""
         return self._tallies.setdefault(values, Tally())
 
     def describe(self) -> Iterator[Metric]:
@@ -71,7 +71,7 @@ class TallyCounter(Collector):
 
 
 class TallyHistogram(Collector):
-    """A histogram with labels. ``buckets`` are the largest values of each, in their order."""
+    """Histogram with labels. ``buckets`` are the largest values of each bucket, in ascending order."""
 
     def __init__(self, name: str, help: str, labels: Iterable[str], buckets: Iterable[float]) -> None:
         self._about = (name, help, tuple(labels))
@@ -80,7 +80,7 @@ class TallyHistogram(Collector):
         REGISTRY.register(self)
 
     def labels(self, *values: str) -> Distribution:
-        """The distribution with these values of the labels."""
+        """Return the distribution with these values of the labels."""
         found = self._distributions.get(values)
         if found is None:
             found = self._distributions[values] = Distribution(self._bounds)

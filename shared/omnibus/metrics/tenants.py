@@ -8,22 +8,25 @@ from prometheus_client import Counter, Histogram
 from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
-#: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
+#: Most tenants with their own label. Operators register them, so they are few. Later ones are ``other``.
 MAX_TENANTS = 256
 
 
 class _Tenants:
-    """Turns and limits among tenants. Nothing is told where no API keys are asked for.
+    """Turns and limits of tenants. There are no values unless API keys are required.
 
-    What several models serve together counts for each of them. Tenant "" is the operator, by the admin token.
+    If several models share an executor, its requests count for each of them. Tenant "" is the operator, by the admin
+    token.
     """
 
-    #: Requests that wait for their turn. Long for long: see below who uses most; if all do, more executors are needed.
+    #: Requests that wait for their turn. If many wait for long, find the tenant with most usage below, or add
+    #: executors.
     waiting = CallbackMetric("omnibus_admission_waiting", "Requests that wait for their turn.", ["model"])
-    #: Requests that have their turn. Few beside many that wait, and executors idle: raise OMNIBUS_GATEWAY_ADMIT.
+    #: Admitted requests. If few are admitted, many wait and executors are idle, raise OMNIBUS_GATEWAY_ADMIT.
     working = CallbackMetric("omnibus_admission_working", "Requests that have their turn.", ["model"])
-    #: Seconds from a request's coming to its turn, or until it was refused or its client left. What may wait as long as
-    #: it has time (videos) is not in it. High: a tenant asks for more than its share, or all for more than there is.
+    #: Seconds from the arrival of a request to its turn, its rejection, or the disconnect of its client. Requests that
+    #: may wait until their deadline (videos) are not included. If high, a tenant exceeds its share, or all exceed the
+    #: capacity.
     wait = Histogram(
         "omnibus_admission_wait_seconds",
         "Waited for a turn.",
@@ -31,14 +34,14 @@ class _Tenants:
         registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
-    #: GPU-seconds that requests which are over have used. Its rate is GPUs in use; compare tenants by their weights.
+    #: GPU-seconds of finished requests. The rate is the number of GPUs in use; compare tenants by their weights.
     used = Counter("omnibus_tenant_gpu_seconds_total", "GPU-seconds used.", ["tenant"], registry=REGISTRY)
-    #: Money that requests which are over have cost, by the plan's prices; see docs/prices.md. Compare it with budgets.
+    #: Cost of finished requests, by the plan's prices, see docs/prices.md. Compare it with budgets.
     cost = Counter(
         "omnibus_tenant_cost_total", "Money by the plan's prices.", ["tenant", "currency"], registry=REGISTRY
     )
-    #: Requests that were refused, by the reasons of ``omnibus_rejected_total`` from ``queue`` on. One tenant's:
-    #: it asks for more than its keys or its share allow. All tenants': more executors are needed.
+    #: Rejected requests, by the reasons of ``omnibus_rejected_total`` from ``queue`` on. If it rises for one tenant,
+    #: the tenant exceeds its keys or its share. If it rises for all, add executors.
     refused = Counter(
         "omnibus_tenant_refused_total", "Requests refused by reason.", ["tenant", "reason"], registry=REGISTRY
     )
@@ -61,8 +64,8 @@ class _Tenants:
 
     @cache  # noqa: B019
     def tenant_label(self, tenant: str) -> str:
-        """Return the label value for ``tenant``: its name, or ``other`` after the first ``NAMES`` tenants."""
-        # Keys come and go while a gateway runs.
+        """Return the label value for ``tenant``: its name, or ``other`` after the first ``MAX_TENANTS``."""
+        # Keys are created and revoked while a gateway runs.
         return tenant if self.tenant_label.cache_info().currsize < MAX_TENANTS else "other"
 
 

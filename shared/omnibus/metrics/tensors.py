@@ -1,4 +1,4 @@
-"""Metrics of tensors: transfers, and the shared memory that holds them."""
+"""Metrics of tensors: transfers, and the shared memory that stores them."""
 
 from functools import cache
 from typing import Any
@@ -7,24 +7,24 @@ from prometheus_client import Counter
 
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
-#: Pairs of components that are told apart.
+#: Most pairs of components with their own labels.
 MAX_EDGES = 512
 
 
 class _Transfer:
-    """Tensors on the way from one component to the next, counted by who sends them. ``gateway`` sends media."""
+    """Tensors sent from one component to the next, counted by the sender. ``gateway`` sends media."""
 
-    #: Bytes that were written for another process.
+    #: Bytes written for another process.
     bytes = Counter("omnibus_transfer_bytes_total", "Bytes sent.", ["source", "target"], registry=REGISTRY)
-    #: Seconds that this took, waiting for room in the arena included. High per byte: the arena is full.
+    #: Seconds of these writes, including waits for space in the arena. If high per byte, the arena is full.
     seconds = Counter("omnibus_transfer_seconds_total", "Seconds of sending.", ["source", "target"], registry=REGISTRY)
-    #: How many tensors, or rows of growing ones, that were.
+    #: Number of these tensors, or of rows of growing ones.
     pieces = Counter("omnibus_transfers_total", "Tensors sent.", ["source", "target"], registry=REGISTRY)
 
     @cache  # noqa: B019
     def edge_counters(self, source: str, target: str) -> tuple[Any, Any, Any]:
-        """Bytes, seconds and pieces."""
-        # Who writes to the bus by hand may name components as he likes.
+        """Return the counters of bytes, seconds and pieces."""
+        # A client that publishes on the bus itself can choose names of components.
         labels = (source, target) if self.edge_counters.cache_info().currsize < MAX_EDGES else ("other", "other")
         return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
 
@@ -37,51 +37,51 @@ class _Transfer:
 class _Arena:
     """Metrics of the node's shared memory, read from the sidecar's ledger."""
 
-    #: Bytes given out. Near the arena's size: raise OMNIBUS_SIDECAR_ARENA_MIB.
+    #: Allocated bytes. If near the arena's size, raise OMNIBUS_SIDECAR_ARENA_MIB.
     used = CallbackMetric("omnibus_arena_used_bytes", "Bytes given out.")
-    #: Bytes that processes hold for their next tensors, and that nothing lies in: given back when idle, and before a
-    #: tensor waits for room. They are no part of those given out.
+    #: Bytes of empty blocks that processes keep for their next tensors. They are returned when idle, and before a
+    #: tensor waits for space. Allocated bytes do not include them.
     spare = CallbackMetric("omnibus_arena_spare_bytes", "Bytes held for the next tensors.")
-    #: Tensors that found such a block ready, and how often they were all asked back for want of room.
+    #: Tensors that used such a block, and recalls of all of them for lack of space.
     spares_used = CallbackMetric("omnibus_arena_spares_used_total", "Tensors in blocks that were held ready.")
     spares_recalled = CallbackMetric("omnibus_arena_spares_recalled_total", "Recalls of blocks that were held ready.")
-    #: Most bytes that were given out at once, those held for next tensors included.
+    #: Most bytes allocated at once, including blocks for next tensors.
     peak = CallbackMetric("omnibus_arena_peak_bytes", "Most bytes given out.")
     #: Size of the arena.
     size = CallbackMetric("omnibus_arena_size_bytes", "Size of the arena.")
-    #: The largest free piece. Far below what is free: tensors of very different size; a larger arena helps.
+    #: The largest free piece. If far below the free bytes, sizes of tensors differ much: use a larger arena.
     hole = CallbackMetric("omnibus_arena_largest_hole_bytes", "Largest free piece.")
-    #: Leases. Must return to zero when no request is in flight; else a holder leaks.
+    #: Leases. They must return to zero when no request is in flight, else a holder leaks.
     leases = CallbackMetric("omnibus_arena_leases", "Blocks given out.")
-    #: Allocations that wait for room, and those that got none in time.
+    #: Allocations that wait for space, and those that timed out.
     waiting = CallbackMetric("omnibus_arena_waiting", "Allocations that wait.")
     refused = CallbackMetric("omnibus_arena_refused_total", "Allocations without room.")
-    #: Blocks that were freed by their deadline. Any at all: somebody did not release.
+    #: Blocks freed by their deadline. If above 0, a process did not release them.
     expired = CallbackMetric("omnibus_arena_expired", "Blocks freed by deadline.")
     granted = CallbackMetric("omnibus_arena_granted_total", "Blocks given out so far.")
-    #: Blocks that were freed, by why.
+    #: Freed blocks by reason.
     freed = CallbackMetric("omnibus_arena_freed_total", "Blocks freed by reason.", ["reason"])
-    #: Processes of this node that are connected, and those that were cut off for breaking the protocol.
+    #: Connected processes of this node, and those disconnected after a protocol error.
     clients = CallbackMetric("omnibus_arena_clients", "Connected processes.")
     dropped = CallbackMetric("omnibus_arena_dropped_clients_total", "Processes cut off.")
 
 
 class _Nodes:
-    """Metrics of tensors that cross from node to node, read from the sidecar of the node that reads them."""
+    """Metrics of tensors sent between nodes. The sidecar of the receiving node reports them."""
 
-    #: Bytes that were pulled from each other node, and the seconds that this took. Few bytes per second: a slow link.
+    #: Bytes pulled from each other node, and the seconds of these pulls. Few bytes per second mean a slow link.
     pulled = CallbackMetric("omnibus_node_pulled_bytes_total", "Bytes pulled from a node.", ["node"])
     seconds = CallbackMetric("omnibus_node_pull_seconds_total", "Seconds of pulling from a node.", ["node"])
-    #: The part of those bytes that came over UCX, and transfers over it that failed: TCP did these instead.
+    #: The part of those bytes that used UCX, and failed transfers over it, which TCP did instead.
     ucx = CallbackMetric("omnibus_node_ucx_bytes_total", "Bytes pulled from a node over UCX.", ["node"])
     ucx_failures = CallbackMetric("omnibus_node_ucx_failures_total", "Transfers over UCX that failed.", ["node"])
-    #: Bytes that others have pulled from here.
+    #: Bytes that other nodes have pulled from this one.
     sent = CallbackMetric("omnibus_node_sent_bytes_total", "Bytes sent to other nodes.")
     #: Pulls that failed, by the code of the error.
     failures = CallbackMetric("omnibus_node_pull_failures_total", "Pulls that failed.", ["reason"])
-    #: Connections that were cut off. Any at all: another secret, another version, or a stranger.
+    #: Closed connections. If above 0, a peer has another secret or version, or is not a node.
     refused = CallbackMetric("omnibus_node_refused_connections_total", "Connections cut off.", ["reason"])
-    #: Bytes of the arena that tensors of other nodes take.
+    #: Bytes of the arena used by tensors of other nodes.
     mirrors = CallbackMetric("omnibus_node_mirror_bytes", "Bytes of tensors of other nodes.")
     #: 1 for a node that could not be reached at the last attempt.
     unreachable = CallbackMetric("omnibus_node_unreachable", "Nodes that cannot be reached.", ["node"])

@@ -1,1 +1,1 @@
-"""Operating-system processes: started, supervised, restarted, ended with their parent."""
+"""Operating-system processes: start, supervision, restarts, and end with the parent."""

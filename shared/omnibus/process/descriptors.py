@@ -1,17 +1,17 @@
-"""Files and sockets that a process may have open."""
+"""Limit of open files and sockets of a process."""
 
 import resource
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many files as the kernel lets it; returns how many.
+    """Raise this process's limit of open files to the kernel's maximum. Returns the limit.
 
-    The usual soft limit of 1024 is for programs that wait by ``select``. A server needs one for each of its clients.
+    The usual soft limit of 1024 is for programs that wait with ``select``. A server needs one descriptor per client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # macOS: unlimited is more than it takes
+        except (ValueError, OSError):  # macOS does not accept unlimited
             return soft
     return hard

@@ -1,13 +1,13 @@
-"""The garbage collector of a process that serves requests."""
+"""Garbage collector settings of a process that serves requests."""
 
 import gc
 
-#: Containers made until it looks at the young ones, and looks until at older ones.
+#: New containers before a collection of the young generation, and collections of one generation before the next.
 GC_THRESHOLDS = (20_000, 20, 50)
 
 
 def tune_garbage_collector() -> None:
-    """Spare the garbage collector what lives as long as the process, and most walks through what one request has."""
+    """Exclude long-lived objects from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

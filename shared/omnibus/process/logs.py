@@ -1,4 +1,4 @@
-"""Log lines of many processes on one stream, each under the name of its process."""
+"""Log lines of many processes on one stream, each with its process."""
 
 import os
 import re
@@ -12,14 +12,16 @@ from typing import TextIO
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
 MAX_COPY_BYTES = 8 << 20
 _TAIL_LINE_COUNT = 15  # lines kept per process, for error messages
-#: What a line of one of our services begins with: date, time, severity and logger, which do not tell two lines apart.
+#: Prefix of a line of our services: date, time, severity and logger. It does not distinguish messages.
 _PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ")
 
 
 class Log:
-    """Writes ``name | line`` to ``stream``, by default stderr, in colour on a terminal unless NO_COLOR is set.
+    """Writes ``name | line`` to ``stream``, by default stderr. On a terminal the name has a colour, unless NO_COLOR is
+    set.
 
-    What a service logs several times in a row is written once, and how often when another line follows.
+    A message that a service logs several times in a row is written once. The number of repetitions follows before the
+    next line.
     """
 
     def __init__(self, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
@@ -34,9 +36,10 @@ class Log:
 
     @contextmanager
     def copied_to(self, path: Path) -> Iterator[None]:
-        """Write all lines to the file ``path`` as well, without colour, for the time of the context.
+        """Also write all lines to the file ``path`` in this context. The file has no colours.
 
-        A file of more than ``MAX_COPY_BYTES`` is begun anew; the one before it lies beside it, as ``.1``.
+        A file of more than ``MAX_COPY_BYTES`` is replaced by a new one. The previous one is kept with the suffix
+        ``.1``.
         """
         self._copy = path.open("a")
         try:
@@ -46,7 +49,7 @@ class Log:
             self._copy = None
 
     def register(self, name: str) -> None:
-        """Reserve a colour and the room that ``name`` needs in the first column."""
+        """Reserve a colour, and space in the first column, for ``name``."""
         self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._width = max(self._width, len(name))
 
@@ -68,7 +71,7 @@ class Log:
             self._write_copy(self._copy, f"{prefix} {text}\n")
         if self._colour:
             prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
-        stream = self._stream or sys.stderr  # as it is now: above a progress bar it is another one
+        stream = self._stream or sys.stderr  # looked up now: a progress bar replaces it
         stream.write(f"{prefix} {text}\n")
         stream.flush()
 
@@ -85,12 +88,12 @@ class Log:
             return
 
     def last_message(self, name: str) -> str:
-        """The last line of ``name`` without what a logger puts before it; empty when it wrote none."""
+        """Return the last message of ``name`` without the logger's prefix. The text is empty if there is none."""
         lines = self._tails.get(name)
         return _message(lines[-1]) if lines else ""
 
     def tail(self, name: str) -> str:
-        """The last lines of ``name`` for an error message; empty when it wrote none."""
+        """Return the last lines of ``name`` for an error message. The text is empty if there are none."""
         lines = self._tails.get(name, ())
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 

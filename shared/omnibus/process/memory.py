@@ -8,7 +8,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Bytes of main memory that this process occupies, shared ones included; 0 where the system does not tell."""
+    """Return this process's main memory in bytes, including shared memory. 0 if the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:  # not Linux

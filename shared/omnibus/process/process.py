@@ -1,4 +1,4 @@
-"""One child process: started, its output read line by line, its end watched, ended with its whole group."""
+"""One child process: starts it, reads its output by line, and ends it with its whole group."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ WriteLine = Callable[[str], None]
 
 
 class ChildProcess:
-    """A running process in a session of its own: Ctrl-C reaches its parent alone.
+    """Running process in a separate session: Ctrl-C reaches its parent only.
 
-    ``write_line`` gets each line of its output and of its errors; ``options`` are more of ``subprocess.Popen``.
-    Raises ``OSError`` when the program cannot be executed.
+    ``write_line`` gets each line of its output and of its errors. ``options`` are more arguments of
+    ``subprocess.Popen``. Raises ``OSError`` if the program cannot be executed.
 
-    Without a ``preexec_fn`` it starts without a copy of the parent's page tables, which asyncio and uvloop make:
-    for as long as that takes a large parent answers nobody.
+    Without ``preexec_fn``, it starts without a copy of the parent's page tables. asyncio and uvloop copy them, and a
+    large parent cannot respond during that time.
     """
 
     def __init__(self, name: str, argv: Sequence[str], write_line: WriteLine, **options: Any) -> None:
@@ -46,11 +46,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also the id of its process group."""
+        """Return the process id, which is also the process group's id."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the end; the exit code, or minus the signal that killed it. What it started has ended then too."""
+        """Wait for the end and return the exit code. It is minus the signal if one killed the process. Its whole group
+        has ended too."""
         return await asyncio.shield(self._exit)
 
     def kill(self) -> None:
@@ -59,16 +60,15 @@ class ChildProcess:
             _kill_group(self.pid)
 
     def terminate(self) -> None:
-        """Send TERM, and wait for nothing."""
+        """Send TERM without waiting."""
         if not self._exit.done():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     async def end(self, grace: float) -> int:
-        """TERM, then KILL after ``grace`` seconds; nothing of the group is left. The exit code.
+        """Send TERM, then KILL after ``grace`` seconds, and return the exit code. The whole group has ended after that.
 
-        Cancelling does not leave a process behind: it is killed before the cancellation goes on. Ending
-        twice is harmless.
+        If this is cancelled, the process is killed before the cancellation continues. Ending twice is harmless.
         """
         self.terminate()
         try:
@@ -82,7 +82,7 @@ class ChildProcess:
         return code
 
     async def drain_output(self) -> None:
-        """Wait for the last lines of a process that has ended, for some seconds at most."""
+        """Wait for the last lines of an ended process. The wait is limited to some seconds."""
         await asyncio.wait({self._output}, timeout=_PIPE_CLOSE_SECONDS)
         self._output.cancel()
 
@@ -113,7 +113,7 @@ async def _copy_output(output: int, write_line: WriteLine) -> None:
 
 
 def _watch_exit(process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """The exit code of ``process``, once it and its group have ended."""
+    """Return a future of the exit code of ``process``. It is set after the process and its group have ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # another system, or an old kernel
@@ -125,7 +125,7 @@ def _watch_exit(process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventL
     def on_exit() -> None:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-        _kill_group(process.pid)  # what it started: no other process can have this id before ``wait``
+        _kill_group(process.pid)  # its children: no other process can have this id before ``wait``
         code.set_result(process.wait())
 
     loop.add_reader(descriptor, on_exit)
@@ -133,7 +133,7 @@ def _watch_exit(process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventL
 
 
 def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # the latter: macOS, where all that is left are zombies
+    with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
         os.killpg(pid, signal.SIGKILL)
 
 

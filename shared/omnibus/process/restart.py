@@ -1,4 +1,4 @@
-"""Restarts of what ends: the loop, the pauses in it, and the limit at which it counts as what cannot run."""
+"""Restarts of processes: the loop, its pauses, and the limit after which a process has failed for good."""
 
 import asyncio
 import random
@@ -13,10 +13,11 @@ Life = TypeVar("Life")
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Pauses of ``first`` times ``factor`` per restart, ``longest`` at most. Times are in seconds.
+    """Pauses between restarts, in seconds.
 
-    After a life of ``healthy`` pauses begin anew. What has not served yet may be restarted ``limit`` times
-    within ``window``. Each pause is shorter by a random share of up to ``jitter``: what ended together does not
+    A pause is ``first`` times ``factor`` per restart, at most ``longest``. After a life of ``healthy`` seconds, the
+    pauses start from ``first`` again. A process that has not served yet may be restarted ``limit`` times within
+    ``window``. Each pause is shorter by a random share of up to ``jitter``, so that processes that end together do not
     start together.
     """
 
@@ -30,7 +31,7 @@ class RestartPolicy:
 
 
 class Backoff:
-    """The restarts of one process."""
+    """Restarts of one process."""
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy = policy
@@ -40,11 +41,11 @@ class Backoff:
 
     @property
     def exhausted(self) -> bool:
-        """There were more restarts within the window than are allowed before a process has served."""
+        """Return whether a process that never served has no restarts left."""
         return len(self._restarts) > self._policy.limit
 
     def next_delay(self, lived: float = 0.0) -> float:
-        """Seconds to wait before the next restart of a process that served for ``lived`` seconds."""
+        """Return the pause before the next restart, in seconds. The process has served for ``lived`` seconds."""
         now, policy = self._clock(), self._policy
         while self._restarts and self._restarts[0] <= now - policy.window:
             self._restarts.popleft()
@@ -63,10 +64,10 @@ async def restart_on_exit(
     backoff: Backoff,
     announce: Callable[[float], None],
 ) -> None:
-    """Start the next life whenever one has ended, until ``wait_for_end`` returns False.
+    """Start the next life after each end, until ``wait_for_end`` returns False.
 
-    ``start`` returns None for an attempt that failed: there is another one after the next pause. ``announce`` is
-    called with the seconds of each pause. What any of the three raises ends this: a permanent error.
+    ``start`` returns None for a failed attempt, which is repeated after the next pause. ``announce`` is called with the
+    seconds of each pause. An exception of any of the three is a permanent error and ends this.
     """
     while True:
         began = time.monotonic()

@@ -1,7 +1,7 @@
-"""A Python module as a process of its own, run to its end: for what needs torch, or may take long.
+"""Python module in a separate process. This is for work that needs torch or takes long.
 
-One that gives an answer has it as one line of JSON on its stdout, ``{"answer": ...}`` or ``{"problem": ...}``; what it
-says on stderr is for people.
+A module with a result prints it as the last line on its stdout, in JSON: ``{"answer": ...}`` or ``{"problem": ...}``.
+Its stderr is for people.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, ProblemDetails
 from omnibus.process.spec import python_command
 
 _ROOT = str(Path(__file__).parents[2])
-_MAX_QUOTED_CHARS = 2000  # characters of what a child said that ended without an answer
+_MAX_QUOTED_CHARS = 2000  # characters of stderr to quote from a child without a result
 
 
 class ProcessResult(NamedTuple):
@@ -27,15 +27,16 @@ class ProcessResult(NamedTuple):
 
     code: int
     output: str
-    said: str  # on stderr, where that was read apart
+    said: str  # stderr, if that was read separately
 
 
 async def run_module(
     module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, stderr: int | None = PIPE
 ) -> ProcessResult:
-    """Run ``python -m module``, ``env`` added to its environment; ``stderr`` as ``asyncio.subprocess`` has it.
+    """Run ``python -m module`` to its end. ``env`` is added to its environment; ``stderr`` is as in
+    ``asyncio.subprocess``.
 
-    Raises ``DeadlineExceeded`` after ``within`` seconds. Nothing of it is left, however this ends.
+    Raises ``DeadlineExceeded`` after ``within`` seconds. The process never outlives this call.
     """
     path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
@@ -62,16 +63,17 @@ async def run_module(
 async def call_module(
     module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
 ) -> Any:
-    """The answer of ``python -m module``, ``env`` added to its environment; ``show`` its stderr as ours.
+    """Return the result of ``python -m module``. ``env`` is added to its environment; with ``show``, its stderr is this
+    process's.
 
-    Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` when it gives no answer.
+    Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` if it prints no result.
     """
     ended = await run_module(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
     return _parse_answer(module, ended)
 
 
 def report_answer(work: Callable[[], Any]) -> int:
-    """In the child: do the work and say its answer; returns the exit code."""
+    """Do the work of the child and print the result. Returns the exit code."""
     try:
         answer = {"answer": work()}
     except OmnibusError as error:

@@ -1,4 +1,4 @@
-"""Keeps one process running: start, readiness, restart with backoff, end."""
+"""Keeper of one running process: start, readiness, restart with backoff, end."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ _CALLBACK_TIMEOUT_SECONDS = 5.0  # seconds for the on_exit callback
 
 @dataclass(frozen=True)
 class Exit:
-    """A process has ended. ``code`` is minus the signal when one killed it; ``wanted``: we ended it."""
+    """End of a process. ``code`` is minus the signal if one killed it. With ``wanted``, the supervisor ended it."""
 
     name: str
     pid: int
@@ -31,7 +31,7 @@ OnExit = Callable[[Exit], Awaitable[None]]
 
 
 class ProcessKeeper:
-    """One ``ProcessSpec`` and the process that is alive for it at the moment."""
+    """Keeps the process of one ``ProcessSpec`` running."""
 
     def __init__(self, spec: ProcessSpec, log: Log, policy: RestartPolicy, on_exit: OnExit | None = None) -> None:
         self.spec = spec
@@ -48,21 +48,21 @@ class ProcessKeeper:
 
     @property
     def pid(self) -> int | None:
-        """Process id, None between two lives."""
+        """Return the process id, None between two lives."""
         return self._child.pid if self._child else None
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing runs here any more, nor will."""
+        """Return True if no process runs here, and none will start."""
         return self._task is None or self._task.done()
 
     async def start(self, given_up: Callable[[asyncio.Task[None]], None]) -> None:
-        """Start the process, wait until it is ready, then keep it running in the background.
+        """Start the process, wait until it is ready, and keep it running. The latter is a background task.
 
-        A process that ends before it was ever ready is not restarted: its first failure is the message
-        that matters. ``given_up`` is called with the background task when that ends, for whatever reason.
-        Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines, and ``BadRequest`` with the very last one
-        when the process says that its settings are wrong.
+        A process that ends before it is ready for the first time is not restarted: its first error is the relevant one.
+        ``given_up`` is called with the background task when that ends, for any reason. Raises ``Fatal`` and
+        ``DeadlineExceeded`` with the last log lines, and ``BadRequest`` with the very last one if the process reports
+        invalid settings.
         """
         began = time.monotonic()
         child = self._spawn_child()
@@ -78,11 +78,12 @@ class ProcessKeeper:
         self._task.add_done_callback(given_up)
 
     def confirm(self) -> None:
-        """The process can serve: from now on it is restarted for ever. With ``spec.ready`` its start confirms it."""
+        """Restart the process forever from now on, as it can serve. With ``spec.ready``, the start confirms it."""
         self._confirmed = True
 
     async def stop(self) -> None:
-        """End the process: TERM, grace, KILL. Harmless when it has ended; a second call waits for the same end."""
+        """End the process with TERM, a grace period and KILL. Harmless if it has ended; a second call waits for the
+        same end."""
         if self._task is None:
             return
         if not self._stopping:
@@ -91,17 +92,17 @@ class ProcessKeeper:
         await asyncio.wait({self._task})
 
     def kill(self) -> None:
-        """KILL the process now; a ``stop`` that waits for it then returns."""
+        """KILL the process now. A ``stop`` that waits for it then returns."""
         if self._child:
             self._child.kill()
 
     def terminate(self) -> None:
-        """Send TERM to the process: it is restarted once it has ended."""
+        """Send TERM to the process, which is restarted after its end."""
         if self._child:
             self._child.terminate()
 
     async def _wait_for_end(self, child: ChildProcess) -> bool:
-        """Wait for the end of ``child``; True when another one is to follow."""
+        """Wait for the end of ``child``. Returns True to start another one."""
         requested = True
         try:
             await child.wait()
@@ -118,12 +119,12 @@ class ProcessKeeper:
         self._log.write_line(self.spec.name, f"restarting in {pause:.1f} s")
 
     async def _try_start(self) -> ChildProcess | None:
-        """A new child that is ready; None when it could not be started or did not become ready."""
+        """Return a new child that is ready, or None on failure."""
         child: ChildProcess | None = None
         try:
             child = self._spawn_child()
             await self._until_ready(child)
-        except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
+        except (OmnibusError, OSError) as error:  # the latter if no descriptors or processes are left
             self._log.write_line(self.spec.name, str(error).splitlines()[0])
             if child is not None:
                 await self._end_child(child, requested=False)
@@ -176,9 +177,9 @@ class ProcessKeeper:
         return DeadlineExceeded(waited + self._log.tail(name), executor=name)
 
     def _misconfigured_error(self) -> BadRequest:
-        """Another start would end in the same way: its last line says what is to be changed."""
+        """Return the last line of the process as an error. A restart would fail in the same way."""
         last = self._last_line or self._log.last_message(self.spec.name)
-        return BadRequest(last or f"{self.spec.name} ended: its settings are wrong", executor=self.spec.name)
+        return BadRequest(last or f"{self.spec.name} ended: its settings are invalid", executor=self.spec.name)
 
     def _give_up_message(self) -> str:
         policy, name = self._policy, self.spec.name

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 VARIABLE = "GLIBC_TUNABLES"
 _NAME = "glibc.cpu.x86_non_temporal_threshold"
-#: Bytes from which a copy goes past the caches. glibc begins at three quarters of a core's share of the last cache,
-#: tens of megabytes on a server. A tensor for another process is not read again by the core that writes it, and a write
-#: through the caches reads each line of the target first.
+#: Minimum bytes of a copy that bypasses the caches. glibc's default is three quarters of a core's share of the last
+#: cache, tens of megabytes on a server. The core that writes a tensor for another process does not read it again, and a
+#: write through the caches reads each line of the target first.
 _NON_TEMPORAL_BYTES = 4 << 20
 
 
 def copy_tunables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment that lets copies of tensors go past the caches, unless ``environ`` says from which size they do.
+    """Return environment variables that let copies of tensors bypass the caches.
 
-    On processors other than x86, and without glibc, it changes nothing.
+    If ``environ`` has the size from which copies bypass them, nothing is returned. On processors other than x86, and
+    without glibc, the variables have no effect.
     """
     given = environ.get(VARIABLE, "")
     if _NAME in given:

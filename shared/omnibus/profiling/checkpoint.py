@@ -1,4 +1,4 @@
-"""Measurements so far, in a file beside the final one: a long run may be interrupted and resumed."""
+"""Partial results in a file, so that an interrupted run can resume."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +10,14 @@ from omnibus.profiling.measurements import OptionMeasurement
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """``key``: what was asked for, in words; ``found``: options that are done."""
+    """Finished options ``found``, and the run's settings in words as ``key``."""
 
     key: dict[str, str]
     found: dict[str, OptionMeasurement] = {}
 
 
 class PartialProfile:
-    """Keeps ``found`` in ``<name>.partial.json`` beside ``out``."""
+    """Keeps ``found`` in ``<name>.partial.json`` next to ``out``."""
 
     def __init__(self, out: Path, key: Mapping[str, str]) -> None:
         self.path = out.with_name(f"{out.name.removesuffix('.json')}.partial.json")
@@ -25,24 +25,27 @@ class PartialProfile:
         self.found: dict[str, OptionMeasurement] = {}
 
     def read_existing(self, resume: bool) -> None:
-        """Read what is there. Raises ``Conflict`` when it is not to be gone on with, or is of something else."""
+        """Read the file, if there is one.
+
+        Raises ``Conflict`` without ``resume``, or if the file belongs to another run.
+        """
         if not self.path.exists():
             return
         if not resume:
-            raise Conflict(f"{self.path} is there: go on with --resume, or remove it to begin anew")
+            raise Conflict(f"{self.path} exists: continue with --resume, or remove it to start over")
         try:
             partial = msgspec.json.decode(self.path.read_bytes(), type=Partial)
         except (OSError, msgspec.MsgspecError) as error:
-            raise BadRequest(f"{self.path} cannot be read: {error}; remove it to begin anew") from error
+            raise BadRequest(f"{self.path} cannot be read ({error}); remove it to start over") from error
         differs = [name for name in self._key if partial.key.get(name) != self._key[name]]
         if differs:
             was = ", ".join(f"{name} {partial.key.get(name, 'unknown')}" for name in differs)
-            raise Conflict(f"{self.path} was begun with {was}: ask for the same again, or remove it to begin anew")
-        # What did not start may do so now.
+            raise Conflict(f"{self.path} was started with {was}: use the same settings, or remove it to start over")
+        # Options that did not start may start now.
         self.found = {name: found for name, found in partial.found.items() if found.option.is_measured}
 
     def save_option(self, option: str, found: OptionMeasurement) -> None:
-        """Write at once; raises ``BadRequest`` when that fails."""
+        """Write at once. Raises ``BadRequest`` if that fails."""
         self.found[option] = found
         write_file(self.path, msgspec.json.format(msgspec.json.encode(Partial(self._key, self.found))))
 
@@ -51,7 +54,7 @@ class PartialProfile:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path``: others see the old file or the new one. Raises ``BadRequest``."""
+    """Replace ``path`` atomically with ``data``. Raises ``BadRequest``."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_bytes(data)

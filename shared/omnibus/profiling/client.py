@@ -1,6 +1,6 @@
-"""One streamed chat request over HTTP, and the times of what comes back.
+"""One streamed chat request over HTTP, and the times of its events.
 
-A client of its own: a load generator must cost little, and must know when each token came.
+The load generator uses this client because it costs little and records the arrival of each token.
 """
 
 import asyncio
@@ -22,10 +22,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class TimedAnswer(msgspec.Struct):
-    """One answer. Times are seconds from the request to the first token, the first sound, the end; 0: there was none.
+    """Times of one answer, in seconds.
 
-    ``gaps`` are seconds between tokens, ``speech`` seconds of sound, ``spoken`` those after its first piece, which
-    took ``speaking`` seconds to come. ``usage`` is as OpenAI has it.
+    They count from the request to the first token, the first audio and the end. A time is 0 if there was no such event.
+    ``gaps`` are the seconds between tokens. ``speech`` is the length of the audio in seconds, and ``spoken`` the length
+    without its first piece. That part arrived in ``speaking`` seconds. ``usage`` has OpenAI's form.
     """
 
     done: float = 0.0
@@ -39,7 +40,7 @@ class TimedAnswer(msgspec.Struct):
 
     @property
     def real_time(self) -> float:
-        """Seconds needed per second of speech, from its first piece on; 0 when it came in one."""
+        """Seconds needed per second of speech after its first piece; 0 if there was one piece."""
         return self.speaking / self.spoken if self.spoken > 0 else 0.0
 
 
@@ -67,7 +68,7 @@ class Client:
     async def send_chat(self, body: bytes, path: str = "") -> TimedAnswer:
         """Send a chat request along ``path`` and read its answer.
 
-        Raises the gateway's error, typed, and ``StageUnavailable`` when it does not answer.
+        Raises the gateway's error, typed, and ``StageUnavailable`` if the gateway does not answer.
         """
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
@@ -109,7 +110,7 @@ class Client:
 
 
 class _EventStreamReader:
-    """Takes server-sent events as they come."""
+    """Parses server-sent events as they arrive."""
 
     def __init__(self, began: float) -> None:
         self.answer = TimedAnswer(gaps=[])
@@ -119,7 +120,7 @@ class _EventStreamReader:
         self._rate = 0
 
     def feed_data(self, data: bytes) -> None:
-        """Take what has come: whole events, and the beginning of the next one."""
+        """Consume received bytes: whole events, and the beginning of the next one."""
         now = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n\n")
         for line in lines:
@@ -161,7 +162,7 @@ class _EventStreamReader:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
-    """Status, and length of the body; -1 when it comes in chunks."""
+    """Return the status and the body's length: -1 if it is chunked."""
     lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
     fields = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
     length = -1 if b"chunked" in fields.get(b"transfer-encoding", b"") else int(fields.get(b"content-length", 0))

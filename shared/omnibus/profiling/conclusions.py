@@ -1,4 +1,7 @@
-"""Numbers of a model that follow from what was measured of its options: sizes, lines, memory, and contradictions."""
+"""Numbers of a model derived from measurements of its options.
+
+These are sizes, lines, memory and contradictions.
+"""
 
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,12 +20,12 @@ from omnibus.profiling.memory import GB
 _INPUT_QUANTITIES = frozenset(("prompt_tokens", "image_tokens", "video_tokens", "audio_tokens"))
 #: Quantities that rows of answers grow with; codes with the first.
 _ANSWER_QUANTITIES = ("speech_seconds", "completion_tokens")
-#: Part by which an option's rate and the sum of its work may differ without a word.
+#: Part by which an option's rate and the sum of its work may differ without a note.
 MAX_DISAGREEMENT = 0.1
 
 
 def lined_components(subject: Subject, options: Mapping[str, DeploymentOption]) -> dict[str, list[str]]:
-    """Return by option the components whose line is measured on it: the smallest of ``options`` that has them."""
+    """Return the components whose line each option measures: the smallest of ``options`` with the component."""
     found: dict[str, list[str]] = {}
     for component in subject.components:
         hosts = [name for name, option in options.items() if component in option.components]
@@ -32,10 +35,10 @@ def lined_components(subject: Subject, options: Mapping[str, DeploymentOption]) 
 
 
 def mean_sizes(measured: Iterable[OptionMeasurement]) -> dict[str, dict[str, float]]:
-    """Return the mean quantities per request by request type, of the very requests that the seconds are of.
+    """Return the mean quantities per request by request type.
 
-    What none of these shows, as the length of answers where only encoders were measured, is that of requests one at
-    a time.
+    They are those of the requests whose seconds were measured. Other quantities are taken from
+    requests sent one at a time, such as the length of answers if only encoders were measured.
     """
     found: dict[str, dict[str, float]] = {}
     groups: dict[str, list[tuple[float, Mapping[str, float], bool]]] = {}
@@ -59,8 +62,10 @@ def mean_sizes(measured: Iterable[OptionMeasurement]) -> dict[str, dict[str, flo
 def _role_means(
     samples: Iterable[CostSample],
 ) -> Iterator[tuple[str, tuple[str, ...], tuple[float, Mapping[str, float], bool]]]:
-    """Yield type and components of each role, with the number of answers, mean quantities, and whether answers were
-    short."""
+    """Yield the type and components of each role, with its mean.
+
+    The mean is the number of answers, the mean quantities, and whether the answers were short.
+    """
     roles: dict[tuple[str, tuple[str, ...]], list[CostSample]] = {}
     for sample in samples:
         if sample.share and sample.count:
@@ -73,7 +78,10 @@ def _role_means(
 
 
 def fit_lines(subject: Subject, measured: Collection[OptionMeasurement]) -> dict[str, CostLine]:
-    """A line for each component, by the smallest option that has it and whose requests differ."""
+    """Fit a line for each component.
+
+    It uses the smallest option that has the component and whose requests differ.
+    """
     fitted = {}
     for component in subject.components:
         hosts = [each for each in measured if component in each.option.components and each.samples]
@@ -87,10 +95,10 @@ def fit_lines(subject: Subject, measured: Collection[OptionMeasurement]) -> dict
 
 
 def seconds_to_first_token(latency: float, answers: Iterable[TimedAnswer]) -> tuple[float, float]:
-    """Return the part of ``latency`` until the first token, and the seconds that clients waited for it beside that.
+    """Return the part of ``latency`` until the first token, and its overhead.
 
-    ``latency`` is that of executors whose last token ends it, ``answers`` are those of the same requests. Both are 0
-    when no answer came in pieces.
+    The overhead is the rest of the time that clients waited for the first token. ``latency`` is that of executors whose
+    last token ends it, and ``answers`` belong to the same requests. Both are 0 if no answer was streamed.
     """
     streamed = [each for each in answers if each.gaps]
     if not streamed or not latency:
@@ -101,7 +109,10 @@ def seconds_to_first_token(latency: float, answers: Iterable[TimedAnswer]) -> tu
 
 
 def median_overhead(measured: Iterable[OptionMeasurement]) -> float:
-    """Return the seconds of a request that no executor takes; 0 where no option ran all of one."""
+    """Return the median seconds of a request outside executors.
+
+    It is 0 if no option ran all components of a request.
+    """
     found = [seconds for each in measured for seconds in each.overheads]
     return statistics.median(found) if found else 0.0
 
@@ -112,9 +123,10 @@ def scale_work(
     lines: Mapping[str, CostLine],
     sizes: Mapping[str, Mapping[str, float]],
 ) -> tuple[RoleCost, ...]:
-    """Return the work of ``option`` for requests with the mean ``sizes``, by the lines of its components.
+    """Return the work of ``option`` for requests with the mean ``sizes``.
 
-    Each option was measured with other requests than the next: their means differ by chance.
+    Each option was measured with different requests, whose means differ by chance. The lines of its components correct
+    that.
     """
     brought = {(kind, role): own for kind, role, (_, own, _) in _role_means(samples)}
     found = []
@@ -132,9 +144,9 @@ def scale_work(
 def measured_edges(
     measured: Iterable[OptionMeasurement], sizes: Mapping[str, Mapping[str, float]]
 ) -> tuple[EdgeProfile, ...]:
-    """Return what goes from component to component, with the rows of requests of the mean ``sizes``.
+    """Return edges between components, with rows for the mean ``sizes``.
 
-    Edges are those of a few requests one at a time, whose answers are shorter or longer than the mean by chance.
+    Edges are measured with a few requests one at a time, whose answers are shorter or longer than the mean by chance.
     """
     found: dict[tuple[str, str, str], EdgeProfile] = {}
     for each in measured:
@@ -148,9 +160,9 @@ def measured_edges(
 
 
 def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:
-    """Return the memory for keys and values of the first component whose engine says so, in the smallest option.
+    """Return the memory for keys and values of the first reporting engine.
 
-    On CPUs nothing but the number of slots bounds it, so its memory is left out.
+    Small options are searched first. On CPUs only the number of slots limits it, so its memory is left out.
     """
     for each in sorted(measured, key=lambda each: len(each.option.components)):
         for component, (per_token, room) in each.kv.items():
@@ -161,7 +173,7 @@ def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:
 
 
 def contradictions(profile: ModelProfile) -> Iterator[str]:
-    """Yield in words each option whose rate is not that of its work, and each component without a line."""
+    """Yield notes on options with contradictory rates, and on missing lines."""
     for name, option in profile.options.items():
         spent = _mix_seconds(profile, option)
         if not spent or not option.rate:
@@ -177,7 +189,10 @@ def contradictions(profile: ModelProfile) -> Iterator[str]:
 
 
 def _mix_seconds(profile: ModelProfile, option: OptionProfile) -> float:
-    """Seconds per request of the mix by the option's work on whole requests; 0 where a type of it is missing."""
+    """Return the option's seconds per request of the mix.
+
+    They follow from its work on whole requests, and are 0 if a type of the mix is missing.
+    """
     total = 0.0
     for kind, each in profile.types.items():
         role = frozenset(option.components) & frozenset(each.components)

@@ -1,8 +1,9 @@
-"""Requests by their sizes: rows of a CSV to chat bodies.
+"""Workload of request sizes: converts rows of a CSV to chat bodies.
 
 Columns are ``num_images``, ``image_tokens`` (of all together), ``text_tokens``, ``output_tokens``, ``has_video``,
-``has_audio``, ``audio_output``. What a row lacks is 0, other columns are passed over. A token of text is a word, one
-of an image 28 x 28 pixels; sounds and videos are of one length. What the model does not take is left out, and said.
+``has_audio``, ``audio_output``. A missing column is 0, and unknown columns are ignored. A token of text is a word, one
+of an image 28 x 28 pixels. All audio clips have one length, and so have all videos. Media that the model does not take
+are left out, with a note.
 """
 
 import csv
@@ -18,14 +19,14 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.profiling.measured_model import Subject
 
-#: Side of an image token in pixels, seconds of sound and video, and pixels of such a video's side.
+#: Side of an image token in pixels, seconds of audio and video, and pixels of such a video's side.
 TOKEN_SIDE_PIXELS, AUDIO_SECONDS, VIDEO_SECONDS, VIDEO_SIDE_PIXELS = 28, 4.0, 2.0, 224
 TOKENS = ("image_tokens", "text_tokens", "output_tokens")
 SIZES = ("num_images", *TOKENS, "has_video", "has_audio", "audio_output")
 
 
 class RowSampling(msgspec.Struct, frozen=True):
-    """``rows`` to take of a CSV, by chance of ``seed``; numbers of tokens are multiplied by ``scale``."""
+    """Number of ``rows`` to sample from a CSV with ``seed``; ``scale`` multiplies numbers of tokens."""
 
     rows: int = 64
     seed: int = 0
@@ -38,7 +39,10 @@ DEFAULT_SAMPLING = RowSampling()
 def sample_bodies(
     path: Path, text: str, subject: Subject, how: RowSampling, notes: list[str]
 ) -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """Yield the place, share and body of each sampled row. Raises ``BadRequest``; ``notes`` get what is left out."""
+    """Yield the place, share and body of each sampled row.
+
+    Adds what is left out to ``notes``. Raises ``BadRequest``.
+    """
     reader = csv.DictReader(io.StringIO(text))
     if not {*SIZES} & {*(reader.fieldnames or ())}:
         raise BadRequest(f"the workload {path} has none of the columns {', '.join(SIZES)}")

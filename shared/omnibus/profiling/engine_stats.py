@@ -1,5 +1,7 @@
-"""Statistics of the engines of one executor over a window of time: how full their batches were, what came out of
-caches, and what memory they report."""
+"""Statistics of the engines of one executor over a window of time.
+
+They are the fill of their batches, their cache hits, and the memory that they report.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,9 +20,12 @@ EngineStats = Mapping[str, Mapping[str, Any]]
 
 
 class EngineWindow(NamedTuple):
-    """Work of engines between two looks. ``fill``: sequences in a batch, of those that there could be, in the fullest
-    component; None: no engine says. ``waiting``: some waited for a turn at both looks. ``hits``: items that came out of
-    a cache or were computed together with an equal one, instead of being computed."""
+    """Work of engines between two samples of their statistics.
+
+    ``fill`` is the share of a batch's slots that had a sequence, in the fullest component; None if no engine reports
+    it. ``waiting`` is true if sequences waited for a slot at both samples. ``hits`` counts the items that were not
+    computed because a cache had them or an equal item was computed at the same time.
+    """
 
     fill: float | None = None
     waiting: bool = False
@@ -28,7 +33,7 @@ class EngineWindow(NamedTuple):
 
 
 async def read_engine_stats(bus: Bus, status: ExecutorStatus) -> EngineStats:
-    """Read the statistics of the only executor of its option; empty when it sends none."""
+    """Read the statistics of the only executor of its option; empty if it sends none."""
     try:
         reply = await bus.request(
             f"$SRV.STATS.omnibus-{subjects.subject_token(status.option)}", b"", STATS_TIMEOUT_SECONDS
@@ -41,7 +46,7 @@ async def read_engine_stats(bus: Bus, status: ExecutorStatus) -> EngineStats:
 
 
 def compare_stats(before: EngineStats, after: EngineStats, at_once: int) -> EngineWindow:
-    """Return what happened between ``before`` and ``after``, with ``at_once`` requests in the system."""
+    """Return the work between ``before`` and ``after``, with ``at_once`` requests."""
     fills = [
         fill
         for component, now in after.items()
@@ -55,12 +60,12 @@ def compare_stats(before: EngineStats, after: EngineStats, at_once: int) -> Engi
 
 
 def reports_busy(stats: EngineStats) -> bool:
-    """True if every engine reports how long it has computed, as far as is known."""
+    """Return whether every engine seems to report its busy time."""
     return all(each.get("busy", 0.0) is not None for each in stats.values())
 
 
 def _batch_fill(before: Mapping[str, Any], now: Mapping[str, Any], at_once: int) -> float | None:
-    """Mean sequences of a batch, of the slots that requests could fill; None for an engine without slots."""
+    """Return the share of the usable slots that had a sequence; None for an engine without slots."""
     slots = min(int(now.get("slots") or 0), at_once)
     if not slots:
         return None

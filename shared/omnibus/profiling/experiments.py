@@ -1,4 +1,4 @@
-"""Trials of deployment options: each option with what else has to run, and the paths that give it its roles."""
+"""Trials of deployment options: each with the other options that it needs, and its paths."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -12,8 +12,11 @@ from omnibus.profiling.measured_model import Subject
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One option to be measured. ``options`` all run at once; each of ``paths`` names options in the order in which
-    they take components: the first that has a component runs it. The first path gives the option all it can do."""
+    """One option to measure, and the ``options`` that run with it.
+
+    Each of ``paths`` names options in their order of precedence: the first that has a component runs it. On the first
+    path, the option runs all its components.
+    """
 
     option: str
     options: dict[str, DeploymentOption]
@@ -32,14 +35,14 @@ class Trial(msgspec.Struct, frozen=True):
         return tuple(part for part in used if self.hosting_option(path, part) == self.option)
 
     def path_name(self, path: Sequence[str], used: Iterable[str]) -> str:
-        """Return the name of ``path`` for requests that use ``used``, in the order in which data flows."""
+        """Return the name of ``path`` for components ``used``, in data flow order."""
         return ">".join(dict.fromkeys(self.hosting_option(path, part) for part in used))
 
 
 def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = False) -> dict[str, DeploymentOption]:
-    """The options to measure: the declared ones, ``only`` some, or ``every`` set of components.
+    """Return the options to measure: the declared ones, ``only`` some, or ``every`` set of components.
 
-    Raises ``BadRequest`` that names what is not known.
+    Raises ``BadRequest`` with the unknown names.
     """
     known = _own_options(subject)
     if every:
@@ -54,8 +57,11 @@ def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = Fal
 def vary_options(
     options: Mapping[str, DeploymentOption], batches: Sequence[int], degrees: Sequence[int]
 ) -> dict[str, DeploymentOption]:
-    """Return ``options`` and, of each, one with each of ``batches``, and of each with a language model, one on as many
-    GPUs as each of ``degrees`` of tensor parallelism says, for each stage of its pipeline."""
+    """Return ``options`` and their variants.
+
+    Each option has a variant for each of ``batches``. An option with a language model also has one for each of
+    ``degrees`` of tensor parallelism: that many GPUs for each stage of its pipeline.
+    """
     found = dict(options)
     for name, option in options.items():
         for size in batches:
@@ -68,7 +74,10 @@ def vary_options(
 
 
 def make_trial(subject: Subject, name: str, option: DeploymentOption, others: int = 1) -> Trial:
-    """Return the trial of ``option``; all else that has to run gets ``others`` replicas, borrowed options none."""
+    """Return the trial of ``option``.
+
+    Other options that must run get ``others`` replicas each, borrowed ones none.
+    """
     rest = _remaining_options(subject, option)
     prefixes = list(dict.fromkeys([*_declared_prefixes(subject, name), *_encoder_prefixes(subject, option)]))
     paths = [(name, *rest), *((*prefix, name, *rest) for prefix in prefixes if not subject.shares)]
@@ -83,7 +92,7 @@ def make_trial(subject: Subject, name: str, option: DeploymentOption, others: in
 
 
 def with_replicas(trial: Trial, counts: Mapping[str, int]) -> Trial:
-    """Return ``trial`` with so many replicas of each option that ``counts`` names."""
+    """Return ``trial`` with the numbers of replicas in ``counts``."""
     options = {
         name: msgspec.structs.replace(each, replicas=counts.get(name, each.replicas))
         for name, each in trial.options.items()
@@ -92,7 +101,7 @@ def with_replicas(trial: Trial, counts: Mapping[str, int]) -> Trial:
 
 
 def trial_declarations(subject: Subject, trial: Trial) -> dict[str, Any]:
-    """The declarations that deploy ``trial``, and the models that it borrows from."""
+    """Return the declarations for ``trial`` and the models it borrows from."""
     entry = {
         **subject.declared,
         "options": {name: msgspec.to_builtins(each) for name, each in trial.options.items() if not each.of},
@@ -102,12 +111,15 @@ def trial_declarations(subject: Subject, trial: Trial) -> dict[str, Any]:
 
 
 def _own_options(subject: Subject) -> dict[str, DeploymentOption]:
-    """The options that run components of the model's own, not what another one lends."""
+    """Return the options without components of another model."""
     return {name: each for name, each in subject.options.items() if {*each.components} <= {*subject.own_components}}
 
 
 def _all_options(subject: Subject, known: Iterable[DeploymentOption]) -> dict[str, DeploymentOption]:
-    """Every set of components that is not among ``known``, but those that a request would have to visit twice."""
+    """Return every set of components that is not among ``known``.
+
+    Sets that a request would have to visit twice are left out.
+    """
     there = {frozenset(option.components) for option in known}
     found = {}
     for count in range(1, len(subject.own_components) + 1):
@@ -120,7 +132,7 @@ def _all_options(subject: Subject, known: Iterable[DeploymentOption]) -> dict[st
 
 
 def _visits_twice(subject: Subject, parts: Sequence[str]) -> bool:
-    """Return whether something between two of ``parts`` runs elsewhere."""
+    """Return whether a component between two of ``parts`` runs elsewhere."""
     behind = _all_successors(subject)
     return any(
         middle not in parts and middle in behind[first] and last in behind[middle]
@@ -156,7 +168,7 @@ def _single_options(subject: Subject) -> dict[str, DeploymentOption]:
 
 
 def _remaining_options(subject: Subject, option: DeploymentOption) -> tuple[str, ...]:
-    """Options that run what ``option`` does not: the smallest that have nothing in common with it."""
+    """Return options for the components that ``option`` lacks: the smallest that share none with it."""
     found = []
     for part in subject.components:
         if part in option.components:
@@ -173,7 +185,7 @@ def _host_options(subject: Subject, part: str, without: Sequence[str]) -> list[s
 
 
 def _borrowed_options(subject: Subject) -> dict[str, DeploymentOption]:
-    """The options of other models on declared paths, for what they lend."""
+    """Return the other models' options on declared paths, with borrowed components."""
     found = {}
     for name in dict.fromkeys(name for path in subject.paths for name in path if "/" in name):
         owner = name.rpartition("/")[0]
@@ -183,7 +195,7 @@ def _borrowed_options(subject: Subject) -> dict[str, DeploymentOption]:
 
 
 def _declared_prefixes(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
-    """Yield the options that run a part of its components before it, for each declared path that leaves it the rest."""
+    """Yield the options on paths that run part of ``name`` earlier."""
     for path in subject.paths:
         if name in path and not any("/" in each for each in path):
             before = path[: path.index(name)]
@@ -194,7 +206,7 @@ def _declared_prefixes(subject: Subject, name: str) -> Iterator[tuple[str, ...]]
 
 
 def _encoder_prefixes(subject: Subject, option: DeploymentOption) -> Iterator[tuple[str, ...]]:
-    """Encoders that may have run elsewhere, where the option has more than they do."""
+    """Yield encoders that may have run elsewhere, for options with further components."""
     encoders = [
         part for part in subject.encoder_components if part in option.components and part in subject.own_components
     ]

@@ -1,4 +1,4 @@
-"""Seconds of a component as a line over what requests bring: ``base`` and so much ``per`` token."""
+"""Seconds of a component as a line over a request's quantities: a ``base`` and seconds ``per`` token."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -10,12 +10,12 @@ from omnibus.profiling.measured_model import SPEECH, Subject
 
 #: Unknowns of a line at most, its base included.
 MAX_UNKNOWNS = 3
-#: Quantities that differ by less than this part of their largest say nothing.
+#: Quantities that differ by less than this part of their largest are ignored.
 MIN_SPREAD = 0.05
 
 
 def solve_nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative unknowns: ``rows`` [n, k] float, ``wanted`` [n] float, the result [k].
+    """Least squares without negative unknowns: ``rows`` [n, k] float, ``target`` [n] float, the result [k].
 
     Exact: of all choices of unknowns that are not zero, the best whose solution has no negative one.
     """
@@ -33,7 +33,10 @@ def solve_nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def fit_line(samples: Sequence[tuple[Mapping[str, float], float]], quantities: Sequence[str]) -> CostLine | None:
-    """The line through ``samples``, quantities and seconds of requests; None when they do not differ enough."""
+    """Return the line through ``samples``: quantities and seconds of requests.
+
+    Returns None if they do not differ enough.
+    """
     spread = (
         {name: _relative_spread([each.get(name, 0.0) for each, _ in samples]) for name in quantities} if samples else {}
     )
@@ -49,7 +52,7 @@ def fit_line(samples: Sequence[tuple[Mapping[str, float], float]], quantities: S
 
 
 def quantity_names(subject: Subject, component: str) -> tuple[str, ...]:
-    """Return the names of the quantities that the seconds of ``component`` may depend on."""
+    """Return the quantities that the seconds of ``component`` may depend on."""
     read = tuple(f"{modality}_tokens" for modality, part in subject.encoders.items() if part == component)
     if read:
         return read

@@ -1,4 +1,7 @@
-"""A closed loop: so many requests at a time, each one that ends lets the next begin; and what was seen of them."""
+"""Closed loop that keeps requests in flight, and its results.
+
+Each request that ends starts the next one.
+"""
 
 import asyncio
 import math
@@ -33,10 +36,10 @@ class LoadStep(msgspec.Struct, frozen=True):
 
 
 class LoadRequest(NamedTuple):
-    """A request on a path; ``short``: with an answer of one token; ``paces``: it says how many are served in a second.
+    """A request on a path.
 
-    Those that skip an option end early while those that do not queue up before it: for a while more are served than can
-    be kept up.
+    ``short`` requests have an answer of one token. ``paces`` marks requests that define the rate. Requests that skip an
+    option end early, while the others queue for it. Counting them would overstate the rate for a while.
     """
 
     request: WorkloadRequest
@@ -50,8 +53,10 @@ class LoadRequest(NamedTuple):
 
 
 class LoadResult(NamedTuple):
-    """Requests that ended in a step: orders and their answers, ``rate`` of them per second. ``others`` ended
-    before it was warm, or after it."""
+    """Requests that ended in a step, and their ``rate`` per second.
+
+    ``others`` ended before the step was warm, or after it.
+    """
 
     at_once: int
     rate: float
@@ -74,7 +79,7 @@ class LoadResult(NamedTuple):
 
 
 class ClosedLoop:
-    """``at_once`` requests of ``orders`` at all times, by their shares."""
+    """Keeps ``at_once`` requests of ``orders`` in flight, by their shares."""
 
     def __init__(self, port: int, orders: Sequence[LoadRequest], at_once: int) -> None:
         self._port = port
@@ -85,10 +90,10 @@ class ClosedLoop:
         self._ended: list[tuple[float, LoadRequest, TimedAnswer]] = []
         self._news = asyncio.Event()
         self._begun = 0
-        self._warm_at = math.inf  # the first time that each of them had one
+        self._warm_at = math.inf  # the first time that each client had an answer
 
     async def run(self, step: LoadStep, between: Callable[[], Awaitable[None]]) -> LoadResult:
-        """One step. ``between`` is awaited at its beginning, once it is warm, and at its end, all under load.
+        """Run one step. Calls ``between`` at its beginning, once it is warm, and at its end, under load.
 
         Raises the first request's error.
         """
@@ -114,7 +119,7 @@ class ClosedLoop:
             try:
                 answer = await client.send_chat(order.body, order.path)
             except Rejected as error:
-                raise BadRequest(f"{order.request.where} of the workload is refused: {error.message}") from error
+                raise BadRequest(f"{order.request.where} of the workload is rejected: {error.message}") from error
             self._ended.append((time.monotonic(), order, answer))
             self._begun += first
             if first and self._begun == self._at_once:
@@ -150,13 +155,13 @@ class ClosedLoop:
         )
 
     def _mix_rate(self, ended: Sequence[tuple[float, LoadRequest]]) -> float:
-        """Requests per second, of all, by those that ``pace`` them and their share."""
+        """Return requests per second of the mix, from those that ``pace`` it."""
         paced = [at for at, order in ended if order.paces]
         share = sum(order.request.share for order in self._orders if order.paces) / self._marks[-1]
         return request_rate(paced) / share if len(paced) > 2 else request_rate([at for at, _ in ended])
 
     async def _wait_for_index(self, true: Callable[[int], bool]) -> int:
-        """The first of those that have ended for which ``true``."""
+        """Wait until requests have ended; return the index of the first for which ``true`` holds."""
         at = 0
         while True:
             while at < len(self._ended):
@@ -168,15 +173,18 @@ class ClosedLoop:
 
 
 def request_rate(ends: Sequence[float]) -> float:
-    """Requests per second by the times at which they ended: the line through these, so that it matters little
-    whether the first and the last batch were seen as a whole."""
+    """Return requests per second, given the times at which they ended.
+
+    The rate is the slope of the line through these times. It hardly depends on whether the first and the last batch
+    were complete.
+    """
     numbers = np.arange(len(ends)) - (len(ends) - 1) / 2
     slope = float(numbers @ (np.array(ends) - ends[0])) / float(numbers @ numbers)
     return 1.0 / max(slope, 1e-9)
 
 
 def mean_quantities(answers: Sequence[tuple[LoadRequest, TimedAnswer]]) -> dict[str, dict[str, float]]:
-    """Mean quantities per request type, as the answers tell them."""
+    """Return mean quantities per request type, as reported in the answers."""
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for order, answer in answers:
         own = sums[order.request.kind]
@@ -190,8 +198,10 @@ def mean_quantities(answers: Sequence[tuple[LoadRequest, TimedAnswer]]) -> dict[
 
 
 def request_quantities(request: WorkloadRequest, answer: TimedAnswer) -> dict[str, float]:
-    """Return the quantities of one request and its answer. An answer's image tokens include those of videos: for a
-    request with both, all count as those of images."""
+    """Return the quantities of one request and its answer.
+
+    An answer's image tokens include those of videos. For a request with both, all count as image tokens.
+    """
     usage = answer.usage
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     seen = float(prompt.get("image_tokens", 0))

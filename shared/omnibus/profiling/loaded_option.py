@@ -1,4 +1,4 @@
-"""A deployed trial under load: steps of load, and more replicas of what holds its option back."""
+"""A deployed trial under load: runs steps, and adds replicas of the options that limit its rate."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.steps import StepMeasurement, busy_shares, option_loads
 from omnibus.profiling.testbed import DeployedTrial, NotStarted, Testbed
 
-#: Other options that are busy for at least so much of what the busiest is get more replicas together with it.
+#: Options at least this busy, relative to the busiest other option, get more replicas together with it.
 _BUSY_TOGETHER = 0.7
 #: Requests in the system for each slot of an engine, so that one that ends is followed by one that waits.
 _REQUESTS_PER_SLOT = 2
-#: Lengths of a step for which nothing is sent after a refusal.
+#: Lengths of a step for which nothing is sent after a rejection.
 _CALM_STEPS = 2
 
 
 class LoadedOption:
-    """The option of ``trial`` as it is ``deployed``, with at most ``most_others`` replicas of any other one."""
+    """The deployed option of ``trial``, with ``most_others`` replicas of others at most."""
 
     def __init__(
         self, house: Testbed, trial: Trial, deployed: DeployedTrial, most_others: int, tell: Callable[[str], None]
@@ -39,7 +39,7 @@ class LoadedOption:
 
     @property
     def executor(self) -> str:
-        """Id of the executor that is measured."""
+        """Id of the measured executor."""
         return self._deployed.under
 
     @property
@@ -48,19 +48,22 @@ class LoadedOption:
 
     @property
     def start_seconds(self) -> float:
-        """Fewest seconds in which an executor of the option became ready; 0: none was seen to start."""
+        """Fewest seconds in which an executor became ready: 0 without a start."""
         return self._house.starts.get(self.trial.option, 0.0)
 
     async def read_stats(self) -> EngineStats:
         return await self._house.hearing.read_stats(self.executor)
 
     async def full_load(self, at_once: int, most: int) -> int:
-        """Return how many requests at a time fill the engines: ``at_once``, or more where these have more slots."""
+        """Return how many requests fill the engines: ``at_once``, or more if they have more slots."""
         slots = max((int(each.get("slots") or 0) for each in (await self.read_stats()).values()), default=0)
         return min(most, max(at_once, _REQUESTS_PER_SLOT * slots))
 
     async def run_step(self, orders: list[LoadRequest], at_once: int, step: LoadStep) -> StepMeasurement:
-        """Keep ``at_once`` requests of ``orders`` under way for a step, and look at the executors before and after."""
+        """Keep ``at_once`` requests of ``orders`` in flight for a step.
+
+        Samples the executors before and after it.
+        """
         executors = dict(self._deployed.executors)
         looks: list[tuple[dict[str, BusySample], EngineStats]] = []
 
@@ -80,11 +83,13 @@ class LoadedOption:
     async def run_most(
         self, orders: list[LoadRequest], at_once: int, step_of: Callable[[int], LoadStep]
     ) -> tuple[StepMeasurement, bool]:
-        """Run a step with ``at_once`` requests at a time, or, where the gateway refuses some, with half as many, and so
-        on; returns it, and whether some were refused. ``step_of`` says how long a step of so many lasts. Between two of
-        them a gateway has time to see that nobody waits any more: until then it refuses what it would take.
+        """Run a step with ``at_once`` requests, or fewer after rejections.
 
-        Raises what the gateway answers to one request at a time.
+        While the gateway rejects some, their number is halved. Returns the step, and whether the gateway rejected
+        requests. ``step_of`` returns the length of a step with this many requests. After a rejection, nothing is sent
+        for a while: until the gateway sees its queue empty, it rejects requests that it could take.
+
+        Raises the gateway's error if it rejects a single request at a time.
         """
         most = at_once
         while True:
@@ -102,7 +107,7 @@ class LoadedOption:
                 await asyncio.sleep(_CALM_STEPS * step.seconds)
 
     async def raise_others(self, step: StepMeasurement) -> bool:
-        """Double the replicas of the other options that were busiest in ``step``; False when there cannot be more."""
+        """Double the replicas of the busiest other options in ``step``; return False at the limit."""
         top = max(step.others.values(), default=0.0)
         more = {
             name: min(2 * self.trial.options[name].replicas, self._most_others)
@@ -116,7 +121,7 @@ class LoadedOption:
         try:
             self._deployed = await self._house.deploy(self.trial)
         except NotStarted as error:
-            self.notes.append(f"{before.option} has no more replicas of others beside it: {error.message}")
+            self.notes.append(f"{before.option} cannot get more replicas of other options: {error.message}")
             self.trial, self._most_others = before, 0
             self._deployed = await self._house.deploy(before)
             return False

@@ -1,4 +1,4 @@
-"""One deployment option: what a replica of it can do, by itself and for each type of request."""
+"""Measurement of one deployment option: a replica alone, and with each type of request."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -21,9 +21,9 @@ from omnibus.profiling.steps import StepMeasurement, bottleneck_notes, split_by_
 from omnibus.profiling.testbed import NotStarted, Testbed
 from omnibus.profiling.workload import Workload, WorkloadRequest
 
-#: A step that serves less than so much more than the one before has found the end, the second time in a row.
+#: Growth of the rate below which a step is flat, and flat steps in a row that end the climb.
 MIN_GROWTH, MAX_FLAT_STEPS = 0.05, 2
-#: Requests one at a time, of each type; and of steps that seconds follow from, for each at a time.
+#: Sequential requests of each type; and answers per concurrent request in steps that measure seconds.
 SEQUENTIAL_REQUEST_COUNT, ANSWERS_PER_REQUEST = 3, 4
 #: Seconds after its answer that the end of a request may come.
 _END_SECONDS = 1.0
@@ -40,7 +40,10 @@ class Role(NamedTuple):
 
 
 class _AloneSeconds(NamedTuple):
-    """Seconds of a role, one request at a time; those to its first token, and of the request beside it. 0: unknown."""
+    """Seconds of a role, one request at a time: 0 if unknown.
+
+    ``first_token`` is the part until the first token, ``overhead`` the request's seconds outside executors.
+    """
 
     latency: float
     first_token: float = 0.0
@@ -56,9 +59,9 @@ async def measure_option(
     tell: Tell,
     lined: Collection[str] = (),
 ) -> OptionMeasurement:
-    """Deploy ``trial`` and measure its option. One that does not start is left for the planner to estimate.
+    """Deploy ``trial`` and measure its option, unless it does not start: the planner then estimates it.
 
-    The seconds of the components ``lined`` are measured with requests of other sizes, too.
+    For the components ``lined``, it also measures requests of other sizes.
     """
     tell("starting")
     plain = describe_option(subject, trial.options[trial.option], how.gpu)
@@ -72,7 +75,7 @@ async def measure_option(
 
 
 def describe_option(subject: Subject, declared: DeploymentOption, gpu: str) -> OptionProfile:
-    """``declared`` as a profile has it before anything is measured, on ``gpu``: with all that it is deployed with."""
+    """Return ``declared`` as an unmeasured profile on ``gpu``."""
     return OptionProfile(
         components=subject.in_flow_order(declared.components),
         service=declared.service,
@@ -102,7 +105,7 @@ class _OptionProfiler:
         self._held: dict[str, StepMeasurement] = {}
         self._hits = 0
         self._samples: list[CostSample] = []
-        #: Nothing after encoders is to hold them back.
+        #: Components after encoders must not slow them down.
         self._short = {*loaded.trial.components} <= {*subject.encoder_components}
 
     async def run(self, plain: OptionProfile, lined: Collection[str]) -> OptionMeasurement:
@@ -129,7 +132,7 @@ class _OptionProfiler:
             curve=tuple(curve),
         )
         if self._hits:
-            self._notes.append(f"{self._name} took {self._hits} results out of caches: its seconds are too few")
+            self._notes.append(f"{self._name} took {self._hits} results from caches: its seconds are too low")
         notes = [*self._notes, *self._loaded.notes, *bottleneck_notes(self._name, self._held)]
         return OptionMeasurement(
             whole,
@@ -143,7 +146,10 @@ class _OptionProfiler:
         )
 
     def _mix_rate(self, best: StepMeasurement, work: Sequence[RoleCost]) -> float:
-        """Requests of the mix per second: what was served, unless others held it back; 0 where that is unknown."""
+        """Return requests of the mix per second: measured if the option limited them.
+
+        Otherwise the rate follows from ``work``, or is 0 if that is unknown.
+        """
         if best.busy is None or best.is_bottleneck:
             return best.seen.rate
         trial = self._loaded.trial
@@ -155,7 +161,10 @@ class _OptionProfiler:
         return 1.0 / spent if spent > 0 else 0.0
 
     def _list_roles(self) -> list[Role]:
-        """Each role once for each type. The first path is there for all types: what they bring is seen on it."""
+        """Return each role once for each type.
+
+        The first path is listed for all types, since the requests' quantities are measured on it.
+        """
         trial, found = self._loaded.trial, dict[tuple[str, tuple[str, ...]], Role]()
         for path in trial.paths:
             for request in self._workload.requests:
@@ -168,7 +177,10 @@ class _OptionProfiler:
     async def _measure_alone(
         self, role: Role, edges: list[EdgeProfile], quantities: dict[str, dict[str, float]]
     ) -> _AloneSeconds:
-        """Requests one at a time: seconds of the role, bytes between components, what the answers tell."""
+        """Send requests one at a time, and measure the role's seconds.
+
+        Adds bytes between components to ``edges``, and the sizes that answers report to ``quantities``.
+        """
         self._tell(f"{role.kind or 'requests'} one at a time")
         recorder = EdgeRecorder(self._subject.name, role.kind)
         await recorder.listen(self._loaded.bus)
@@ -191,7 +203,10 @@ class _OptionProfiler:
         return self._time_alone(role, recorder.mean_latency(self._loaded.executor), [each for _, each in seen.answers])
 
     def _time_alone(self, role: Role, latency: float, answers: Sequence[TimedAnswer]) -> _AloneSeconds:
-        """Seconds of one request at a time: those to the first token where the role ends with that of the text."""
+        """Return the seconds of one request, and those to its first token.
+
+        The latter are 0 unless the role ends with the text's last token.
+        """
         text = self._subject.required_components
         if not text or not {*text} <= {*role.components} or role.components[-1] != text[-1]:
             return _AloneSeconds(latency)
@@ -200,9 +215,9 @@ class _OptionProfiler:
         return _AloneSeconds(latency, first, overhead if {*used} == {*role.components} else 0.0)
 
     async def _sweep_load(self) -> tuple[list[Point], StepMeasurement]:
-        """The mix with 1, 2, 4 ... at a time until more does not help; the curve, and its best step.
+        """Run the mix with 1, 2, 4 ... requests until more do not help. Returns the curve and its best step.
 
-        Where others of the path hold it back they get more replicas, and it goes on from the best load.
+        If other options of the path limit the rate, they get more replicas, and the sweep continues from the best load.
         """
         trial = self._loaded.trial
         full, several, parts = trial.paths[0], len(trial.paths) > 1, {*trial.components}
@@ -225,13 +240,13 @@ class _OptionProfiler:
             if best.seen.rate < before.seen.rate * (1 + MIN_GROWTH):
                 break
         if best.busy is None:
-            self._notes.append(f"{self._name} does not say how busy it is: its seconds are right if it held all back")
+            self._notes.append(f"{self._name} does not report its busy time: its seconds assume a bottleneck")
         return [each.seen.to_point() for each in taken], best
 
     async def _climb_load(
         self, orders: list[LoadRequest], taken: list[StepMeasurement], at_once: int
     ) -> list[StepMeasurement]:
-        """Return ``taken`` and the steps from ``at_once`` requests at a time on, until more does not help."""
+        """Return ``taken`` and steps from ``at_once`` requests until more do not help."""
         taken, flat = list(taken), 0
         while at_once <= self._how.most and flat < MAX_FLAT_STEPS:
             rate = f", {taken[-1].seen.rate:.3g} req/s" if taken else ""
@@ -247,11 +262,11 @@ class _OptionProfiler:
             taken.append(step)
             at_once *= 2
         if not flat and len(taken) > 1 and at_once > self._how.most:
-            self._notes.append(f"{self._name} served more and more up to {at_once // 2} at a time: raise --most")
+            self._notes.append(f"{self._name} still gained throughput at {at_once // 2} at a time: raise --most")
         return taken
 
     async def _measure_role(self, role: Role, at_once: int) -> float | None:
-        """Seconds per request of the role, requests of that type alone; None where it has computed nothing."""
+        """Return the role's seconds per request: None if it computed nothing."""
         total = 0.0
         for share, requests in split_by_size(self._workload.requests_of(role.kind)):
             self._tell(f"{role.kind or 'requests'} alone, {at_once} at a time")
@@ -269,7 +284,10 @@ class _OptionProfiler:
         return total
 
     async def _load_fully(self, orders: list[LoadRequest], at_once: int) -> StepMeasurement:
-        """A step in which the option is the bottleneck, as far as more requests, and then more others, make it that."""
+        """Run a step in which the option is the bottleneck.
+
+        It tries more requests first, then more replicas of other options, up to their limits.
+        """
         taken, refused = await self._loaded.run_most(orders, at_once, self._full_step)
         at_once, enough = taken.seen.at_once, refused
         while not taken.is_bottleneck:
@@ -289,7 +307,7 @@ class _OptionProfiler:
         return taken
 
     def _full_step(self, at_once: int) -> LoadStep:
-        """A step that lasts until so many have ended that their sizes are those of the workload."""
+        """Return a step with enough requests for the workload's mean sizes."""
         return LoadStep(self._how.seconds, max(self._how.requests, ANSWERS_PER_REQUEST * at_once))
 
     def _cost_sample(self, role: Role, taken: StepMeasurement, share: float) -> CostSample:
@@ -305,7 +323,7 @@ class _OptionProfiler:
         )
 
     async def _measure_sizes(self, roles: Sequence[Role], at_once: int, lined: Collection[str]) -> None:
-        """Take samples of the components ``lined`` with requests of other sizes, of the most frequent type."""
+        """Sample the components ``lined`` with other sizes of frequent requests."""
         shares = self._workload.type_shares
         done: set[tuple[str, str]] = set()
         for component in lined:

@@ -1,4 +1,4 @@
-"""The model that is measured: what its declaration and its family say of it."""
+"""The measured model: its declaration and the properties of its family."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -11,16 +11,17 @@ from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import DeploymentOption, request_type
 
-#: Components that a request uses only when the answer is to be heard.
+#: Components that a request uses only if its answer has audio.
 SPEECH = ("talker", "vocoder")
-#: Services by who hosts a set of components: the first that is the usual one of any of them.
+#: Services that may host a set of components: the first that is the usual service of any of them.
 SERVICES = ("llm", "generator", "encoder")
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A model and how it is declared. ``options`` are those that its deployment has, ``paths`` the ways through it.
+    """A model and its declaration.
 
-    ``declared`` is its entry of the declarations file, ``others`` those of models that it shares components with.
+    ``options`` are those that its deployment has, ``paths`` the ways through it. ``declared`` is its entry in the
+    declarations file, and ``others`` has the entries of models whose components it shares.
     """
 
     name: str
@@ -36,28 +37,31 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def own_components(self) -> tuple[str, ...]:
-        """The components that its own executors run."""
+        """Components that the model's own executors run."""
         return tuple(part for part in self.components if part not in self.shares)
 
     @property
     def encoder_components(self) -> tuple[str, ...]:
-        """The components that read media."""
+        """Components that read media."""
         return tuple(part for part in self.components if part in self.encoders.values())
 
     @property
     def required_components(self) -> tuple[str, ...]:
-        """The components that every request uses."""
+        """Components that every request uses."""
         return tuple(part for part in self.components if part not in self.encoder_components and part not in SPEECH)
 
     @property
     def order(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of a component and its direct successor: encoders side by side, then one component after the other."""
+        """Pairs of a component and its direct successor: encoders in parallel, then a chain."""
         chain = [part for part in self.components if part not in self.encoder_components]
         first = [(encoder, chain[0]) for encoder in self.encoder_components] if chain else []
         return (*first, *pairwise(chain))
 
     def used_components(self, modalities: Collection[str], speaks: bool) -> frozenset[str]:
-        """The components that a request with these media uses. Raises ``BadRequest`` for what the model lacks."""
+        """Return the components that a request with these media uses.
+
+        Raises ``BadRequest`` for media that the model lacks.
+        """
         for modality in sorted(modalities):
             if modality not in self.encoders:
                 raise BadRequest(f"{self.name} does not take {modality}: leave it out")
@@ -69,15 +73,15 @@ class Subject(msgspec.Struct, frozen=True):
         )
 
     def in_flow_order(self, parts: Collection[str]) -> tuple[str, ...]:
-        """``parts`` in the order in which data flows."""
+        """Return ``parts`` in the order of data flow."""
         return tuple(part for part in self.components if part in parts)
 
     def type_name(self, used: Collection[str]) -> str:
-        """Name of the request type that uses ``used``."""
+        """Return the name of the request type that uses ``used``."""
         return request_type(self.components, used)  # type: ignore[arg-type]
 
     def host_service(self, parts: Collection[str]) -> str:
-        """The service that hosts ``parts`` together."""
+        """Return the service that hosts ``parts`` together."""
         usual = {self._usual_service(part) for part in parts}
         return next(service for service in SERVICES if service in usual)
 
@@ -89,7 +93,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 def find_subject(name: str, declarations: str) -> Subject:
-    """The model ``name`` of a declarations file's text. Raises ``BadRequest`` that says what is wrong with either."""
+    """Return the model ``name`` of the declarations. Raises ``BadRequest`` if either is invalid."""
     models = _parse_models(declarations)
     if name not in models:
         raise BadRequest(f"no model {name!r} is declared; there is {', '.join(sorted(models)) or 'none'}")
@@ -102,21 +106,21 @@ def find_subject(name: str, declarations: str) -> Subject:
 
 
 def chat_components(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of ``components`` that answer chats, of which a workload consists. ``tasks`` are kinds by component.
+    """Return those of ``components`` that answer chats: a workload consists of chats.
 
-    Raises ``BadRequest`` when none does.
+    ``tasks`` has the kind of task by component. Raises ``BadRequest`` if none answers chats.
     """
     [chat, *_] = catalog.component_chains(components, tasks)
     if catalog.CHATTING.isdisjoint(tasks.get(part) for part in chat):
         raise BadRequest(
-            f"{name} does not chat, and only chats can be measured: it has {', '.join(components)}; choose a model "
+            f"{name} does not chat, and only chats can be measured. It has {', '.join(components)}. Choose a model "
             "with a language model that answers"
         )
     return tuple(chat)
 
 
 def model_names(declarations: str) -> tuple[str, ...]:
-    """All models that are declared. Raises ``BadRequest``."""
+    """Return all declared models. Raises ``BadRequest``."""
     return tuple(_parse_models(declarations))
 
 
@@ -125,7 +129,7 @@ def _make_subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], f
     components = chat_components(name, whole, family["tasks"])
     encoders = {key: part for key, part in family["encoders"].items() if part in components}
     options = msgspec.convert(entry.get("options") or family["options"], dict[str, DeploymentOption])
-    if components != whole:  # it makes pictures as well
+    if components != whole:  # it generates images as well
         tasks = {part: kind for part, kind in (entry.get("tasks") or {}).items() if part in components}
         entry = {**entry, "components": list(components), "tasks": tasks}
     other = {key for key, option in options.items() if {*option.components} & ({*whole} - {*components})}
@@ -157,7 +161,7 @@ def _parse_models(declarations: str) -> dict[str, Any]:
 
 
 def _without_planned(entry: Any) -> dict[str, Any]:
-    """An entry without what the planner would do with it: here each deployment is said."""
+    """Return ``entry`` without the planner's settings: the profiler deploys each option itself."""
     if not isinstance(entry, dict):
         raise BadRequest("the declarations cannot be read: each of `models` must be an object")
     return {key: value for key, value in entry.items() if key != "planned"}

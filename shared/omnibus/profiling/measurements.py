@@ -1,4 +1,4 @@
-"""Results of measuring options, as they are kept until all are measured; and the settings that they depend on."""
+"""Results of measuring options, kept until all are measured, and their settings."""
 
 import msgspec
 
@@ -6,8 +6,12 @@ from omnibus.profile import EdgeProfile, OptionProfile
 
 
 class MeasureSettings(msgspec.Struct, frozen=True):
-    """``seconds`` and ``requests`` of a step, ``most`` at a time. The rest of a path has ``others`` replicas of each
-    option, and up to ``most_others`` where they hold requests back. ``gpu`` is the type that options run on."""
+    """Settings of the measurements.
+
+    A step lasts ``seconds`` at least and has ``requests`` at least, with ``most`` at a time. Each option of the rest of
+    a path has ``others`` replicas, or up to ``most_others`` if it limits the rate. ``gpu`` is the type of GPU of the
+    options.
+    """
 
     seconds: float = 5.0
     requests: int = 16
@@ -18,10 +22,10 @@ class MeasureSettings(msgspec.Struct, frozen=True):
 
 
 class CostSample(msgspec.Struct, frozen=True):
-    """Mean quantities of requests of one type and size, and the seconds of each component that they cost.
+    """Mean quantities of requests of one type and size, and components' seconds.
 
-    ``count`` answers to requests of ``role`` gave them, ``share`` is the part of these that has that size; 0: the size
-    is none of the workload's. ``short``: answers had one token.
+    The means are of ``count`` answers to requests of ``role``. ``share`` is the part of the role's requests that have
+    this size, or 0 if the workload does not have this size. ``short`` answers have one token.
     """
 
     kind: str
@@ -34,11 +38,11 @@ class CostSample(msgspec.Struct, frozen=True):
 
 
 class OptionMeasurement(msgspec.Struct, frozen=True):
-    """All that measuring one option gave. ``busy`` is its busy share when it was saturated; -1: it does not say.
+    """All measurements of one option.
 
-    ``quantities`` are those of requests one at a time, ``kv`` bytes of keys and values by component: per token, and all
-    that there is room for. ``overheads`` are seconds of requests by themselves that no executor took, where the option
-    ran all of them.
+    ``busy`` is its busy share under full load, or -1 if it reports none. ``quantities`` are those of requests sent one
+    at a time. ``kv`` has the bytes of keys and values by component: per token, and the capacity. ``overheads`` are the
+    seconds of single requests outside executors, measured if the option ran all their components.
     """
 
     option: OptionProfile

@@ -1,4 +1,4 @@
-"""Pictures, sounds and videos of a given size, made here: the same seed makes the same bytes."""
+"""Generated images, audio and videos of a given size: the same seed gives the same bytes."""
 
 import io
 import struct
@@ -9,14 +9,14 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 
-#: Samples per second of a sound, frames per second of a video.
+#: Samples per second of audio, frames per second of a video.
 SAMPLE_RATE_HERTZ, FRAMES_PER_SECOND = 16_000, 4
 #: Pixels of one side of a square whose colour is drawn; the rest follows, so that files stay small.
 _BLOCK_SIDE_PIXELS = 14
 
 
 def make_image(width: int, height: int, seed: int) -> bytes:
-    """A PNG of ``width`` x ``height`` pixels."""
+    """Return a PNG of ``width`` x ``height`` pixels."""
     rows = _random_pixels(np.random.default_rng(seed), width, height)
     raw = np.concatenate([np.zeros((height, 1), np.uint8), rows.reshape(height, width * 3)], axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -25,7 +25,7 @@ def make_image(width: int, height: int, seed: int) -> bytes:
 
 
 def make_audio(seconds: float, seed: int) -> bytes:
-    """A WAV file, mono, 16 bit: a tone in noise."""
+    """Return a WAV file, mono, 16 bit: a tone in noise."""
     count = max(1, round(seconds * SAMPLE_RATE_HERTZ))
     noise = np.random.default_rng(seed).standard_normal(count)
     tone = np.sin(np.arange(count) * (250 + 10 * (seed % 50)) * 2 * np.pi / SAMPLE_RATE_HERTZ)
@@ -39,7 +39,7 @@ def make_audio(seconds: float, seed: int) -> bytes:
 
 
 def make_video(width: int, height: int, seconds: float, seed: int) -> bytes:
-    """An MP4. Raises ``BadRequest`` where PyAV is not installed."""
+    """Return an MP4. Raises ``BadRequest`` if PyAV is not installed."""
     try:
         import av
     except ImportError as error:

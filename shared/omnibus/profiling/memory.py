@@ -1,4 +1,4 @@
-"""Memory that an executor takes, and the part of it that weights take."""
+"""Memory of an executor, and the part that weights take."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ GB = 1e9
 
 
 def memory_gb(pid: int) -> float:
-    """Return the memory of process ``pid`` (proportional set size, PSS), in GB; 0 where the system does not say."""
+    """Return the proportional set size (PSS) of ``pid`` in GB: 0 if unknown."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -23,7 +23,10 @@ def memory_gb(pid: int) -> float:
 
 
 def gpu_memory_gb(stats: EngineStats) -> float:
-    """Return the most memory of GPUs that engines and their process have reserved, in GB; 0 where none says."""
+    """Return the peak GPU memory of engines and their process, in GB.
+
+    It is 0 if no engine reports it.
+    """
     return (
         sum(
             max((float(each.get(key) or 0.0) for each in stats.values()), default=0.0)
@@ -34,8 +37,10 @@ def gpu_memory_gb(stats: EngineStats) -> float:
 
 
 def kv_bytes(stats: EngineStats) -> dict[str, tuple[float, float]]:
-    """Return the bytes of keys and values by component, as far as engines say: per token, and those there is room
-    for."""
+    """Return bytes of keys and values by component, if engines report them.
+
+    The values are bytes per token, and the capacity in bytes.
+    """
     return {
         component: (float(each["kv_bytes_per_token"]), float(each.get("kv_bytes") or 0.0))
         for component, each in stats.items()
@@ -44,14 +49,14 @@ def kv_bytes(stats: EngineStats) -> dict[str, tuple[float, float]]:
 
 
 def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:
-    """Size of the tensors of ``components``; 0 for a family or a form of checkpoint that is not known here."""
+    """Return the size of ``components`` in GB: 0 for an unknown family or format."""
     known = KNOWN.get(family)
     if known is None or not known.weights or not checkpoint:
         return 0.0
     chosen = {*components}
     total = 0
     for path in _weight_files(checkpoint):
-        with suppress(BadRequest):  # of a file that cannot be read nothing is known, whoever loads it will say so
+        with suppress(BadRequest):  # an unreadable file counts as 0; loading it raises the error
             tensors = safetensors.read_header(path).items()
             total += sum(tensor.nbytes for name, tensor in tensors if _loading_components(known.weights, name) & chosen)
     return total / GB
@@ -65,7 +70,7 @@ def _weight_files(checkpoint: str) -> list[Path]:
 
 
 def _loading_components(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
-    """The components that load ``tensor``: all that name the longest beginning that fits."""
+    """Return the components that load ``tensor``: all with the longest matching prefix."""
     fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
     longest = max(fits, default=(0, ""))[0]
     return {part for length, part in fits if length == longest}

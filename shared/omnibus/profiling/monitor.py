@@ -1,4 +1,4 @@
-"""Bus events while a model is measured: busy time of executors, their ends, and transfers between them."""
+"""Bus events during a measurement: busy time of executors, their ends, and transfers."""
 
 import asyncio
 import time
@@ -17,21 +17,21 @@ from omnibus.errors import BusUnavailable, OmnibusError, ProtocolError, StageFai
 from omnibus.graph import Invocation
 from omnibus.profiling.engine_stats import EngineStats, read_engine_stats
 
-#: Seconds that an executor may take to say how busy it is, and that word of its end may take.
+#: Seconds that an executor may take to report its busy time, and that the notice of its end may take.
 STATUS_TIMEOUT_SECONDS, EXIT_NOTICE_SECONDS = 3.0, 2.0
 
 T = TypeVar("T")
 
 
 class BusySample(NamedTuple):
-    """Seconds that each component of an executor had computed at the time ``at`` (monotonic). None: it does not say."""
+    """Seconds that each component had computed at the monotonic time ``at``; None if unreported."""
 
     at: float
     seconds: dict[str, float] | None
 
 
 class ExecutorMonitor:
-    """Executors by their own word. ``listen`` first."""
+    """Tracks executors by the statuses they publish. Call ``listen`` first."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -43,24 +43,24 @@ class ExecutorMonitor:
         await follow_events(self._bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
 
     def ready_executors(self, model: str, option: str) -> list[ExecutorStatus]:
-        """The executors of an option that are ready."""
+        """Return the ready executors of an option."""
         return [each for each in self._known.entries().values() if (each.model, each.option) == (model, option)]
 
     def ready_since(self, executor: str) -> float:
-        """Return the time at which ``executor`` first reported that it is ready, on the monotonic clock; 0 before."""
+        """Return the monotonic time at which ``executor`` first reported ready, or 0."""
         return self._first.get(executor, 0.0)
 
     def end_count(self, model: str, option: str) -> int:
-        """Return the number of times that executors of an option have ended so far."""
+        """Return how often executors of an option have ended so far."""
         prefix = subjects.subject_token(f"{model}-{option}-")
         return sum(count for id, count in self._ends.items() if id.startswith(prefix))
 
     async def wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
-        """Return whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
+        """Wait until ``true`` holds, and return False after ``seconds``. It is checked after each status."""
         return await self._known.wait_until(true, seconds)
 
     async def read_busy(self, executors: Collection[str]) -> dict[str, BusySample]:
-        """Read the busy time of each of ``executors`` up to now. Raises ``StageFailed`` when one does not answer."""
+        """Read the current busy time of each of ``executors``. Raises ``StageFailed`` without an answer."""
         sent = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
@@ -72,23 +72,23 @@ class ExecutorMonitor:
     def _busy_sample(self, executor: str, sent: float) -> BusySample:
         at, status = self._known.last_seen(executor), self._known.get(executor)
         if status is None or at <= sent:
-            raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
+            raise StageFailed(f"executor {executor} does not report its status", executor=executor)
         named = dict(zip(status.components, status.busy, strict=False))
         return BusySample(at, named if len(named) == len(status.components) else None)
 
     async def read_stats(self, executor: str) -> EngineStats:
-        """Read the statistics of the engines of ``executor``, the only one of its option; empty: it sends none."""
+        """Read the engine statistics of ``executor``, the only one of its option; empty if it sends none."""
         status = self._known.get(executor)
         return {} if status is None else await read_engine_stats(self._bus, status)
 
     async def unless_ended(self, executors: dict[str, str], work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; raises ``StageFailed`` when one of ``executors``, id to option, ends meanwhile."""
+        """Return the result of ``work``. Raises ``StageFailed`` if one of ``executors`` (id to option) ends."""
         task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self._wait_for_end(executors))
         try:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and isinstance(task.exception(), OmnibusError) and not watch.done():
-                await asyncio.wait({watch}, timeout=EXIT_NOTICE_SECONDS)  # its end may be why
+                await asyncio.wait({watch}, timeout=EXIT_NOTICE_SECONDS)  # its end may be the cause
             if watch.done():
                 raise watch.result()
         finally:
@@ -126,7 +126,7 @@ class ExecutorMonitor:
 
 
 class EdgeRecorder:
-    """Bytes from component to component and seconds in an executor, of requests of type ``kind`` that end well."""
+    """Records transfers between components, and seconds in executors, of successful ``kind`` requests."""
 
     def __init__(self, model: str, kind: str) -> None:
         self._about = (model, kind)
@@ -153,7 +153,10 @@ class EdgeRecorder:
             await stop()
 
     async def wait_until_done(self, requests: int, seconds: float) -> bool:
-        """Return whether so many requests have ended well, within ``seconds``: an end may come after its answer."""
+        """Wait until ``requests`` have ended successfully, and return False after ``seconds``.
+
+        The end of a request may arrive after its answer.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while len(self._done) < requests:
@@ -162,7 +165,7 @@ class EdgeRecorder:
         return len(self._done) >= requests
 
     def mean_bytes(self) -> dict[tuple[str, str], float]:
-        """Per request, by producing and consuming component."""
+        """Return the mean bytes per request, by producing and consuming component."""
         found: dict[tuple[str, str], float] = defaultdict(float)
         for (invocation, source, target), nbytes in self._bytes.items():
             if invocation in self._done:
@@ -170,7 +173,10 @@ class EdgeRecorder:
         return found
 
     def mean_rows(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Rows of tensors that grow, or codes, per request, and of the largest message, by component and reader."""
+        """Return mean rows per request, and those of the largest message.
+
+        The keys are component and reader. Rows are those of tensors that grow, or codes.
+        """
         found: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
         for (invocation, source, target), bunches in self._bunches.items():
             if invocation in self._done:
@@ -180,7 +186,7 @@ class EdgeRecorder:
         }
 
     def mean_latency(self, executor: str) -> float:
-        """Mean seconds from the inputs of a request's work in ``executor`` to its end; 0 when none was seen."""
+        """Return a request's mean seconds in ``executor``, from inputs to end: 0 if none."""
         spans: dict[str, list[Hop]] = defaultdict(list)
         for (invocation, _), hop in self._hops.items():
             if hop.executor == executor and invocation in self._done:
@@ -234,7 +240,7 @@ class EdgeRecorder:
 
 
 def _chunk_bytes(chunk: Chunk) -> float:
-    """Bytes that a chunk brings: its data, and of its tensor the rows that it adds."""
+    """Return the bytes of a chunk: its data, and the rows that it adds to its tensor."""
     size = float(len(msgspec.json.encode(chunk.data))) if chunk.data else 0.0
     if chunk.inline is not None:
         return size + len(chunk.inline.data)
@@ -246,7 +252,7 @@ def _chunk_bytes(chunk: Chunk) -> float:
 
 
 def _chunk_rows(chunk: Chunk) -> int:
-    """Rows that a chunk adds to a tensor that grows, or codes of speech; 0 for all else."""
+    """Return the rows a chunk adds to a tensor or codes, else 0."""
     if chunk.rows is not None:
         return chunk.rows[1] - chunk.rows[0]
     codes = chunk.data.get("codes")

@@ -1,4 +1,4 @@
-"""Throughput against load as a picture: SVG, written by hand so that nothing has to be installed."""
+"""Plot of throughput against load, as an SVG written without dependencies."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from omnibus.profile import ModelProfile, Point
 
-#: Apart also for those who do not tell red from green.
+#: Colours that remain distinct with red-green colour blindness.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#444444")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 440, 64, 56, 56
 _LABEL_WIDTH_PIXELS = 150  # width of the labels at the right
@@ -16,7 +16,7 @@ _TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 class _Scale(NamedTuple):
-    """From requests at a time (by powers of two) and req/s to pixels."""
+    """Maps requests at a time (log scale) and req/s to pixels."""
 
     most: int
     top: float
@@ -29,7 +29,7 @@ class _Scale(NamedTuple):
 
 
 def render_svg(profile: ModelProfile) -> str:
-    """The curve of each option that was measured."""
+    """Draw the curve of each measured option."""
     curves = {name: option.curve for name, option in profile.options.items() if option.curve}
     points = [point for curve in curves.values() for point in curve]
     every = _nice_step(max((point.rate for point in points), default=1.0) / 5)
@@ -85,7 +85,7 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterat
 
 
 def _spread_labels(ends: Mapping[str, float]) -> dict[str, float]:
-    """Heights of labels near their curves' ends, none over another."""
+    """Return heights of labels near their curves' ends, without overlaps."""
     placed: dict[str, float] = {}
     floor = 0.0
     for name in sorted(ends, key=lambda name: ends[name]):
@@ -96,7 +96,7 @@ def _spread_labels(ends: Mapping[str, float]) -> dict[str, float]:
 
 
 def _nice_step(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    """Round ``value`` up to 1, 2, 2.5, 5 or 10 times a power of ten."""
     unit = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(unit * step for step in _TICK_STEPS if unit * step >= value * 0.999)
 

@@ -1,4 +1,4 @@
-"""All options of a model one after the other, and the profile that comes of them."""
+"""Measurement of all options of a model, and the resulting profile."""
 
 import os
 import platform
@@ -21,18 +21,21 @@ from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.testbed import Testbed
 from omnibus.profiling.workload import Workload
 
-#: What tells executors of another engine, and that one of the times to follow.
+#: Variables that give executors another engine, and that engine the times to simulate.
 ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
-#: Requests are sent again and again: what engines remember of them would be measured in place of their work.
+#: Requests repeat: with caches, the profiler would measure cache hits instead of work.
 NO_CACHES = {"OMNIBUS_EXECUTOR_CACHE_MIB": "0", "OMNIBUS_VLLM_PREFIX_CACHE": "false"}
 
-#: Hears what is being done: the option, how many are done of how many, and words.
+#: Callback for progress: the option, the options done, all options, and a message.
 Tell = Callable[[str, int, int, str], None]
 
 
 class ProfilingSpec(msgspec.Struct, frozen=True):
-    """Specification of a run: what to measure, and how. ``env`` is added to the environment of the services; ``marks``
-    hold what else must be the same for a run to be resumed, ``notes`` say what is left out."""
+    """Specification of a run.
+
+    ``env`` is added to the environment of the services. ``marks`` has further settings that must match for a run to
+    resume. ``notes`` list what was left out.
+    """
 
     subject: Subject
     workload: Workload
@@ -45,7 +48,7 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> dict[str, str]:
-        """Settings that must be the same for a run to continue with the measurements of another one."""
+        """Settings that must match for a run to resume another one."""
         named = {name: str(value) for name, value in msgspec.structs.asdict(self.how).items()}
         return {
             "model": self.subject.name,
@@ -59,7 +62,10 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
 
 
 async def run_profiling(spec: ProfilingSpec, keeper: PartialProfile, log: Log, tell: Tell) -> ModelProfile:
-    """Measure what ``keeper`` does not have yet. Raises ``StageUnavailable`` when no option could be measured."""
+    """Measure the options that ``keeper`` lacks.
+
+    Raises ``StageUnavailable`` if no option could be measured.
+    """
     missing = [name for name in spec.options if name not in keeper.found]
     if missing:
         tell("", len(keeper.found), len(spec.options), "starting the system")
@@ -87,7 +93,7 @@ async def _measure_missing(
 
 
 def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
-    """The profile of what was ``found``."""
+    """Return the profile of the measurements ``found``."""
     subject, workload = spec.subject, spec.workload
     brought, lines = conclusions.mean_sizes(found.values()), conclusions.fit_lines(subject, found.values())
     used = {request.kind: request.used for request in workload.requests}
@@ -118,7 +124,7 @@ def _build_option(
     lines: Mapping[str, CostLine],
     sizes: Mapping[str, Mapping[str, float]],
 ) -> OptionProfile:
-    """With seconds for requests of the same mean sizes as all, and the engine that its numbers are of."""
+    """Return the option's profile, with seconds for the common mean sizes."""
     option = measured.option
     return msgspec.structs.replace(
         option,
@@ -128,7 +134,7 @@ def _build_option(
 
 
 def describe_machine() -> str:
-    """Return the number and the name of this machine's processors, as text."""
+    """Return the number and the name of this machine's processors."""
     name = ""
     try:
         info = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,8 +1,8 @@
-"""Requests of other sizes than those of a workload, so that there is a line of seconds over each quantity.
+"""Variants of requests in other sizes, to fit seconds over quantities.
 
-small media, more media      each medium made smaller; each medium three times
+small media, more media      each medium smaller, or three times each medium
 long prompt                  more words
-short answer, long answer    so many tokens, whatever the model says
+short answer, long answer    a fixed number of tokens, even if the model would stop earlier
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,26 +17,26 @@ SMALL_MEDIA, MORE_MEDIA, LONG_PROMPT, SHORT_ANSWER, LONG_ANSWER = (
     "short answer",
     "long answer",
 )
-#: Times that each medium is there, parts of a side or of the seconds of a smaller one, words of a longer prompt for
-#: each word and beside them.
+#: Copies of each medium, the factor for a side or the seconds of a smaller one, and the factor and the additional words
+#: of a longer prompt.
 _MEDIA_COUNT, _SMALL_PART, _PROMPT_FACTOR, _PROMPT_WORDS = 3, 0.5, 3, 64
-#: Tokens of answers where the workload sets no limit, and parts of the limit where it does.
+#: Tokens of answers if the workload sets no limit, and factors of the limit if it does.
 _ANSWER_TOKENS, _ANSWER_PARTS = (16, 96), (0.35, 1.6)
-#: What stands for a file or a URL, whose size is not known here.
+#: Sizes assumed for a file or a URL.
 _USUAL_SIZES: dict[str, Any] = {"image": [448, 448], "audio": 4.0, "video": [224, 224, 2]}
 #: Pixels of a side that a smaller medium keeps.
 _MIN_SIDE_PIXELS = 56
 
 
 def relevant_variants(subject: Subject, component: str) -> tuple[str, ...]:
-    """Return the variants in which the quantities differ that the seconds of ``component`` may depend on."""
+    """Return the variants relevant to the seconds of ``component``."""
     if component in subject.encoder_components:
         return SMALL_MEDIA, MORE_MEDIA
     return (SHORT_ANSWER, LONG_ANSWER) if component in SPEECH else (LONG_PROMPT, SHORT_ANSWER, LONG_ANSWER)
 
 
 def vary_body(body: dict[str, Any], modalities: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and body of each variant of the request ``body``, which has media of ``modalities``."""
+    """Yield name and body of variants of ``body``, which has ``modalities``."""
     if modalities:
         yield SMALL_MEDIA, _with_content(body, lambda part: [_shrink_medium(part)])
         yield MORE_MEDIA, _with_content(body, lambda part: [part] * (_MEDIA_COUNT if _modality(part) else 1))

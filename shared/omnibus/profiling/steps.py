@@ -1,4 +1,4 @@
-"""One step of a load on one option: what was served, how busy the option was, whether it held the requests back."""
+"""One step of load on an option: its rate, its busy share, and whether it was the bottleneck."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -8,21 +8,20 @@ from omnibus.profiling.load_generator import LoadResult
 from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.workload import WorkloadRequest
 
-#: Share of the time that an option must be busy to count as what holds requests back, and of the slots of its language
-#: models that must be taken: one with a single sequence is busy all the time, too. A step costs nearly the same with
-#: one sequence less, so the part that is free is the part by which seconds are too many.
+#: Share of the time that an option must be busy to count as the bottleneck, and share of the slots of its language
+#: models that must be taken. The slots count because a model with a single sequence is busy all the time, too. A step
+#: costs nearly the same with one sequence less, so the free share of slots is the share by which seconds are too many.
 BOTTLENECK_LOAD, BOTTLENECK_FILL = 0.85, 0.95
-#: Share of the time below which an option has computed nothing, whatever was served.
+#: Share of the time below which an option counts as having computed nothing.
 MIN_LOAD = 1e-4
-#: Sizes that differ by more than this factor are measured apart.
+#: Sizes that differ by more than this factor are measured separately.
 MIN_SIZE_RATIO = 1.2
 
 
 class StepMeasurement(NamedTuple):
-    """A step, and the share of its time that each component of the option was busy; None: it does not say.
+    """A step, and the busy share of each component of the option; None if unreported.
 
-    ``engine`` says what its engines did. ``others`` is how busy a replica of each other option of the path was;
-    empty: there is none.
+    ``engine`` has the work of its engines. ``others`` has the mean load of a replica of each other option of the path.
     """
 
     seen: LoadResult
@@ -36,15 +35,15 @@ class StepMeasurement(NamedTuple):
 
     @property
     def is_bottleneck(self) -> bool:
-        """True if the option was what held requests back, with batches as large as they become."""
+        """True if the option limited the rate, with the largest possible batches."""
         full = self.engine.fill is None or self.engine.fill >= BOTTLENECK_FILL or self.engine.waiting
         return self.load >= BOTTLENECK_LOAD and (full or not self.others)
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of one replica per request: by the service demand law where something else holds requests back.
+        """Seconds of one replica per request: None if the option computed nothing.
 
-        None where it says that it has computed nothing: a throughput is then that of others.
+        If another option was the bottleneck, they follow from the service demand law.
         """
         if self.busy is None:
             return 1.0 / self.seen.rate
@@ -53,7 +52,7 @@ class StepMeasurement(NamedTuple):
         return (1.0 if self.is_bottleneck else min(1.0, self.load)) / self.seen.rate
 
     def component_seconds(self, role: Sequence[str]) -> dict[str, float]:
-        """Seconds of each component of the ``role``."""
+        """Return the seconds of each component of ``role``."""
         seconds = self.seconds
         if seconds is None:
             return {}
@@ -65,7 +64,7 @@ class StepMeasurement(NamedTuple):
 
 
 def busy_shares(before: BusySample, after: BusySample) -> dict[str, float] | None:
-    """Return the share of the time between two looks that each component was busy; None: it does not say."""
+    """Return each component's busy share between two samples: None if unreported."""
     if before.seconds is None or after.seconds is None:
         return None
     passed = max(after.at - before.at, 1e-9)
@@ -75,8 +74,10 @@ def busy_shares(before: BusySample, after: BusySample) -> dict[str, float] | Non
 def option_loads(
     executors: Mapping[str, str], before: Mapping[str, BusySample], after: Mapping[str, BusySample]
 ) -> dict[str, float]:
-    """Return how busy a replica of each option was between two looks, on average. ``executors`` is id to option; one
-    that does not say counts as busy all the time."""
+    """Return the mean replica load of each option between two samples.
+
+    ``executors`` maps id to option. An executor that reports no busy time counts as busy all the time.
+    """
     found: dict[str, list[float]] = {}
     for id, option in executors.items():
         shares = busy_shares(before[id], after[id])
@@ -85,7 +86,7 @@ def option_loads(
 
 
 def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list[WorkloadRequest]]]:
-    """Small and large ones apart, each with its part of the requests; all together where sizes do not differ."""
+    """Split requests into small and large ones, each with its share; one group if sizes are similar."""
     by_size = sorted(requests, key=lambda request: request.size)
     if by_size[-1].size <= by_size[0].size * MIN_SIZE_RATIO:
         return [(1.0, by_size)]
@@ -100,7 +101,7 @@ def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list
 
 
 def bottleneck_notes(option: str, held: Mapping[str, StepMeasurement]) -> Iterator[str]:
-    """Yield what is to be said of the steps ``held``, by request type, in which ``option`` was not the bottleneck."""
+    """Yield a note on ``held``: the steps, by type, in which ``option`` was not the bottleneck."""
     if not held:
         return
     words = []
@@ -108,6 +109,6 @@ def bottleneck_notes(option: str, held: Mapping[str, StepMeasurement]) -> Iterat
         fill = "" if step.engine.fill is None else f", batches {min(1.0, step.engine.fill):.0%} full"
         words.append(f"{kind or 'requests'} ({min(1.0, step.load):.0%} busy{fill})")
     yield (
-        f"{option} was not the bottleneck for {', '.join(words)}: its seconds are at most what is said; "
+        f"{option} was not the bottleneck for {', '.join(words)}: its seconds are upper bounds; "
         "raise --most-others or --most, or measure on a machine with more processors"
     )

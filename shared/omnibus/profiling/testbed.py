@@ -1,4 +1,4 @@
-"""A stack of one's own, in which one plan after the other is deployed and measured."""
+"""Separate stack that deploys and measures one plan after the other."""
 
 import asyncio
 import json
@@ -21,26 +21,26 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.up.stack import Stack
 
-#: Declarations of no models: what runs from the beginning, so that each executor is seen to start.
+#: Declarations without models, with which the stack begins, so that the profiler sees each executor start.
 NO_MODELS = '{"models": {}}'
 #: Ends of an executor after which it counts as one that does not start.
 MAX_EXITS = 3
-#: Seconds between two looks at whether executors are still started again.
+#: Seconds between two checks that executors are still restarted.
 LOOK_SECONDS = 1.0
-#: A full system is what is measured: requests wait as long as a gateway lets them.
+#: The system is measured under full load: requests wait as long as a gateway allows.
 FULL_LOAD = {"OMNIBUS_GATEWAY_DEADLINE": "600", "OMNIBUS_GATEWAY_QUEUE_SECONDS": "600"}
-PLAN_WAIT_SECONDS = 10.0  # seconds that the gateway may take to go by a new plan
+PLAN_WAIT_SECONDS = 10.0  # seconds that the gateway may take to apply a new plan
 READY_TIMEOUT_SECONDS = 60.0  # seconds that it may take to see its executors
 
 
 class NotStarted(StageUnavailable):
-    """An executor of the plan does not start; the message says which, and its last words."""
+    """An executor of the plan does not start; the message has its name and its last log line."""
 
     code = "not_started"
 
 
 class DeployedTrial(NamedTuple):
-    """A plan that is current. ``executors`` is id to option; ``under`` runs the option that is measured."""
+    """The current plan. ``executors`` maps id to option; ``under`` is the id of the measured executor."""
 
     executors: dict[str, str]
     under: str
@@ -48,7 +48,7 @@ class DeployedTrial(NamedTuple):
 
 
 class Testbed:
-    """``async with House(subject, ...) as house``: services run, executors come and go with ``deploy``."""
+    """Runs services in ``async with Testbed(subject, ...) as house``; ``deploy`` replaces executors."""
 
     def __init__(self, subject: Subject, log: Log, env: Mapping[str, str], start_within: float) -> None:
         self._subject = subject
@@ -90,7 +90,7 @@ class Testbed:
             _replace_json, self._stack.directory / "models.json", trial_declarations(self._subject, trial)
         )
         staged = await self._wait_for_swap(trial, ends)
-        # The plan before may have had more of some: these must not be taken for what runs now.
+        # The previous plan may have had more replicas: these must not count as part of this one.
         await self.hearing.wait_until(
             lambda: all(self._replica_count(name) <= each.replicas for name, each in trial.options.items()),
             READY_TIMEOUT_SECONDS,
@@ -109,7 +109,7 @@ class Testbed:
         }
 
     async def _wait_for_swap(self, trial: Trial, ends: Mapping[str, int]) -> float:
-        """Wait until the plan is as ``trial`` wants and executors are ready; returns when it was staged, or 0."""
+        """Wait until the plan matches ``trial`` and executors are ready. Returns when it was staged, or 0."""
         watch = asyncio.ensure_future(self._watch_failures(trial, ends))
         change = asyncio.ensure_future(self._follow_change(trial))
         try:
@@ -140,9 +140,9 @@ class Testbed:
         return staged
 
     async def _wait_until_serving(self, plan: Plan, trial: Trial) -> None:
-        """Wait until the gateway goes by ``plan`` and knows its executors."""
+        """Wait until the gateway applies ``plan`` and sees its executors."""
         if not await self._gateways.wait_for_plan(plan.created, PLAN_WAIT_SECONDS):
-            raise DeadlineExceeded(f"the gateway does not go by plan epoch {plan.epoch} after {PLAN_WAIT_SECONDS:g} s")
+            raise DeadlineExceeded(f"the gateway does not apply plan epoch {plan.epoch} after {PLAN_WAIT_SECONDS:g} s")
         await self._stack.wait_until_ready(READY_TIMEOUT_SECONDS)
         if not await self.hearing.wait_until(
             lambda: all(self._is_ready(trial, name) for name in trial.options), READY_TIMEOUT_SECONDS
@@ -152,7 +152,7 @@ class Testbed:
             )
 
     async def _watch_failures(self, trial: Trial, ends: Mapping[str, int]) -> NotStarted:
-        """The reason when an executor ends again and again instead of being ready."""
+        """Return the error once an executor ends repeatedly instead of becoming ready."""
         name = ""
 
         def is_failing() -> bool:
@@ -172,7 +172,7 @@ class Testbed:
         return NotStarted(f"an executor of option {name} does not start: {_last_message(words)}")
 
     def _is_supervised(self, name: str) -> bool:
-        """Return whether executors of option ``name`` are started again: one that cannot be configured is not."""
+        """Return whether executors of option ``name`` are restarted: those with invalid settings are not."""
         own = f"{self._subject.name}/{name}/"
         return any(f"{each}/".startswith(own) for each in self._stack.supervisor.specs)
 
@@ -190,8 +190,10 @@ class Testbed:
 
 
 def service_environment(env: Mapping[str, str], start_within: float) -> dict[str, str]:
-    """Return ``env`` for services under full load whose executors may take ``start_within`` seconds to start; what the
-    environment of this process sets stays as it is."""
+    """Return ``env`` with the settings for full load.
+
+    This process's environment overrides those. Executors may take ``start_within`` seconds to start.
+    """
     given = {**FULL_LOAD, "OMNIBUS_PLANNER_READY": f"{start_within:g}"}
     return {**{name: value for name, value in given.items() if name not in os.environ}, **env}
 
@@ -210,19 +212,19 @@ def _replica_counts(model: ModelPlan) -> dict[str, int]:
 
 
 def _path_names(model: ModelPlan) -> set[str]:
-    """Names of the paths of the request type that uses everything, as far as such a type is planned."""
+    """Return the names of paths of the widest planned request type."""
     widest = max(model.types, key=lambda kind: kind.count("+"))
     return {path.name for path in model.types[widest]}
 
 
 def _last_message(words: list[str]) -> str:
-    """Return the last log message of a process before it ended, without its traceback."""
+    """Return the last log message of an ended process, without its traceback."""
     messages = [line for line in words if not line.startswith(("ended", "given up", "Traceback", "File "))]
     return messages[-1].rpartition(" ERROR ")[2] if messages else "it printed nothing"
 
 
 def _replace_json(path: Path, document: Any) -> None:
-    """Write ``document`` so that whoever reads sees the old one or the new one."""
+    """Write ``document`` atomically."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))
     draft.replace(path)

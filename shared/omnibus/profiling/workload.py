@@ -1,4 +1,4 @@
-"""The workload that a model is measured with: a file to requests that are ready to be sent. Two forms.
+"""Workload of a measurement: converts a file to requests that are ready to send. It has two forms.
 
 JSON: OpenAI chat bodies with their shares (equal ones may be left out). Paths are relative to the file.
 
@@ -13,7 +13,7 @@ JSON: OpenAI chat bodies with their shares (equal ones may be left out). Paths a
 | `{"words": 500}` | a text of so many words, each about a token |
 | `{"type": "image_url", ...}` and all else | as OpenAI has it; the URL may be a file's path |
 
-CSV (`.csv` or `.csv.gz`): sizes, one request a row; see ``omnibus.profiling.csv_workload``.
+CSV (`.csv` or `.csv.gz`) has the sizes of one request a row; see ``omnibus.profiling.csv_workload``.
 """
 
 import base64
@@ -34,7 +34,7 @@ from omnibus.profiling.csv_workload import DEFAULT_SAMPLING, TOKEN_SIDE_PIXELS, 
 from omnibus.profiling.measured_model import Subject
 
 MODALITIES = ("image", "audio", "video")
-#: Tokens that a second of sound or a frame of video is taken for when requests are sorted by size.
+#: Tokens assumed for a second of audio or a frame of video when requests are sorted by size.
 _AUDIO_TOKENS_PER_SECOND = 25
 _WORDS = (
     "the", "time", "of", "day", "when", "light", "falls", "over", "water", "and", "stone", "is", "what", "people",
@@ -43,10 +43,10 @@ _WORDS = (
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True):
-    """One request: its share of all, its type, and its body, also as one whose answer has a single token.
+    """One request: its share of all, its type, and its body, also in a form with a one-token answer.
 
-    ``size`` says which of two is larger, about in tokens. ``variants`` are requests of other sizes by name, of the most
-    frequent request of a type; their share is 1.
+    ``size``, roughly in tokens, orders requests. ``variants`` are requests of other sizes by name, for the most
+    frequent request of a type. Their share is 1.
     """
 
     share: float
@@ -61,7 +61,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Requests, shares summing to 1. ``label`` names file and content, ``notes`` say what was left out."""
+    """Requests whose shares sum to 1. ``label`` has the file's name and digest, ``notes`` what was left out."""
 
     label: str
     requests: tuple[WorkloadRequest, ...]
@@ -80,7 +80,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPLING) -> Workload:
-    """The workload of ``path`` for ``subject``. Raises ``BadRequest`` that names what is wrong with it."""
+    """Return the workload of ``path`` for ``subject``. Raises ``BadRequest`` with the reason."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
@@ -119,14 +119,14 @@ def _json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str,
             raise BadRequest(f"{path}: {where} must have a `body`, an OpenAI chat request")
         share = entry.get("share", 1.0)
         if not isinstance(share, int | float) or not 0 <= share < float("inf"):
-            raise BadRequest(f"{path}: the share of {where} is {share!r}: it must be a number, 0 or more")
+            raise BadRequest(f"{path}: the share of {where} must be a number, 0 or more, not {share!r}")
         yield where, float(share), entry["body"]
 
 
 def _add_variants(
     path: Path, subject: Subject, seed: int, requests: Sequence[WorkloadRequest], bodies: dict[str, dict[str, Any]]
 ) -> Iterator[WorkloadRequest]:
-    """Yield ``requests``, of each type the most frequent one with its variants."""
+    """Yield ``requests``; the most frequent one of each type has its variants."""
     most = {each.kind: each for each in sorted(requests, key=lambda request: request.share)}
     for request in requests:
         if request is not most[request.kind]:
@@ -148,14 +148,14 @@ def _build_request(
         speaks = "audio" in (body.get("modalities") or ())
         used = subject.used_components(reader.modalities, speaks)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadRequest(f"{path}: {where} is no chat request: {error!r}") from error
+        raise BadRequest(f"{path}: {where} is not a chat request ({error!r})") from error
     except BadRequest as error:
         raise BadRequest(f"{path}: {where}: {error.message}") from error
     plain = {key: value for key, value in body.items() if key not in ("n", "model")}
     whole = {**plain, "model": subject.name, "messages": messages, "stream": True}
     whole["stream_options"] = {"include_usage": True}
     if speaks and isinstance(whole.get("audio"), dict):
-        whole["audio"] = {**whole["audio"], "format": "wav"}  # what streams, and says its rate
+        whole["audio"] = {**whole["audio"], "format": "wav"}  # streams, and contains its rate
     return WorkloadRequest(
         share=share,
         kind=subject.type_name(used),
@@ -169,7 +169,7 @@ def _build_request(
 
 
 def _one_token_body(body: dict[str, Any], speaks: bool) -> dict[str, Any]:
-    """The same with an answer of one token."""
+    """Return ``body`` with an answer of one token."""
     short = {key: value for key, value in body.items() if key != "max_completion_tokens"} | {"max_tokens": 1}
     return short | ({"audio": {**body["audio"], "max_tokens": 1}} if speaks and body.get("audio") else {})
 
@@ -180,7 +180,7 @@ def _token_limit(body: dict[str, Any]) -> float:
 
 
 class _MessageReader:
-    """Reads one request's messages: which media they bring, and how large they are together."""
+    """Reads one request's messages: their media, and their total size."""
 
     def __init__(self, path: Path, seed: int, where: str) -> None:
         self.modalities: set[str] = set()
@@ -234,7 +234,7 @@ class _MessageReader:
         return _data_url(mimetypes.guess_type(path.name)[0] or f"{modality}/*", data)
 
     def _make_media(self, modality: str, size: Any) -> str:
-        """A medium of that size as data URL. Raises ``ValueError`` for a size that is none."""
+        """Return a medium of that size as data URL. Raises ``ValueError`` for an invalid size."""
         seed = self._seeds.randrange(1 << 31)
         makers: dict[str, tuple[int, Callable[..., bytes], str]] = {
             "image": (2, media.make_image, "image/png"),

@@ -1,8 +1,8 @@
-"""A backup: everything of the store, and the streams of the bus, in one file that any later version can judge.
+"""Backups: the whole store and the streams of the bus in one file.
 
-The file is a gzipped tar. ``store.jsonl`` holds a key a line, ``streams/<NAME>/<number>.jsonl`` messages of a stream
-from that number on, and ``manifest.json``, the last, what is in the file and the SHA-256 of each part: a file that was
-cut off has none.
+Any later version can check the file. It is a gzipped tar. ``store.jsonl`` has a key per line.
+``streams/<NAME>/<number>.jsonl`` has messages of a stream from that number on. ``manifest.json``, the last one, lists
+the content and the SHA-256 of each part: a truncated file has none.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from omnibus.settings import BusSettings
 from omnibus.store import Store
 from omnibus.store.dump import StoredKey
 
-#: Version of the file's own form. Later builds read all earlier ones.
+#: Version of the file's format. Later builds read all earlier ones.
 FORMAT = 1
 STREAMS = {spec.name: spec for spec in (INVOCATIONS, DEADLETTERS)}
 _STORE, _MANIFEST = "store.jsonl", "manifest.json"
-#: Messages of one part: a part is in memory as a whole.
+#: Messages of one part: a part is completely in memory.
 _PART_COUNT = 256
 _MAX_MANIFEST_BYTES = 1 << 24
 
@@ -57,13 +57,15 @@ class StreamMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def write_backup(path: Path, store: Store, bus: NatsBus | None) -> BackupManifest:
-    """Write the file ``path``, which only its owner may read, as a whole or not at all.
+    """Write the file ``path``, completely or not at all.
 
-    Without ``bus`` no streams are in it. Raises ``BadRequest`` if ``path`` is there, ``StoreUnavailable``,
+    Only its owner can read it.
+
+    Without ``bus``, it contains no streams. Raises ``BadRequest`` if ``path`` exists, ``StoreUnavailable`` and
     ``BusUnavailable``.
     """
     if await asyncio.to_thread(path.exists):
-        raise BadRequest(f"{path} is there already: name another file")
+        raise BadRequest(f"{path} exists already: name another file")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -103,7 +105,7 @@ async def _write_parts(archive: tarfile.TarFile, store: Store, bus: NatsBus | No
 
 
 async def _read_stream(bus: NatsBus, spec: StreamSpec) -> AsyncIterator[list[Stored]]:
-    """Messages in parts, the last ones first; what comes while this runs is not among them."""
+    """Yield messages in parts, the last ones first, without later arrivals."""
     below = 0
     while found := await bus.read_latest(spec, _PART_COUNT, below):
         yield found
@@ -127,16 +129,17 @@ class BackupReader:
 
     @classmethod
     def open(cls, path: Path) -> "BackupReader":
-        """Raises ``BadRequest`` for a file that is no whole backup, was changed, or is of a later version."""
+        """Open a backup. Raises ``BadRequest`` for a file that is not complete, was changed, or is of a later
+        version."""
         try:
             if not path.is_file():
-                raise BadRequest(f"{path} is no whole backup: there is no such file")
+                raise BadRequest(f"{path} is not a complete backup: the file does not exist")
             archive = tarfile.open(path)  # noqa: SIM115 closed by ``close``
             manifest = _read_manifest(path, archive)
             opened = cls(path, archive, manifest)
             opened._check_parts()
         except (OSError, EOFError, tarfile.TarError) as error:
-            raise BadRequest(f"{path} is no whole backup: {error}") from error
+            raise BadRequest(f"{path} is not a complete backup: {error}") from error
         return opened
 
     def close(self) -> None:
@@ -146,7 +149,7 @@ class BackupReader:
         return [msgspec.json.decode(line, type=StoredKey) for line in self._part(_STORE).splitlines()]
 
     def messages(self, stream: str) -> Iterator[list[StreamMessage]]:
-        """Messages of ``stream``, the first ones first, part by part."""
+        """Yield messages of ``stream``, the first ones first, part by part."""
         for name in sorted(self.manifest.parts):
             if name.startswith(f"streams/{stream}/"):
                 yield [msgspec.json.decode(line, type=StreamMessage) for line in self._part(name).splitlines()]
@@ -163,10 +166,10 @@ class BackupReader:
 async def restore_backup(
     backup: BackupReader, store: Store, bus: NatsBus | None, settings: BusSettings, *, replace: bool
 ) -> None:
-    """Write what is in ``backup`` into ``store`` and the streams of ``bus``; with ``replace`` instead of what is there.
+    """Write ``backup`` into ``store`` and the streams of ``bus``.
 
-    Streams are made as gateways with ``settings`` make them. Raises ``BadRequest`` before anything is written if
-    something is there and ``replace`` is not said.
+    With ``replace``, it replaces existing content. Streams are created as gateways with ``settings`` do it. Raises
+    ``BadRequest`` before any write if there is content, but not ``replace``.
     """
     if bus is not None:
         await _make_room(bus, backup.manifest.streams, replace=replace)
@@ -184,7 +187,7 @@ async def restore_backup(
 
 
 async def _store_messages(bus: NatsBus, stream: str, messages: Sequence[StreamMessage]) -> None:
-    """One after another, so that their order is what it was."""
+    """Store messages one by one, in their order."""
     for each in messages:
         data = base64.b64decode(each.data)
         digest = hashlib.sha256(data).hexdigest()[:16]
@@ -205,7 +208,7 @@ def _read_manifest(path: Path, archive: tarfile.TarFile) -> BackupManifest:
     try:
         manifest = msgspec.json.decode(data, type=BackupManifest)
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"{path} is no backup of omnibus: {error}") from error
+        raise BadRequest(f"{path} is not a backup of omnibus: {error}") from error
     if manifest.format > FORMAT or manifest.wire != WIRE_VERSION:
         raise BadRequest(
             f"{path} was made by omnibus {manifest.version}, in form {manifest.format} and wire version "
@@ -221,8 +224,8 @@ def _read_member(path: Path, archive: tarfile.TarFile, name: str) -> bytes:
     try:
         member = archive.getmember(name)
     except KeyError:
-        raise BadRequest(f"{path} is no whole backup: it has no {name}") from None
+        raise BadRequest(f"{path} is not a complete backup: it has no {name}") from None
     file = archive.extractfile(member) if member.isfile() else None
     if file is None or (name == _MANIFEST and member.size > _MAX_MANIFEST_BYTES):
-        raise BadRequest(f"{path} is no backup of omnibus: {name} is not what it should be")
+        raise BadRequest(f"{path} is not a backup of omnibus: {name} is not what it should be")
     return file.read()

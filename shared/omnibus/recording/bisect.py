@@ -1,7 +1,7 @@
-"""The first stage of a recorded invocation whose outputs differ, and the executors that give them.
+"""Search for a recorded invocation's first differing stage and its executors.
 
-Each stage is tried on every executor that can run it while all others stay the same, in the order of the graph, so that
-its inputs are equal: executors whose outputs differ from the reference are what makes the difference.
+Each stage runs on every executor that can run it, in the order of the graph, while all other stages stay the same. The
+inputs are therefore equal, and executors whose outputs differ from the reference cause the difference.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -12,17 +12,17 @@ from omnibus.errors import StageUnavailable
 from omnibus.graph import Invocation
 from omnibus.recording.records import EndRecord
 
-#: Runs the invocation on these executors, one for each node; the digest of each output by ``<node>.<output>``, or under
-#: ``FAILURE`` why it failed.
+#: Runs the invocation on these executors, one for each node. Returns the digest of each output by ``<node>.<output>``,
+#: or the reason of a failure under ``FAILURE``.
 RunRoute = Callable[[tuple[str, ...]], Awaitable[Mapping[str, str]]]
 FAILURE = "failure"
 
 
 class ExecutorOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a stage on one executor: whether they are those of the reference in any run, and the same in all.
+    """Outputs of a stage on one executor: equal to the reference in any run, and steady in all.
 
-    ``compared`` counts the outputs that hold anything and were held against the record or another run. Where it is 0
-    nothing is known: ``equal`` says only that no difference was seen.
+    ``compared`` counts the outputs with content that were compared with the record or another run. If it is 0, nothing
+    is known: ``equal`` only means that no difference was seen.
     """
 
     executor: str
@@ -33,7 +33,7 @@ class ExecutorOutputs(msgspec.Struct, frozen=True):
 
 
 class StageComparison(msgspec.Struct, frozen=True):
-    """One stage on all executors that can run it. ``reference`` says whose outputs the others are compared with."""
+    """One stage on all executors that can run it. ``reference`` is the source of the compared outputs."""
 
     node: int
     component: str
@@ -42,7 +42,10 @@ class StageComparison(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """True if any executor gives other outputs than the reference, or other ones each time where others do not."""
+        """True if an executor's outputs differ from the reference, or are unsteady.
+
+        Unsteady outputs count only if those of other executors are steady.
+        """
         return any(not each.equal for each in self.outputs) or bool(self._unsteady_executors())
 
     @property
@@ -51,14 +54,17 @@ class StageComparison(msgspec.Struct, frozen=True):
         return any(each.compared for each in self.outputs)
 
     def find_responsible(self, wrong: bool) -> list[str]:
-        """The executors that make the difference: those that are unlike the reference, or, where that is ``wrong``,
-        those that are like it. Where all are like it sometimes, those that are not always."""
+        """Return the executors that cause the difference.
+
+        They are those that differ from the reference, or, if that is ``wrong``, those that equal it. If all equal it
+        sometimes, they are the unsteady ones.
+        """
         if not wrong and all(each.equal for each in self.outputs):
             return self._unsteady_executors()
         return [each.executor for each in self.outputs if each.equal is wrong]
 
     def _unsteady_executors(self) -> list[str]:
-        """Executors that are not the same in all runs; none where no executor is: it is the model that is so."""
+        """Return the executors that are not steady; none if no executor is, as the model then causes it."""
         found = [each.executor for each in self.outputs if not each.steady]
         return found if len(found) < len(self.outputs) else []
 
@@ -66,11 +72,11 @@ class StageComparison(msgspec.Struct, frozen=True):
 async def compare_stages(
     invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute, runs: int = 1
 ) -> list[StageComparison]:
-    """Compare the stages of ``invocation`` up to the first that differs; ``able`` lists the executors of each node.
+    """Compare the stages of ``invocation`` up to the first that differs.
 
-    A stage runs ``runs`` times on each executor, or until it differs. Outputs that were recorded are the reference,
-    else those of the recorded executor, else of the first one that can run the stage. Raises ``StageUnavailable`` for a
-    node that nobody can run.
+    ``able`` lists the executors of each node. A stage runs ``runs`` times on each executor, or until it differs.
+    Recorded outputs are the reference, otherwise those of the recorded executor, or of the first one that can run the
+    stage. Raises ``StageUnavailable`` for a node without an executor.
     """
     route = tuple(_base_route(invocation, ended, able))
     recorded, base = dict(_recorded_digests(ended)), await run(route)
@@ -91,7 +97,7 @@ async def compare_stages(
             again = digests if _is_equal(reference, digests) else await run(tried)
             steady = all(digests.get(key) == again.get(key) for key in (*reference, FAILURE))
             equal = _is_equal(reference, digests) or (not steady and _is_equal(reference, again))
-            is_reference = tried == route and runs == 1  # it is not compared with itself
+            is_reference = tried == route and runs == 1  # the reference is not compared with itself
             compared = sum(1 for key, digest in reference.items() if digest and (key in kept or not is_reference))
             outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, ""), compared))
         said = "the record" if kept else route[nodes[0]]

@@ -1,11 +1,11 @@
-"""Dead letters: inputs that crashed or failed an engine, kept with the reason in a stream of their own.
+"""Dead letters: inputs that crashed or failed an engine, kept with the reason in a separate stream.
 
-``crashed``  the executor of the last attempt died, or its engine did, and there was no other attempt to make
-``failed``   an engine failed on this input: a defect, not a client's mistake
+- ``crashed``: the executor of the last attempt died, or its engine did, and no attempt was left.
+- ``failed``: an engine failed on this input, which is a defect, not a client's mistake.
 
-What a client did wrong, what came late and what was cancelled is no dead letter. Users' content is left out unless a
-gateway is told to keep it (``OMNIBUS_GATEWAY_DEADLETTERS=full``): sizes and digests tell equal inputs apart, and the
-record stream has the rest for as long as it keeps it.
+Mistakes of clients, late requests and cancelled requests are not dead letters. Users' content is omitted, except with
+``OMNIBUS_GATEWAY_DEADLETTERS=full``. Sizes and digests distinguish inputs, and the record stream has the rest for as
+long as it is retained.
 """
 
 import msgspec
@@ -17,7 +17,7 @@ from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, NotFound, Omnibu
 from omnibus.graph import DIGEST, UNREADABLE, WIRE_VERSION, Invocation
 from omnibus.recording.records import Moved, find_record
 
-#: Why an attempt was given up that cost an executor, or its engine.
+#: Reasons to stop an attempt that cost an executor, or its engine.
 EXECUTOR_LOSS_REASONS = frozenset({"gone", "unavailable"})
 
 CRASHED, FAILED = REASONS = "crashed", "failed"
@@ -50,9 +50,9 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def dead_letter_reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:
-    """Return why an invocation that failed in ``attempt`` with ``failure`` is a dead letter; empty when it is none.
+    """Return why a failed invocation is a dead letter; empty if it is not.
 
-    ``node`` is the one that an executor said had failed, -1 for none.
+    It failed in ``attempt`` with ``failure``. ``node`` is the one that an executor reported as failed, -1 for none.
     """
     if failure is None:
         return ""
@@ -64,7 +64,10 @@ def dead_letter_reason(failure: OmnibusError | None, node: int, moves: list[Move
 
 
 def encode_dead_letter(*letters: DeadLetter, limit: int) -> bytes:
-    """The first of ``letters`` that takes at most ``limit`` bytes, else the last one without its graph."""
+    """Encode the first of ``letters`` with at most ``limit`` bytes.
+
+    If all are larger, it is the last one without its graph.
+    """
     for letter in letters:
         if len(body := messages.encode(letter)) <= limit:
             return body
@@ -72,7 +75,7 @@ def encode_dead_letter(*letters: DeadLetter, limit: int) -> bytes:
 
 
 def decode_dead_letter(body: bytes) -> DeadLetter:
-    """Raises ``ProtocolError``."""
+    """Decode a dead letter. Raises ``ProtocolError``."""
     try:
         letter = _decode(body)
     except UNREADABLE as error:
@@ -85,18 +88,18 @@ def decode_dead_letter(body: bytes) -> DeadLetter:
 _decode = msgspec.json.Decoder(DeadLetter).decode
 
 
-# Looking
+# Queries
 
 
 async def list_dead_letters(bus: Bus, count: int, below: int = 0) -> list[Stored]:
-    """The last dead letters as they lie in the stream, newest first."""
+    """Return the stored messages of the last dead letters, newest first."""
     return (await bus.read_latest(DEADLETTERS, count, below))[::-1]
 
 
 async def read_dead_letter(bus: Bus, id: str) -> DeadLetter:
-    """The last letter of invocation ``id``. Raises ``NotFound``."""
+    """Return the last letter of invocation ``id``. Raises ``NotFound``."""
     if not graph.is_addressable(id) or "." in id:
-        raise NotFound(f"{id[:80]!r} is no id of an invocation")
+        raise NotFound(f"{id[:80]!r} is not an id of an invocation")
     found = await bus.read_records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
     if not found:
         raise NotFound(f"no dead letter of invocation {id[:80]}: `omnibus deadletters` lists those that there are")
@@ -106,7 +109,7 @@ async def read_dead_letter(bus: Bus, id: str) -> DeadLetter:
 async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
     """Return the invocation that runs the input of ``letter`` again: the letter's own, or the record's.
 
-    Raises ``BadRequest`` that says why there is none any more.
+    Raises ``BadRequest`` with the reason if it is gone.
     """
     if letter.invocation is not None and not _has_digested_inputs(letter.invocation):
         return letter.invocation
@@ -120,7 +123,7 @@ async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
     if _has_digested_inputs(recorded):
         raise BadRequest(
             f"the inputs of {letter.inv} were recorded as digests: set OMNIBUS_GATEWAY_RECORD=full, or "
-            "OMNIBUS_GATEWAY_DEADLETTERS=full, to retry what fails from then on"
+            "OMNIBUS_GATEWAY_DEADLETTERS=full, to retry later failures"
         )
     return recorded
 
@@ -132,5 +135,5 @@ def _has_digested_inputs(invocation: Invocation) -> bool:
 
 
 async def delete_dead_letter(bus: Bus, letter: DeadLetter) -> None:
-    """It is no dead letter any more."""
+    """Delete ``letter`` from the stream."""
     await bus.purge_subject(DEADLETTERS, subjects.dead_letter_subject(letter.app, letter.inv))

@@ -1,4 +1,4 @@
-"""Forks of recorded invocations: the same graph and seed with one input changed, to be run as a replay."""
+"""Forks of recorded invocations: the same graph and seed with one input changed, to run as a replay."""
 
 import json
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from omnibus.errors import BadRequest
 from omnibus.graph import DIGEST, HANDLE, Invocation, find_refs
 from omnibus.recording.records import EndRecord
 
-#: Beginning of the name that stands for the executors of stages whose recorded outputs are played.
+#: Prefix of the name for executors of stages whose recorded outputs are replayed.
 PLAYER_PREFIX = "record-of-"
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """Read ``params.temperature=0.2``: where, and the value, which is JSON or else text. Raises ``BadRequest``."""
+    """Parse ``params.temperature=0.2`` into path and value, which is JSON or else text. Raises ``BadRequest``."""
     where, given, value = text.partition("=")
     if not given or not where.strip():
         raise BadRequest(f"a change is INPUT=VALUE or INPUT.KEY=VALUE, as params.temperature=0.2, not {text[:80]!r}")
@@ -27,20 +27,20 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 def find_node(invocation: Invocation, stage: str) -> int:
-    """The number of the node that ``stage`` names, a number or a component. Raises ``BadRequest``."""
+    """Return the number of the node ``stage``, a number or a component. Raises ``BadRequest``."""
     components = [node.component for node in invocation.nodes]
     if stage in components:
         return components.index(stage)
     if stage.isascii() and stage.isdigit() and int(stage) < len(components):
         return int(stage)
     named = ", ".join(f"{index} ({component})" for index, component in enumerate(components))
-    raise BadRequest(f"there is no stage {stage[:40]!r}; there is {named}", param="stage")
+    raise BadRequest(f"unknown stage {stage[:40]!r}; there is {named}", param="stage")
 
 
 def fork_invocation(invocation: Invocation, node: int, changes: Mapping[str, Any], seed: int | None) -> Invocation:
-    """Return ``invocation`` with ``changes`` to inputs of ``node``, and another ``seed`` if one is given.
+    """Return ``invocation`` with ``changes`` to ``node``, and ``seed`` if given.
 
-    Raises ``BadRequest`` for what is no literal input of the node: what other nodes give, and media.
+    Raises ``BadRequest`` for inputs that are not literals of the node: outputs of other nodes, and media.
     """
     if not changes and seed is None:
         raise BadRequest("a fork changes something: give an input, as params.temperature=0.2, or a seed")
@@ -60,23 +60,23 @@ def fork_invocation(invocation: Invocation, node: int, changes: Mapping[str, Any
 
 
 def can_begin_at(invocation: Invocation, ended: EndRecord | None, node: int) -> bool:
-    """Return whether all that ``node`` and later ones read of nodes before it was kept."""
+    """Return whether everything a replay from ``node`` reads was kept."""
     kept = {(one.node, one.output) for one in (ended.kept if ended is not None else ())}
     return all(use in kept for later in invocation.nodes[node:] for use in later.uses if use[0] < node)
 
 
 def start_headers(invocation: Invocation, ended: EndRecord | None, node: int) -> dict[str, str]:
-    """Return the headers with which a replay begins at ``node``; none where it has to begin at the beginning."""
+    """Return the headers to start a replay at ``node``; none if it must start at the beginning."""
     return {"Omnibus-From": str(node)} if node and can_begin_at(invocation, ended, node) else {}
 
 
 def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:
     if any(find_refs(old)):
-        raise BadRequest(f"{where[:80]} is what another node gives: change an input of that node", param=where[:80])
+        raise BadRequest(f"{where[:80]} is an output of another node: change an input of that node", param=where[:80])
     if isinstance(old, dict) and (HANDLE in old or DIGEST in old):
         if keys or DIGEST in old or old.get("modality", "text") != "text":
             raise BadRequest(
-                f"{where[:80]} is not in the record itself: media cannot be changed, and a long text as a whole alone",
+                f"{where[:80]} is not in the record itself: media cannot be changed, and a long text only as a whole",
                 param=where[:80],
             )
         return value
@@ -89,4 +89,4 @@ def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:
         return [_replace_value(where, each, rest, value) if at == int(key) else each for at, each in enumerate(old)]
     if old is None:
         return {key: _replace_value(where, None, rest, value)}
-    raise BadRequest(f"{where[:80]}: there is nothing called {key[:40]!r}", param=where[:80])
+    raise BadRequest(f"{where[:80]} has no key {key[:40]!r}", param=where[:80])

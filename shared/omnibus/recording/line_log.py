@@ -1,8 +1,8 @@
-"""Logs of lines on the bus: each is the messages of one subject, which one writer at a time appends to.
+"""Logs of lines on the bus: the messages of one subject, with one writer at a time.
 
-Messages of the bus are small, so that a message is any piece of the lines: its own number, ``+`` or ``=``, and the
-piece. One with ``=`` begins a line: what was left of one before it is dropped, for its writer did not live to end it. A
-writer appends behind the message that it knows as the last one; of two, one is refused.
+Messages of the bus are small, so a message is any piece of the lines: its number, ``+`` or ``=``, and the piece. A
+message with ``=`` starts a line: an unfinished line before it is dropped, since its writer died. A writer appends after
+the last message that it has read; of two writers, one is rejected.
 """
 
 from abc import ABC, abstractmethod
@@ -12,13 +12,13 @@ from omnibus.bus import Bus
 from omnibus.bus.subjects import StreamSpec
 from omnibus.errors import ProtocolError
 
-#: Bytes of one piece, where the bus takes as many; and of the head before it.
+#: Bytes of one piece, if the bus allows as many, and of its head.
 PIECE_BYTES = 48 * 1024
 _HEAD_BYTES = 32
 
 
 class LineAssembler(ABC):
-    """Puts lines together from the messages of a log."""
+    """Assembles lines from the messages of a log."""
 
     def __init__(self) -> None:
         self.number = 0  # of the last message, as the stream counts
@@ -26,7 +26,7 @@ class LineAssembler(ABC):
         self._rest = b""
 
     def add_message(self, data: bytes, number: int = 0) -> bool:
-        """Take the next message; False, and nothing is taken, when another one is missing before it."""
+        """Add the next message; returns False without adding it if an earlier one is missing."""
         head, _, piece = data.partition(b"\n")
         if not head[:-1].isdigit():
             raise ProtocolError("a message in a log cannot be read")
@@ -43,11 +43,11 @@ class LineAssembler(ABC):
 
     @abstractmethod
     def add_line(self, line: bytes) -> None:
-        """Take the next line. Raises ``ProtocolError``."""
+        """Add the next line. Raises ``ProtocolError``."""
 
 
 class LineWriter:
-    """Appends lines to the log on ``subject``, behind those that are ``known``."""
+    """Appends lines to the log on ``subject``, after the ``known`` ones."""
 
     def __init__(self, bus: Bus, stream: StreamSpec, subject: str, known: LineAssembler | None = None) -> None:
         self._bus = bus
@@ -60,7 +60,7 @@ class LineWriter:
     async def append_lines(self, data: bytes) -> None:
         """Write ``data``, whole lines; returns once they are stored.
 
-        Raises ``Conflict`` when somebody else writes this log, and ``BusUnavailable``.
+        Raises ``Conflict`` if another client writes this log, and ``BusUnavailable``.
         """
         step = min(PIECE_BYTES, self._bus.max_body - _HEAD_BYTES)
         for begin in range(0, len(data), step):
@@ -74,7 +74,8 @@ class LineWriter:
 
 
 async def read_lines(bus: Bus, stream: StreamSpec, subject: str, content: LineAssembler) -> None:
-    """Read what ``content`` has not of the log on ``subject``. Raises ``BusUnavailable`` and ``ProtocolError``."""
+    """Read the lines that ``content`` lacks from the log on ``subject``. Raises ``BusUnavailable`` and
+    ``ProtocolError``."""
     for stored in await bus.read_subject(stream, subject, content.number):
         if not content.add_message(stored.data, stored.number):
             raise ProtocolError("a log has lost its beginning: it is kept no longer")

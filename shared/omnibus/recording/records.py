@@ -1,4 +1,4 @@
-"""Records of an invocation besides the invocation itself: its end, and the attempts that were given up before it."""
+"""Records of an invocation's end, and of attempts stopped before it."""
 
 import asyncio
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 from omnibus.pricing import RequestUsage
 
-#: Seconds after its answer until an invocation that took little time is recorded, by its gateway.
+#: Seconds after its answer until the gateway records a short invocation.
 WHOLE_RECORD_SECONDS = 0.02
-#: Seconds after its answer in which its record comes to the stream, from any gateway.
+#: Seconds after its answer in which its record reaches the stream, from any gateway.
 RECORDED_WITHIN_SECONDS = 2 * WHOLE_RECORD_SECONDS
 
 
@@ -40,7 +40,7 @@ class RecordedAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Attempt ``attempt`` was given up at that time (Unix seconds). See ``omnibus.recording.waterfall.Move``."""
+    """Attempt ``attempt`` was stopped at that time (Unix seconds). See ``omnibus.recording.waterfall.Move``."""
 
     attempt: int
     at: float
@@ -54,9 +54,9 @@ class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An output that nodes read, kept under its SHA-256 in the media directory: ``nbytes`` of tensors in ``chunks``.
+    """An output for other nodes, in the media directory by SHA-256.
 
-    ``digest`` says what it holds, however it was cut into chunks.
+    It is ``nbytes`` of tensors in ``chunks``. ``digest`` is of its content, however it was cut into chunks.
     """
 
     node: int
@@ -68,11 +68,13 @@ class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request to ``app``, as its worker got it, so that another version can be given the same.
+    """One request to ``app`` as its worker got it.
 
-    ``kind`` is that of ``omnibus.app.protocol``; ``number`` and ``seed`` are what its choices and samples follow from.
-    ``body`` is JSON, in which media are named by content hash where ``placed``; a long one is kept under
-    ``body_sha256`` instead. ``answer_sha256`` is of the answer: see ``services.gateway.request.app_call``.
+    Another version can get the same request.
+
+    ``kind`` is that of ``omnibus.app.protocol``. Choices and samples depend on ``number`` and ``seed``. ``body`` is
+    JSON; if ``placed``, its media are content hashes. A long one is kept under ``body_sha256`` instead.
+    ``answer_sha256`` is of the answer: see ``services.gateway.request.app_call``.
     """
 
     app: str
@@ -86,10 +88,10 @@ class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestLinks(NamedTuple):
-    """Other invocations that belong to a request, by their ids.
+    """Ids of other invocations that belong to a request.
 
-    ``segments`` are its own later ones. ``called`` are requests that its model called for, the images of a response;
-    ``caller`` is the request whose model called for this one.
+    ``segments`` are its own later ones. ``called`` are requests of its model, for the images of a response; ``caller``
+    is the request whose model made this one.
     """
 
     segments: tuple[str, ...] = ()
@@ -98,7 +100,7 @@ class RequestLinks(NamedTuple):
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
-    """The end of an invocation as it is recorded. Times are Unix seconds."""
+    """The end of an invocation. Times are Unix seconds."""
 
     inv: str
     status: str
@@ -138,14 +140,14 @@ class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
 
 
 class Record(NamedTuple):
-    """An invocation as it was recorded first, and its end if it has ended."""
+    """An invocation as first recorded, and its end if it has ended."""
 
     invocation: Invocation
     ended: EndRecord | None
 
 
 class _WholeRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="whole"):
-    """Both records of an invocation that ended soon, in one message."""
+    """Both records of a short invocation, in one message."""
 
     began: msgspec.Raw
     ended: msgspec.Raw
@@ -158,7 +160,7 @@ class RecordMessage(NamedTuple):
     ended: EndRecord | None
 
 
-#: Ids of what consists of invocations, by what they begin with, and how to find these.
+#: Ids of objects that consist of invocations, by their prefix, and how to find the invocations.
 _OTHER_IDS = {
     "sess_": "each response of a realtime session has one, and `omnibus show SESSION` lists them",
     "resp_": "a response has one for each turn; it is the header x-request-id, or see `omnibus tail`",
@@ -172,7 +174,7 @@ _WHOLE_START = b'{"kind":"whole",'
 
 
 def is_end(body: bytes) -> bool:
-    """Return whether a record is that of an end. Its text may hold any words, so the tag is searched in its place."""
+    """Return whether a record is that of an end. Its text may contain any words, so the tag's position counts."""
     return body.startswith(b'{"kind":"end"') or (b'"kind"' in body and _has_end_tag(body))
 
 
@@ -184,7 +186,7 @@ def _has_end_tag(body: bytes) -> bool:
 
 
 def decode_end(body: bytes) -> EndRecord:
-    """Raises ``ProtocolError``."""
+    """Decode an end. Raises ``ProtocolError``."""
     try:
         return _ended(body)
     except UNREADABLE as error:
@@ -192,12 +194,12 @@ def decode_end(body: bytes) -> EndRecord:
 
 
 def join_records(began: bytes, ended: bytes) -> bytes:
-    """One message of the encoded beginning and end of an invocation."""
+    """Return one message of the encoded beginning and end of an invocation."""
     return b'%b"began":%b,"ended":%b}' % (_WHOLE_START, began, ended)
 
 
 def split_records(body: bytes) -> tuple[bytes, bytes]:
-    """The beginning and the end that a message of the stream holds, else empty. Raises ``ProtocolError``."""
+    """Return the beginning and end in a message; empty if missing. Raises ``ProtocolError``."""
     if not body.startswith(_WHOLE_START):
         return (b"", body) if is_end(body) else (body, b"")
     try:
@@ -214,7 +216,7 @@ def decode_message(body: bytes) -> RecordMessage:
 
 
 def parse_record(found: list[Delivery], id: str) -> Record:
-    """The record of ``id`` from what the stream has of it, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
+    """Return the record of ``id`` from its messages, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
     parts = [split_records(delivery.data) for delivery in found]
     begins, ends = [began for began, _ in parts if began], [ended for _, ended in parts if ended]
     if not begins:
@@ -223,16 +225,16 @@ def parse_record(found: list[Delivery], id: str) -> Record:
 
 
 async def find_record(bus: Bus, id: str) -> Record:
-    """Find the record of ``id``, also if its answer has just been sent. Raises ``NotFound`` and ``ProtocolError``.
+    """Find the record of ``id``, even just after its answer. Raises ``NotFound`` and ``ProtocolError``.
 
-    The id of a chat completion names its invocation as well.
+    The id of a chat completion also identifies its invocation.
     """
     id = id.removeprefix("chatcmpl-").removeprefix("cmpl-")
     for prefix, advice in _OTHER_IDS.items():
         if id.startswith(prefix):
-            raise NotFound(f"{id[:80]!r} is no id of an invocation: {advice}")
+            raise NotFound(f"{id[:80]!r} is not an id of an invocation: {advice}")
     if not graph.is_addressable(id) or "." in id:
-        raise NotFound(f"{id[:80]!r} is no id of an invocation")
+        raise NotFound(f"{id[:80]!r} is not an id of an invocation")
     subject = f"{subjects.ROOT}.inv.*.{id}"
     found = await bus.read_records(subject)
     if not found:
@@ -242,7 +244,7 @@ async def find_record(bus: Bus, id: str) -> Record:
 
 
 async def find_segments(bus: Bus, id: str) -> list[Record]:
-    """Find the record of ``id`` and of the later segments of its request. Raises as ``find_record``."""
+    """Find the records of ``id`` and later segments. Raises the errors of ``find_record``."""
     first = await find_record(bus, id)
     later = first.ended.segments if first.ended is not None else ()
     return [first, *[await find_record(bus, each) for each in later]]

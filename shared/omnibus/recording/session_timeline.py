@@ -1,7 +1,7 @@
-"""Timeline of a realtime session, from its log: turns, responses, interruptions, and how long each took.
+"""Timeline of a realtime session from its log: turns, responses, interruptions, and their times.
 
-As JSON it is what ``omnibus show SESSION --json`` prints. Sizes and times are in it, never what anybody said. Times are
-seconds since the session began; they are when the gateway logged what happened.
+``omnibus show SESSION --json`` prints it as JSON. It contains sizes and times, never spoken content. Times are seconds
+since the session began, when the gateway logged the events.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,11 @@ _TRANSCRIPTION = "conversation.item.input_audio_transcription."
 
 
 class SessionTurn(msgspec.Struct):
-    """A message of the user: ``speech`` is its audio as milliseconds of the session, null where it was not found by
-    the gateway; ``transcribed`` when its transcript was whole."""
+    """A message of the user.
+
+    ``speech`` is its audio as milliseconds of the session, null if the gateway did not detect it. ``transcribed`` is
+    the time at which its transcript was complete.
+    """
 
     item: str
     committed: float | None = None
@@ -29,8 +32,12 @@ class SessionTurn(msgspec.Struct):
 
 
 class SessionResponse(msgspec.Struct):
-    """A response: ``waited`` is the time from the end of the last turn, or from its beginning if there was none, to
-    the first audio, or text where it has none. ``truncated_ms`` is what of its audio was heard by who cut it."""
+    """A response.
+
+    ``waited`` is the time to the first audio, or to the first text without audio. It starts at the end of the last
+    turn, or at the response's beginning without a turn. ``truncated_ms`` is the part of its audio that was played
+    before a client cut it.
+    """
 
     id: str
     begun: float
@@ -45,8 +52,10 @@ class SessionResponse(msgspec.Struct):
 
 
 class SessionTimeline(msgspec.Struct):
-    """A whole session. ``moments`` has all in order: a time and what happened. ``audio_in_bytes`` was appended, but for
-    the end of silence, which may belong to a turn."""
+    """A whole session. ``moments`` has all events in order, with their times.
+
+    ``audio_in_bytes`` was appended, without the last silence, which may belong to a turn.
+    """
 
     id: str
     model: str
@@ -61,7 +70,7 @@ class SessionTimeline(msgspec.Struct):
 
 
 def build_timeline(id: str, entries: Sequence[SessionEntry]) -> SessionTimeline:
-    """The timeline of session ``id``. Raises ``ProtocolError`` for a log that cannot be read."""
+    """Build the timeline of session ``id``. Raises ``ProtocolError`` for an unreadable log."""
     if not entries or entries[0].origin is None:
         raise ProtocolError("the log of the session has lost its beginning: it is kept no longer")
     builder = _TimelineBuilder(SessionTimeline(id, entries[0].origin.model, entries[0].at))

@@ -1,7 +1,7 @@
-"""Realtime sessions as they are logged: all that happened in one, for a gateway that goes on with it and for people.
+"""Logs of realtime sessions: all their events, for a gateway that resumes one and for people.
 
-Each line of the log is a list of entries that belong together: either all of them hold or none. It is on the bus before
-a client has the events that are in it.
+Each line of the log is a list of entries that belong together: either all are valid or none. It is on the bus before a
+client gets its events.
 """
 
 from typing import Any
@@ -14,8 +14,10 @@ from omnibus.recording.line_log import LineAssembler, read_lines
 
 
 class SessionOrigin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Beginning of a session. ``token_sha256`` is of the token that its client goes on with, ``expires`` its end in
-    Unix seconds."""
+    """Beginning of a session.
+
+    ``token_sha256`` is of the token with which its client resumes, ``expires`` its end in Unix seconds.
+    """
 
     model: str
     expires: int
@@ -25,10 +27,10 @@ class SessionOrigin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InputChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Audio that a client has appended: ``data`` behind what is held, or in its place if ``resets``.
+    """Audio that a client has appended: ``data`` is added to the buffer, or replaces it if ``resets``.
 
-    ``end_bytes`` and ``end_ms`` count all audio of the session up to here; what the client sent behind it is not held.
-    ``noise_db`` is how loud the detector of turns holds the noise to be; ``speech`` the item that is being spoken.
+    ``end_bytes`` and ``end_ms`` count all audio of the session up to here; later audio is not in the log. ``noise_db``
+    is the noise level estimated by the turn detector; ``speech`` is the item that is being spoken.
     """
 
     end_bytes: int
@@ -52,7 +54,7 @@ class LoggedPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoggedItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An item as a client made it, whole."""
+    """A complete item from a client."""
 
     id: str
     type: str
@@ -64,14 +66,14 @@ class LoggedItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InsertedItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``item`` was put behind the item ``after``: None for the end of the conversation."""
+    """Insertion of ``item`` after the item ``after``; None for the end of the conversation."""
 
     item: LoggedItem
     after: str | None = None
 
 
 class TruncatedItem(msgspec.Struct, frozen=True):
-    """An item of which all that comes after so much audio is forgotten."""
+    """Truncation of an item's audio after so many milliseconds."""
 
     id: str
     index: int
@@ -79,8 +81,10 @@ class TruncatedItem(msgspec.Struct, frozen=True):
 
 
 class BegunTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A response that has begun: all that is needed to make it once more. ``items`` are what it answers: ids of those
-    of the conversation, and others whole."""
+    """A response that has begun, with everything needed to make it again.
+
+    ``items`` are its inputs: ids of those of the conversation, and others whole.
+    """
 
     id: str
     config: msgspec.Raw
@@ -92,12 +96,11 @@ class BegunTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Changes at a time, Unix seconds: ``events`` that the client was sent, as they were, and what they change.
+    """Changes at a time, Unix seconds: ``events`` sent to the client, and the changed state.
 
-    By response, ``tokens`` are ids of tokens that have come, ``codes`` those of its talker, or frames of them, and
-    ``invocations`` what makes it. ``waits``: whether
-    somebody has spoken while a response was made that goes on, and is answered then. ``over``: why the session has
-    ended for good.
+    By response, ``tokens`` are ids of received tokens, ``codes`` those of its talker, or frames of them, and
+    ``invocations`` the ids of its invocations. ``waits``: whether the user has spoken during a response that continues,
+    and is answered after it. ``over``: why the session has ended for good.
     """
 
     at: float
@@ -122,7 +125,7 @@ _decode_entries = msgspec.json.Decoder(list[SessionEntry]).decode
 
 
 class SessionEntries(LineAssembler):
-    """All entries of a session, in their order."""
+    """All entries of a session, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,10 +139,12 @@ class SessionEntries(LineAssembler):
 
 
 async def read_session(bus: Bus, id: str, known: SessionEntries | None = None) -> SessionEntries:
-    """The log of session ``id``, behind what is ``known`` of it. Raises ``NotFound``, ``BusUnavailable`` and
-    ``ProtocolError``."""
+    """Return the log of session ``id``, after its ``known`` entries.
+
+    Raises ``NotFound``, ``BusUnavailable`` and ``ProtocolError``.
+    """
     found = known if known is not None else SessionEntries()
     await read_lines(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), found)
     if not found.entries:
-        raise NotFound(f"no realtime session {id[:64]} is kept: it was not opened with resumable=true, or long ago")
+        raise NotFound(f"no realtime session {id[:64]} is kept: it was not opened with resumable=true, or is too old")
     return found

@@ -1,4 +1,4 @@
-"""Steps of a recorded invocation, edge by edge: what each node got and gave, as far as it is in the record."""
+"""Steps of a recorded invocation: the inputs and outputs of each node, as far as recorded."""
 
 import json
 from hashlib import sha256
@@ -13,13 +13,15 @@ from omnibus.recording.waterfall import Waterfall
 from omnibus.recording.waterfall_builder import build_waterfall
 from omnibus.structured.calls import split_calls
 
-#: Characters of a value that are shown.
+#: Most characters of a shown value.
 MAX_SHOWN_CHARS = 2000
 
 
 class StepValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value that a node got or gave. ``text`` is the value itself where the record has it, and ``mime`` is set where
-    its bytes can be read from a gateway. ``source`` names the node and output that it comes from.
+    """An input or output of a node.
+
+    ``text`` is the value itself if the record has it, and ``mime`` is set if its bytes can be read from a gateway.
+    ``source`` is the node and output that it comes from.
     """
 
     name: str
@@ -34,7 +36,7 @@ class StepValue(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One node of the graph: how it ended, and its values. ``seconds`` are from its beginning to its end."""
+    """One node of the graph: its end and its values. ``seconds`` are from its beginning to its end."""
 
     node: int
     component: str
@@ -49,7 +51,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def build_steps(invocation: Invocation, ended: EndRecord | None) -> tuple[Step, ...]:
-    """The steps of an invocation that was recorded as ``invocation``; ``ended`` is None while it runs."""
+    """Return the steps of the recorded ``invocation``; ``ended`` is None while it runs."""
     whole: Waterfall = build_waterfall(invocation, ended)
     kept = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
     steps = []
@@ -86,7 +88,7 @@ def _input_value(name: str, value: Any) -> StepValue:
 def _output_values(
     invocation: Invocation, ended: EndRecord | None, node: int, kept: dict[tuple[int, str], KeptOutput]
 ) -> list[StepValue]:
-    """Outputs of ``node``: those that others read, those that an app read, and those that the client got."""
+    """Return the outputs of ``node`` for nodes, an app or the client."""
     found = []
     read = [use[1] for each in invocation.nodes for use in each.uses if use[0] == node]
     names = dict.fromkeys([*read, *(output for at, output in invocation.outputs if at == node)])
@@ -105,13 +107,13 @@ def _output_values(
 
 
 def _answer_text(answer: RecordedAnswer) -> str:
-    """The text of a chat, or its calls of tools where it has none."""
+    """Return the text of a chat; without text, its calls of tools."""
     calls = (f"{name}({arguments})" for name, arguments in split_calls(answer.calls))
     return answer.text or " ".join(calls)
 
 
 def _answer_digest(answer: RecordedAnswer) -> str:
-    """A digest of the text with its calls and reasoning; empty where nothing of these came, or it is not known."""
+    """Return a digest of text, calls and reasoning; empty if there are none, or it is unknown."""
     structured = (answer.calls_sha256, answer.reasoning_sha256)
     if any(structured):
         return sha256("".join((answer.text_sha256, *structured)).encode()).hexdigest()

@@ -11,7 +11,7 @@ from omnibus.errors import OmnibusError
 from omnibus.recording import records
 from omnibus.recording.records import EndRecord
 
-#: Records that are read at once.
+#: Number of records in one read.
 READ_BATCH_COUNT = 256
 
 
@@ -28,8 +28,9 @@ class UsageSum(msgspec.Struct):
 
 
 async def sum_usage(bus: Bus, since: float) -> list[UsageSum]:
-    """Sums over requests that ended ``since`` then (Unix seconds), as far as their records are retained: those of the
-    tenants that used most come first.
+    """Sum the usage of requests that ended ``since`` then (Unix seconds).
+
+    It includes requests whose records are retained. Tenants with the highest usage are first.
     """
     sums: dict[tuple[str, str, str], UsageSum] = {}
     models: dict[str, str] = {}

@@ -1,11 +1,11 @@
-"""Timeline of one invocation, from its own record: who worked when, what waited for what, what went wrong.
+"""Timeline of one invocation from its record: work, waits and failures.
 
-As JSON a ``Waterfall`` is what ``omnibus show ID --json`` prints and what ``GET /v1/invocations/{id}`` answers;
-``GET /v1/invocations`` answers a ``SummaryPage``. ``waterfall_builder`` makes both of records. Fields may be added;
-none changes its meaning. Sizes and digests are in it, never what users wrote or got.
+``omnibus show ID --json`` and ``GET /v1/invocations/{id}`` return a ``Waterfall`` as JSON; ``GET /v1/invocations``
+returns a ``SummaryPage``. ``waterfall_builder`` makes both from records. Fields may be added, but never change their
+meaning. It contains sizes and digests, never users' content.
 
-All times but ``created`` are seconds since ``created``, and null (``None``) when they are not known. Clocks of
-several machines may differ: what would run backwards is shown as taking no time.
+All times except ``created`` are seconds since ``created``, and null (``None``) if unknown. Clocks of several machines
+may differ: negative durations are shown as 0.
 """
 
 import msgspec
@@ -13,20 +13,20 @@ import msgspec
 from omnibus.errors import ProblemDetails
 from omnibus.pricing import RequestUsage
 
-#: Of the document.
+#: Version of the document.
 VERSION = 1
-#: The gateway, in the place of a node of the graph.
+#: The gateway, in place of a node of the graph.
 GATEWAY = -1
 
-#: Phases of a node, in order. A phase that took no time, or that nobody told the times of, is left out.
-#: ``dispatch`` the gateway sent it, the executor has not taken it; ``inputs`` it waits for what other nodes make;
-#: ``queue`` it waits for a place in the engine's batch; ``run`` it works towards its first output; ``output`` from
-#: there to its end. An engine that does not tell when it begins has its ``queue`` within ``run``.
+#: Phases of a node, in order. A phase without a duration, or without reported times, is omitted. ``dispatch``: the
+#: gateway sent it, and the executor has not taken it. ``inputs``: it waits for outputs of other nodes. ``queue``: it
+#: waits for a place in the engine's batch. ``run``: it works towards its first output. ``output``: from there to its
+#: end. An engine that does not report its start has its ``queue`` within ``run``.
 PHASES = ("dispatch", "inputs", "queue", "run", "output")
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A stretch of a node's bar."""
+    """A section of a node's bar."""
 
     name: str
     start: float
@@ -34,8 +34,10 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One input of a node. ``kind``: ``text``, ``number``, ``json``, ``media``, ``tensor``, or ``nodes`` for outputs
-    of other nodes (see ``Waterfall.edges``). ``nbytes`` is 0 for ``nodes``; ``sha256`` is empty where none is known.
+    """One input of a node.
+
+    ``kind`` is ``text``, ``number``, ``json``, ``media``, ``tensor``, or ``nodes`` for outputs of other nodes (see
+    ``Waterfall.edges``). ``nbytes`` is 0 for ``nodes``; ``sha256`` is empty if unknown.
     """
 
     name: str
@@ -67,10 +69,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """An output of ``source`` that ``target`` reads. ``local``: both ran in one executor, so that nothing travelled.
+    """An output of ``source`` that ``target`` reads. ``local``: both ran in one executor, without a transfer.
 
-    ``sent`` is the source's first output, ``arrived`` when the target's executor had the first of it, and
-    ``seconds`` what lies between.
+    ``sent`` is the source's first output, ``arrived`` the arrival of its first part at the target's executor, and
+    ``seconds`` the time in between.
     """
 
     source: int
@@ -83,10 +85,10 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Pull(msgspec.Struct, frozen=True):
-    """Bytes that crossed from one node of the installation to another, for a reader there.
+    """Bytes transferred between nodes of the installation, for a reader.
 
-    ``source`` and ``output`` name the edge with ``target``; a ``source`` of -1 is an input of the request, which lies
-    on the gateway's node, and a ``target`` of -1 the gateway. ``seconds`` is how long the reader waited for the pull.
+    ``source`` and ``output`` identify the edge with ``target``. A ``source`` of -1 is an input of the request, which is
+    on the gateway's node. A ``target`` of -1 is the gateway. ``seconds`` is the wait for the pull.
     """
 
     source: int
@@ -99,11 +101,12 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Attempt ``attempt`` was given up ``at`` then, and the invocation went to another route.
+    """Attempt ``attempt`` was stopped ``at`` then; the invocation took another route.
 
     ``reason``: ``busy``, ``silent``, ``gone`` (its executor died), ``unavailable`` (its engine died), ``gap``,
-    ``retry`` or ``bus``. ``executor`` is who was lost, empty when nobody was. ``again`` are the nodes that began again,
-    empty when all did; ``resumed`` says by ``<node>.<output>`` behind how many tokens, rows or steps.
+    ``retry`` or ``bus``. ``executor`` is the lost one, empty if none was lost. ``again`` are the nodes that restarted,
+    empty if all did. ``resumed`` contains, by ``<node>.<output>``, the number of tokens, rows or steps after which they
+    continued.
     """
 
     attempt: int
@@ -150,7 +153,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class SummaryPage(msgspec.Struct, frozen=True):
-    """Summaries, newest first. ``next`` is what ``before`` is to be for the page after it, null at the end."""
+    """Summaries, newest first. ``next`` is the ``before`` of the next page, null at the end."""
 
     data: tuple[Summary, ...]
     next: int | None = None
@@ -158,7 +161,7 @@ class SummaryPage(msgspec.Struct, frozen=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True):
-    """All about one invocation."""
+    """All data of one invocation."""
 
     summary: Summary
     seed: int

@@ -1,4 +1,4 @@
-"""Builds the waterfall of an invocation from its own record, see ``omnibus.recording.waterfall``."""
+"""Builder of an invocation's waterfall from its record, see ``omnibus.recording.waterfall``."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _MOVE_FIELDS = ("reason", "executor", "message", "again", "resumed")
 
 
 def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfall:
-    """The waterfall of an invocation that was recorded as ``invocation``; ``ended`` is None while it runs."""
+    """Return the waterfall of the recorded ``invocation``; ``ended`` is None while it runs."""
     start = invocation.created
     moves = tuple(
         Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _MOVE_FIELDS))
@@ -54,7 +54,7 @@ def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfal
 
 
 def build_summary(invocation: Invocation, ended: EndRecord | None) -> Summary:
-    """An invocation in brief."""
+    """Return the summary of an invocation."""
     problem = ended.problem if ended is not None else None
     return Summary(
         id=invocation.id,
@@ -79,7 +79,7 @@ def _seconds_after(moment: float, start: float) -> float:
 
 
 def _optional_seconds(moment: float, start: float) -> float | None:
-    """0 stands for a moment that never came."""
+    """Return the seconds after ``start``; None for 0, which means that the moment is missing."""
     return _seconds_after(moment, start) if moment else None
 
 
@@ -104,7 +104,7 @@ def _build_rows(invocation: Invocation, ended: EndRecord | None, moves: Sequence
 
 
 def _node_state(node: int, executor: str, ended: EndRecord | None) -> str:
-    """Of a node that has not told its times; see ``_add_times`` for one that has."""
+    """Return the state of a node without reported times; see ``_add_times`` for others."""
     if ended is None:
         return "open"
     if ended.node >= 0:
@@ -131,7 +131,7 @@ def _add_times(row: Row, hop: Hop, start: float, sent: float) -> Row:
 
 
 def _build_phases(moments: tuple[float | None, ...]) -> Iterator[Phase]:
-    """Stretches between the moments, which a clock may have put out of order; what is not told ends nothing."""
+    """Yield the phases between the moments, which may be out of order; missing ones end no phase."""
     last = moments[-1]
     at = moments[0] or 0.0
     for name, moment in zip(PHASES, moments[1:], strict=True):
@@ -191,7 +191,7 @@ def _describe_input(name: str, value: Any) -> Input:
 
 
 def _describe_bulk_input(name: str, value: dict[str, Any]) -> Input:
-    """Something that is kept elsewhere, or of which only the digest is."""
+    """Describe an input that is stored elsewhere or only a digest."""
     kind = "tensor" if "dtype" in value else "media" if "sha256" in value else "json"
     size = value.get("nbytes")
     digest = str(value.get(DIGEST) or value.get("sha256", ""))

@@ -1,1 +1,1 @@
-"""Descriptions of settings and tasks, read from their definitions: for ``omnibus settings`` and pages of ``docs``."""
+"""Descriptions of settings and tasks from their definitions. ``omnibus settings`` and pages of ``docs`` show them."""

@@ -1,14 +1,15 @@
-"""Comments above the fields of a class, as pages show them."""
+"""Comments above the fields of a class, in the format of pages."""
 
 import ast
 import inspect
 
 
 def field_comments(owner: type) -> dict[str, str]:
-    """The ``#:`` comment above each field of ``owner`` and of the classes that it derives from; "" without one."""
+    """Return the ``#:`` comment above each field of ``owner``. Fields of its base classes are included; the text is ""
+    without a comment."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        # A generic with its parameters is made at run time, and derives from the one without.
+        # A generic with parameters is created at run time and derives from the one without.
         if base.__module__.split(".")[0] == "omnibus" and "[" not in base.__name__:
             found |= _own_comments(base)
     return found
@@ -27,5 +28,5 @@ def _own_comments(owner: type) -> dict[str, str]:
 
 
 def to_markdown(text: str) -> str:
-    """Prose of a docstring or a comment, for a cell of a table."""
+    """Convert a docstring or comment to Markdown for a table."""
     return text.replace("``", "`").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Fields of settings: their units, what is said of them where they are defined, and their values here."""
+"""Fields of settings: their units, their descriptions, and their values in this environment."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ import msgspec
 from omnibus.environment import Settings, variable_name
 from omnibus.reference.comments import field_comments
 
-#: Units of numbers whose name does not say it: a part of the name, and the unit.
+#: Units of numbers whose name does not contain it, by the name of the field.
 UNITS = {
     **dict.fromkeys(("arena_mib", "cache_mib", "kv_mib", "prompt_cache_mib"), "MiB"),
     **dict.fromkeys(("video_frame", "video_pixels"), "pixels"),
@@ -41,7 +41,7 @@ class Described(NamedTuple):
 
 
 def described(area: type[Settings]) -> Iterator[Described]:
-    """The fields of ``area``; those without a comment share that of the field before them."""
+    """Yield the fields of ``area`` by comment. A field without a comment shares that of the field before it."""
     comments = field_comments(area)
     found: list[Described] = []
     for field in msgspec.structs.fields(area):
@@ -53,7 +53,7 @@ def described(area: type[Settings]) -> Iterator[Described]:
 
 
 def unit_of(field: msgspec.structs.FieldInfo) -> str:
-    """Unit of a number, or the kind of another value: ``text``, ``yes or no``."""
+    """Return the unit of a number, or the kind of another value: ``text``, ``yes or no``."""
     if isinstance(field.default, bool):
         return "yes or no"
     if isinstance(field.default, str) or field.type is str:
@@ -65,11 +65,11 @@ def unit_of(field: msgspec.structs.FieldInfo) -> str:
         return named[1]
     if field.type in (float, float | None):
         return "seconds"
-    raise LookupError(f"UNITS of omnibus.reference.fields says no unit of {field.name}")
+    raise LookupError(f"the unit of {field.name} is unknown: add it to UNITS of omnibus.reference.fields")
 
 
 class Variable(NamedTuple):
-    """One environment variable; ``value`` is None where it is not set, and ``(set)`` in place of a secret."""
+    """Environment variable. ``value`` is None if it is not set, and ``(set)`` for a secret."""
 
     name: str
     default: Any
@@ -79,7 +79,8 @@ class Variable(NamedTuple):
 
 
 def area_variables(area: type[Settings], environ: Mapping[str, str]) -> Iterator[Variable]:
-    """The variables of ``area``, with what ``environ`` sets. Secrets are left out: they are shown and logged."""
+    """Yield the variables of ``area`` with their values in ``environ``. Secrets are hidden, since variables are shown
+    and logged."""
     for each in described(area):
         for field in each.fields:
             name = variable_name(area, field.name)

@@ -1,4 +1,4 @@
-"""All settings: their areas, units, and what is said of them where they are defined."""
+"""All settings: their areas, units and descriptions."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ AREAS: list[type[Settings]] = [
     settings.StoreSettings,
     UpSettings,
 ]
-#: Variables that are read outside of an area, and what each is.
+#: Variables that are read outside of an area, and their meanings.
 OTHER_VARIABLES = {
     "OMNIBUS_RUN": "Name of the run of `omnibus up` that commands talk to, as `--run`; see `omnibus ps`.",
     "OMNIBUS_CACHE": "Directory of checkpoints that are built here; empty: `~/.cache/omnibus`.",
@@ -35,7 +35,8 @@ def all_variables() -> list[str]:
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Raise ``BadRequest`` for a variable that begins as settings do and is none, or whose value is wrong."""
+    """Raise ``BadRequest`` for an unknown variable or an invalid value. A variable is checked if it begins as settings
+    do."""
     known = [*all_variables(), *OTHER_VARIABLES]
     for name in environ:
         if name.startswith("OMNIBUS_") and name not in known and not _is_free(name):
@@ -45,5 +46,5 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 
 def _is_free(name: str) -> bool:
-    """Return whether ``name`` is for others to choose: passwords of users of NATS, tests, other programs."""
+    """Return whether others define ``name``: passwords of users of NATS, tests, other programs."""
     return is_foreign(name) or name.startswith(("OMNIBUS_NATS_", "OMNIBUS_TEST_"))

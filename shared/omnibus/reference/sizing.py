@@ -1,7 +1,7 @@
-"""Measured costs of requests by kind, and what a workload of them needs.
+"""Measured costs of requests by kind, and the needs of a workload.
 
-The figures are those of ``sizing.json``, which ``python -m tests.bench.sizing`` measures; they are what Omnibus itself
-takes, without models: what these take, ``omnibus profile`` measures.
+``python -m tests.bench.sizing`` measures the figures in ``sizing.json``. They are the costs of Omnibus itself, without
+models. ``omnibus profile`` measures those of models.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,17 @@ from omnibus.suggestions import did_you_mean
 DATA = Path(__file__).with_name("sizing.json")
 MIB = 1 << 20
 _DAY_SECONDS = 86400.0
-#: Share of a core that is planned to be in use, so that short bursts find room.
+#: Planned use of a core, which leaves capacity for short bursts.
 USED_SHARE = 0.6
 
 
 class KindCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cost of one request of a kind: milliseconds of CPU by service (executors without their engines), the most bytes
-    of the arena, bytes through the bus, in and out, bytes in streams, and bytes of media that it brings."""
+    """Costs of one request of a kind.
+
+    ``cpu_ms`` are milliseconds of CPU by service, with executors but without their engines. ``arena_bytes`` is the most
+    bytes of the arena. ``bus_bytes`` are bytes in and out of the bus, ``disk_bytes`` bytes in streams, and
+    ``media_bytes`` the bytes of media in the request.
+    """
 
     what: str
     cpu_ms: dict[str, float]
@@ -32,7 +36,7 @@ class KindCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Costs by kind; ``memory_mib`` resident by process, ``idle_cpu_ms`` of all services in a second."""
+    """Costs by kind. ``memory_mib`` is resident memory by process, ``idle_cpu_ms`` that of all services in a second."""
 
     machine: str
     requests: int
@@ -42,9 +46,12 @@ class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sizing(msgspec.Struct, frozen=True):
-    """Needs of a workload. ``cores`` by service are busy on average; ``gateways`` and ``total_cores`` have room for
-    bursts. ``memory_mib`` is without executors, ``executor_mib`` of each of them without weights. Disk is that of the
-    streams of ``keep_days``."""
+    """Needs of a workload.
+
+    ``cores`` by service are busy on average. ``gateways`` and ``total_cores`` include capacity for bursts.
+    ``memory_mib`` excludes executors; ``executor_mib`` is that of each executor without weights. ``disk_mib`` is that
+    of the streams of ``keep_days``.
+    """
 
     cores: dict[str, float]
     total_cores: float
@@ -58,18 +65,21 @@ class Sizing(msgspec.Struct, frozen=True):
 
 
 def read_measurements() -> Measurements:
-    """The measured figures of this release."""
+    """Return the measured figures of this release."""
     return msgspec.json.decode(DATA.read_bytes(), type=Measurements)
 
 
 def compute_sizing(
     rates: Mapping[str, float], measured: Measurements, *, seconds: float, keep_days: float, tensor_mib: float = 0.0
 ) -> Sizing:
-    """Needs of ``rates``, requests a second by kind, each of which takes ``seconds`` and holds ``tensor_mib`` of
-    tensors besides what was measured with tiny models. Raises ``BadRequest`` for an unknown kind."""
+    """Return the needs of ``rates``, in requests per second by kind.
+
+    Each request takes ``seconds``. It needs ``tensor_mib`` of tensors in addition to the measurements with tiny models.
+    Raises ``BadRequest`` for an unknown kind.
+    """
     for kind in rates:
         if kind not in measured.kinds:
-            raise BadRequest(f"no kind of request {kind!r}{did_you_mean(kind, measured.kinds)}; there is "
+            raise BadRequest(f"unknown kind of request {kind!r}{did_you_mean(kind, measured.kinds)}; there is "
                              f"{', '.join(measured.kinds)}")  # fmt: skip
     costs = {kind: measured.kinds[kind] for kind in rates}
     services = dict.fromkeys(name for cost in costs.values() for name in cost.cpu_ms)

@@ -1,40 +1,39 @@
-"""The store on Redis or Valkey: plans by epoch, the registered apps, loaded adapters, profiles of models, what was said
-aloud, jobs, API keys and client secrets, streamed answers, and stored responses with their conversations.
+"""Store on Redis or Valkey: plans, apps, adapters, profiles, jobs, keys, answers and responses.
 
 Keys, under ``<prefix>:``
 
 ``plan:epoch``, ``plan:<n>``, ``plan:history``   current number, plan documents, sorted set of epochs
-``plan:staged``, ``plan:lead``                   the plan that is to follow, and the planner that sees to it
-``plan:pin``                                     the epoch that is to be served and no other
+``plan:staged``, ``plan:lead``                   the next plan, and the planner that leads the change to it
+``plan:pin``                                     the only epoch that the planner may serve
 ``plan:cells``                                   hash of ``model/cell`` to the part of its planned share that it gets
-``plan:problems``                                hash of who says so to why the plan is not what it should be
+``plan:problems``                                hash of the reporting component to the problem of the plan
 ``candidates``                                   hash of model to ``Candidate``, the last one that was tried
-``candidate:counts:<id>``, ``:findings:<id>``    what comparisons of a candidate have come to; the last bad ones
+``candidate:counts:<id>``, ``:findings:<id>``    counts of a candidate's comparisons; the last bad ones
 ``apps``                                         hash of name to ``AppRecord``
-``apps:life``                                    a random word that is gone when the store has lost everything
+``apps:life``                                    a random word that disappears if the store loses its data
 ``app:source:<sha256>``                          text of an uploaded app
 ``adapters``, ``adapters:life``                  hash of name to ``AdapterRecord``, loaded while serving; a random word
 ``profiles``                                     hash of model to ``ModelProfile``
 ``plan:scores``, ``profiles:learned``            hashes of epoch to ``PlanScore``, of model to ``LearnedSeconds``
 ``audio:<id>``                                   a spoken answer, until it expires
-``stream:<token>``, ``stream:<token>:owner``     a streamed answer that can be continued, and who sends it now
+``stream:<token>``, ``stream:<token>:owner``     a streamed answer that can be continued, and its current sender
 ``response:<id>``                                hash: a stored response, its holder and its final body
-``responses:of:<tenant>``, ``responses:open``    ids of responses by when they came; of those made in the background
+``responses:of:<tenant>``, ``responses:open``    ids of responses by creation time; of background responses
 ``conversation:<id>``, ``:items``, ``:order``    a conversation, its items by id, and their order
-``held:<tenant>``, ``held:<tenant>:bytes``       what a tenant holds here by when it expires; its bytes, and their sum
-``conversations:of:<tenant>``                    ids of conversations by when they came
+``held:<tenant>``, ``held:<tenant>:bytes``       a tenant's stored members by expiry time; their bytes, and the sum
+``conversations:of:<tenant>``                    ids of conversations by creation time
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
-``jobfile:<kind>:<id>``                          the file that a job is made of, until it expires
-``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
+``jobfile:<kind>:<id>``                          the input file of a job, until it expires
+``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by creation time, due time and expiry time
 ``jobs:<kind>:removed``, ``:turns``              ids of jobs that were removed, for a while; tenants by their last turn
-``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
+``jobs:<kind>:life``                             a random word that disappears if the store loses its data
 ``secret:<sha256>``                              a client secret of ``/v1/realtime``, until it expires
 ``history:<step>:<start>``, ``history:lead``     hash of counts within a span of time; the gateway that counts stages
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
 Channels ``plan``, ``candidates``, ``apps``, ``adapters``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes.
-Each change is one function on the server that refuses whoever is late, so that two writers cannot cross; a profile is
-the last writer's.
+Each change is one function on the server that rejects late writers, so that two writers cannot conflict. For a profile,
+the last writer wins.
 """
 
 from omnibus.store.accounts import NO_LIMIT, OVERHEAD_BYTES, AccountTotal, TenantAccount
@@ -123,5 +122,7 @@ class Store(
     _Accounts,
     _Dump,
 ):
-    """A connection to the store. Every command is bounded by ``settings.timeout`` seconds, and so is its wait for a
-    connection where many are sent at once."""
+    """Connection to the store.
+
+    Each command times out after ``settings.timeout`` seconds, and so does its wait for a free connection.
+    """

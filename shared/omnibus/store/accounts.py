@@ -1,25 +1,25 @@
-"""Accounts of what each tenant holds in the store: a limit is checked and its account updated in one step."""
+"""Accounts of tenants in the store: one step checks a limit and updates the account."""
 
 from typing import NamedTuple
 
 from omnibus.errors import LimitReached, OmnibusError, Overloaded
 from omnibus.store.connection import FunctionRefused, StoreConnection
 
-#: Bytes that each document counts for besides its own: names, expiry times and what the server needs to find it.
+#: Bytes that each document counts in addition to its own: names, expiry times and the server's index entries.
 OVERHEAD_BYTES = 256
-#: Seconds until a client may try again that was rejected because as much is under way as may be.
+#: Seconds until a client may retry that was rejected because too many responses are in progress.
 _RETRY_AFTER_SECONDS = 10.0
 
 
 class TenantAccount(NamedTuple):
-    """The account of the tenant ``name``, which may hold ``bytes``; 0: no limit."""
+    """Account of the tenant ``name``, with a limit of ``bytes`` (0: none)."""
 
     name: str = ""
     bytes: int = 0
 
 
 class AccountTotal(NamedTuple):
-    """Members of one kind that an account holds, and the bytes of all its members."""
+    """Number of members of one kind, and bytes of all members."""
 
     members: int
     bytes: int
@@ -34,9 +34,10 @@ class AccountStore(StoreConnection):
     async def reserve(
         self, account: TenantAccount, member: str, nbytes: int, seconds: float, most: int = 0
     ) -> AccountTotal:
-        """Hold ``nbytes`` for ``member`` until it is released or ``seconds`` are over; at most ``most`` of its kind.
+        """Reserve ``nbytes`` for ``member`` until its release, or for ``seconds``.
 
-        Raises ``LimitReached``, and ``Overloaded`` where ``most`` members of the kind are held.
+        At most ``most`` members of its kind may be reserved. Raises ``LimitReached``, and ``Overloaded`` if ``most`` is
+        reached.
         """
         arguments = (member, str(nbytes), milliseconds_text(seconds), str(most), str(account.bytes))
         try:
@@ -46,12 +47,12 @@ class AccountStore(StoreConnection):
         return AccountTotal(int(found[0]), int(found[1]))
 
     async def release(self, account: str, *members: str) -> int:
-        """Hold ``members`` of the account ``account`` no longer; returns how many were held."""
+        """Release ``members`` of the account ``account``; return how many it had."""
         return int(await self._run_known_function("omnibus_release", account_keys(account), *members))
 
 
 def account_keys(tenant: str) -> tuple[str, str]:
-    """The keys of an account: its members by when they expire, and their bytes."""
+    """Return the keys of an account: its members by expiry time, and their bytes."""
     return f"held:{tenant}", f"held:{tenant}:bytes"
 
 
@@ -60,21 +61,21 @@ def milliseconds_text(seconds: float) -> str:
 
 
 def limit_error(error: FunctionRefused, account: TenantAccount, kind: str) -> OmnibusError:
-    """The error for a client that reached the limit which the server named."""
+    """Return the client's error for the limit named by the server."""
     if error.what == "bytes":
         return LimitReached(
-            f"what is stored for you would take more than {account.bytes} bytes (OMNIBUS_GATEWAY_TENANT_BYTES): delete "
-            "responses, conversations or jobs, or wait until they expire"
+            f"your stored data would exceed {account.bytes} bytes (OMNIBUS_GATEWAY_TENANT_BYTES): delete responses, "
+            "conversations or jobs, or wait until they expire"
         )
     if error.what in ("open", "tenant_open"):
         yours = " of your" if error.what == "tenant_open" else ""
         return Overloaded(
-            f"as many{yours} responses are made in the background as there may be: wait for one, or cancel one",
+            f"too many{yours} background responses are in progress: wait for one to end, or cancel one",
             retry_after=_RETRY_AFTER_SECONDS,
             reason="background",
         )
     return Overloaded(
-        f"as many of your {kind} entries are kept as there may be: wait until one expires",
+        f"too many of your {kind} entries are stored: wait until one expires",
         retry_after=_RETRY_AFTER_SECONDS,
         reason=kind,
     )

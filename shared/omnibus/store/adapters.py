@@ -17,9 +17,9 @@ _ADAPTERS, _LIFE = "adapters", "adapters:life"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter that requests call by ``name``, of the language model of ``model``.
+    """An adapter of the language model of ``model``; requests use its ``name``.
 
-    ``path`` and ``sha256`` are those of ``omnibus.checkpoints.adapter_source``; ``created`` in Unix seconds.
+    ``path`` and ``sha256`` are those of ``omnibus.checkpoints.adapter_source``. ``created`` is in Unix seconds.
     """
 
     name: str
@@ -35,34 +35,34 @@ _decode = msgspec.json.Decoder(AdapterRecord).decode
 
 
 class AdapterStore(StoreConnection):
-    """Adapters by name. A record that this build cannot read is logged and left out."""
+    """Adapters by name. Records that this build cannot read are logged and left out."""
 
     def __init__(self, settings: StoreSettings) -> None:
         super().__init__(settings)
         self._unreadable_adapters: dict[str, bytes] = {}
 
     async def put_adapter(self, record: AdapterRecord, *, replace: bool = False) -> None:
-        """Keep ``record``. Raises ``Conflict`` when its name is there already, unless it is to ``replace`` that."""
+        """Store ``record``. Raises ``Conflict`` if its name exists, unless ``replace`` is true."""
         if not await self._write_adapter(record, replace=replace) and not replace:
-            raise Conflict(f"the adapter {record.name!r} is there already", param="lora_name")
+            raise Conflict(f"the adapter {record.name!r} already exists", param="lora_name")
 
     async def drop_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises ``NotFound``."""
+        """Remove an adapter. Raises ``NotFound``."""
         async with self._redis.pipeline(transaction=True) as both:
             both.hdel(self._redis_key(_ADAPTERS), name)
             both.publish(self._redis_key(_ADAPTERS), name)
             dropped, _ = await self._run_command(both.execute())
         if not dropped:
-            raise NotFound(f"there is no adapter {name[:80]!r} that was loaded", param="lora_name")
+            raise NotFound(f"no adapter {name[:80]!r} is loaded", param="lora_name")
 
     async def adapters(self) -> dict[str, AdapterRecord]:
-        """All adapters by name."""
+        """Return all adapters by name."""
         return (await self._read_adapters())[1]
 
     async def adapter_changes(self) -> AsyncIterator[dict[str, AdapterRecord]]:
-        """All adapters, at once and at each change. Reconnects by itself.
+        """Yield all adapters, at once and after each change. Reconnects automatically.
 
-        A store that lost everything gets back what this follower knew; one that was only unloaded stays away.
+        If the store loses its data, the known adapters are written again. Adapters that were unloaded stay removed.
         """
         life, known = "", dict[str, AdapterRecord]()
 
@@ -81,7 +81,7 @@ class AdapterStore(StoreConnection):
             yield found
 
     async def _write_adapter(self, record: AdapterRecord, *, replace: bool) -> bool:
-        """Write it and say so; whether its name is new."""
+        """Write and announce ``record``; return whether its name is new."""
         body = self._seal.sign(_adapter_label(record.name), _encode(record))
         async with self._redis.pipeline(transaction=True) as all_at_once:
             all_at_once.setnx(self._redis_key(_LIFE), secrets.token_hex(8))
@@ -92,7 +92,7 @@ class AdapterStore(StoreConnection):
         return bool(new)
 
     async def _read_adapters(self) -> tuple[str, dict[str, AdapterRecord]]:
-        """The store's life and all adapters, of one moment."""
+        """Return the store's life and all adapters, read in one step."""
         async with self._redis.pipeline(transaction=True) as both:
             both.get(self._redis_key(_LIFE))
             both.hgetall(self._redis_key(_ADAPTERS))
@@ -112,7 +112,7 @@ class AdapterStore(StoreConnection):
         try:
             record = _decode(self._seal.verify(_adapter_label(name), body))
         except UNREADABLE as error:
-            raise ProtocolError(f"the stored adapter cannot be read: {error}; load it again") from error
+            raise ProtocolError(f"the stored adapter cannot be read ({error}): load it again") from error
         if record.name != name or record.v != WIRE_VERSION:
             raise ProtocolError("the stored adapter has another name or version: load it again")
         return record

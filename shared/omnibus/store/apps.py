@@ -1,4 +1,4 @@
-"""The registered apps and the text of those that were uploaded."""
+"""Registered apps, and the text of uploaded ones."""
 
 import hashlib
 import logging
@@ -20,41 +20,47 @@ _APPS, _LIFE, _SOURCES = "apps", "apps:life", "app:source:"
 
 
 class AppConflict(Conflict):
-    """Somebody else changed the app. ``current`` is its version: 0 for none, -1 for one of another build."""
+    """Another client changed the app.
+
+    ``current`` is its version: 0 for none, -1 for one of another build.
+    """
 
     code = "app_conflict"
 
     def __init__(self, name: str, current: int) -> None:
         now = f"at version {current}" if current > 0 else "not registered" if not current else "of another build"
-        super().__init__(f"the app {name!r} is {now}: look at it and try again", param="name")
+        super().__init__(f"the app {name!r} is {now}: check its version and try again", param="name")
         self.current = current
 
 
 class AppStore(StoreConnection):
-    """The app registry. A record that this build cannot read is logged and left out."""
+    """App registry. Records that this build cannot read are logged and left out."""
 
     def __init__(self, settings: StoreSettings) -> None:
         super().__init__(settings)
         self._complained: dict[str, bytes] = {}
-        #: What was read last, by app: followers read all apps every few seconds, and most of them stay as they are.
+        #: The last record read of each app: followers read all apps every few seconds, and most of them do not change.
         self._decoded: dict[str, tuple[bytes, AppRecord]] = {}
-        #: Texts that went through this connection, for a store that loses them.
+        #: Texts that went through this connection, to restore them if the store loses its data.
         self._texts: dict[str, str] = {}
 
     async def apps(self) -> dict[str, AppRecord]:
-        """All apps by name."""
+        """Return all apps by name."""
         return (await self._read_apps())[1]
 
     async def app(self, name: str) -> AppRecord | None:
-        """One app; None when there is none. Raises ``ProtocolError`` for one of another build, or a forged one."""
+        """Return an app, or None if it is unknown.
+
+        Raises ``ProtocolError`` if another build wrote it or its signature is invalid.
+        """
         body = await self._run_command(self._redis.hget(self._redis_key(_APPS), name))
         return self._decode_app(name, body) if body else None
 
     async def put_app(self, record: AppRecord, expected_version: int) -> None:
-        """Write ``record`` in one atomic step if its app is at ``expected_version``, 0 for a new one.
+        """Write ``record`` atomically if its app is at ``expected_version``, 0 if new.
 
-        Raises ``AppConflict`` when it is not, ``Conflict`` that names the app that has its route and model,
-        and ``NotFound`` when its uploaded source is not in the store.
+        Raises ``AppConflict`` if it is not, and ``Conflict`` with the name of the app that has its route and model.
+        Raises ``NotFound`` if its uploaded source is not in the store.
         """
         body = self._seal.sign(_app_label(record.name), app_record.encode_app_record(record))
         keys = (_APPS, _LIFE, _APPS, _SOURCES)
@@ -76,10 +82,10 @@ class AppStore(StoreConnection):
             raise NotFound(f"there is no app {name!r}", param="name")
 
     async def app_changes(self) -> AsyncIterator[dict[str, AppRecord]]:
-        """All apps, at once and at each change. Reconnects by itself.
+        """Yield all apps, at once and after each change. Reconnects automatically.
 
-        A store that lost everything gets back what this follower knew, unless somebody else was faster:
-        apps are registered by people, who would have to do it again.
+        If the store loses its data, the known apps are written again, unless another follower was first. Otherwise,
+        operators would have to register them again.
         """
         life, known = "", dict[str, AppRecord]()
 
@@ -100,24 +106,30 @@ class AppStore(StoreConnection):
             yield apps
 
     async def put_source(self, text: str) -> str:
-        """Keep the text of an app until the last app that refers to it is gone; returns its SHA-256 in hex."""
+        """Store an app's text and return its SHA-256 in hex.
+
+        The text stays until the last app that refers to it is removed.
+        """
         digest = hashlib.sha256(text.encode()).hexdigest()
         await self._run_function("omnibus_put_source", (_SOURCES + digest,), text, str(SOURCE_TTL_SECONDS))
         self._texts[digest] = text
         return digest
 
     async def source(self, sha256: str) -> str:
-        """Raises ``NotFound`` when it was never kept or has left, ``ProtocolError`` when it is another text."""
+        """Return the text of an app.
+
+        Raises ``NotFound`` if the store does not have it, and ``ProtocolError`` if its digest is another.
+        """
         body = await self._run_command(self._redis.get(self._redis_key(_SOURCES + sha256)))
         if body is None:
             raise NotFound(f"the source {sha256[:12]} is not in the store: upload it again")
         if hashlib.sha256(body).hexdigest() != sha256:
-            raise ProtocolError(f"the source {sha256[:12]} in the store is not what was uploaded: upload it again")
+            raise ProtocolError(f"the source {sha256[:12]} in the store differs from the upload: upload it again")
         self._texts[sha256] = body.decode()
         return self._texts[sha256]
 
     async def _read_apps(self) -> tuple[str, dict[str, AppRecord]]:
-        """The store's life and all apps, of one moment."""
+        """Return the store's life and all apps, read in one step."""
         async with self._redis.pipeline(transaction=True) as both:
             both.get(self._redis_key(_LIFE))
             both.hgetall(self._redis_key(_APPS))
@@ -144,7 +156,7 @@ class AppStore(StoreConnection):
             if text := self._texts.get(record.source.sha256):
                 await self.put_source(text)
             await self.put_app(record, 0)
-        except (Conflict, NotFound) as error:  # somebody else did it, or is the one who has the text
+        except (Conflict, NotFound) as error:  # another follower restored it, or has its text
             log.info("app %r: %s", record.name, error)
 
 

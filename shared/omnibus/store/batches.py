@@ -1,7 +1,7 @@
-"""Commands of many requests at once: those that come while others are under way leave together after them.
+"""Pipelining of commands: those issued while others are in flight are sent together.
 
-A client that sends each command by itself needs a connection for each that is under way, which takes longer to open
-than the command.
+Sending each command alone would need one connection for each command in flight. Opening a connection takes longer than
+the command.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class _Command(NamedTuple):
 
 
 class CommandBatches:
-    """Sends commands in the order in which they come, in no transaction, through ``client``, one of redis-py."""
+    """Sends commands in order, without a transaction, through the redis-py ``client``."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -28,9 +28,10 @@ class CommandBatches:
         self._task: asyncio.Task[None] | None = None
 
     async def run_command(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """The answer to a command, named and given as the client's method. Raises what redis-py raises.
+        """Return the answer to a command, named after the client's method.
 
-        Who is cancelled waits no longer; the command may be carried out all the same.
+        Raises redis-py's errors.
+        A cancelled caller stops waiting, but the server may still run the command.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -47,7 +48,7 @@ class CommandBatches:
                 await self._send_batch([each for each in batch if not each.answer.done()])
         finally:
             self._task = None
-            for each in (*batch, *self._waiting):  # none, unless this was cancelled
+            for each in (*batch, *self._waiting):  # none, unless this task was cancelled
                 each.answer.cancel()
             self._waiting = []
 
@@ -57,10 +58,10 @@ class CommandBatches:
                 for each in batch:
                     getattr(pipeline, each.name)(*each.arguments, **each.options)
                 answers = await keep_cancellation(pipeline.execute(raise_on_error=False))
-        except Exception as error:  # noqa: BLE001 whoever waits raises it
+        except Exception as error:  # noqa: BLE001 the waiting caller raises it
             answers = [error] * len(batch)
         for each, answer in zip(batch, answers, strict=True):
-            if each.answer.done():  # nobody waits any more
+            if each.answer.done():  # the caller was cancelled
                 continue
             if isinstance(answer, Exception):
                 each.answer.set_exception(answer)

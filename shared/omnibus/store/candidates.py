@@ -1,4 +1,4 @@
-"""Candidates of models, what comparisons of them have come to, and the last of those that went wrong."""
+"""Candidates of models, counts of their comparisons, and the last failed ones."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -14,15 +14,15 @@ from omnibus.store.connection import FunctionRefused, StoreConnection
 log = logging.getLogger(__name__)
 
 _CANDIDATES, _COUNTS, _FINDINGS = "candidates", "candidate:counts:", "candidate:findings:"
-#: Findings that are kept of each candidate, and seconds that they and the counts are kept after the last comparison.
+#: Findings stored for each candidate, and seconds that they and the counts are stored after the last comparison.
 MAX_FINDINGS, KEPT_SECONDS = 50, 30 * 24 * 3600
 
 
 class CandidateStore(StoreConnection):
-    """One candidate for each model: the one that is tried, or the last one that was."""
+    """One candidate for each model: the current or the last one."""
 
     async def candidates(self) -> dict[str, Candidate]:
-        """All candidates by model. One that this build cannot read is logged and left out."""
+        """Return all candidates by model. Those that this build cannot read are logged and left out."""
         found = {}
         bodies = await self._run_command(self._redis.hgetall(self._redis_key(_CANDIDATES)))
         for key, body in sorted(bodies.items()):
@@ -34,7 +34,7 @@ class CandidateStore(StoreConnection):
         return found
 
     async def put_candidate(self, candidate: Candidate, before: Candidate | None) -> None:
-        """Write ``candidate`` if that of its model is still ``before``. Raises ``Conflict`` when it is not."""
+        """Write ``candidate`` if its model's is still ``before``, else raise ``Conflict``."""
         expected = f"{before.id} {before.state}" if before is not None else ""
         body = self._seal.sign(_label(candidate.model), candidates.encode_candidate(candidate))
         try:
@@ -43,18 +43,18 @@ class CandidateStore(StoreConnection):
             )
         except FunctionRefused as error:
             raise Conflict(
-                f"somebody else has changed the candidate for {candidate.model}: look at `omnibus canary status`",
+                f"the candidate for {candidate.model} was changed meanwhile: check `omnibus canary status`",
                 param="model",
             ) from error
 
     def candidate_changes(self) -> AsyncIterator[dict[str, Candidate]]:
-        """All candidates, at once and at each change. Reconnects by itself."""
+        """Yield all candidates, at once and after each change. Reconnects automatically."""
         return self._follow_channel(_CANDIDATES, self.candidates)
 
-    # What comparisons have come to
+    # Results of comparisons
 
     async def add_counts(self, id: str, counts: Mapping[str, int], finding: Mapping[str, Any] | None = None) -> None:
-        """Add ``counts`` to those of candidate ``id``, and remember ``finding``, what went wrong in a comparison."""
+        """Add ``counts`` to those of candidate ``id``, and store a failure's ``finding``."""
         key, findings = self._redis_key(_COUNTS + id), self._redis_key(_FINDINGS + id)
         async with self._redis.pipeline(transaction=True) as together:
             for name, count in counts.items():
@@ -67,12 +67,12 @@ class CandidateStore(StoreConnection):
             await self._run_command(together.execute())
 
     async def counts(self, id: str) -> dict[str, int]:
-        """All counts of candidate ``id``."""
+        """Return all counts of candidate ``id``."""
         found = await self._run_command(self._redis.hgetall(self._redis_key(_COUNTS + id)))
         return {name.decode(errors="replace"): int(count) for name, count in sorted(found.items())}
 
     async def findings(self, id: str) -> list[dict[str, Any]]:
-        """The last comparisons of candidate ``id`` that went wrong, the newest first."""
+        """Return the last failed comparisons of candidate ``id``, newest first."""
         found = await self._run_command(self._redis.lrange(self._redis_key(_FINDINGS + id), 0, -1))
         return [msgspec.json.decode(body) for body in found]
 

@@ -1,4 +1,4 @@
-"""The connection to Redis or Valkey. It and ``servers`` are the only modules that know redis-py."""
+"""Connection to Redis or Valkey. Only this module and ``servers`` use redis-py."""
 
 import asyncio
 import logging
@@ -22,26 +22,26 @@ from omnibus.urls import redact_url
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the store when nothing is announced.
+#: Seconds between two reads of the store without an announcement.
 REREAD_SECONDS = 5.0
-#: Seconds between two attempts to reach a store that is gone.
+#: Seconds between two attempts to reach an unavailable store.
 RETRY_PAUSE_SECONDS = 0.5
-#: Commands that have a connection at the same time: others wait. Followers of channels keep connections beside them.
+#: Commands that have a connection at the same time; others wait. Followers of channels have further connections.
 MAX_COMMANDS = 64
 
 _LIBRARY = "".join(Path(__file__).with_name(f"{name}.lua").read_text() for name in ("functions", "tenant_limits"))
-#: What a server says that has been restarted, or whose functions are of another build.
+#: Error of a server that was restarted, or whose functions are of another build.
 _UNKNOWN_FUNCTION = "Function not found"
-#: What a server says of commands of a transaction when it has reached its ``maxmemory``.
+#: Error of a server that has reached its ``maxmemory``, for commands of a transaction.
 _OUT_OF_MEMORY = "command not allowed when used memory > 'maxmemory'"
-#: First words of what the functions on the server refuse.
+#: First words of the errors that the functions on the server return.
 _REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 
 T = TypeVar("T")
 
 
 class FunctionRefused(Exception):
-    """A function on the server says no: ``reason`` is one of its words, ``what`` the rest."""
+    """A function on the server rejected a call: ``reason`` is its word, ``what`` the rest."""
 
     def __init__(self, answer: str) -> None:
         super().__init__(answer)
@@ -49,7 +49,7 @@ class FunctionRefused(Exception):
 
 
 class StoreConnection:
-    """Commands, functions and announcements; what they mean is said by ``PlanStore`` and ``AppStore``."""
+    """Commands, functions and announcements, on which the subclasses build."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class StoreConnection:
         self._connections = asyncio.Semaphore(MAX_COMMANDS)
 
     async def open(self) -> None:
-        """Load the server-side functions; raises ``StoreUnavailable``."""
+        """Load the server-side functions. Raises ``StoreUnavailable``."""
         await self._run_command(self._redis.function_load(_LIBRARY, replace=True))
 
     async def ping(self) -> bool:
@@ -78,13 +78,13 @@ class StoreConnection:
         return f"{self._settings.prefix}:{name}"
 
     async def _run_function(self, function: str, keys: Sequence[str], *arguments: str | bytes) -> Any:
-        """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
-        with suppress(StoreFull):  # a server without memory takes no library, and still runs the one that it has
-            await self.open()  # a restarted server has forgotten its functions
+        """Run one of our functions on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
+        with suppress(StoreFull):  # a server without memory cannot load the library, but still runs a loaded one
+            await self.open()  # a restarted server has lost its functions
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
 
     async def _run_known_function(self, function: str, keys: Sequence[str], *arguments: Any) -> Any:
-        """The same for a function that runs often: functions are loaded only where the server does not know it."""
+        """Like ``_run_function`` for frequent calls: loads functions only if the server lacks them."""
         call = partial(self._redis.fcall, function, len(keys), *map(self._redis_key, keys), *arguments)
         try:
             return await self._run_command(call())
@@ -95,28 +95,31 @@ class StoreConnection:
         return await self._run_command(call())
 
     async def _run_batched(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Run a command that each request of many sends; raises as ``_run_command``. All share one connection."""
+        """Run a command in a batch with those of other requests; raises as ``_run_command``.
+
+        All of them share one connection.
+        """
         return await self._finish_command(self._batches.run_command(name, *arguments, **options))
 
     async def _run_repeatable(self, *command: Any) -> Any:
-        """Run a command that comes often, and does no harm when it is run twice; raises as ``_run_command``."""
+        """Run a frequent, idempotent command; raises as ``_run_command``."""
         try:
             return await self._finish_command(self._own.run_command(*command))
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, LostConnection):
                 raise
-        # The server has closed what was idle, or was restarted: the pool finds out before it gives a connection.
+        # The server closed an idle connection, or was restarted: the pool checks its connections before use.
         return await self._run_command(self._redis.execute_command(*command))
 
     async def _run_command(self, command: Any) -> Any:
-        """Answer to a coroutine of a command, or of a pipeline, which is sent once there is a connection for it.
+        """Return the answer to ``command``, a coroutine, once a connection is free.
 
-        Raises ``FunctionRefused``, and ``StoreUnavailable``, also where all connections are taken for too long.
+        Raises ``FunctionRefused``, and ``StoreUnavailable``, also if no connection becomes free in time.
         """
         try:
             await self._wait_connection()
         except BaseException:
-            command.close()  # it was not begun
+            command.close()  # it was not started
             raise
         try:
             return await self._finish_command(command)
@@ -124,11 +127,11 @@ class StoreConnection:
             self._connections.release()
 
     async def _wait_connection(self) -> None:
-        """Wait until one of the connections is free, for as long as a command may take. Raises ``StoreUnavailable``.
+        """Wait until a connection is free, or raise ``StoreUnavailable``.
 
-        redis-py has pools that wait themselves, but none for Sentinel.
+        It waits for as long as a command may take. redis-py has pools that wait, but none for Sentinel.
         """
-        if not self._connections.locked():  # as nearly always: no timer is set
+        if not self._connections.locked():  # the usual case: no timer is needed
             await self._connections.acquire()
             return
         try:
@@ -151,14 +154,14 @@ class StoreConnection:
                     f"the store at {redact_url(self._settings.url)} has reached its maxmemory: delete responses, "
                     "conversations or jobs, wait until some expire, or give it more"
                 ) from error
-            raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} refuses: {error}") from error
+            raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} returned: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {describe_error(error)}") from error
 
     async def _follow_channel(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-        """Yield the result of ``read``, at once and whenever it has changed. Reconnects by itself.
+        """Yield the result of ``read``, at once and after each change. Reconnects automatically.
 
-        Announcements may be lost while the store restarts, so ``read`` runs every ``REREAD`` seconds as well.
+        Announcements may be lost while the store restarts, so ``read`` also runs every ``REREAD_SECONDS``.
         """
         known = False
         last: Any = None
@@ -172,11 +175,11 @@ class StoreConnection:
                             known, last = True, found
                             yield found
                         waited = REREAD_SECONDS
-                        # One reading for all that was announced meanwhile, and not one for each.
+                        # One read for all announcements that arrived meanwhile.
                         while await keep_cancellation(
                             announced.get_message(ignore_subscribe_messages=True, timeout=waited)
                         ):
                             waited = 0.0
             except (RedisError, OSError, StoreUnavailable) as error:
-                log.warning("store: %s; reading the %s again when it is back", describe_error(error), channel)
+                log.warning("the store is unavailable (%s): retrying to read %s", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Every key of the store as data, for backups: read in one moment, and written in one."""
+"""Every key of the store as data, for backups: one atomic read, one atomic write."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
@@ -8,10 +8,10 @@ import msgspec
 from omnibus.errors import BadRequest, StoreUnavailable
 from omnibus.store.connection import StoreConnection
 
-#: Names that mean nothing later: leaders, streams that clients may continue, secrets that live for minutes.
+#: Names that a backup leaves out: leaders, streams that clients may continue, short-lived secrets.
 _TRANSIENT = ("plan:lead", "stream:", "secret:")
 _SCAN_COUNT = 1000
-#: What an expiry time is for keys without one.
+#: Expiry time of keys without one.
 _NEVER = -1
 
 KeyKind = Literal["string", "hash", "zset", "list", "set"]
@@ -20,8 +20,8 @@ KeyKind = Literal["string", "hash", "zset", "list", "set"]
 class StoredKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key with its value. ``name`` is without the prefix.
 
-    ``value`` holds one element of a string, name and value in turns of a hash, member and score in turns of a sorted
-    set, else the members. ``expires``: Unix milliseconds; 0: it does not.
+    ``value`` has one element for a string. For a hash it alternates names and values, for a sorted set members and
+    scores. Otherwise it has the members. ``expires`` is in Unix milliseconds, or 0 if the key does not expire.
     """
 
     name: str
@@ -31,12 +31,12 @@ class StoredKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DumpStore(StoreConnection):
-    """The whole of the store."""
+    """Reads and writes the whole store."""
 
     async def read_keys(self) -> list[StoredKey]:
-        """Return all keys under the prefix that mean something later, as they are in one moment.
+        """Return all lasting keys under the prefix, read in one step.
 
-        Raises ``StoreUnavailable``, also when keys keep changing their kind.
+        Raises ``StoreUnavailable``, also if keys keep changing their kind.
         """
         names = [name async for name in self._scan_names()]
         kinds = await self._run_in_one([("TYPE", name) for name in names])
@@ -50,10 +50,10 @@ class DumpStore(StoreConnection):
         ]
 
     async def write_keys(self, keys: Sequence[StoredKey], *, replace: bool) -> None:
-        """Write ``keys`` in one step; what has expired meanwhile is left out.
+        """Write ``keys`` in one step, except expired ones.
 
-        With ``replace`` everything else under the prefix is removed. Raises ``BadRequest`` if something is there
-        and it is not said, ``StoreUnavailable``.
+        With ``replace`` everything else under the prefix is removed. Raises ``BadRequest`` if the store has keys and
+        ``replace`` is false, and ``StoreUnavailable``.
         """
         present = [name async for name in self._scan_names(everything=True)]
         if present and not replace:
@@ -62,7 +62,7 @@ class DumpStore(StoreConnection):
         await self._run_in_one([*removals, *(command for key in keys for command in _write_commands(key))])
 
     async def _scan_names(self, *, everything: bool = False) -> AsyncIterator[str]:
-        """Names without the prefix, sorted."""
+        """Yield names without the prefix, sorted."""
         start = self._redis_key("")
         found, cursor = set[str](), 0
         while True:
@@ -77,7 +77,10 @@ class DumpStore(StoreConnection):
                 yield name
 
     async def _run_in_one(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Answers to ``commands``, whose second word is a name, all of which run in one step."""
+        """Run ``commands`` in one step and return their answers.
+
+        The second word of each is a name.
+        """
         if not commands:
             return []
         async with self._redis.pipeline(transaction=True) as together:
@@ -114,13 +117,13 @@ def _write_commands(key: StoredKey) -> Iterator[tuple[Any, ...]]:
 def _checked_kind(kind: str) -> KeyKind:
     if kind not in ("string", "hash", "zset", "list", "set"):
         raise StoreUnavailable(
-            f"the store holds a {kind}, which no version of omnibus writes: is the prefix another's?"
+            f"the store contains a {kind}, which no version of omnibus writes: check that nothing else uses the prefix"
         )
     return kind  # type: ignore[return-value]
 
 
 def _flatten(value: Any) -> list[bytes]:
-    """An answer of the server as a list of bytes, whichever version of its protocol is spoken."""
+    """Convert an answer of the server to bytes, for any protocol version."""
     if isinstance(value, dict):
         return [_to_bytes(word) for pair in value.items() for word in pair]
     if isinstance(value, set | frozenset):

@@ -1,4 +1,7 @@
-"""Counts of what the system did, by time: the console's history. Bounded: old ones expire, and so few are kept."""
+"""Counts of system events by time, for the console's history.
+
+Old ones expire, which bounds their size.
+"""
 
 import time
 from collections.abc import Mapping
@@ -17,17 +20,20 @@ _HISTORY, _LEAD = "history", "history:lead"
 
 
 class Bucket(NamedTuple):
-    """Counts from ``start`` on, Unix seconds, until the next bucket starts."""
+    """Counts from ``start``, in Unix seconds, until the next bucket starts."""
 
     start: int
     counts: dict[str, int]
 
 
 class HistoryStore(StoreConnection):
-    """Buckets of counts. Gateways add to the same ones, so that they hold what all of them counted."""
+    """Buckets of counts. All gateways add to the same ones."""
 
     async def add_history(self, counts: Mapping[str, int], kept_seconds: float, at: float | None = None) -> None:
-        """Add ``counts``, whose names the caller chooses, to the buckets of ``at``, by default of now."""
+        """Add ``counts`` to the buckets of the time ``at``, by default now.
+
+        The caller chooses their names.
+        """
         moment = time.time() if at is None else at
         names = list(counts)[:MAX_FIELDS]
         async with self._redis.pipeline(transaction=True) as all_at_once:
@@ -39,7 +45,10 @@ class HistoryStore(StoreConnection):
             await self._run_command(all_at_once.execute())
 
     async def history(self, step: int, first: float, last: float) -> list[Bucket]:
-        """The buckets of ``step`` seconds, one of ``KEPT_SECONDS``, from ``first`` to ``last``; empty ones included."""
+        """Return the buckets from ``first`` to ``last``, including empty ones.
+
+        They have ``step`` seconds, a key of ``KEPT_SECONDS``.
+        """
         starts = range(int(first) // step * step, int(last) + 1, step)
         async with self._redis.pipeline(transaction=False) as reads:
             for start in starts:
@@ -51,7 +60,10 @@ class HistoryStore(StoreConnection):
         ]
 
     async def lead_history(self, who: str, seconds: float) -> bool:
-        """Return whether ``who`` leads: it counts what all gateways see alike, for ``seconds`` nobody else does."""
+        """Return whether ``who`` leads for the next ``seconds``.
+
+        The leading gateway alone counts events that all gateways see.
+        """
         key, milliseconds = self._redis_key(_LEAD), int(seconds * 1000)
         if await self._run_command(self._redis.set(key, who, nx=True, px=milliseconds)):
             return True

@@ -1,9 +1,9 @@
-"""Jobs that outlive the requests that asked for them, and who works on them.
+"""Jobs that outlive the requests that created them, and their workers.
 
 A job is ``queued``, then ``in_progress`` while a worker holds it, then ``completed`` or ``failed``. A worker holds a
-job for some seconds at a time and says again and again that it does; when it is silent for longer, the job is due for
-another one. What is held is named by a word of the worker's own, so that one who comes late changes nothing any more.
-Times are the server's: clocks of workers do not matter.
+job for some seconds at a time and renews that regularly. If it fails to renew, the job is due for another worker. Each
+holder has a unique name, so that a late one cannot change the job. Times are the server's: clocks of workers do not
+matter.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -23,19 +23,19 @@ _STATUS: dict[bytes, JobStatus] = {
     b"completed": "completed",
     b"failed": "failed",
 }
-#: Seconds until a client that was refused for want of room may try again.
+#: Seconds until a client that was rejected for lack of room may retry.
 _RETRY_AFTER_SECONDS = 10.0
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """One job. Times are Unix seconds; those of what did not happen yet are 0.
+    """One job. Times are Unix seconds; those of future events are 0.
 
-    ``request`` and ``outcome`` are its owners' own words, which the store does not read. ``until`` is when nobody
-    waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it; ``faults`` how
-    many of them were kept from it by the job itself, as they said, and ``silent`` names those that never said why they
-    stopped. ``trace`` is what its holder has under way for it, which another one may have to clear away. ``tenant`` is
-    who it counts for; empty where tenants are not told apart. ``key`` is the SHA-256 of the API key under which it is
-    done; empty without keys, and in jobs of builds that did not record it.
+    ``request`` and ``outcome`` are opaque to the store. ``until`` is the end of the client's interest in the job, and
+    ``expires`` the time of its removal. ``attempt`` counts the workers that started it. ``faults`` counts the attempts
+    that the job itself made fail, as their workers reported. ``silent`` names the workers that stopped without a
+    report. ``trace`` lists the holder's work in progress, which the next holder may have to clean up. ``tenant`` is
+    empty if tenants are not distinguished. ``key`` is the SHA-256 of the API key under which the job runs. It is empty
+    without keys, and in jobs of builds that did not record it.
     """
 
     id: str
@@ -60,7 +60,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def failed_attempts(self) -> int:
-        """Attempts that the job itself ended, as far as anybody knows."""
+        """Known number of attempts that the job itself made fail."""
         return self.faults + len(self.silent)
 
     @property
@@ -79,8 +79,8 @@ class JobState(NamedTuple):
 class JobReview(NamedTuple):
     """Jobs in the store, compared with those that the caller remembers.
 
-    ``life`` is another value once the store has lost everything; ``states`` are those of the newest jobs by id. Of the
-    remembered jobs ``removed`` were removed on purpose, and ``lost`` are unknown to the store.
+    ``life`` changes when the store loses its data. ``states`` has those of the newest jobs by id. Of the remembered
+    jobs, ``removed`` were removed on purpose, and ``lost`` are unknown to the store.
     """
 
     life: str
@@ -90,7 +90,10 @@ class JobReview(NamedTuple):
 
 
 class JobRules(Struct, frozen=True):
-    """Limits on jobs that wait or are in progress, and on all known jobs; the same for one tenant, 0: no own limit."""
+    """Limits on open jobs and all jobs, in total and per tenant.
+
+    Open jobs are queued or in progress. 0 means no limit for a tenant.
+    """
 
     open: int
     kept: int
@@ -99,19 +102,19 @@ class JobRules(Struct, frozen=True):
 
 
 class JobPage(NamedTuple):
-    """Jobs in order, and whether there are more behind them."""
+    """Jobs in order, and whether more follow them."""
 
     jobs: list[JobRecord]
     more: bool
 
 
 class JobStore(StoreConnection):
-    """Jobs by kind and id. A kind is a word, as ``video``."""
+    """Jobs by kind and id. A kind is a word such as ``video``."""
 
     async def put_job(self, kind: str, job: JobRecord, rules: JobRules) -> bool:
-        """Add a job, unless there is one of its id; says whether it did. One that is over stays so.
+        """Add a job unless its id exists; return whether it was added.
 
-        Raises ``Overloaded`` when there are as many as ``rules`` allow.
+        A job that has ended stays so. Raises ``Overloaded`` if ``rules`` allow no more jobs.
         """
         limits = (job.tenant, *map(str, (rules.open, rules.kept, rules.tenant_open, rules.tenant_kept)))
         fields = _job_fields(job, "", "queued")
@@ -124,11 +127,11 @@ class JobStore(StoreConnection):
         return bool(put)
 
     async def restore_job(self, kind: str, job: JobRecord, seconds: float, owner: str = "") -> bool:
-        """Write a job again that the store may have lost; says whether it is now as ``job`` says.
+        """Write a job that the store may have lost; return whether ``job`` is now its state.
 
-        Of two states the later one wins, and a job that was removed stays so. With ``owner`` it is held again for
-        ``seconds``, unless somebody else took it meanwhile; without one it is due after ``seconds``, in which whoever
-        holds it can say so.
+        Of two states the later one wins, and a removed job stays removed. With ``owner`` it is held again for
+        ``seconds``, unless another worker took it meanwhile. Without one it is due after ``seconds``, in which its
+        holder can renew.
         """
         status: JobStatus = "in_progress" if owner else job.status
         about = (_milliseconds_text(job.expires), _milliseconds_text(seconds), owner, status, str(job.attempt))
@@ -136,7 +139,7 @@ class JobStore(StoreConnection):
         return bool(await self._run_function("omnibus_restore_job", _job_keys(kind), job.id, *about, *fields))
 
     async def review_jobs(self, kind: str, most: int, known: Collection[str]) -> JobReview:
-        """States of the ``most`` newest jobs, and what became of those that are ``known`` by id."""
+        """Return the ``most`` newest jobs' states, and which ``known`` ids are gone."""
         found = await self._run_function("omnibus_review_jobs", _job_keys(kind), token_hex(8), str(most), *known)
         life, flat, removed, lost = found
         rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
@@ -148,27 +151,30 @@ class JobStore(StoreConnection):
         return JobReview(life.decode(), states, [id.decode() for id in removed], [id.decode() for id in lost])
 
     async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
-        """Hold a job that is due for ``seconds``, as ``owner``; without one the seconds until one may be.
+        """Hold a due job for ``seconds``: without one, return the seconds until the next.
 
-        Tenants take turns: first those with the fewest jobs at work, then those whose turn was longest ago.
+        Tenants take turns: first those with the fewest jobs in progress, then those with the oldest turn.
         """
         found = await self._run_function("omnibus_take_job", _job_keys(kind), owner, _milliseconds_text(seconds))
         return _decode_record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
 
     async def job_waits(self, kind: str, tenant: str) -> bool:
-        """Return whether a job of another tenant is due that has fewer jobs at work than ``tenant``."""
+        """Return whether a due job belongs to a tenant less busy than ``tenant``.
+
+        A less busy tenant has fewer jobs in progress.
+        """
         return bool(await self._run_known_function("omnibus_job_waits", _job_keys(kind), tenant))
 
     async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int, trace: bytes = b"") -> bool:
-        """Hold a job for another ``seconds``, say how many percent are done, and what is under way for it.
+        """Hold a job for another ``seconds``, and record its progress and ``trace``.
 
-        False when ``owner`` has lost it.
+        The progress is in percent. Returns False if ``owner`` has lost it.
         """
         told = (id, owner, _milliseconds_text(seconds), str(progress), _as_text(trace))
         return bool(await self._run_function("omnibus_hold_job", _job_keys(kind), *told))
 
     async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
-        """Give a job back, due again in ``seconds``; False when ``owner`` has lost it.
+        """Release a job, due again in ``seconds``; return False if ``owner`` has lost it.
 
         With ``counts`` the attempt is one of its ``faults``. Without it no attempt of ``owner`` counts, even if
         ``owner`` has lost the job: it was silent for another reason.
@@ -179,21 +185,24 @@ class JobStore(StoreConnection):
     async def end_job(
         self, kind: str, id: str, owner: str, status: Literal["completed", "failed"], outcome: bytes, seconds: float
     ) -> bool:
-        """The one end of a job, which is kept for ``seconds``; False when ``owner`` has lost it."""
+        """End a job once and store it for ``seconds``; return False if ``owner`` has lost it."""
         told = (id, owner, status, _as_text(outcome), _milliseconds_text(seconds))
         return bool(await self._run_function("omnibus_end_job", _job_keys(kind), *told))
 
     async def drop_job(self, kind: str, id: str) -> bool:
-        """Forget a job, whatever becomes of it just now; False when there is none."""
+        """Remove a job in any state; return False if it does not exist."""
         return bool(await self._run_function("omnibus_drop_job", _job_keys(kind), id))
 
     async def job(self, kind: str, id: str) -> JobRecord | None:
-        """None when there is none, or no more."""
+        """Return a job: None if it does not exist or has expired."""
         found = await self._fetch_jobs(kind, [id])
         return found.get(id)
 
     async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> JobPage | None:
-        """At most ``limit`` jobs in the order in which they came, those behind ``after``; None if that one is gone."""
+        """Return at most ``limit`` jobs by creation time, those after ``after``.
+
+        Returns None if ``after`` no longer exists.
+        """
         made = self._redis_key(f"jobs:{kind}:made")
         begin = 0
         if after:
@@ -208,7 +217,7 @@ class JobStore(StoreConnection):
         return JobPage(list(found.values())[:limit], len(ids) > limit)
 
     async def held_jobs(self, kind: str, owners: dict[str, str]) -> set[str]:
-        """The ids in ``owners`` that these owners still hold."""
+        """Return the ids in ``owners`` that these owners still hold."""
         async with self._redis.pipeline(transaction=False) as several:
             for id in owners:
                 several.hget(self._redis_key(f"job:{kind}:{id}"), "owner")
@@ -220,7 +229,7 @@ class JobStore(StoreConnection):
         return await self._fetch_jobs(kind, ids)
 
     def job_changes(self, kind: str) -> AsyncIterator[int]:
-        """A number whenever a job came, ended or was removed, and every few seconds. Reconnects by itself."""
+        """Yield a number after each change of jobs, and every few seconds. Reconnects automatically."""
         numbers = count()
 
         async def next_number() -> int:
@@ -244,9 +253,9 @@ _FIELDS = (
     "tenant", "key",
 )  # fmt: skip
 _FULL_MESSAGES = {
-    "open": "as many jobs wait or are worked on as there may be: try again later",
+    "open": "too many jobs are waiting or in progress: try again later",
     "kept": "the limit of stored jobs is reached: delete some, or wait until they expire",
-    "tenant_open": "as many of your jobs wait or are worked on as one tenant may have: try again later",
+    "tenant_open": "you have as many open jobs as one tenant may have: try again later",
     "tenant_kept": "your limit of stored jobs is reached: delete some, or wait until they expire",
 }
 
@@ -266,7 +275,10 @@ def _job_keys(kind: str) -> tuple[str, ...]:
 
 
 def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]:
-    """A job as names and values, flat. One that is not over has ``open_status`` and belongs to ``owner``."""
+    """Return a job as a flat list of names and values.
+
+    A job that has not ended gets ``open_status`` and belongs to ``owner``.
+    """
     fields = {
         "request": job.request,
         "status": job.status if job.is_over else open_status,

@@ -16,23 +16,23 @@ _KEYS, _LIFE = "keys", "keys:life"
 
 
 class ApiKeyStore(StoreConnection):
-    """Keys by the hash of them."""
+    """API keys by their hash."""
 
     def __init__(self, settings: StoreSettings) -> None:
         super().__init__(settings)
         self._unreadable: set[str] = set()
 
     async def put_key(self, record: KeyRecord) -> None:
-        """Keep a new key. Raises ``BadRequest``, and ``Conflict`` when it is there already."""
+        """Store a new key. Raises ``BadRequest``, and ``Conflict`` if it exists."""
         api_key.check_key_record(record)
         if not await self._write_key(record):
-            raise Conflict(f"the key {record.id} is there already: revoke it first")
+            raise Conflict(f"the key {record.id} already exists: revoke it first")
 
     async def drop_key(self, id: str) -> KeyRecord:
-        """Revoke the key whose hash begins with ``id``. Raises ``NotFound``, and ``Conflict`` when several do."""
+        """Revoke the key whose hash begins with ``id``. Raises ``NotFound``, and ``Conflict`` if several do."""
         found = [record for record in (await self.keys()).values() if record.sha256.startswith(id)] if id else []
         if len(found) > 1:
-            raise Conflict(f"{len(found)} keys begin with {id[:64]!r}: give more of it")
+            raise Conflict(f"{len(found)} keys begin with {id[:64]!r}: use a longer prefix")
         if not found:
             raise NotFound(f"there is no key {id[:64]!r}: `omnibus keys list` shows them")
         async with self._redis.pipeline(transaction=True) as both:
@@ -42,13 +42,13 @@ class ApiKeyStore(StoreConnection):
         return found[0]
 
     async def keys(self) -> dict[str, KeyRecord]:
-        """All keys by their hash. One that this build cannot read is logged and not valid."""
+        """Return all keys by their hash. Those that this build cannot read are logged and invalid."""
         return (await self._read_keys())[1]
 
     async def key_changes(self) -> AsyncIterator[dict[str, KeyRecord]]:
-        """All keys, at once and at each change. Reconnects by itself.
+        """Yield all keys, at once and after each change. Reconnects automatically.
 
-        A store that lost everything gets back what this follower knew; one that was only revoked stays away.
+        If the store loses its data, the known keys are written again. Revoked keys stay revoked.
         """
         life, known = "", dict[str, KeyRecord]()
 
@@ -85,7 +85,7 @@ class ApiKeyStore(StoreConnection):
             try:
                 record = api_key.decode_key_record(body)
                 if record.sha256 != name:
-                    raise BadRequest("it is filed under another hash")
+                    raise BadRequest("it is stored under another hash")
                 found[name] = record
             except BadRequest as error:
                 if name not in self._unreadable:

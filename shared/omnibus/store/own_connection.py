@@ -1,20 +1,20 @@
-"""A connection that is kept for commands of one kind, which come one after the other and often.
+"""Connection reserved for frequent sequential commands of one kind.
 
-To take one from redis-py's pool for each of them, and to give it back, costs as much as the command.
+Taking a connection from redis-py's pool and returning it costs as much as the command.
 """
 
 from typing import Any
 
 
 class OwnConnection:
-    """Keeps one connection of the pool of ``client``, one of redis-py, once it was used."""
+    """Keeps one connection of the redis-py ``client``'s pool after its first use."""
 
     def __init__(self, client: Any) -> None:
         self._pool = client.connection_pool
         self._connection: Any = None  # None while it is in use
 
     async def run_command(self, *arguments: Any) -> Any:
-        """The answer to a command. Raises what redis-py raises; the next command then has another connection."""
+        """Return the answer to a command. Raises redis-py's errors; the next command then reconnects."""
         connection, self._connection = self._connection, None
         if connection is None:
             connection = await self._pool.get_connection()
@@ -27,6 +27,6 @@ class OwnConnection:
             raise
         if self._connection is None:
             self._connection = connection
-        else:  # of another command at the same time
+        else:  # of a concurrent command
             await self._pool.release(connection)
         return answer

@@ -1,4 +1,4 @@
-"""Plans: the current one, the one that is to follow, and those before."""
+"""Plans: the current, the staged and the previous ones."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ class StaleEpoch(StoreUnavailable):
 
 
 class PlanLed(StoreUnavailable):
-    """Another planner leads the change that is under way."""
+    """Another planner leads the current change."""
 
     code = "plan_led"
 
@@ -42,9 +42,9 @@ class PlanLed(StoreUnavailable):
 
 
 class PlanState(NamedTuple):
-    """State of the plans: the current epoch, that of the staged plan, and the pinned one; 0 for none.
+    """Epochs of the current, the staged and the pinned plan: 0 for none.
 
-    ``mark`` differs for staged plans that differ, which may have one epoch after one another.
+    ``mark`` differs between staged plans with the same epoch.
     """
 
     epoch: int
@@ -54,7 +54,10 @@ class PlanState(NamedTuple):
 
 
 class PlanHistoryEntry(NamedTuple):
-    """An epoch of the history. ``plan`` is None when this build cannot read it; ``fault`` says why."""
+    """An epoch of the history.
+
+    ``plan`` is None if this build cannot read it; ``fault`` is the reason.
+    """
 
     epoch: int
     plan: Plan | None
@@ -62,7 +65,7 @@ class PlanHistoryEntry(NamedTuple):
 
 
 class PlanProblem(msgspec.Struct, frozen=True):
-    """Problem that keeps a plan from being carried out. Times are Unix seconds; ``again`` is the next attempt's."""
+    """Problem that blocks a plan. Times are Unix seconds; ``again`` is the next attempt's."""
 
     at: float
     message: str
@@ -83,31 +86,32 @@ _problem = msgspec.json.Decoder(PlanProblem).decode
 
 
 class PlanStore(StoreConnection):
-    """Plans by epoch. A change goes: stage, wait until its executors are ready, swap."""
+    """Plans by epoch. A change has three steps: stage, wait until executors are ready, swap."""
 
     async def epoch(self) -> int:
-        """The current epoch, 0 before the first plan."""
+        """Return the current epoch, 0 before the first plan."""
         return int(await self._run_command(self._redis.get(self._redis_key(_EPOCH))) or 0)
 
     async def plan_state(self) -> PlanState:
-        """Return the state of the plans, all of one moment."""
+        """Return the state of the plans, read in one step."""
         epoch, staged, pin = await self._run_command(self._redis.mget(*map(self._redis_key, (_EPOCH, _STAGED, _PIN))))
         mark = _document_mark(_unsigned_document(staged)) if staged is not None else 0
         return PlanState(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
 
     async def plan(self, epoch: int = 0) -> Plan | None:
-        """The current plan, or that of ``epoch``; None when there is none, or no more.
+        """Return the current plan, or that of ``epoch``: None if it is not stored.
 
-        Raises ``ProtocolError`` when this build cannot read it, and when it is forged.
+        Raises ``ProtocolError`` if this build cannot read it, or its signature is invalid.
         """
         number = epoch or await self.epoch()
         body = await self._run_command(self._redis.get(self._redis_key(f"{_PLAN}{number}"))) if number else None
         return self._decode_plan(body) if body is not None else None
 
     async def swap_plan(self, plan: Plan, then: Plan | None = None, pin: bool = False) -> None:
-        """Make ``plan`` current and pin it or not, and ``then`` the staged one or none, in one atomic step.
+        """Make ``plan`` current and ``then`` the staged one in one atomic step.
 
-        Raises ``StaleEpoch`` unless it is newer than the current plan, and not older than the staged one.
+        The plan is pinned or unpinned as ``pin`` requests. Without ``then``, no plan is staged. Raises ``StaleEpoch``
+        unless it is newer than the current plan, and not older than the staged one.
         """
         keys = (_EPOCH, _PLAN, _HISTORY, _STAGED, _LEAD, _PIN, _CHANNEL)
         kept = str(max(1, self._settings.history))
@@ -118,25 +122,25 @@ class PlanStore(StoreConnection):
             raise StaleEpoch(int(error.what)) from error
 
     def epoch_changes(self) -> AsyncIterator[int]:
-        """Epochs as they become current; 0 when the store has lost its plan. Reconnects by itself."""
+        """Yield epochs as they become current; 0 if the store loses its plan. Reconnects automatically."""
         return self._follow_channel(_CHANNEL, self.epoch)
 
     def plan_changes(self) -> AsyncIterator[PlanState]:
-        """Follow the state of the plans: yields it at once and at each change. Reconnects by itself."""
+        """Yield the state of the plans, at once and after each change. Reconnects automatically."""
         return self._follow_channel(_CHANNEL, self.plan_state)
 
-    # The plan that is to follow
+    # The staged plan
 
     async def staged_plan(self) -> Plan | None:
-        """The plan whose executors are awaited; None when there is none. Raises ``ProtocolError``."""
+        """Return the staged plan, or None. Raises ``ProtocolError``."""
         body = await self._run_command(self._redis.get(self._redis_key(_STAGED)))
         return self._decode_plan(body) if body is not None else None
 
     async def stage_plan(self, plan: Plan, owner: str, seconds: float) -> None:
-        """Let ``plan``'s executors start, but serve nothing by it yet. ``owner`` leads the change for ``seconds``.
+        """Stage ``plan``: its executors start, but it does not serve yet.
 
-        Raises ``PlanLed`` while another one leads a change, and ``StaleEpoch`` unless it is newer than both the
-        current and the staged plan.
+        ``owner`` leads the change for ``seconds``. Raises ``PlanLed`` while another planner leads a change, and
+        ``StaleEpoch`` unless ``plan`` is newer than both the current and the staged plan.
         """
         keys = (_EPOCH, _STAGED, _LEAD, _CHANNEL)
         lasts = str(round(seconds * 1000))
@@ -146,17 +150,20 @@ class PlanStore(StoreConnection):
             raise PlanLed(error.what) if error.reason == "LED" else StaleEpoch(int(error.what)) from error
 
     async def unstage_plan(self, owner: str) -> bool:
-        """Give up the staged plan; False when there is none, or another one leads."""
+        """Discard the staged plan; return False if there is none or another planner leads."""
         return bool(await self._run_function("omnibus_unstage_plan", (_STAGED, _LEAD, _CHANNEL), owner))
 
     async def lead_plan(self, owner: str, seconds: float) -> bool:
-        """Lead the change under way for another ``seconds``, or from now on if nobody does; False if another does."""
+        """Lead the current change for another ``seconds``, or start to lead it.
+
+        Returns False if another planner leads.
+        """
         return bool(await self._run_function("omnibus_lead_plan", (_LEAD,), owner, str(round(seconds * 1000))))
 
-    # The past
+    # History
 
     async def plan_history(self, limit: int = 20) -> list[PlanHistoryEntry]:
-        """The last ``limit`` epochs, the newest first."""
+        """Return the last ``limit`` epochs, newest first."""
         epochs = [
             int(each)
             for each in await self._run_command(self._redis.zrevrange(self._redis_key(_HISTORY), 0, limit - 1))
@@ -169,20 +176,21 @@ class PlanStore(StoreConnection):
         return [self._history_entry(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
 
     async def pin_plan(self, epoch: int) -> None:
-        """Let the planner serve the plan of ``epoch`` and no other. Raises ``NotFound`` when it is not kept."""
+        """Pin the plan of ``epoch``: the planner serves no other. Raises ``NotFound`` if it is not stored."""
         if not await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), str(max(epoch, -1) or -1)):
             raise NotFound(f"there is no plan of epoch {epoch}: `omnibus plan history` lists those that are stored")
 
     async def unpin_plan(self) -> None:
-        """Let the planner plan again."""
+        """Remove the pin, so that the planner plans again."""
         await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), "0")
 
     # Cells
 
     async def cell_shares(self) -> dict[str, float]:
-        """Parts of their planned shares that cells get, by ``model/cell``: what an operator has set, else it is 1.
+        """Return cells' parts of their planned shares, by ``model/cell``.
 
-        They are not signed, as a pin is not: they choose among what signed plans have.
+        Operators set them; the default is 1. They are not signed, and neither is a pin: they only choose within signed
+        plans.
         """
         found: dict[str, float] = {}
         for key, body in sorted((await self._run_command(self._redis.hgetall(self._redis_key(_CELLS)))).items()):
@@ -190,11 +198,11 @@ class PlanStore(StoreConnection):
             try:
                 found[name] = max(0.0, _cell_part(body).part)
             except UNREADABLE as error:
-                log.error("the share of cell %s is left as it is planned: %s", name, error)
+                log.error("the share of cell %s stays as planned: %s", name, error)
         return found
 
     async def put_cell_share(self, model: str, cell: str, share: float) -> None:
-        """Give ``cell`` of ``model`` this part of its planned share: 0 drains it, 1 is as planned."""
+        """Set the part of its planned share that ``cell`` gets: 0 drains it, 1 is the plan's."""
         key, name = self._redis_key(_CELLS), f"{model}/{cell}"
         async with self._redis.pipeline(transaction=True) as together:
             if share == 1.0:
@@ -205,13 +213,13 @@ class PlanStore(StoreConnection):
             await self._run_command(together.execute())
 
     def cell_share_changes(self) -> AsyncIterator[dict[str, float]]:
-        """``cell_shares``, at once and at each change. Reconnects by itself."""
+        """Yield ``cell_shares``, at once and after each change. Reconnects automatically."""
         return self._follow_channel(_CELLS, self.cell_shares)
 
-    # What is wrong
+    # Problems
 
     async def plan_problems(self) -> dict[str, PlanProblem]:
-        """Return the problems that block plans, by the name under which they were reported."""
+        """Return the problems that block plans, by the name of their reporter."""
         found = await self._run_command(self._redis.hgetall(self._redis_key(_PROBLEMS)))
         told = {}
         for name, body in sorted(found.items()):
@@ -222,7 +230,7 @@ class PlanStore(StoreConnection):
         return told
 
     async def put_problem(self, who: str, problem: PlanProblem | None) -> None:
-        """Say what stands in the way, or that nothing does any more."""
+        """Report a problem of ``who``, or with None that it is solved."""
         key = self._redis_key(_PROBLEMS)
         if problem is None:
             await self._run_command(self._redis.hdel(key, who))
@@ -245,7 +253,7 @@ class PlanStore(StoreConnection):
 
 
 def plan_mark(plan: Plan) -> int:
-    """``PlanState.mark`` while ``plan`` is the staged one."""
+    """Return ``PlanState.mark`` while ``plan`` is staged."""
     return _document_mark(plans.encode_plan(plan))
 
 
@@ -254,7 +262,7 @@ def _document_mark(document: bytes) -> int:
 
 
 def _unsigned_document(body: bytes) -> bytes:
-    """A stored plan without its signature, which is not checked."""
+    """Return a stored plan without its signature, unchecked."""
     return Seal("").verify(_PLAN_LABEL, body)
 
 

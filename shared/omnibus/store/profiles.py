@@ -1,4 +1,4 @@
-"""Profiles of models: what was measured, for planners that have no file of it."""
+"""Profiles of models in the store, for planners without profile files."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -22,18 +22,18 @@ class ProfileStore(StoreConnection):
         self._unread: dict[str, bytes] = {}
 
     async def put_profile(self, profile: ModelProfile) -> None:
-        """Keep ``profile`` as that of its model, in place of any other. Raises ``BadRequest`` when it names none."""
+        """Store ``profile`` in place of its model's current one. Raises ``BadRequest`` without a model."""
         if not profile.model:
             raise BadRequest("the profile names no model: write its 'model'")
         await self._write_profile(profile, keep=False)
 
     async def profile(self, model: str) -> ModelProfile | None:
-        """None when there is none. Raises ``BadRequest`` for one that this build cannot read."""
+        """Return a profile, or None. Raises ``BadRequest`` if this build cannot read it."""
         body = await self._run_command(self._redis.hget(self._redis_key(_PROFILES), model))
         return profiles.decode_profile(body, _profile_label(model)) if body is not None else None
 
     async def profiles(self) -> dict[str, ModelProfile]:
-        """All profiles by model. One that this build cannot read is logged and left out."""
+        """Return all profiles by model. Those that this build cannot read are logged and left out."""
         bodies = await self._run_command(self._redis.hgetall(self._redis_key(_PROFILES)))
         found = {}
         for key, body in sorted(bodies.items()):
@@ -47,9 +47,9 @@ class ProfileStore(StoreConnection):
         return found
 
     async def profile_changes(self) -> AsyncIterator[dict[str, ModelProfile]]:
-        """All profiles, at once and at each change. Reconnects by itself.
+        """Yield all profiles, at once and after each change. Reconnects automatically.
 
-        A store that lost them gets back what this follower knew: to measure again takes long.
+        If the store loses them, the known ones are written again, since measuring takes long.
         """
         known: dict[str, ModelProfile] = {}
 
@@ -65,7 +65,7 @@ class ProfileStore(StoreConnection):
             yield found
 
     async def _write_profile(self, profile: ModelProfile, keep: bool) -> None:
-        """Write it and say so; ``keep``: not in place of another one."""
+        """Write and announce a profile. With ``keep`` an existing one stays."""
         async with self._redis.pipeline(transaction=True) as both:
             write = both.hsetnx if keep else both.hset
             write(self._redis_key(_PROFILES), profile.model, profiles.encode_profile(profile))

@@ -1,7 +1,7 @@
-"""Stored responses, which any gateway gives back or goes on with, and conversations that several of them belong to.
+"""Stored responses, and conversations of several responses, for all gateways.
 
-A response is written down when its making begins. Whoever makes it is its holder; it has one end, its final body. One
-that is made in the background is ``open`` until then, so that another gateway takes it up when its holder is gone.
+A gateway stores a response when it begins to generate it, as its holder. A response ends once, with its final body. A
+background response is ``open`` until then, so that another gateway resumes it if its holder fails.
 """
 
 import logging
@@ -21,13 +21,13 @@ _OPEN_KEY = "responses:open"
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a response, and all else that a gateway needs to make it, or to make it once more.
+    """A request for a response, with all that its generation needs.
 
-    ``request`` is the body as its client sent it, ``seed`` makes the answer the same, and ``path`` is the one that it
-    is pinned to. ``input`` are its own items as JSON; what was said before is in ``previous``, another response, or in
-    ``conversation``. Times are Unix seconds. The events of one that is ``logged`` are kept in JetStream. ``images`` is
-    how many its limit of cost leaves room for, and ``image_path`` the one that they take; -1 without a limit. ``key``
-    is the SHA-256 of the API key under which it is made; empty without keys, and in records of builds without it.
+    ``request`` is the body as its client sent it, ``seed`` makes the answer reproducible, and ``path`` is its pinned
+    path. ``input`` has its own items as JSON. Earlier items are in ``previous``, another response, or in
+    ``conversation``. Times are Unix seconds. JetStream keeps the events of a ``logged`` response. ``images`` is the
+    number of images that its cost limit allows, and ``image_path`` their path; -1 without a limit. ``key`` is the
+    SHA-256 of the request's API key. It is empty without keys, and in records of builds without it.
     """
 
     id: str
@@ -50,7 +50,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredResponse(NamedTuple):
-    """A response in the store: ``holder`` is the gateway that makes it, ``final`` its body once it has ended."""
+    """A stored response. ``holder`` is the gateway that generates it, ``final`` its final body."""
 
     record: ResponseRecord
     holder: str
@@ -59,7 +59,7 @@ class StoredResponse(NamedTuple):
 
 
 class ConversationRecord(msgspec.Struct, frozen=True):
-    """A conversation. ``metadata`` is its client's own; ``created`` in Unix seconds."""
+    """A conversation. ``metadata`` is the client's; ``created`` is in Unix seconds."""
 
     id: str
     created: float
@@ -68,14 +68,14 @@ class ConversationRecord(msgspec.Struct, frozen=True):
 
 
 class BackgroundPlaces(NamedTuple):
-    """Responses that may be made in the background at a time: of all tenants, and of one."""
+    """Limits on concurrent background responses: of all tenants, and of one."""
 
     all: int
     tenant: int
 
 
 class ConversationLimits(NamedTuple):
-    """Items that one conversation may have, and their bytes."""
+    """Limits on the items of one conversation, and on their bytes."""
 
     items: int
     bytes: int
@@ -85,7 +85,7 @@ NO_PLACES = BackgroundPlaces(1 << 30, 1 << 30)
 
 
 class ItemPage(NamedTuple):
-    """Items as JSON, by their ids in order, and whether there are more behind them."""
+    """Items as JSON, by their ids in order, and whether more follow."""
 
     items: dict[str, bytes]
     more: bool
@@ -109,10 +109,10 @@ class ResponseStore(StoreConnection):
         account: TenantAccount = NO_LIMIT,
         places: BackgroundPlaces = NO_PLACES,
     ) -> None:
-        """Keep a response for ``seconds``. Of those of its tenant only the newest, ``most`` at most, are kept.
+        """Store a response for ``seconds``, with only the tenant's ``most`` newest ones.
 
-        Where the bytes of ``account`` are used up, the tenant's oldest responses that have ended leave. Raises
-        ``LimitReached`` where that does not suffice, and ``Overloaded`` where ``places`` are taken.
+        If the bytes of ``account`` are used up, the tenant's oldest ended responses are evicted. Raises
+        ``LimitReached`` if that does not suffice, and ``Overloaded`` if all ``places`` are taken.
         """
         arguments = (
             record.id, record.tenant, _encode(record), holder, final, milliseconds_text(seconds), str(record.created),
@@ -125,7 +125,10 @@ class ResponseStore(StoreConnection):
             raise limit_error(error, account, "response") from error
 
     async def response(self, id: str) -> StoredResponse | None:
-        """None when there is none, or no more. Raises ``ProtocolError`` for one that this build cannot read."""
+        """Return a response: None if it does not exist or has expired.
+
+        Raises ``ProtocolError`` if this build cannot read it.
+        """
         found = await self._run_command(self._redis.hmget(self._response_key(id), _RESPONSE_FIELDS))
         body, holder, final, attempt = found
         if body is None:
@@ -137,18 +140,18 @@ class ResponseStore(StoreConnection):
         return StoredResponse(record, (holder or b"").decode(), bytes(final or b""), int(attempt or 0))
 
     async def claim_response(self, id: str, holder: str, before: str) -> int:
-        """Make ``holder`` the one that makes a response, if ``before`` is; returns how many claims there were.
+        """Make ``holder`` the holder if ``before`` holds the response; return the number of claims.
 
-        0: somebody else makes it, or it has ended.
+        Returns 0 if another gateway holds it, or it has ended.
         """
         return int(await self._run_function("omnibus_claim_response", (f"response:{id}",), holder, before))
 
     async def end_response(
         self, record: ResponseRecord, holder: str, final: bytes, seconds: float, account: TenantAccount = NO_LIMIT
     ) -> bool:
-        """Give a response its one end, and keep it for ``seconds``; False when ``holder`` does not hold it.
+        """End a response once and store it for ``seconds``; return False if ``holder`` has lost it.
 
-        Without a ``holder`` it ends whoever makes it. Raises ``LimitReached`` as ``put_response``.
+        Without a ``holder`` it ends for any holder. Raises ``LimitReached`` as ``put_response``.
         """
         arguments = (record.id, holder, final, milliseconds_text(seconds), str(account.bytes), str(OVERHEAD_BYTES))
         try:
@@ -157,18 +160,18 @@ class ResponseStore(StoreConnection):
             raise limit_error(error, account, "response") from error
 
     async def drop_response(self, record: ResponseRecord) -> bool:
-        """Forget a response; False when there is none."""
+        """Remove a response; return False if it does not exist."""
         return bool(await self._run_function("omnibus_drop_response", _response_keys(record), record.id))
 
     async def response_bytes(self, id: str) -> int:
-        """Bytes that reading a response would take; 0 when there is none."""
+        """Return the bytes that reading a response would take: 0 without one."""
         async with self._redis.pipeline(transaction=False) as both:
             for field in ("record", "final"):
                 both.hstrlen(self._response_key(id), field)
             return sum(await self._run_command(both.execute()))
 
     async def open_responses(self, limit: int) -> dict[str, StoredResponse]:
-        """The oldest responses that are made in the background and have not ended, by id."""
+        """Return the oldest background responses that have not ended, by id."""
         ids = await self._run_command(self._redis.zrange(self._redis_key(_OPEN_KEY), 0, limit - 1))
         found: dict[str, StoredResponse] = {}
         for id in (each.decode() for each in ids):
@@ -184,7 +187,7 @@ class ResponseStore(StoreConnection):
         return found
 
     async def count_open_responses(self) -> int:
-        """Responses that are made in the background and have not ended."""
+        """Count the background responses that have not ended."""
         return int(await self._run_command(self._redis.zcard(self._redis_key(_OPEN_KEY))))
 
     # Conversations
@@ -192,7 +195,7 @@ class ResponseStore(StoreConnection):
     async def put_conversation(
         self, record: ConversationRecord, seconds: float, most: int, account: TenantAccount = NO_LIMIT
     ) -> None:
-        """Keep a conversation, or what is new of it. Of those of its tenant only the newest ``most`` are kept.
+        """Store a conversation or its update. Only the tenant's ``most`` newest ones are kept.
 
         Raises ``LimitReached``.
         """
@@ -206,7 +209,10 @@ class ResponseStore(StoreConnection):
             raise limit_error(error, account, "conversation") from error
 
     async def conversation(self, id: str) -> ConversationRecord | None:
-        """None when there is none, or no more. Raises ``ProtocolError`` for one that this build cannot read."""
+        """Return a conversation: None if it does not exist or has expired.
+
+        Raises ``ProtocolError`` if this build cannot read it.
+        """
         body = await self._run_command(self._redis.hget(self._conversation_key(id), "record"))
         try:
             return _decode_conversation(body) if body is not None else None
@@ -214,7 +220,7 @@ class ResponseStore(StoreConnection):
             raise ProtocolError(f"{id} was written down by another build: {error}") from error
 
     async def drop_conversation(self, record: ConversationRecord) -> bool:
-        """Forget a conversation and its items; False when there is none."""
+        """Remove a conversation and its items; return False if it does not exist."""
         return bool(await self._run_function("omnibus_drop_conversation", _conversation_keys(record), record.id))
 
     async def extend_conversation(
@@ -225,9 +231,9 @@ class ResponseStore(StoreConnection):
         limits: ConversationLimits,
         account: TenantAccount = NO_LIMIT,
     ) -> int:
-        """Append ``items``, JSON by id; returns how many there are then, 0 where there is no such conversation.
+        """Append ``items``, JSON by id; return the new number of items.
 
-        Raises ``TooLarge`` beyond ``limits``, and ``LimitReached``.
+        Returns 0 if the conversation does not exist. Raises ``TooLarge`` beyond ``limits``, and ``LimitReached``.
         """
         told = [each for pair in items.items() for each in pair]
         arguments = (
@@ -240,11 +246,14 @@ class ResponseStore(StoreConnection):
             raise _conversation_error(error, limits, account) from error
 
     async def conversation_bytes(self, record: ConversationRecord) -> int:
-        """Bytes of all items of a conversation."""
+        """Return the bytes of all items of a conversation."""
         return int(await self._run_known_function("omnibus_conversation_bytes", _conversation_keys(record)))
 
     async def conversation_items(self, id: str, limit: int, after: str = "", newest: bool = False) -> ItemPage | None:
-        """At most ``limit`` items behind ``after``, oldest or ``newest`` first; None if that one is not there."""
+        """Return at most ``limit`` items after ``after``, oldest or ``newest`` first.
+
+        Returns None if ``after`` does not exist.
+        """
         _, bodies, order = self._conversation_keys(id)
         begin = 0
         if after:
@@ -259,12 +268,12 @@ class ResponseStore(StoreConnection):
         return ItemPage(dict(pairs[:limit]), len(ids) > limit)
 
     async def conversation_item(self, id: str, item: str) -> bytes | None:
-        """One item as JSON; None when there is none."""
+        """Return one item as JSON, or None."""
         found = await self._run_command(self._redis.hget(self._conversation_keys(id)[1], item))
         return bytes(found) if found is not None else None
 
     async def drop_conversation_items(self, record: ConversationRecord, items: Sequence[str]) -> int:
-        """Forget items of a conversation; returns how many there were."""
+        """Remove items of a conversation; return how many existed."""
         return int(await self._run_function("omnibus_drop_items", _conversation_keys(record), record.id, *items))
 
     def _response_key(self, id: str) -> str:
@@ -274,7 +283,7 @@ class ResponseStore(StoreConnection):
         return self._redis_key(f"conversation:{id}")
 
     def _conversation_keys(self, id: str) -> tuple[str, str, str]:
-        """Keys of a conversation: itself, its items by id, and the order of their ids."""
+        """Return the keys of a conversation: itself, its items by id, and the order of their ids."""
         key = self._conversation_key(id)
         return key, f"{key}:items", f"{key}:order"
 

@@ -1,4 +1,7 @@
-"""Scores of plans by epoch, and seconds of executors as they were measured while they served, by model."""
+"""Scores of plans by epoch, and learned seconds of executors by model.
+
+They are measured while serving.
+"""
 
 import logging
 from contextlib import suppress
@@ -14,10 +17,10 @@ _SCORES, _LEARNED = "plan:scores", "profiles:learned"
 
 
 class ScoreStore(StoreConnection):
-    """Scores and learned seconds. One that this build cannot read is as if it were not there."""
+    """Scores and learned seconds. Those that this build cannot read count as missing."""
 
     async def put_plan_score(self, score: PlanScore) -> None:
-        """Keep ``score`` as that of its epoch; those of epochs that the history no longer has are dropped."""
+        """Store ``score`` for its epoch; drop those of epochs no longer in the history."""
         key, oldest = self._redis_key(_SCORES), score.epoch - max(1, self._settings.history)
         await self._run_command(self._redis.hset(key, str(score.epoch), plan_score.encode(score)))
         old = [each for each in await self._run_command(self._redis.hkeys(key)) if int(each) < oldest]
@@ -25,18 +28,18 @@ class ScoreStore(StoreConnection):
             await self._run_command(self._redis.hdel(key, *old))
 
     async def plan_score(self, epoch: int) -> PlanScore | None:
-        """The last score of the plan of ``epoch``; None when it has none yet."""
+        """Return the last score of the plan of ``epoch``, or None."""
         body = await self._run_command(self._redis.hget(self._redis_key(_SCORES), str(epoch)))
         with suppress(ProtocolError):
             return plan_score.decode_score(body) if body is not None else None
         return None
 
     async def put_learned_seconds(self, model: str, learned: LearnedSeconds) -> None:
-        """Keep ``learned`` for ``model``, in place of what was learned before."""
+        """Store ``learned`` for ``model``, in place of earlier values."""
         await self._run_command(self._redis.hset(self._redis_key(_LEARNED), model, plan_score.encode(learned)))
 
     async def learned_seconds(self) -> dict[str, LearnedSeconds]:
-        """Return what was learned, by model."""
+        """Return the learned seconds by model."""
         found = {}
         for model, body in (await self._run_command(self._redis.hgetall(self._redis_key(_LEARNED)))).items():
             with suppress(ProtocolError):

@@ -1,4 +1,4 @@
-"""Clients of one Redis or Valkey server, or of the primary that Sentinel names."""
+"""Clients of one Redis or Valkey server, or of Sentinel's primary."""
 
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,12 +16,12 @@ from omnibus.urls import redact_url
 _SENTINEL_PORT = 26379
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _TLS_SCHEMES = ("rediss", "rediss+sentinel")
-#: More than commands and followers of channels take together: what waits for a connection waits in ``connection``.
+#: More than commands and followers of channels need together: commands wait for a connection in ``connection``.
 _MAX_CONNECTIONS = 256
 
 
 class RedisServers:
-    """A client for the server or servers of ``settings.url``. Raises ``BadRequest`` for a URL that names none."""
+    """Client for the servers of ``settings.url``. Raises ``BadRequest`` for an invalid URL."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self._sentinel: Sentinel | None = None
@@ -31,9 +31,9 @@ class RedisServers:
             "socket_connect_timeout": settings.timeout,
             "health_check_interval": 10,
             "max_connections": _MAX_CONNECTIONS,
-            # A command whose answer is lost may have been carried out, so nobody sends it again on its own.
+            # A command whose answer is lost may have run, so it is not retried automatically.
             "retry": Retry(NoBackoff(), 0),
-            # With them, which no server of ours sends, redis-py takes connections that the server has closed for open.
+            # With them, redis-py takes closed connections for open. Our servers do not send them.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
             **_tls_arguments(settings, scheme),
         }
@@ -43,8 +43,10 @@ class RedisServers:
             self.client = redis.Redis.from_url(settings.url, **options)
 
     def _follow_sentinels(self, settings: StoreSettings, options: dict[str, Any]) -> redis.Redis:
-        """A client of the primary. Each new connection asks the sentinels for it, and one that finds its server
-        demoted is given up."""
+        """Return a client of the primary.
+
+        Each new connection looks up the primary at the sentinels. A connection to a demoted server is closed.
+        """
         url = urlsplit(settings.url)
         who, _, hosts = url.netloc.rpartition("@")
         service, _, number = url.path.strip("/").partition("/")
@@ -58,7 +60,7 @@ class RedisServers:
         user, _, password = (unquote(part) for part in who.partition(":"))
         if url.scheme in _TLS_SCHEMES:
             options["ssl"] = True
-        # A sentinel that is gone is not worth waiting for: the next one is asked.
+        # Do not wait for an unavailable sentinel: query the next one.
         asking = {**options, "socket_connect_timeout": settings.timeout / 2}
         self._sentinel = Sentinel(addresses, sentinel_kwargs=asking)
         return self._sentinel.master_for(
@@ -72,12 +74,12 @@ class RedisServers:
 
 
 def describe_error(error: Exception) -> str:
-    """Return what redis-py says, without the clients of all sentinels as Python shows them."""
+    """Return redis-py's message, without its list of sentinel clients."""
     return str(error).partition(" : <")[0]
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    """Host and port, for example of ``[::1]:26379``. Raises ``ValueError``."""
+    """Parse host and port, such as ``[::1]:26379``. Raises ``ValueError``."""
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
         raise ValueError(text)
@@ -92,7 +94,7 @@ def _describe_form(url: str) -> str:
 
 
 def _tls_arguments(settings: StoreSettings, scheme: str) -> dict[str, Any]:
-    """Arguments that only a URL of TLS takes. Raises ``BadRequest`` where files are named and the URL has none."""
+    """Return the TLS arguments. Raises ``BadRequest`` for TLS files with a URL without TLS."""
     named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
     given = {name: path for name, path in named.items() if path}
     if given and scheme not in _TLS_SCHEMES:

@@ -1,4 +1,4 @@
-"""Spoken answers of models, kept for as long as clients may refer to them by id."""
+"""Spoken answers, stored while clients may refer to them by id."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _KEY_PREFIX = "audio:"
 
 
 class SpokenAnswer(msgspec.Struct, frozen=True):
-    """A spoken answer: its text, the Unix seconds at which it is forgotten, and the tenant whose it is, if any."""
+    """A spoken answer: its text, its expiry time in Unix seconds, and its tenant, if any."""
 
     transcript: str
     expires: float
@@ -26,10 +26,10 @@ _decode = msgspec.json.Decoder(SpokenAnswer).decode
 
 
 class SpokenAnswerStore(StoreConnection):
-    """Spoken answers by the id that clients hold."""
+    """Spoken answers by the ids that clients send."""
 
     async def put_spoken_answers(self, said: Mapping[str, SpokenAnswer], seconds: float) -> None:
-        """Keep spoken answers, by id, for ``seconds``: one message to the server, however many there are."""
+        """Store spoken answers, by id, for ``seconds``, in one server message."""
         lasts = max(1, round(seconds * 1000))
         if len(said) == 1:  # measured: 50 us of 190 less than several
             ((id, each),) = said.items()
@@ -39,7 +39,7 @@ class SpokenAnswerStore(StoreConnection):
         await self._run_known_function("omnibus_put_values", keys, lasts, *map(_encode, said.values()))
 
     async def spoken_answers(self, ids: Sequence[str]) -> dict[str, SpokenAnswer]:
-        """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""
+        """Return the stored answers of ``ids``, by id. Those that this build cannot read are logged and left out."""
         bodies = (
             await self._run_command(self._redis.mget([self._redis_key(f"{_KEY_PREFIX}{id}") for id in ids]))
             if ids

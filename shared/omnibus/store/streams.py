@@ -1,4 +1,4 @@
-"""Streamed answers that another gateway can continue: the request as it came, until its deadline."""
+"""Streamed answers that another gateway can continue: the request, until its deadline."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class StreamRecord(msgspec.Struct, frozen=True):
-    """A request, and all else that a gateway needs to make its streamed answer once more.
+    """A request, with all that a gateway needs to repeat its answer.
 
-    ``body`` is the request as its client sent it and ``path`` the path that it is pinned to; ``seed`` makes the answer
-    the same. ``id``, ``audio_id`` and ``created`` are what chunks say of the answer; times are Unix seconds.
+    ``body`` is the request as its client sent it, and ``path`` its pinned path. ``seed`` makes the answer reproducible.
+    Chunks of the answer contain ``id``, ``audio_id`` and ``created``. Times are Unix seconds.
     """
 
     id: str
@@ -30,7 +30,7 @@ class StreamRecord(msgspec.Struct, frozen=True):
     tenant: str = ""
 
 
-#: Ids of tokens as they are kept: 4 bytes each.
+#: Stored form of token ids: 4 bytes each.
 _IDS = "I"
 
 _encode = msgspec.json.Encoder().encode
@@ -38,17 +38,20 @@ _decode = msgspec.json.Decoder(StreamRecord).decode
 
 
 class StreamStore(StoreConnection):
-    """Streamed answers by the token that their clients hold, and who sends each of them now."""
+    """Streamed answers by their clients' tokens, and the current sender of each."""
 
     async def put_stream(self, token: str, record: StreamRecord, owner: str, seconds: float) -> None:
-        """Keep ``record`` for ``seconds``; ``owner`` sends the answer."""
+        """Store ``record`` for ``seconds``; ``owner`` sends the answer."""
         await asyncio.gather(
             self._run_batched("set", self._stream_key(token), _encode(record), px=_to_milliseconds(seconds)),
             self.claim_stream(token, owner, seconds),
         )
 
     async def stream(self, token: str) -> StreamRecord | None:
-        """None when it was never kept, or long enough. Raises ``ProtocolError`` for one that cannot be read."""
+        """Return a record, or None if it is unknown or has expired.
+
+        Raises ``ProtocolError`` if it cannot be read.
+        """
         body = await self._run_batched("get", self._stream_key(token))
         try:
             return _decode(body) if body is not None else None
@@ -56,9 +59,9 @@ class StreamStore(StoreConnection):
             raise ProtocolError(f"a stored stream has a format that this version cannot read: {error}") from error
 
     async def put_stream_tokens(self, tokens: Mapping[str, tuple[Sequence[int], float]]) -> None:
-        """Keep the ids of all tokens that answers have so far, by the answers' tokens: ids, and for how many seconds.
+        """Store answers' token ids by stream token, with seconds until expiry.
 
-        All of them travel together, whole each time: a store that lost what it had is right again after the next call.
+        Each call writes all ids of all answers, so that it also repairs a store that lost its data.
         """
         pipeline = self._redis.pipeline(transaction=False)
         for token, (ids, seconds) in tokens.items():
@@ -68,7 +71,7 @@ class StreamStore(StoreConnection):
         await self._run_command(pipeline.execute())
 
     async def stream_tokens(self, token: str) -> tuple[int, ...]:
-        """The ids that were kept of an answer; none when there are none, or they cannot be read."""
+        """Return the stored ids of an answer; empty if there are none or they cannot be read."""
         body = await self._run_batched("get", self._redis_key(f"stream:{token}:tokens")) or b""
         ids = array(_IDS)
         if len(body) % ids.itemsize:
@@ -77,7 +80,7 @@ class StreamStore(StoreConnection):
         return tuple(ids)
 
     async def forget_stream(self, token: str, seconds: float) -> None:
-        """Keep the answer for no more than ``seconds`` from now on."""
+        """Expire the answer after at most ``seconds``."""
         keys = (
             self._stream_key(token),
             self._redis_key(f"stream:{token}:owner"),
@@ -86,7 +89,10 @@ class StreamStore(StoreConnection):
         await asyncio.gather(*(self._run_batched("pexpire", key, _to_milliseconds(seconds), lt=True) for key in keys))
 
     async def claim_stream(self, token: str, owner: str, seconds: float) -> str:
-        """Make ``owner`` the sender of the answer; returns the one before. Of several, the last one has it."""
+        """Make ``owner`` the sender of the answer and return the previous one.
+
+        If several gateways claim it, the last one sends it.
+        """
         key = self._redis_key(f"stream:{token}:owner")
         before = await self._run_batched("set", key, owner, px=_to_milliseconds(seconds), get=True)
         return before.decode() if before is not None else ""

@@ -1,1 +1,1 @@
-"""Structured answers: calls of tools as they travel, and grammars of what an answer may be."""
+"""Structured answers: the wire form of tool calls, and grammars that constrain answers."""

@@ -1,4 +1,4 @@
-"""Calls of tools inside of a stream: one text that grows, so that it can be cut, repeated and compared as any other.
+"""Tool calls in a stream: one growing text that can be cut, repeated and compared.
 
 Each call is ``CALL``, the name of the function, ``ARGUMENTS`` and the JSON text of its arguments. The head of a call,
 up to ``ARGUMENTS``, is never cut.
@@ -7,12 +7,15 @@ up to ``ARGUMENTS``, is never cut.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: What begins a call, and what ends the name of its function. JSON text holds neither of them.
+#: Characters that begin a call and end the name of its function. JSON text contains neither.
 CALL, ARGUMENTS = "\x1e", "\x1f"
 
 
 class CallPart(NamedTuple):
-    """Part of call ``number``: with its first one the ``name``, else "", and more of the arguments' text."""
+    """Part of call ``number``.
+
+    The first part has the ``name``, later ones "". Each has more of the text of the arguments.
+    """
 
     number: int
     name: str
@@ -20,13 +23,13 @@ class CallPart(NamedTuple):
 
 
 class CallReader:
-    """Reads the text of calls as it grows."""
+    """Reads calls from text that arrives in pieces."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def read(self, text: str) -> Iterator[CallPart]:
-        """Yield the parts in ``text``, which follows what was read before."""
+        """Yield the parts in ``text``, the next piece."""
         more, *begun = text.split(CALL)
         if more and self.count:
             yield CallPart(self.count - 1, "", more)
@@ -37,16 +40,16 @@ class CallReader:
 
 
 def call_head(name: str) -> str:
-    """The text that begins a call of ``name``."""
+    """Return the text that begins a call of ``name``."""
     return f"{CALL}{clean_text(name)}{ARGUMENTS}"
 
 
 def clean_text(text: str) -> str:
-    """``text`` without what marks calls."""
+    """Return ``text`` without the characters that mark calls."""
     return text.replace(CALL, "").replace(ARGUMENTS, "")
 
 
 def split_calls(text: str) -> list[tuple[str, str]]:
-    """Names and arguments of all calls in a whole ``text``."""
+    """Return names and arguments of all calls in a whole ``text``."""
     found = (call.partition(ARGUMENTS) for call in text.split(CALL)[1:])
     return [(name, arguments) for name, _, arguments in found]

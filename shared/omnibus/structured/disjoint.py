@@ -1,21 +1,27 @@
-"""Proofs that no value fits two JSON schemas: then ``oneOf`` is ``anyOf``, which a grammar can obey."""
+"""Proofs that no value fits two JSON schemas: then ``oneOf`` equals ``anyOf``.
+
+A grammar can express ``anyOf``.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-#: A schema that another one refers to; None where it cannot be known.
+#: Function that returns the schema that another one refers to, or None if it is unknown.
 Resolve = Callable[[Mapping[str, Any]], Any]
 
 _TYPES = ("null", "boolean", "object", "array", "string", "integer", "fraction")
 _NAMED = {"number": ("integer", "fraction")}
-#: Schemas within schemas that are looked into, and pairs of what they may be.
+#: Levels of nested schemas that are examined, and pairs of their alternatives.
 _MAX_DEPTH, _MAX_PAIRS = 8, 4096
 
 
 def find_overlap(branches: Sequence[Any], resolve: Resolve, tag: str = "") -> tuple[int, int] | None:
-    """The first two ``branches`` that one value may fit; None if there are none. Each is an object with ``tag``."""
+    """Return the first two ``branches`` that one value may fit, or None.
+
+    Each branch is an object with ``tag``.
+    """
     more: list[Any] = [{"required": [tag]}] if tag else []
     for left in range(len(branches)):
         for right in range(left + 1, len(branches)):
@@ -30,14 +36,17 @@ class _Proof:
         self._pairs = 0
 
     def differ(self, left: list[Any], right: list[Any], depth: int) -> bool:
-        """Return whether it is sure that no value fits all of ``left`` and all of ``right``."""
+        """Return whether provably no value fits both ``left`` and ``right``."""
         if depth > _MAX_DEPTH:
             return False
         pairs = product(self._cases(left, depth), self._cases(right, depth))
         return all(self._cases_differ(one, other, depth) for one, other in pairs)
 
     def _cases(self, schemas: list[Any], depth: int) -> Iterator[list[Mapping[str, Any]]]:
-        """Conjunctions of schemas, each with one of its alternatives; none where nothing fits ``schemas``."""
+        """Yield conjunctions of schemas, one for each choice of alternatives.
+
+        It yields none if nothing fits ``schemas``.
+        """
         plain: list[Mapping[str, Any]] = []
         waiting = list(schemas)
         choices: list[Sequence[Any]] = []
@@ -81,7 +90,7 @@ class _Proof:
         return False
 
     def _values_differ(self, kind: str, left: Any, right: Any) -> bool:
-        """Return whether ``left`` lists its values of ``kind``, none of which fits ``right``."""
+        """Return whether ``left`` lists its values of ``kind``, and none fits ``right``."""
         values = _listed_values(left)
         if values is None and kind == "boolean":
             values = [True, False]
@@ -104,7 +113,7 @@ class _Proof:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a JSON ``value``, numbers told apart by whether they are whole."""
+    """Return the type of a JSON ``value``; numbers are "integer" or "fraction"."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -138,7 +147,7 @@ def _types_of(schemas: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _listed_values(schemas: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """The values of the first ``const`` or ``enum``; None where there is neither."""
+    """Return the values of the first ``const`` or ``enum``: None without either."""
     for schema in schemas:
         if "const" in schema:
             return [schema["const"]]
@@ -148,7 +157,7 @@ def _listed_values(schemas: Sequence[Mapping[str, Any]]) -> list[Any] | None:
 
 
 def _may_fit(value: Any, schemas: Sequence[Mapping[str, Any]]) -> bool:
-    """Return False only where ``value`` surely does not fit."""
+    """Return False only if ``value`` certainly does not fit."""
     kind = kind_of(value)
     if kind not in _types_of(schemas):
         return False
@@ -168,7 +177,7 @@ _Range = tuple[float, float, bool, bool]
 
 
 def _number_range(schemas: Sequence[Mapping[str, Any]]) -> _Range:
-    """Least and greatest number, and whether they are excluded themselves."""
+    """Return the least and greatest number, and whether each is excluded."""
     low, high, low_open, high_open = -math.inf, math.inf, False, False
     for schema in schemas:
         for name, is_open in (("minimum", False), ("exclusiveMinimum", True)):
@@ -186,7 +195,7 @@ def _length_range(schemas: Sequence[Mapping[str, Any]], of: str) -> _Range:
 
 
 def _ranges_apart(one: _Range, other: _Range) -> bool:
-    """Return whether two ranges have no number in common, or one of them has none at all."""
+    """Return whether two ranges share no number, or one is empty."""
     low, high = max(one[0], other[0]), min(one[1], other[1])
     is_open = any((each[2] and each[0] == low) or (each[3] and each[1] == high) for each in (one, other))
     return low > high or (low == high and is_open)

@@ -1,4 +1,4 @@
-"""Grammars of what an answer may be: JSON schemas as ``llguidance`` takes them, and bounds on what they may cost."""
+"""Grammars of answers: JSON schemas in ``llguidance``'s form, and limits on their cost."""
 
 import re
 from collections.abc import Mapping
@@ -11,41 +11,48 @@ from omnibus.structured.schema import prepare_schema
 
 #: Bytes of the JSON of one schema.
 MAX_SCHEMA_BYTES = 128 * 1024
-#: Symbols of a grammar, and work of its lexer: what needs more is refused while it is compiled.
+#: Symbols of a grammar, and work of its lexer; a grammar that needs more fails to compile.
 MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL = 50_000, 500_000
-#: Bytes of an answer that are tried when a schema is checked, and those that are tried before others: they lead into
-#: objects and lists, and out of texts.
+#: Bytes of an answer that are tried when a schema is checked, and the bytes that are tried first: they lead into
+#: objects and lists, and out of strings.
 MAX_TRIED_BYTES, _OPENINGS = 64, b'"{[:, ]}'
-#: Answers are written as most models write JSON by themselves: a space behind commas and colons, and none elsewhere,
-#: for a mask would let a model go on with white space for ever.
+#: Layout of answers, as most models write JSON: a space after commas and colons, and none elsewhere. With free layout,
+#: a model could write white space forever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-#: How the library begins an error of a schema: with its place in the grammar, which no client has seen.
+#: Beginning of the library's schema errors: a place in the grammar, which clients do not see.
 _PREFIX = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
 
 def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of ``structured_outputs``: ``{"json": schema}`` or ``{"json_object": true}``."""
+    """Return the JSON schema of ``structured_outputs``.
+
+    The shape is ``{"json": schema}`` or ``{"json_object": true}``.
+    """
     schema = shape.get("json")
     return dict(schema) if isinstance(schema, Mapping) else {"type": "object"}
 
 
 def schema_rule(schema: Mapping[str, Any]) -> str:
-    """``schema`` as a part of a Lark grammar. Raises ``SchemaError`` for what no grammar obeys."""
+    """Return ``schema`` as a part of a Lark grammar. Raises ``SchemaError`` if unsupported."""
     return f"%json {msgspec.json.encode({**prepare_schema(schema), 'x-guidance': _LAYOUT}).decode()}"
 
 
 def find_error(grammar: str) -> str:
-    """The reason that the Lark ``grammar`` cannot be used, or "". It takes long: never call it on an event loop."""
+    """Return the reason that the Lark ``grammar`` cannot be used, or "".
+
+    It takes long: never call it on an event loop.
+    """
     from llguidance import LLMatcher
 
     return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), limits=limits()))
 
 
 def find_schema_error(schema: Mapping[str, Any]) -> str:
-    """The reason that no answer can be held to ``schema``, or "". It takes long: never call it on an event loop.
+    """Return the reason that answers cannot be constrained to ``schema``, or "".
 
-    A schema may compile and yet need more of a parser's row than ``llguidance`` allows, as one of thousands of optional
-    properties does behind its first brace. So the first bytes of an answer are tried as well.
+    It takes long: never call it on an event loop. A schema may compile and still need a larger parser row than
+    ``llguidance`` allows. For example, thousands of optional properties do so after their first brace. So the first
+    bytes of an answer are tried as well.
     """
     try:
         grammar = f"start: {schema_rule(schema)}"
@@ -55,7 +62,7 @@ def find_schema_error(schema: Mapping[str, Any]) -> str:
 
 
 def _find_row_error(grammar: str) -> str:
-    """Walk through the first bytes that ``grammar`` allows, into what it nests where there is a choice."""
+    """Walk through the first bytes that ``grammar`` allows, preferring nested values."""
     from llguidance import LLMatcher, LLTokenizer
 
     tokenizer = LLTokenizer("byte")
@@ -77,13 +84,13 @@ def _openings_first(byte: int) -> tuple[int, int]:
 
 
 def limits() -> Any:
-    """Bounds of ``llguidance`` on one grammar."""
+    """Return the limits of ``llguidance`` on one grammar."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(initial_lexer_fuel=MAX_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
 
 
 def first_line(error: str) -> str:
-    """The first line of an error of ``llguidance``, for people."""
+    """Return the first line of an ``llguidance`` error, without its place."""
     said = _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"
     return said.replace("NoExtensionBias", "names of properties and of patternProperties cannot be told apart")

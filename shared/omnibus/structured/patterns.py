@@ -1,21 +1,21 @@
-"""Regular expressions and formats of JSON schemas, as ``llguidance`` reads them: the syntax of Rust's ``regex`` crate.
+"""Conversion of JSON schemas' regular expressions and formats to Rust's ``regex`` syntax.
 
-A schema's ``pattern`` is an ECMA-262 regular expression (JSON Schema 2020-12, validation, 6.3.3). Both syntaxes are
-mostly one; where they are not, the same characters mean something else, and an answer would be let through that the
-schema refuses.
+``llguidance`` reads that syntax. A schema's ``pattern`` is an ECMA-262 regular expression (JSON Schema 2020-12,
+validation, 6.3.3). Both syntaxes mostly agree. If they differ, the same characters have another meaning, and an answer
+would pass that the schema rejects.
 """
 
 import re
 
-#: White space of ECMA-262 (12.2 and 12.3), for a character class. Rust's has U+0085 besides, and lacks U+FEFF.
+#: White space of ECMA-262 (12.2 and 12.3), for a character class. Rust's also has U+0085, and lacks U+FEFF.
 _SPACE = r"\t\n\x{0B}\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACE}
-#: What ``.`` matches: all but ends of lines, of which Rust knows one.
+#: Characters that ``.`` matches: all but ends of lines, of which Rust has only one.
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
-#: A control character that no class holds which leaves characters out: of a class with all of them ``llguidance`` 1.7
-#: takes quotes and backslashes for members as well, whether they are or not.
+#: A control character that negated classes do not contain. For a class with all control characters, ``llguidance`` 1.7
+#: assumes that quotes and backslashes are members as well.
 _RARE = r"\x{1}"
-#: Escapes of one letter that both know, and those of characters that mean something.
+#: Escapes of one letter that both have, and those of special characters.
 _PLAIN = "/,:=!<>@%'\"`;_ "
 _SAME_ESCAPES, _SYNTAX = "tnrf", rf"^$\.*+?()[]{{}}|-#&~{_PLAIN}"
 _HEX, _UNICODE, _LONG = (
@@ -35,8 +35,8 @@ _DATE = (
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _BASE64 = "(?:[0-9a-zA-Z+/]{4})*(?:[0-9a-zA-Z+/]{2}==|[0-9a-zA-Z+/]{3}=)?"
-#: Formats that are enforced by these expressions. Days are those of the calendar (RFC 3339, 5.7); seconds end at 59,
-#: for a leap second is right in two minutes of a year, and most parsers refuse it.
+#: Formats that are enforced by these expressions. Days are those of the calendar (RFC 3339, 5.7). Seconds end at 59: a
+#: leap second is valid in two minutes of a year, and most parsers reject it.
 FORMATS = {
     "date": _DATE,
     "date-time": f"{_DATE}[tT]{_TIME}",
@@ -52,10 +52,10 @@ FORMATS |= {
     for name in FORMATS
     if name.startswith("uuid")
 }
-#: Formats that ``llguidance`` enforces itself, and those that any text has: where a file lies, or how a text is shown.
+#: Formats that ``llguidance`` enforces itself, and formats that any text has: file locations, or how to show a text.
 NATIVE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "multiline", "password", "path", "text", "textarea"})
-#: What the library leaves out of them: the most characters (RFC 5321, 4.5.3.1; RFC 1035, 2.3.4).
+#: Limits that the library does not enforce: the most characters (RFC 5321, 4.5.3.1; RFC 1035, 2.3.4).
 LENGTHS = {"email": r"^[^@]{1,64}@[^@]{1,255}$", "hostname": r"^[^@]{1,253}$"}
 
 _DATES, _TIMES = r"\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D", r"\d+(?:[.,]\d+)?S"
@@ -80,35 +80,35 @@ _KNOWN: dict[str, tuple[str, int]] = {
     ),
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": (r"^[+-]?(?:\d+\.?\d*|\.\d+)$", 0),
 }
-#: zod's local times, which have no zone: beside them its ``format`` is a name, as no time of RFC 3339 lacks one.
+#: zod's local times, which have no zone. With them, ``format`` is only a name, since RFC 3339 times have a zone.
 _LOCAL_TIME = re.compile(r"\^\(\?:\[01\]\\d\|2\[0-3\]\):\[0-5\]\\d[^Z]*\$")
 
 
 class PatternError(ValueError):
-    """A regular expression that cannot be obeyed; the text says why."""
+    """An unsupported regular expression; the text has the reason."""
 
 
 def convert_pattern(pattern: str) -> tuple[str, int]:
-    """``pattern`` in Rust's syntax, and the most characters of a text besides, 0 for any number.
+    """Return ``pattern`` in Rust's syntax, and the most characters (0: unlimited).
 
-    Raises ``PatternError`` for look-around, references back and what is no regular expression of ECMA-262.
+    Raises ``PatternError`` for look-around, back-references and invalid ECMA-262 expressions.
     """
     known, most = _KNOWN.get(pattern, (pattern, 0))
     return _Converter(known).convert(), most
 
 
 def is_local_time(format: object, pattern: object) -> bool:
-    """Return whether ``pattern`` is of times without a zone, so that no time of ``format`` would fit."""
+    """Return whether ``pattern`` matches times without a zone, which no ``format`` does."""
     return format == "time" and isinstance(pattern, str) and bool(_LOCAL_TIME.fullmatch(pattern))
 
 
 def exclude_names(names: list[str]) -> str:
-    """A regular expression of every text but ``names``, without look-ahead."""
+    """Return a regular expression of every text except ``names``, without look-ahead."""
     return f"^(?:{_exclude_texts(sorted(set(names)))})$"
 
 
 def _exclude_texts(rests: list[str]) -> str:
-    """Every text but ``rests``, which are sorted."""
+    """Return an expression of every text except ``rests``, which are sorted."""
     options = [] if rests[:1] == [""] else [""]
     rests = [rest for rest in rests if rest]
     heads = list(dict.fromkeys(rest[0] for rest in rests))
@@ -159,8 +159,8 @@ class _Converter:
         if group is None:
             kind = self._pattern[self._at : self._at + 3]
             if kind.startswith(("?=", "?!", "?<=", "?<!")):
-                raise PatternError("look-around cannot be obeyed: write what may match without it")
-            raise PatternError(f"'({kind}' is not known")
+                raise PatternError("look-around is not supported: rewrite the pattern without it")
+            raise PatternError(f"'({kind}' is unknown")
         self._at = group.end()
         return "(?:"
 
@@ -175,7 +175,7 @@ class _Converter:
             self._at += 1
             if letter == "]":
                 if made.startswith(r"[\x{0}-"):
-                    raise PatternError("a class of all control characters cannot be obeyed")
+                    raise PatternError("a class of all control characters is not supported")
                 return f"{made}]"
             if letter == "\\":
                 escaped = self._convert_escape(within=True)
@@ -186,12 +186,12 @@ class _Converter:
         raise PatternError("a character class does not end")
 
     def _convert_escape(self, *, within: bool = False) -> str:
-        """Text that stands for an escape; ``_was_class``: it holds the members of a class."""
+        """Convert an escape; set ``_was_class`` if it has members of a class."""
         self._was_class = False
         letter = self._pattern[self._at : self._at + 1]
         self._at += 1
         if not letter:
-            raise PatternError("a backslash stands at its end")
+            raise PatternError("a backslash is at its end")
         if letter.lower() in _CLASSES:
             self._was_class = True
             members = _CLASSES[letter.lower()]
@@ -219,10 +219,10 @@ class _Converter:
         if letter == "b" and within:
             return r"\x{8}"
         if letter in ("b", "B"):
-            raise PatternError("boundaries of words cannot be obeyed: write what may match without them")
+            raise PatternError("word boundaries are not supported: rewrite the pattern without them")
         if letter.isdigit() or letter == "k":
-            raise PatternError("references to groups cannot be obeyed")
-        raise PatternError(f"'\\{letter}' is no escape of ECMA-262")
+            raise PatternError("references to groups are not supported")
+        raise PatternError(f"'\\{letter}' is not an escape of ECMA-262")
 
     def _read_code(self, letter: str) -> int:
         long = _LONG.match(self._pattern, self._at) if letter == "u" else None

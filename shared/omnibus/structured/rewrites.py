@@ -1,6 +1,6 @@
-"""Keywords of one schema, written so that ``llguidance`` obeys them exactly.
+"""Keywords of one schema, rewritten so that ``llguidance`` enforces them exactly.
 
-Each function changes ``schema`` in its place. ``apart`` says that the document merges no objects of several schemas.
+Each function changes ``schema`` in place. ``apart`` is true if the document merges no objects of several schemas.
 """
 
 import math
@@ -18,11 +18,11 @@ from omnibus.structured.patterns import (
 
 Schema = dict[str, Any]
 
-#: The greatest whole number that the library compares, and the one from which on floats skip some.
+#: The greatest integer that the library compares, and the one above which floats skip integers.
 _MAX_INTEGER, _EXACT = 2**63 - 1, 2**53
-#: How near to a bound that is excluded a number may be.
+#: Least distance of a number from an excluded bound.
 _LEAST_STEP = 1e-9
-#: Formats of numbers (OpenAPI, and Rust's and Go's generators), and the numbers that they hold.
+#: Formats of numbers (OpenAPI, and Rust's and Go's generators), and their ranges.
 _WIDTHS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
 _WIDTHS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)} | {"uint": (0, 2**64 - 1)}
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -30,7 +30,7 @@ _SAID_OF_NAMES = frozenset({"title", "description", "$comment", "examples", "def
 
 
 class SchemaError(ValueError):
-    """A schema that no grammar obeys; the text says where and what to do."""
+    """An unsupported schema; the text has the place and the remedy."""
 
 
 def _rewrite_counts(schema: Schema, place: str, apart: bool) -> None:
@@ -40,7 +40,7 @@ def _rewrite_counts(schema: Schema, place: str, apart: bool) -> None:
 
 
 def _rewrite_nullable(schema: Schema, place: str, apart: bool) -> None:
-    """OpenAPI 3.0.3: with ``type`` beside it, null is allowed as well."""
+    """Apply ``nullable`` of OpenAPI 3.0.3: next to ``type``, it allows null as well."""
     if schema.pop("nullable", None) is True and "type" in schema:
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         schema["type"] = list(dict.fromkeys([*kinds, "null"]))
@@ -55,7 +55,7 @@ def _check_values(schema: Schema, place: str, apart: bool) -> None:
                 waiting += each.values() if isinstance(each, dict) else each
             elif isinstance(each, int | float) and abs(each) > _EXACT:
                 raise SchemaError(
-                    f"at {place}: the number {each} cannot be told from its neighbours: use up to 2**53, or a text"
+                    f"at {place}: the number {each} is not exact as a float (use up to 2**53, or a string)"
                 )
 
 
@@ -78,16 +78,16 @@ def _rewrite_numbers(schema: Schema, place: str, apart: bool) -> None:
 
 
 def _split_flags(schema: Schema) -> None:
-    """Draft 4 says by a flag whether a bound is excluded itself."""
+    """Convert draft 4's flags for excluded bounds."""
     for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(name), bool) and schema.pop(name) and bound in schema:
             schema[name] = schema.pop(bound)
 
 
 def _lets_itself_through(schema: Schema, name: str, apart: bool) -> bool:
-    """Return whether ``llguidance`` 1.7 takes an excluded bound for a number within.
+    """Return whether ``llguidance`` 1.7 wrongly allows the excluded bound itself.
 
-    It does so for whole ones whose other bound is less than 1 away, farther from 0.
+    It does so for integer bounds whose other bound is less than 1 away, farther from 0.
     """
     bound, sign = schema[name], 1 if name == "exclusiveMinimum" else -1
     if schema.get("type") == "integer" or bound != int(bound) or bound * sign < 0:
@@ -98,7 +98,7 @@ def _lets_itself_through(schema: Schema, name: str, apart: bool) -> bool:
 
 
 def _narrow_exclusive(schema: Schema, name: str) -> None:
-    """Have a bound that is excluded be one that is not, a little within."""
+    """Replace an excluded bound by an included one slightly within."""
     bound, value = name.removeprefix("exclusive").lower(), schema.pop(name)
     step = 1 if isinstance(value, int) and abs(value) >= _EXACT else max(_LEAST_STEP, math.ulp(value))
     if bound == "minimum":
@@ -108,7 +108,7 @@ def _narrow_exclusive(schema: Schema, name: str) -> None:
 
 
 def _round_bound(value: float, towards: float, place: str) -> float:
-    """``value`` as a float that leaves no number in which it leaves out."""
+    """Return ``value`` as a float that admits no number outside the bound."""
     try:
         rounded = float(value)
     except OverflowError:
@@ -149,9 +149,9 @@ def _rewrite_format(schema: Schema, place: str) -> None:
         return
     if format in FORMATS:
         schema["allOf"] = [*schema.get("allOf", ()), {"pattern": f"^(?:{FORMATS[format]})$"}]
-    elif "pattern" not in schema:  # beside which a format is a name, as JSON Schema has it
+    elif "pattern" not in schema:  # with a pattern, a format is only an annotation (JSON Schema)
         known = ", ".join(sorted({*FORMATS, *NATIVE_FORMATS, *FREE_FORMATS}))
-        raise SchemaError(f"at {place}: the format '{format[:64]}' is not known: write a pattern, or use {known}")
+        raise SchemaError(f"at {place}: the format '{format[:64]}' is unknown (write a pattern, or use {known})")
 
 
 # Lists
@@ -173,14 +173,14 @@ def _rewrite_names(schema: Schema, place: str, apart: bool) -> None:
     if names is None or names is True:
         return
     if names is False:
-        raise SchemaError(f"at {place}: propertyNames allows none: use additionalProperties")
+        raise SchemaError(f"at {place}: propertyNames allows none (use additionalProperties)")
     said = {name: value for name, value in names.items() if name not in _SAID_OF_NAMES}
     if not said:
         return
     listed = said.get("enum", [said["const"]] if "const" in said else None)
     others = schema.get("additionalProperties", True)
     if len(said) > 1 or "patternProperties" in schema or (listed is None and schema.get("properties")):
-        raise SchemaError(f"at {place}: propertyNames cannot be obeyed here: list the names as properties")
+        raise SchemaError(f"at {place}: propertyNames is not supported here (list the names as properties)")
     if listed is not None:
         known = schema.get("properties", {})
         allowed = {name: known.get(name, others) for name in (*known, *listed) if name in listed}
@@ -191,7 +191,7 @@ def _rewrite_names(schema: Schema, place: str, apart: bool) -> None:
 
 
 def _name_pattern(said: Schema, place: str) -> str:
-    """The regular expression of names that ``said`` allows."""
+    """Return the regular expression of the names that ``said`` allows."""
     if isinstance(said.get("pattern"), str):
         return str(said["pattern"])
     if said.get("format") in FORMATS:
@@ -200,7 +200,7 @@ def _name_pattern(said: Schema, place: str) -> str:
         return rf"^[\s\S]{{{said['minLength']},}}$"
     if isinstance(said.get("maxLength"), int):
         return rf"^[\s\S]{{0,{said['maxLength']}}}$"
-    raise SchemaError(f"at {place}: propertyNames takes enum, const, pattern, minLength or maxLength")
+    raise SchemaError(f"at {place}: propertyNames must have enum, const, pattern, minLength or maxLength")
 
 
 def _rewrite_objects(schema: Schema, place: str, apart: bool) -> None:
@@ -217,26 +217,27 @@ def _check_count_of_properties(schema: Schema, place: str) -> None:
         schema.pop("minProperties", None)
     elif least > sure + 1 and schema.get("additionalProperties", True) is not False:
         raise SchemaError(
-            f"at {place}: minProperties {least}: a name that is free may come twice: list the properties as required"
+            f"at {place}: minProperties {least} is not supported, because a name that is not listed may appear twice "
+            "(list the properties as required)"
         )
 
 
 def _close_patterns(schema: Schema, place: str) -> None:
-    """Names that fit no pattern are not written: the library does not tell some of them from those that do."""
+    """Forbid names that fit no pattern: the library confuses some of them with those that do."""
     if schema.get("additionalProperties", True) not in (True, False, {}):
-        raise SchemaError(f"at {place}: additionalProperties beside patternProperties cannot be obeyed: use false")
+        raise SchemaError(f"at {place}: additionalProperties next to patternProperties is not supported (use false)")
     schema["additionalProperties"] = False
     converted: Schema = {}
     for pattern, each in schema["patternProperties"].items():
         made, most = convert_pattern(pattern)
         if most:
-            raise SchemaError(f"at {place}: patternProperties: '{pattern[:64]}' has look-around")
+            raise SchemaError(f"at {place}: patternProperties with look-around are not supported ('{pattern[:64]}')")
         converted[made] = each
     schema["patternProperties"] = converted
 
 
 def _name_others(schema: Schema) -> None:
-    """Have names of other properties be none of those that are listed, however they are written.
+    """Exclude the listed names from those of other properties, in every spelling.
 
     The library takes ``"\\u0061"`` for another name than ``"a"``, unless it follows from a pattern.
     """

@@ -1,8 +1,8 @@
-"""JSON schemas as a grammar can obey them: each keyword is enforced, or refused by its name and place.
+"""JSON schemas that a grammar can enforce; other keywords are rejected with their place.
 
-The dialect is 2020-12, with what earlier drafts and OpenAPI 3.0 wrote otherwise: ``items`` as a list, ``definitions``,
-``exclusiveMinimum`` as a flag, ``nullable``. Keywords that JSON Schema does not know are annotations, as it says
-(core, 6.5). What a grammar cannot say, as ``not``, is refused: an answer that only seems to hold to its schema is
+The dialect is 2020-12, with the forms of earlier drafts and OpenAPI 3.0: ``items`` as a list, ``definitions``,
+``exclusiveMinimum`` as a flag, ``nullable``. Unknown keywords are annotations, as in JSON Schema (core, 6.5). Keywords
+that a grammar cannot express, such as ``not``, are rejected. An answer that only seems to fit its schema would be
 worse.
 """
 
@@ -22,7 +22,7 @@ _NAMED, _LISTED = ("properties", "patternProperties"), ("allOf", "anyOf", "oneOf
 _ALONE = ("items", "additionalProperties", "additionalItems", "propertyNames")
 _KINDS = ("null", "boolean", "object", "array", "number", "integer", "string")
 _SPLIT = "allow several branches with anyOf, or split the request"
-#: Keywords that no grammar obeys, and what to do instead.
+#: Keywords that no grammar can enforce, and what to do instead.
 _REFUSED = {
     "not": "list what is allowed",
     "if": _SPLIT,
@@ -44,9 +44,9 @@ _REFUSED = {
 
 
 def prepare_schema(schema: Mapping[str, Any]) -> Schema:
-    """A schema of the same values for ``llguidance``, with its options left to the caller.
+    """Return a schema of the same values for ``llguidance``, without its options.
 
-    Raises ``SchemaError``, which names the place of what cannot be obeyed.
+    Raises ``SchemaError`` with the place of an unsupported keyword.
     """
     document = copy.deepcopy(dict(schema))
     places = _collect_schemas(document)
@@ -59,12 +59,15 @@ def prepare_schema(schema: Mapping[str, Any]) -> Schema:
             try:
                 rewrite(each, place, apart)
             except PatternError as error:
-                raise SchemaError(f"at {place}: pattern: {error}") from None
+                raise SchemaError(f"at {place}: unsupported pattern ({error})") from None
     return document
 
 
 def _collect_schemas(document: Schema) -> dict[str, Schema]:
-    """Every schema of ``document`` that an answer may be held to, by its place; all of them are well formed."""
+    """Return every schema of ``document`` that may apply, by its place.
+
+    All of them are well formed.
+    """
     found: dict[int, tuple[str, Schema]] = {}
     waiting: list[tuple[str, Any]] = [("#", document)]
     while waiting:
@@ -106,22 +109,22 @@ def _escape(name: str) -> str:
 
 
 def _referred_schemas(document: Schema, place: str, reference: str) -> Iterator[tuple[str, Any]]:
-    """Schemas that ``reference`` names: one by a pointer, or each one with that name."""
+    """Yield the schemas that ``reference`` names: one by a pointer, or each with that name."""
     if reference == "#" or reference.startswith("#/"):
         if document.get("$id") is None and any("$id" in each for each in _named_schemas(document)):
-            raise SchemaError(f"at {place}: '{reference}' beside an $id within the schema: name what it refers to")
+            raise SchemaError(f"at {place}: '{reference}' next to a nested $id is ambiguous (refer to a name)")
         yield reference, _follow(document, place, reference)
         return
     named = reference.partition("#")[0]
     if "#/" in reference or (
         named and not any(str(each.get("$id")).endswith(named) for each in _named_schemas(document))
     ):
-        raise SchemaError(f"at {place}: $ref '{reference[:200]}': refer to this schema alone, as '#/$defs/Name'")
+        raise SchemaError(f"at {place}: $ref '{reference[:200]}' must refer to this schema, as '#/$defs/Name'")
     yield from ((f"{place}/$ref ({each.get('$id', each.get('$anchor'))})", each) for each in _named_schemas(document))
 
 
 def _named_schemas(value: Any) -> Iterator[Schema]:
-    """Whatever in a document may be a schema with a name of its own."""
+    """Yield every object in a document that may be a named schema."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -189,10 +192,10 @@ def _check_form(place: str, schema: Schema) -> None:
     for keyword, value in schema.items():
         check, form = _FORMS.get(keyword, (None, ""))
         if check is not None and not check(value):
-            raise SchemaError(f"at {place}: {keyword} has to be {form}")
+            raise SchemaError(f"at {place}: {keyword} must be {form}")
 
 
-#: Keywords that say nothing in a schema, by what they say nothing with.
+#: Keywords without effect in a schema, and the condition under which they have none.
 _SAYS_NOTHING: dict[str, Callable[[Schema], bool]] = {
     "not": lambda schema: schema["not"] is False or _is_never(schema["not"]),
     "if": lambda schema: schema.keys().isdisjoint(("then", "else", "unevaluatedItems", "unevaluatedProperties")),
@@ -236,17 +239,17 @@ def _drop_empty_keywords(schema: Schema) -> None:
 
 def _refuse_keywords(place: str, schema: Schema) -> None:
     if place != "#" and "$ref" in schema and "$id" in schema:
-        raise SchemaError(f"at {place}: $id beside $ref means different things in different drafts: leave it out")
+        raise SchemaError(f"at {place}: $id next to $ref has different meanings in different drafts (leave it out)")
     for keyword, advice in _REFUSED.items():
         if keyword in schema:
-            raise SchemaError(f"at {place}: {keyword} cannot be obeyed: {advice}")
+            raise SchemaError(f"at {place}: {keyword} is not supported ({advice})")
 
 
 # Alternatives
 
 
 def _settle_one_of(document: Schema, place: str, schema: Schema) -> None:
-    """Have ``oneOf`` be ``anyOf``, if no value fits two of its branches."""
+    """Replace ``oneOf`` by ``anyOf``, if no value fits two of its branches."""
     branches = schema.get("oneOf")
     if branches is None:
         return
@@ -254,8 +257,8 @@ def _settle_one_of(document: Schema, place: str, schema: Schema) -> None:
     overlap = find_overlap(branches, lambda each: _find_target(document, each), tag)
     if overlap is not None:
         raise SchemaError(
-            f"at {place}/oneOf: a value may fit branches {overlap[0]} and {overlap[1]} at once: make them differ by "
-            "type or by a const in a required property, or use anyOf"
+            f"at {place}/oneOf: a value may fit branches {overlap[0]} and {overlap[1]} (make them differ by "
+            "type or a required const, or use anyOf)"
         )
     if tag:
         branches = [{"required": [tag], "allOf": [each]} for each in branches]
@@ -268,7 +271,10 @@ def _settle_one_of(document: Schema, place: str, schema: Schema) -> None:
 
 
 def _tag_of(schema: Schema) -> str:
-    """The property that OpenAPI's ``discriminator`` names: it has to be there, and tells branches apart."""
+    """Return the property that OpenAPI's ``discriminator`` names.
+
+    It is required, and its value determines the branch.
+    """
     discriminator = schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
     return name if isinstance(name, str) else ""
@@ -280,6 +286,9 @@ def _find_target(document: Schema, schema: Mapping[str, Any]) -> Any:
 
 
 def _is_merged(schema: Schema) -> bool:
-    """Return whether objects of several schemas are to be one: then their names cannot be listed by one of them."""
+    """Return whether objects of several schemas are merged.
+
+    Then one of them cannot list all their names.
+    """
     sources = sum(name in schema for name in ("$ref", "anyOf", "oneOf")) + len(schema.get("allOf", ()))
     return sources + any(name in schema for name in (*_NAMED, "additionalProperties")) > 1

@@ -1,4 +1,4 @@
-"""Shapes of answers other than JSON: what matches a regular expression, one of several texts, what a grammar makes."""
+"""Shapes of answers other than JSON: regular expressions, choices of texts, and grammars."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,10 @@ REGEX, CHOICE, GRAMMAR = "regex", "choice", "grammar"
 
 
 def shape_rule(shape: Mapping[str, Any]) -> str:
-    """``structured_outputs`` as the right side of a rule of a Lark grammar; a whole grammar has ``whole_grammar``."""
+    """Return ``structured_outputs`` as the right side of a Lark rule.
+
+    For a whole grammar, use ``whole_grammar``.
+    """
     if REGEX in shape:
         return _regex_rule(str(shape[REGEX]))
     if CHOICE in shape:
@@ -20,7 +23,7 @@ def shape_rule(shape: Mapping[str, Any]) -> str:
 
 
 def whole_grammar(shape: Mapping[str, Any]) -> str:
-    """The Lark grammar of answers that have ``shape``. Raises ``ValueError`` for a grammar that cannot be read."""
+    """Return the Lark grammar of answers with ``shape``. Raises ``ValueError`` for an invalid grammar."""
     if GRAMMAR not in shape:
         return f"start: {shape_rule(shape)}"
     from llguidance.gbnf_to_lark import any_to_lark
@@ -29,7 +32,10 @@ def whole_grammar(shape: Mapping[str, Any]) -> str:
 
 
 def find_shape_error(shape: Mapping[str, Any]) -> str:
-    """The reason that no answer can have ``shape``, or "". It takes long: never call it on an event loop."""
+    """Return the reason that no answer can have ``shape``, or "".
+
+    It takes long: never call it on an event loop.
+    """
     if not {REGEX, CHOICE, GRAMMAR} & shape.keys():
         return find_schema_error(shape_schema(shape))
     try:

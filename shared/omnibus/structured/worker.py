@@ -1,6 +1,7 @@
-"""A process that checks shapes of answers, one after another: one a line in, the reason that it cannot be used out.
+"""Process that checks shapes of answers sequentially.
 
-A library cannot be stopped in the middle of a grammar, and a process can: whoever started this one ends it.
+It reads one shape a line, and writes for each the reason that it cannot be used. The library cannot be stopped during a
+check, but a process can: its parent kills it.
 """
 
 import json
@@ -10,7 +11,7 @@ from omnibus.structured.shapes import find_shape_error
 
 
 def main() -> None:
-    """Answer until the input ends. The first line out, "", says that it is ready."""
+    """Answer until the input ends. The first output line, "", reports that it is ready."""
     find_shape_error({"json": {"const": "a"}})
     _answer("")
     for line in sys.stdin:

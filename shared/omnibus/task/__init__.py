@@ -1,6 +1,6 @@
-"""Unit tasks, composite tasks, record and replay: what a model developer writes.
+"""Unit tasks, composite tasks, record and replay: the interface for model developers.
 
-The tasks of known components and models are in ``omnibus.task.library``.
+The tasks of supported components and models are in ``omnibus.task.library``.
 """
 
 from omnibus.task.base import CompositeTask, UnitTask, tasks_of

@@ -1,7 +1,7 @@
-"""Unit tasks and composite tasks: what a model developer writes.
+"""Unit tasks and composite tasks: the interface for model developers.
 
-A *unit task* is a typed call of one component; two of the same class with the same field values are
-the same task and share executors. A *composite task* is plain Python whose ``invoke`` calls unit tasks.
+A *unit task* is a typed call of one component. Two tasks of the same class with the same field values are the same
+task, and share executors. A *composite task* is plain Python whose ``invoke`` calls unit tasks.
 """
 
 import re
@@ -20,10 +20,10 @@ from omnibus.task.runtime import run
 from omnibus.task.session import require_session
 from omnibus.task.types import TaskInput, TaskOutput
 
-#: Characters of a field's value that a name shows; longer ones are digested.
+#: Longest field value that a name contains; longer ones are digested.
 _MAX_VALUE_CHARS = 24
 
-# Without arguments a task takes and gives anything.
+# Without arguments, a task has inputs and outputs of any type.
 In = TypeVar("In", default=Any)
 Out = TypeVar("Out", default=Any)
 R = TypeVar("R", default=Any)
@@ -37,10 +37,10 @@ class _Task(BaseModel):
 class UnitTask(_Task, Generic[In, Out]):
     """One component of one model, callable from any ``invoke``: ``class Spell(UnitTask[Words, Letters])``.
 
-    ``kind`` is what the component does; by default the class's name. ``model`` and ``component`` say whose
-    it is. A class with an async method ``run(self, inputs)`` brings its own engine: see ``omnibus.task.execute``.
-    ``name`` is stable and readable: it becomes a NATS subject and a metrics label. Only fields that differ
-    from their default are part of it, so that a class may get new ones.
+    ``kind`` names the component's work; the default is the class's name. ``model`` and ``component`` identify the
+    component. A class with an async method ``run(self, inputs)`` is its own engine: see ``omnibus.task.execute``.
+    ``name`` is stable and readable: it becomes a NATS subject and a metrics label. It contains only fields that differ
+    from their default, so that a class may get new fields.
     """
 
     kind: ClassVar[str] = "unit"
@@ -55,7 +55,7 @@ class UnitTask(_Task, Generic[In, Out]):
     model: str = ""
     component: str = ""
 
-    if TYPE_CHECKING:  # of a class that brings its own engine
+    if TYPE_CHECKING:  # of a class that is its own engine
 
         def run(
             self, inputs: In, /
@@ -103,7 +103,7 @@ class UnitTask(_Task, Generic[In, Out]):
     def invoke(self, inputs: In, *, work: int = 1) -> Out:
         """Call the task inside a composite task's ``invoke``; returns placeholders at once.
 
-        ``work`` is how many tokens this call is expected to cost: what executors' loads are counted in.
+        ``work`` is the expected cost of the call in tokens, the unit of executors' loads.
         """
         if not isinstance(inputs, self.inputs_type):
             raise BadRequest(f"{self.name} takes {self.inputs_type.__name__}, not {type(inputs).__name__}")
@@ -112,27 +112,28 @@ class UnitTask(_Task, Generic[In, Out]):
         return require_session().call(self, given, work)
 
     async def __call__(self, inputs: In) -> Out:
-        """Run the task by itself, in an app's ``serve``."""
+        """Run this task alone, in an app's ``serve``."""
         return await run(self.invoke, inputs)
 
 
 class CompositeTask(_Task, Generic[R, A]):
-    """A graph in plain Python, from a request ``R`` to an answer ``A``: ``class Caption(CompositeTask[Photo, Title])``.
+    """A graph in plain Python: ``class Caption(CompositeTask[Photo, Title])``.
 
-    ``invoke`` must be deterministic: it runs once to record, once to replay. ``async def invoke`` may await results
-    and decide on them. Results in ``A`` are read with ``await`` and ``async for``.
+    It maps a request ``R`` to an answer ``A``. ``invoke`` must be deterministic: it runs once to record, and once to
+    replay. ``async def invoke`` may await results and branch on them. Read results in ``A`` with ``await`` and ``async
+    for``.
     """
 
     def invoke(self, request: R, /) -> A | Coroutine[Any, Any, A]:
         raise BadRequest(f"{type(self).__name__} has no invoke(self, request): write one that calls its tasks")
 
     async def __call__(self, request: R) -> A:
-        """Run the graph, in an app's ``serve``; results are read with ``await`` and ``async for``."""
+        """Run the graph, in an app's ``serve``; read results with ``await`` and ``async for``."""
         return await run(self.invoke, request)
 
 
 def tasks_of(value: Any) -> list[UnitTask]:
-    """Every unit task in ``value``: a task, or a list or dict of tasks. Equal ones once, in order."""
+    """Return the unit tasks in ``value``: a task, or a list or dict of tasks. Equal tasks appear once, in order."""
     found: dict[str, UnitTask] = {}
     for task in _walk_tasks(value):
         if found.setdefault(task.name, task) != task:
@@ -162,7 +163,7 @@ def _class_path(task: UnitTask) -> str:
 
 
 def _type_arguments(cls: type) -> Any:
-    """``(In, Out)`` of ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
+    """Return ``(In, Out)`` of the ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
     for base in (cls, *cls.__bases__):
         made = getattr(base, "__pydantic_generic_metadata__", {})
         types = made.get("args") or ()
@@ -176,7 +177,7 @@ def _type_arguments(cls: type) -> Any:
 
 
 def _short_value(task: UnitTask, name: str, value: Any) -> str:
-    """A field's value in a name: itself when short, else a digest of its JSON."""
+    """Return a field's value for a name: short values unchanged, others as a digest of their JSON."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, str | int | float) and len(text) <= _MAX_VALUE_CHARS and subject_token(text) == text:
         return text

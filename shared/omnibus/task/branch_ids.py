@@ -1,4 +1,4 @@
-"""Branches of an ``invoke`` that run side by side, told apart the same way whenever it runs."""
+"""Ids for concurrent branches of an ``invoke``, equal in every run."""
 
 import asyncio
 from collections.abc import Hashable, Iterator
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Which child of which child: () is ``invoke`` itself.
+#: Child numbers from the root; () is ``invoke`` itself.
 Path = tuple[int, ...]
 
 
@@ -24,7 +24,7 @@ _branch: ContextVar[_Branch | None] = ContextVar("omnibus_branch", default=None)
 
 @contextmanager
 def enter_root_branch() -> Iterator[None]:
-    """``invoke`` begins here, in the present task."""
+    """Start ``invoke`` in the current task."""
     token = _branch.set(_Branch(()))
     try:
         yield
@@ -33,8 +33,11 @@ def enter_root_branch() -> Iterator[None]:
 
 
 def current_branch() -> Path:
-    """The branch that asks. Tasks inherit their maker's context, so one that finds another's branch is its child:
-    children are counted as they first ask, which is the order in which they were made."""
+    """Return the branch of the current task.
+
+    Tasks inherit their creator's context, so a task that finds another task's branch is its child. Children are
+    numbered at their first call, which is the order of their creation.
+    """
     found = _branch.get()
     if found is None:
         return ()
@@ -46,8 +49,11 @@ def current_branch() -> Path:
 
 
 class PendingActions(Generic[T]):
-    """Actions of an earlier run that are still to be repeated. Each branch takes back its own; without any left, an
-    equal one of another branch: workers that share a queue may swap what they do."""
+    """Actions of an earlier run that must be repeated.
+
+    Each branch takes its own actions first, then an equal one of another branch: workers that share a queue may swap
+    their actions.
+    """
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, list[tuple[Path, T]]] = {}
@@ -64,5 +70,4 @@ class PendingActions(Generic[T]):
         return left.pop(own)[1]
 
     def remaining_actions(self) -> list[T]:
-        """Return all actions that are left."""
         return [done for left in self._by_key.values() for _, done in left]

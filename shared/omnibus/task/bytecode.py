@@ -1,4 +1,4 @@
-"""Reading a function's code: which objects its names stand for, and what it assigns to. Nothing is run."""
+"""Static reading of a function's code: the objects it names, and its assignments. The code does not run."""
 
 import builtins
 import dis
@@ -12,19 +12,19 @@ from pydantic import BaseModel
 
 
 class CodeStep(NamedTuple):
-    """One instruction. ``found`` is the object that it names, ``receiver`` the one that this is an attribute of."""
+    """One instruction. ``found`` is the object that it names, ``receiver`` the owner of that attribute."""
 
     found: Any = None
     path: str = ""
     receiver: Any = None
-    changes: str = ""  # what outside of the function it assigns to
+    changes: str = ""  # assigned object outside of the function
     imports: str = ""
 
 
 def read_code(function: Any, owner: Any) -> Iterator[CodeStep]:
-    """``function`` and the functions inside of it. ``owner`` is its ``self``.
+    """Yield the steps of ``function`` and of the functions inside of it. ``owner`` is its ``self``.
 
-    What stands between ``tool`` and its ``await`` is left out: it runs once.
+    Code between ``tool`` and its ``await`` is skipped, since it runs only once.
     """
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     outer = {name: cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
@@ -42,7 +42,7 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 class _CodeReader:
-    """Goes through one code object in its order: branches and loops are read as if all were taken once."""
+    """Reads one code object in order; branches and loops are read as if all ran once."""
 
     def __init__(self, code: types.CodeType, function: Any, outer: dict[str, Any]) -> None:
         self._code = [
@@ -51,7 +51,7 @@ class _CodeReader:
         self._function = function
         self._local: dict[str, tuple[Any, str]] = {name: (value, name) for name, value in outer.items()}
         self._module: Any = None
-        self._after: list[tuple[Any, str]] = []  # what was found, after each instruction
+        self._after: list[tuple[Any, str]] = []  # object and path, after each instruction
         self._in_tool = False
 
     def read_steps(self) -> Iterator[CodeStep]:
@@ -86,7 +86,7 @@ class _CodeReader:
         return None, ""
 
     def _store_step(self, index: int, each: dis.Instruction, found: Any, path: str) -> CodeStep | None:
-        """Return the step of an instruction that stores, if it changes something outside of the function."""
+        """Return the step of a store to an outside object, or None."""
         if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return CodeStep(changes=f"the global {each.argval!r}")
         if each.opname == "STORE_DEREF" and each.argval in self._function.__code__.co_freevars:
@@ -102,7 +102,7 @@ class _CodeReader:
         return None
 
     def _before_key(self, index: int) -> tuple[Any, str]:
-        """Return the object, and its path, found before the key of ``container[key]`` was put on the stack."""
+        """Return the object, and its path, below the key of ``container[key]``."""
         if self._code[index - 1].opname == "SWAP":  # container[key] += ...: both were copied before
             while index and [each.opname for each in self._code[index - 2 : index]] != ["COPY", "COPY"]:
                 index -= 1
@@ -121,7 +121,7 @@ def _is_tool(found: Any) -> bool:
 
 
 def _static_attribute(found: Any, name: str) -> Any:
-    """An attribute, as far as it can be had without running code."""
+    """Return an attribute, as far as possible without running code."""
     if isinstance(found, types.ModuleType):
         return vars(found).get(name)
     if isinstance(found, type):

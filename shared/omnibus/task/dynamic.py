@@ -1,8 +1,8 @@
-"""Graphs that grow while they run: an async ``invoke`` may await results and decide on them.
+"""Graphs that grow while they run: an async ``invoke`` may await results and branch on them.
 
-What it recorded up to an ``await`` is sent off as one segment, the results come back, and it goes on:
-loops on outputs (agents, tool calls, best-of-n) are part of the graph, and every segment is recorded. In
-the end ``invoke`` runs again on what it saw (``verify``), before any result is returned.
+At an ``await``, the calls recorded so far are sent as one segment; ``invoke`` continues with their results. Loops on
+outputs (agents, tool calls, best-of-n) are part of the graph, and every segment is recorded. At the end, ``invoke``
+runs again on the same results (``verify_replay``), before any result is returned.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from omnibus.task.result import STREAM, Observation, Result, Source
 from omnibus.task.session import RecordableTask, Segment
 from omnibus.task.verify_replay import Effect, Trace, Verifier, call_shape, effect_key, foreign_reference, named_results
 
-#: A node of a certain segment: (step, index).
+#: A node of a segment: (step, index).
 Place = tuple[int, int]
 
 
 class SegmentSubmitter(Protocol):
-    """Interface that a live session needs of the request that it belongs to."""
+    """Interface of the request that a live session belongs to."""
 
-    #: How often equal calls were made.
+    #: Number of equal calls so far, by call.
     calls: dict[str, int]
 
     def next_step(self) -> int:
-        """Number of the next segment."""
+        """Return the number of the next segment."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]: ...
 
@@ -45,7 +45,7 @@ class LiveSession(Recorder):
         self._recorded: dict[int, Segment] = {}
         self._wanted: dict[int, list[Result]] = {}
         self._sent: dict[int, asyncio.Future[None]] = {}
-        self._referred: dict[int, set[int]] = {}  # earlier segments whose results a segment is given, by step
+        self._referred: dict[int, set[int]] = {}  # earlier segments whose results a segment uses, by step
         self._refused: set[int] = set()
         self._numbers: dict[Place, int] = {}
         self._copies: dict[Place, int] = {}
@@ -61,18 +61,18 @@ class LiveSession(Recorder):
             output: Result(name, (index, output), kind, element, self, step, self)
             for output, kind, element in made.told
         }
-        # Who knows what will be read later: all but what is made on demand is asked for.
+        # Later reads are unknown: request all outputs except those on demand.
         self._request_outputs(*(result for output, result in results.items() if not made.fields[output][2]))
         return made.of(results)
 
     def _shape_reference(self, result: Result, _: Any) -> Any:
-        """Return the JSON for ``result`` in a shape: a reference by the number of its call in the request."""
+        """Return the JSON of ``result`` in a shape: a reference by its call's number in the request."""
         if result.maker is self:
             return make_ref(self.call_number(result), result.origin[1])
         return foreign_reference(result)
 
     def call_number(self, result: Result) -> int:
-        """Of its call in the request."""
+        """Return the number of the result's call in the request."""
         return self._numbers[result.step, result.origin[0]]
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
@@ -92,7 +92,7 @@ class LiveSession(Recorder):
         done.ended = True
         return done.result
 
-    # What results ask
+    # What results call
 
     def register_branch(self) -> None:
         current_branch()
@@ -101,7 +101,7 @@ class LiveSession(Recorder):
         if result.source is not None:
             return
         if result.step == self.step:
-            await asyncio.sleep(0)  # calls of branches that run beside this one join the segment
+            await asyncio.sleep(0)  # calls of concurrent branches join the segment
         if result.step == self.step:
             self._request_outputs(result)
             self._send_segment()
@@ -113,7 +113,7 @@ class LiveSession(Recorder):
         try:
             await asyncio.shield(self._sent[step])
         except Exception:
-            self._refused.add(step)  # `invoke` knows, and may go on without it
+            self._refused.add(step)  # `invoke` gets the error, and may continue without it
             raise
 
     def record_observation(self, result: Result, seen: Observation) -> None:
@@ -126,14 +126,17 @@ class LiveSession(Recorder):
         raise ReplayMismatch(f"{result.display_name} was read before")
 
     async def _rerun_late_output(self, result: Result) -> None:
-        """An output that was not asked for in time: its node runs again, in the present segment."""
+        """Run a node again for an output that was requested too late.
+
+        The copy runs in the current segment.
+        """
         again = self._copy_result(result)
         self._send_segment()
         await self._wait_for_sources(again.step)
         _move_result(result, again)
 
     def _copy_result(self, result: Result) -> Result:
-        """``result``, of a copy of its node in the present segment."""
+        """Return ``result`` of a copy of its node in the current segment."""
         index = self._copy_node(result.step, result.origin[0])
         again = Result(result.task, (index, result.origin[1]), result.kind, result.element, self, self.step)
         self._request_outputs(again)
@@ -146,7 +149,7 @@ class LiveSession(Recorder):
         wanted += [result for result in results if not any(result is known for known in wanted)]
 
     def _send_segment(self) -> None:
-        """Send off what was recorded; what follows belongs to the next segment."""
+        """Send the recorded calls; later calls belong to the next segment."""
         outputs = dict.fromkeys(result.origin for result in self._wanted.get(self.step, ()))
         segment = self._recorded[self.step] = self.build_segment(tuple(outputs))
         sent = self._sent[self.step] = asyncio.ensure_future(self._submit_segment(segment, self.step))
@@ -156,7 +159,7 @@ class LiveSession(Recorder):
         self._copies.clear()
 
     async def _submit_segment(self, segment: Segment, step: int) -> None:
-        # Branches send segments side by side: one may still wait for its inputs when the next refers to its results.
+        # Branches send segments concurrently: one may still wait for its inputs when the next refers to its results.
         for earlier in sorted(self._referred.pop(step, ())):
             await asyncio.shield(self._sent[earlier])
         sources = await self._segments.submit(segment, step)
@@ -164,7 +167,7 @@ class LiveSession(Recorder):
             result.source = sources.get(result.origin)
 
     async def send_remaining(self, answer: Any) -> None:
-        """Send what is left: every result that is returned gets a source."""
+        """Send the remaining calls, so that every returned result gets a source."""
         again: list[tuple[Result, Result]] = []
         for result in {
             id(each.base_result): each.base_result for each in returned_results(answer) if each.maker is self
@@ -190,7 +193,7 @@ class LiveSession(Recorder):
     def _encode_earlier_output(
         self, step: int, origin: tuple[int, str], stream: bool, uses: list[tuple[int, str]]
     ) -> Any:
-        """An output of an earlier segment: by value when it was kept, else by running its node again."""
+        """Return an output of an earlier segment: its value if it was kept, else of a copy of its node."""
         if not stream and origin in self._recorded[step].outputs:
             self._referred.setdefault(self.step, set()).add(step)
             return {FROM: [step, *origin]}
@@ -199,7 +202,10 @@ class LiveSession(Recorder):
         return make_ref(*here)
 
     def _copy_node(self, step: int, index: int) -> int:
-        """Copy an earlier segment's node into the present one, once, with equal inputs and seed; returns its index."""
+        """Copy an earlier segment's node into the current one, at most once.
+
+        The copy has equal inputs and seed. Returns its index.
+        """
         if (step, index) not in self._copies:
             segment = self._recorded[step]
             old, uses = segment.nodes[index], list[tuple[int, str]]()
@@ -227,7 +233,7 @@ class LiveSession(Recorder):
 async def run_live(
     segments: SegmentSubmitter, point: Callable[[int], float], invoke: Callable[[Any], Awaitable[Any]], request: Any
 ) -> Any:
-    """Run an async ``invoke``; returns its answer, whose results are on their way."""
+    """Run an async ``invoke``; returns its answer, whose results may still be arriving."""
     live = LiveSession(segments, point)
     verifier = Verifier(live.trace, segments)
     try:
@@ -251,6 +257,6 @@ def _move_result(result: Result, again: Result) -> None:
 
 
 def _ignore_failure(done: "asyncio.Future[None]") -> None:
-    """A failure that nobody waits for any more needs no log."""
+    """Retrieve the exception, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

@@ -1,13 +1,13 @@
-"""Unit tasks that bring their own engine: a class with ``run``, hosted by an executor as it stands.
+"""Unit tasks that are their own engine: a class with ``run``, hosted by an executor.
 
     class Shout(UnitTask[Words, Loud]):
         async def run(self, words: Words) -> Loud:
             return Loud(text=words.text.upper())
 
-``run`` gets its inputs as they are declared, with arrays in place of tensors, async iterators in place of
-streams and values in place of values. It returns its outputs, with all parts of a stream in a list; or it is a
-generator that yields ``{"output": part}`` for streams, and values and arrays once. A plain ``def run`` works in
-a thread, and gets streams as lists, read to their end.
+``run`` gets its inputs as declared, with arrays for tensors, async iterators for streams and plain values for values.
+It returns its outputs, with all parts of a stream in a list. Or it is a generator that yields ``{"output": part}`` for
+each part of a stream, and values and arrays once. A plain ``def run`` runs in a thread, and gets streams as complete
+lists.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class TaskJob(Protocol):
 
 _END = object()
 _ASYNC_GENERATOR, _COROUTINE, _PLAIN = range(3)
-#: Functions whose kind is remembered.
+#: Number of functions whose kind is cached.
 _MAX_KNOWN_FUNCTIONS = 1024
 
 
@@ -63,10 +63,10 @@ _UNCOUNTED = _Uncounted()
 
 
 async def execute_task(task: Any, job: TaskJob, computing: ComputingTime = _UNCOUNTED) -> None:
-    """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit.
+    """Run ``task`` once, with inputs and outputs of ``job``. Raises ``BadRequest`` for invalid inputs.
 
-    ``computing`` is around the task's own ``run``, once all that it does not read by itself is there; it pauses while
-    ``run`` waits for the next part of an input, or for the reader of an output.
+    ``computing`` surrounds the task's own ``run``, and starts once all inputs are complete except the streams that
+    ``run`` reads itself. It pauses while ``run`` waits for the next part of an input, or until an output is read.
     """
     job = _PausingJob(job, computing)
     inputs = await _read_inputs(task.inputs_type, job)
@@ -88,7 +88,7 @@ async def execute_task(task: Any, job: TaskJob, computing: ComputingTime = _UNCO
 
 
 class _PausingJob:
-    """``job``, whose waits are no time of ``computing``."""
+    """``job`` with its waits excluded from ``computing``."""
 
     def __init__(self, job: TaskJob, computing: ComputingTime) -> None:
         self._job = job
@@ -119,7 +119,7 @@ class _PausingJob:
 
 @lru_cache(_MAX_KNOWN_FUNCTIONS)
 def _kind_of_run(run: Any) -> int:
-    """Kind of the function ``run``, which takes ``inspect`` several microseconds that each call would pay."""
+    """Return the kind of ``run``, cached because ``inspect`` takes several microseconds."""
     if inspect.isasyncgenfunction(run):
         return _ASYNC_GENERATOR
     return _COROUTINE if inspect.iscoroutinefunction(run) else _PLAIN
@@ -138,7 +138,7 @@ async def _in_thread(task: Any, job: TaskJob, inputs: Any) -> None:
 
 
 async def _read_inputs(declared: Any, job: TaskJob) -> Any:
-    """Return the inputs as declared; an input that was not given has its default."""
+    """Return the inputs as declared; a missing input has its default."""
     found: dict[str, Any] = {}
     for name, (kind, element) in declared.fields.items():
         if kind == STREAM and name not in job.inputs:
@@ -151,7 +151,7 @@ async def _read_inputs(declared: Any, job: TaskJob) -> Any:
 
 
 def _validate_value(declared: type[BaseModel], name: str, value: Any) -> Any:
-    """Models in place of their JSON. Arrays are what they are."""
+    """Convert JSON to the declared models. Values with arrays are not changed."""
     if _has_array(value):
         return value
     field = declared.model_fields[name]
@@ -172,7 +172,7 @@ def _has_array(value: Any) -> bool:
 
 
 def _resolve_values(value: Any) -> Any:
-    """Replace outputs of other tasks by their values, also within lists and dicts."""
+    """Replace results by their values, also in lists and dicts."""
     if isinstance(value, Item):
         return decode_part(Any, value)
     if isinstance(value, list):
@@ -188,7 +188,7 @@ async def _decode_parts(job: TaskJob, name: str, element: Any) -> AsyncIterator[
 
 
 async def _collect_streams(declared: Any, inputs: Any) -> Any:
-    """``inputs`` with streams as lists."""
+    """Return ``inputs`` with streams as lists."""
     streams = [name for name, (kind, _) in declared.fields.items() if kind == STREAM]
     read = {
         name: [each async for each in getattr(inputs, name)] for name in streams if getattr(inputs, name) is not None
@@ -198,12 +198,12 @@ async def _collect_streams(declared: Any, inputs: Any) -> Any:
 
 # Outputs
 
-#: What one thing that was told of a stream holds: one part, or all.
+#: Splits a value for a stream into its parts: one part, or all.
 Cut = Callable[[Any], AsyncIterator[Any]]
 
 
 async def _send_outputs(task: Any, job: TaskJob, told: Any, cut: Cut) -> None:
-    """Send what ``run`` returned or yielded."""
+    """Send the outputs that ``run`` returned or yielded."""
     fields = task.outputs_type.fields
     if isinstance(told, TaskOutput):
         told, cut = told.__dict__, _parts_of
@@ -211,7 +211,7 @@ async def _send_outputs(task: Any, job: TaskJob, told: Any, cut: Cut) -> None:
         told = {} if told is None else {next(iter(fields)): told}
     for name, value in told.items():
         if name not in fields:
-            raise StageFailed(f"{task.name} gave {name!r}, which is not among its outputs {', '.join(fields)}")
+            raise StageFailed(f"{task.name} returned the unknown output {name!r}; its outputs are {', '.join(fields)}")
         if not job.has_consumer(name):
             continue
         kind = fields[name][0]

@@ -1,4 +1,4 @@
-"""Holes: literals that a recorded graph leaves open, and that nobody may look at."""
+"""Holes: open literals of a recorded graph, which ``invoke`` cannot read."""
 
 from typing import Any, NoReturn
 
@@ -9,20 +9,18 @@ from omnibus.task.session import current_session
 _OF_RESULTS = {name for name, method in vars(Result).items() if method is vars(Result)["_raise_placeholder_error"]} - {
     "_raise_placeholder_error"
 }
-#: What a result refuses, a hole refuses as well, and what would show that it is one.
+#: Operations that a result rejects, and others that would reveal a hole.
 _REFUSED = _OF_RESULTS | {"__hash__", "__repr__", "__getattribute__", "__setattr__", "__delattr__"}
 
 
 class Hole:
-    """Stands for a literal that differs from request to request. It can be passed to a task, and nothing else."""
+    """Placeholder for a literal that differs between requests. It can only be passed to a task."""
 
     __slots__ = ()
 
 
 def _raise_hole_error(*_: Any) -> NoReturn:
-    error = PlaceholderError(
-        "`invoke` looks at a literal of its request, so requests of one kind may have other graphs"
-    )
+    error = PlaceholderError("`invoke` reads a literal of its request, so requests of one kind may have other graphs")
     session = current_session()
     raise error if session is None else session.remember_error(error)
 

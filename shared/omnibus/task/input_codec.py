@@ -1,4 +1,4 @@
-"""From what a call is given to what travels: JSON, references to other calls, marks for earlier segments."""
+"""Encoding of a call's inputs: JSON, references to other calls, marks for earlier segments."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -15,22 +15,21 @@ from omnibus.graph import HANDLE, REF, make_ref
 from omnibus.task.hole import Hole
 from omnibus.task.result import STREAM, Maker, Result
 
-#: A literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
+#: Literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
 FROM = "$from"
 
-#: What stands for a result among a call's inputs; references are added to the list.
+#: Returns the JSON for a result in a call's inputs, and adds references to the list.
 Refer = Callable[[Result, list[tuple[int, str]]], Any]
 
-#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder, a hole may not be
-#: looked at.
+#: Types that are their own JSON. ``Raw`` is encoded JSON without placeholders. A hole cannot be read.
 _ATOMS = frozenset({str, int, bool, type(None), msgspec.Raw, Hole})
 
 
 def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
-    """A literal as JSON values; ``refer`` gives what stands for each result in it.
+    """Encode a literal as JSON values; ``refer`` returns the JSON for each result in it.
 
-    Raises ``BadRequest`` for what JSON has not, and for keys that only references may have: a request's own
-    JSON must not become an edge of a graph.
+    Raises ``BadRequest`` for values without JSON, and for the keys of references. A request's own JSON must not become
+    an edge of a graph.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -39,9 +38,9 @@ def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any
         return refer(value, uses)
     if kind is dict:
         if FROM in value or (REF in value and type(value[REF]) is not str):  # a text is that of a JSON schema
-            raise BadRequest(f"an input may not hold the keys {REF!r} and {FROM!r}: they mark results of other calls")
+            raise BadRequest(f"an input cannot contain the keys {REF!r} and {FROM!r}: they mark results of other calls")
         if HANDLE in value and type(value[HANDLE]) is dict:
-            return value  # a medium as the gateway made it: JSON already, and the gateway knows those that it made
+            return value  # a medium from the gateway: JSON already, and the gateway checks that it placed it
         return {key: encode_literal(element, refer, uses) for key, element in value.items()}
     if kind is list or kind is tuple:
         return [encode_literal(element, refer, uses) for element in value]
@@ -49,10 +48,10 @@ def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any
 
 
 def _encode_other(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
-    """Convert what is not JSON already: models, relatives of dict and list, numbers of numpy, dates."""
+    """Encode other types: models, subclasses of dict and list, numbers of numpy, dates."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise BadRequest(f"an input may not be {value}: JSON has no such number")
+            raise BadRequest(f"an input cannot be {value}: JSON only has finite numbers")
         return float(value)
     if isinstance(value, RootModel):
         return encode_literal(value.root, refer, uses)
@@ -68,14 +67,17 @@ def _encode_other(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
         return encode_literal(value.item(), refer, uses)
     if isinstance(value, np.ndarray | bytes | bytearray | memoryview):
         raise BadRequest(
-            f"an input may not be a literal {type(value).__name__}: pass on the result that it comes from, or text or "
+            f"an input cannot be a literal {type(value).__name__}: pass the result that it comes from, or text or "
             "numbers as JSON"
         )
     return encode_literal(msgspec.to_builtins(value), refer, uses)
 
 
 def make_reference(result: Result, uses: list[tuple[int, str]], maker: Maker) -> Any:
-    """A reference within the graph of ``maker``, added to ``uses``; or a mark for what an earlier one made."""
+    """Return a reference within ``maker``'s graph, added to ``uses``.
+
+    For a result of an earlier graph, return a mark.
+    """
     if result.is_transformed:
         raise PlaceholderError(
             f"{result.display_name} is transformed where it is read: return it, or await it and pass its value"
@@ -89,13 +91,13 @@ def make_reference(result: Result, uses: list[tuple[int, str]], maker: Maker) ->
         raise PlaceholderError(f"{result.display_name} is a stream of another graph: await it first and pass its value")
     if result.source is None:
         raise PlaceholderError(
-            f"{result.display_name} was not returned by its `invoke`, so nobody kept it: return it as well"
+            f"{result.display_name} was not kept, as its `invoke` did not return it: return it as well"
         )
     return {FROM: [result.step, *result.origin]}
 
 
 def returned_results(answer: Any) -> list[Result]:
-    """Results anywhere in what ``invoke`` returned, in order."""
+    """Return the results anywhere in an ``invoke``'s answer, in order."""
     found: list[Result] = []
     _collect_results(answer, found, set())
     return found
@@ -115,7 +117,7 @@ def _collect_results(value: Any, found: list[Result], seen: set[int]) -> None:
 
 
 def _child_values(value: Any) -> Iterable[Any] | None:
-    """Return the elements of ``value``; None for a value that holds nothing."""
+    """Return the elements of ``value``, or None if it has none."""
     if isinstance(value, BaseModel):
         return [*value.__dict__.values(), *value.model_extra.values()] if value.model_extra else value.__dict__.values()
     if value is None or isinstance(value, str | int | float | bytes | np.ndarray | type | ModuleType):

@@ -1,8 +1,8 @@
-"""From what travels (``Item``: small JSON and an array) to what a reader sees, and back.
+"""Conversion between items (``Item``: small JSON and an array) and the values that readers get.
 
-A part of type ``T`` travels as its fields when ``T`` is a pydantic model (at most one of them an array, called
-``array``), as itself when it is a dict, and else as ``{"value": ...}``. So does a dict that itself has a
-``value``: what is unwrapped is always what was wrapped.
+A pydantic model is sent as its fields; at most one of them is an array, called ``array``. A dict is sent unchanged, and
+other values as ``{"value": ...}``. A dict with a key ``value`` is also wrapped, so that only wrapped values are
+unwrapped.
 """
 
 import math
@@ -21,20 +21,20 @@ KEY = "value"
 
 
 class Part(BaseModel):
-    """Base of typed stream parts. ``array`` names the field that holds the item's tensor."""
+    """Base of typed stream parts. ``array`` is the field for the item's tensor."""
 
     model_config = {"arbitrary_types_allowed": True, "extra": "ignore"}
 
-    if not TYPE_CHECKING:  # what a class returns here is what awaiting a stream of it gives, and without it a list
+    if not TYPE_CHECKING:  # checkers see a class's own ``join``, and without it, awaiting a stream of it gives a list
 
         @classmethod
         def join(cls, parts: Sequence[Any]) -> Any:
-            """The whole that ``await`` gives; by default the list of parts."""
+            """Return the result of ``await``; by default the list of parts."""
             return list(parts)
 
 
 def decode_part(element: Any, item: Item) -> Any:
-    """One part of a stream of ``element``. Raises ``StageFailed`` when it is none."""
+    """Return one part of a stream of ``element``. Raises ``StageFailed`` for another type."""
     if item.array is None:
         return _validate_type(element, _unwrap_typed(element, item.data))
     if _is_model(element):
@@ -43,7 +43,7 @@ def decode_part(element: Any, item: Item) -> Any:
 
 
 def join_parts(element: Any, parts: list[Any], transformed: bool) -> Any:
-    """All parts of a stream as one value: text is joined, arrays are put one after the other."""
+    """Join all parts of a stream: texts and arrays are concatenated."""
     if not transformed and isinstance(element, type) and issubclass(element, Part):
         whole: Any = element
         return whole.join(parts)
@@ -60,14 +60,14 @@ def join_parts(element: Any, parts: list[Any], transformed: bool) -> Any:
 
 
 def decode_value(element: Any, items: Sequence[Item], shown: str) -> Any:
-    """The one value of a tensor or value output."""
+    """Return the only value of a tensor or value output."""
     if not items:
         raise ProtocolError(f"{shown} ended without a value")
     return decode_part(element, items[0])
 
 
 def encode_item(value: Any) -> Item:
-    """Return the item that carries ``value``. Raises ``StageFailed`` for what is no JSON."""
+    """Return the item for ``value``. Raises ``StageFailed`` if it cannot be JSON."""
     if isinstance(value, np.ndarray):
         return Item({}, value)
     array = getattr(value, "array", None) if isinstance(value, BaseModel) else None
@@ -78,7 +78,7 @@ def encode_item(value: Any) -> Item:
 
 
 def unwrap_value(data: dict[str, Any]) -> Any:
-    """The value in ``data``, for who does not know its type."""
+    """Return the value in ``data``, whose type is unknown."""
     return data[KEY] if len(data) == 1 and KEY in data else data
 
 
@@ -86,7 +86,7 @@ def _unwrap_typed(element: Any, data: dict[str, Any]) -> Any:
     value = unwrap_value(data)
     if value is data or not (_is_model(element) or _is_dict(element)):
         return value
-    return value if type(value) is dict and KEY in value else data  # engines write a model or dict as it is
+    return value if type(value) is dict and KEY in value else data  # engines write a model or dict unwrapped
 
 
 def _to_json(value: Any, exclude: set[str] | None = None) -> Any:
@@ -95,9 +95,9 @@ def _to_json(value: Any, exclude: set[str] | None = None) -> Any:
     try:
         data = to_jsonable_python(value, exclude=exclude, fallback=_convert_number)
     except (PydanticSerializationError, ValueError, TypeError) as error:
-        raise StageFailed(f"a value of type {type(value).__name__} is no JSON: {error}") from error
+        raise StageFailed(f"a value of type {type(value).__name__} cannot be JSON: {error}") from error
     if not _is_finite(data):
-        raise StageFailed(f"a value of type {type(value).__name__} is no JSON: it has a number that is not finite")
+        raise StageFailed(f"a value of type {type(value).__name__} cannot be JSON: its numbers must be finite")
     return data
 
 
@@ -131,7 +131,7 @@ def _validate_type(element: Any, value: Any) -> Any:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise StageFailed(
-            f"a task gave what is not of its declared type: {where or 'value'}: {first['msg']}"
+            f"a task returned a value of another type than declared: {where or 'value'} ({first['msg']})"
         ) from error
 
 
@@ -139,7 +139,7 @@ _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
 def type_adapter(element: Any) -> TypeAdapter[Any]:
-    """The check of a type, made once."""
+    """Return the validator of a type, which is cached."""
     if element not in _adapters:
         _adapters[element] = TypeAdapter(element)
     return _adapters[element]

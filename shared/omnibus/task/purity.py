@@ -1,8 +1,7 @@
-"""Static check whether an ``invoke`` obviously depends on, or changes, what is outside of its request.
+"""Static check for an ``invoke`` that depends on, or changes, outside state.
 
-Looks at the code, without running it: where the names come from that it uses, also through ``self`` and the
-functions of its own package, and what it assigns to. What hides deeper is found when replay differs from the
-record.
+Reads the code without running it: the origins of the names that it uses, and its assignments. It follows ``self`` and
+functions of the same package. Deeper dependencies are found when a replay differs from the record.
 """
 
 import inspect
@@ -14,7 +13,7 @@ from typing import Any
 from omnibus.errors import SideEffect
 from omnibus.task.bytecode import CodeStep, read_code
 
-#: Modules whose functions give another result, or have an effect, on every call.
+#: Modules whose functions have an effect, or another result on every call.
 _IMPURE = frozenset(
     {
         "aiohttp", "ftplib", "genericpath", "http", "httpx", "io", "multiprocessing", "nats", "nt", "os", "pathlib",
@@ -22,7 +21,7 @@ _IMPURE = frozenset(
         "tempfile", "threading", "time", "urllib", "urllib3", "uuid", "webbrowser",
     }
 )  # fmt: skip
-#: Single names of modules that are harmless otherwise.
+#: Single impure names of modules that are otherwise harmless.
 _IMPURE_NAMES = frozenset(
     {
         "asyncio.as_completed", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell",
@@ -32,12 +31,12 @@ _IMPURE_NAMES = frozenset(
         "numpy.random",
     }
 )  # fmt: skip
-#: What is harmless in modules that are not.
+#: Harmless names of impure modules.
 _PURE = (
     "urllib.parse", "http.HTTPStatus", "pathlib.Pure", "uuid.UUID", "uuid.uuid3", "uuid.uuid5", "io.StringIO",
     "io.BytesIO", "os.fspath", "posix.fspath", "os.fsencode", "os.fsdecode",
 )  # fmt: skip
-#: Methods that change what they are called on.
+#: Methods that change their object.
 _CHANGING = frozenset(
     {
         "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "insert",
@@ -50,7 +49,7 @@ _checked: dict[tuple[types.CodeType, type], str] = {}
 
 
 def check_purity(invoke: Callable[[Any], Any]) -> None:
-    """Raise ``SideEffect`` when ``invoke``, or what it calls of its own package, is obviously impure."""
+    """Raise ``SideEffect`` if ``invoke`` or a function it uses is obviously impure."""
     function = inspect.unwrap(getattr(invoke, "__func__", invoke))
     code = getattr(function, "__code__", None)
     if code is None:
@@ -62,8 +61,8 @@ def check_purity(invoke: Callable[[Any], Any]) -> None:
     if _checked[key]:
         name = getattr(invoke, "__qualname__", "invoke")
         raise SideEffect(
-            f"{name} {_checked[key]}: `invoke` runs twice and must follow from its request alone; do that in the "
-            "app's `serve`, pass its result in, or wrap it in `omnibus.task.tool` in an async `invoke`"
+            f"{name} {_checked[key]}: `invoke` runs twice and must depend only on its request. Do that in the app's "
+            "`serve` and pass its result in, or wrap it in `omnibus.task.tool` in an async `invoke`"
         )
 
 
@@ -81,7 +80,7 @@ def _find_faults(function: Any, owner: Any, seen: set[types.CodeType]) -> Iterat
 
 
 def _object_faults(step: CodeStep, function: Any, seen: set[types.CodeType]) -> Iterator[str]:
-    """Yield the faults of using the object that ``step`` found."""
+    """Yield the faults of using the object of ``step``."""
     found = step.found
     if isinstance(step.receiver, _CONTAINERS) and step.path.rpartition(".")[2] in _CHANGING:
         yield f"changes {step.path.rpartition('.')[0]}"
@@ -98,7 +97,7 @@ def _top_package(function: Any) -> str:
 
 
 def is_impure(found: Any) -> bool:
-    """Return whether using ``found`` gives another result, or has an effect, each time."""
+    """Return whether ``found`` has an effect, or another result on every use."""
     if isinstance(found, types.ModuleType):
         return found.__name__ in _IMPURE_NAMES
     module, name, kind = _qualified_name(found)
@@ -110,7 +109,7 @@ def is_impure(found: Any) -> bool:
 
 
 def _qualified_name(found: Any) -> tuple[str, str, str]:
-    """Module, name and class of what was found; of an instance, its class's."""
+    """Return module, name and class of ``found``; for an instance, those of its class."""
     owner = getattr(found, "__self__", None) or getattr(found, "__objclass__", None)
     if not hasattr(found, "__name__"):
         owner, found = None, type(found)

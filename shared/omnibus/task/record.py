@@ -1,9 +1,8 @@
 """Record and replay. Source: Cornserve section 5.2, made safe by verifying every call.
 
-``record`` runs ``invoke`` with placeholders and returns the graph, a ``Segment``. ``replay`` runs it again
-with the results: each call is compared with the record (position, task, inputs), and a mismatch raises
-``ReplayMismatch`` before any result is returned. An async ``invoke`` that awaits results runs as several
-segments: see ``live``.
+``record`` runs ``invoke`` with placeholders and returns the graph, a ``Segment``. ``replay`` runs it again with the
+results. Each call is compared with the record (position, task, inputs), and a mismatch raises ``ReplayMismatch`` before
+any result is returned. An async ``invoke`` that awaits results runs as several segments: see ``dynamic``.
 """
 
 import inspect
@@ -34,7 +33,7 @@ __all__ = ["FROM", "Recorder", "Segment", "choose", "encode_literal", "pinned", 
 class Recorder(Session):
     """Collects the calls of one segment. ``point(site)`` in [0, 1) decides the ``site``-th choice.
 
-    ``calls`` counts equal calls, over all graphs of a request if they share it.
+    ``calls`` counts equal calls. Graphs of a request that share it count them together.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Recorder(Session):
         )
 
     def add_call(self, task: RecordableTask, inputs: dict[str, Any], work: int, call: str = "") -> int:
-        """Record a call; returns its index. ``call`` is equal for equal calls; without it inputs tell."""
+        """Record a call; returns its index. ``call`` is equal for equal calls; by default the inputs decide."""
         uses: list[tuple[int, str]] = []
         inner = self._encode_inner_result
         given = {
@@ -72,7 +71,7 @@ class Recorder(Session):
         try:
             found = self.digest_call(name, given)
         except TypeError as error:
-            raise BadRequest(f"an input of {name} is no JSON ({error}): keys of dicts must be text") from error
+            raise BadRequest(f"an input of {name} cannot be JSON ({error}): keys of dicts must be text") from error
         call = call or found
         salt = self._equal.get(call, 0)
         self._equal[call] = salt + 1
@@ -83,23 +82,22 @@ class Recorder(Session):
         self.work.append(work)
         self.pins.append(pin.get())
         index = len(self.nodes) - 1
-        if index >= MAX_CALLS:  # at once: an `invoke` may go on for ever
+        if index >= MAX_CALLS:  # at once, as an `invoke` may loop forever
             raise self.remember_error(graph_size_error())
         return index
 
     def digest_call(self, task: str, inputs: dict[str, Any]) -> str:
-        """Return the digest of a call. Raises ``TypeError`` for inputs that are no JSON."""
+        """Return the digest of a call. Raises ``TypeError`` for inputs that cannot be JSON."""
         return call_digest(task, inputs)
 
     def encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        """The JSON that stands for ``result`` among the inputs of a call."""
+        """Return the JSON for ``result`` in the inputs of a call."""
         return make_reference(result, uses, self)
 
     def _encode_inner_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
         if result.kind == STREAM:
             raise PlaceholderError(
-                f"{result.display_name} lies inside of another value: a stream needs a field of its own, "
-                "annotated `Stream`"
+                f"{result.display_name} is inside of another value: a stream needs its own field, annotated `Stream`"
             )
         return self.encode_result(result, uses)
 
@@ -169,12 +167,12 @@ class ReplaySession(Session):
         chosen = next(self._choices, count)
         if chosen >= count:
             raise self.remember_error(
-                ReplayMismatch("`invoke` chose among other options on replay: they must follow from its request alone")
+                ReplayMismatch("`invoke` chose among other options on replay: they must depend only on its request")
             )
         return chosen
 
     def verify_end(self, answer: Any) -> None:
-        """Raise ``ReplayMismatch`` unless ``invoke``, which returned ``answer``, did all that was recorded."""
+        """Raise ``ReplayMismatch`` unless ``invoke`` repeated all calls and returned the same results."""
         self.raise_remembered_error()
         if self.position != len(self._nodes):
             raise ReplayMismatch(
@@ -194,10 +192,10 @@ def record(
     scope: object = None,
     calls: dict[str, int] | None = None,
 ) -> Segment:
-    """Run ``invoke`` with placeholders. Raises ``GraphError`` for an ``invoke`` that fails or calls no task, and
-    ``TooLarge`` for one with too many calls.
+    """Run ``invoke`` with placeholders, and return its graph.
 
-    ``scope`` is the client's request and ``calls`` its count of equal calls, for who draws several graphs.
+    Raises ``GraphError`` for an ``invoke`` that fails or calls no task, and ``TooLarge`` for one with too many calls.
+    ``scope`` is the client's request, and ``calls`` its count of equal calls, for a request with several graphs.
     """
     recorder = Recorder(step, point, scope, calls)
     with recorder:
@@ -217,7 +215,10 @@ def replay(
     *,
     scope: object = None,
 ) -> Any:
-    """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
+    """Run ``invoke`` again with ``results``; returns its answer.
+
+    ``results`` are sources by (node, output).
+    """
     replayer = ReplaySession(recorded, results, step, scope)
     with replayer:
         answer = call_invoke(invoke, request)
@@ -226,12 +227,12 @@ def replay(
 
 
 def answer_outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
-    """Return the outputs of ``maker``'s graph that ``answer`` holds, in order."""
+    """Return the outputs of ``maker``'s graph in ``answer``, in order."""
     return tuple(dict.fromkeys([result.origin for result in returned_results(answer) if result.maker is maker]))
 
 
 def call_invoke(invoke: Callable[[Any], Any], request: Any) -> Any:
-    """Run ``invoke``. Raises its own failure as a typed error."""
+    """Run ``invoke``. Raises its own errors as typed errors."""
     try:
         answer = invoke(request)
     except OmnibusError:
@@ -240,12 +241,12 @@ def call_invoke(invoke: Callable[[Any], Any], request: Any) -> Any:
         raise invoke_error(invoke, error) from error
     if inspect.iscoroutine(answer):
         answer.close()
-        raise GraphError(f"{invoke_name(invoke)} returned a coroutine: make it `async def`, and `await` what it calls")
+        raise GraphError(f"{invoke_name(invoke)} returned a coroutine: make it `async def`, and `await` its calls")
     return answer
 
 
 def invoke_error(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError:
-    """``invoke``'s own failure as a typed error; of several at once, the first."""
+    """Return ``invoke``'s own error as a typed error; of several, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, OmnibusError):
@@ -254,8 +255,8 @@ def invoke_error(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError
     if isinstance(error, AttributeError) and type(error.obj) is Result:
         return PlaceholderError(f"{invoke_name(invoke)}: {said}")
     if isinstance(error, TypeError) and Result.__name__ in said:
-        said += "; a result has no value while the graph is recorded: pass it to a task as it is, or return it"
-    return GraphError(f"{invoke_name(invoke)} failed while its graph was drawn: {type(error).__name__}: {said}")
+        said += "; a result has no value while the graph is recorded: pass it to a task unread, or return it"
+    return GraphError(f"{invoke_name(invoke)} failed while its graph was recorded ({type(error).__name__}: {said})")
 
 
 def _error_text(error: Exception) -> str:

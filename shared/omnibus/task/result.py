@@ -1,8 +1,8 @@
-"""Results that may not exist yet: they carry their producer and type, and refuse to be looked at.
+"""Results that may not exist yet: they have a producer and type, but no value.
 
-While a graph is recorded a ``Result`` is a placeholder. It may be passed to other tasks and returned.
-Looking at it raises ``PlaceholderError``, because whatever ``invoke`` decided on it would be decided on
-nothing. Once its graph runs it is read: ``await result`` for the whole, ``async for`` for the parts.
+While a graph is recorded, a ``Result`` is a placeholder. You may pass it to other tasks and return it. Reading its
+value raises ``PlaceholderError``, since ``invoke`` cannot branch on a missing value. Once its graph runs, read the
+whole with ``await result``, or its parts with ``async for``.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ class Source(Protocol):
     """Source of a result's items while it arrives."""
 
     async def next_items(self) -> list[Item]:
-        """All items that are ready, at least one; empty after the last. Raises what made it fail."""
+        """Return all items that are ready, at least one; empty after the last. Raises the error of a failure."""
 
 
 class Observation:
-    """Part of a result that ``invoke`` saw: its value, or its parts until it stopped reading, and how that ended."""
+    """Part of a result that ``invoke`` read: its value, or its parts, and how reading ended."""
 
     __slots__ = ("ended", "error", "parts", "value", "whole")
 
@@ -37,12 +37,12 @@ class Observation:
 
 
 class Maker(Protocol):
-    """The session that a result belongs to. ``drawing``: its ``invoke`` runs just now."""
+    """The session of a result. ``drawing`` is true while its ``invoke`` runs."""
 
     drawing: bool
-    #: The first look at a placeholder: ``invoke`` may have swallowed the error, and decided on nothing.
+    #: First read of a placeholder: ``invoke`` may have swallowed the error, and branched on a missing value.
     fault: OmnibusError | None
-    #: The client's request, None when there is no telling; results do not pass from one to another.
+    #: The client's request; None if unknown. Results cannot be passed from one request to another.
     scope: object
 
 
@@ -50,19 +50,19 @@ class ResultOwner(Protocol):
     """The session of an ``invoke`` that runs while its graph grows."""
 
     def register_branch(self) -> None:
-        """A branch of ``invoke`` that runs beside others begins to read."""
+        """Register the current branch of ``invoke``, which starts to read."""
 
     async def ensure_source(self, result: "Result") -> None:
-        """Make sure that ``result`` has a source, by sending off what was recorded so far."""
+        """Ensure that ``result`` has a source: send the segment that contains it."""
 
     def record_observation(self, result: "Result", seen: Observation) -> None:
-        """``invoke`` has seen this much; what follows may depend on it."""
+        """Record that ``invoke`` read ``seen`` of ``result``; its next calls may depend on it."""
 
     def earlier_observation(self, result: "Result", whole: bool) -> Observation | None:
-        """Return what an earlier run of ``invoke`` saw of ``result``."""
+        """Return the part of ``result`` that an earlier run of ``invoke`` read."""
 
     def raise_read_beyond(self, result: "Result") -> NoReturn:
-        """``invoke`` reads more of ``result`` than the earlier run."""
+        """Raise the error of reading more of ``result`` than before."""
 
 
 class Result:
@@ -92,7 +92,7 @@ class Result:
         self.source: Source | None = None
         self.owner = owner
         self._functions: tuple[Callable[[Any], Any], ...] = ()
-        self._root: Result | None = None  # what this is a transform of: both share one reading
+        self._root: Result | None = None  # the result that this one transforms: both are read together, once
         self._read = False
         self._whole: asyncio.Future[Any] | None = None
 
@@ -114,12 +114,12 @@ class Result:
         return f"<{self.kind} {self.origin[1]!r} of {self.task} (node {self.origin[0]})>"
 
     def transform(self, function: Callable[[Any], Any]) -> "Result":
-        """This stream with ``function`` applied to each part where it is read.
+        """Return this stream with ``function`` applied to each part on reading.
 
-        It can be returned or read, but not passed to another task: its parts never leave the reader.
+        You can return or read it, but not pass it to another task, since the function runs on reading.
         """
         if self.kind != STREAM:
-            raise PlaceholderError(f"{self.display_name} is no stream: await it and work on its value")
+            raise PlaceholderError(f"{self.display_name} is not a stream: await it and use its value")
         copy = Result(self.task, self.origin, self.kind, self.element, self.maker, self.step, self.owner)
         copy._functions = (*self._functions, function)
         copy._root = self.base_result
@@ -127,20 +127,20 @@ class Result:
 
     @property
     def base_result(self) -> "Result":
-        """Result that this one is a transform of, or itself: the one that has a source."""
+        """Result that this one transforms, or itself: the one with a source."""
         return self if self._root is None else self._root
 
     # Reading
 
     def claim_source(self) -> Source | None:
-        """Its source, for who reads it in place of this one. Raises ``StreamConsumed`` when it was read."""
+        """Return its source for another reader. Raises ``StreamConsumed`` if it was read."""
         self._mark_read()
         return self.base_result.source
 
     def _mark_read(self) -> None:
         if self.base_result._read:
             raise StreamConsumed(
-                f"{self.display_name} was read already: a stream is read once; keep its parts, or await it once"
+                f"{self.display_name} was read already. A stream can be read once: keep its parts, or await it once"
             )
         self.base_result._read = True
 
@@ -188,7 +188,7 @@ class Result:
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self.kind != STREAM:
-            raise PlaceholderError(f"{self.display_name} is no stream: await it")
+            raise PlaceholderError(f"{self.display_name} is not a stream: await it")
         self._mark_read()
         if self.owner is not None:
             self.owner.register_branch()
@@ -204,7 +204,7 @@ class Result:
             if not before.ended and self.owner is not None:
                 self.owner.raise_read_beyond(self)
             return
-        seen = Observation(whole=False)  # grows while it is read
+        seen = Observation(whole=False)  # grows during reading
         self._record_observation(seen)
         try:
             async for item in self._iterate_items():
@@ -231,7 +231,7 @@ class Result:
             value = function(value)
         return value
 
-    # Refusing
+    # Rejected operations
 
     def __repr__(self) -> str:
         if self.maker is not None and self.maker.drawing:  # f"{[result]}" would put it into a prompt
@@ -240,11 +240,11 @@ class Result:
 
     def _usage_advice(self) -> str:
         if self.base_result.source is not None:
-            return f"{self.display_name} has to be read first: `await` it, or iterate with `async for`"
+            return f"{self.display_name} must be read first: `await` it, or iterate with `async for`"
         return (
             f"{self.display_name} has no value while the graph is recorded: pass it to another task or return it. "
-            "To decide on it, make `invoke` async and `await` it, or decide in the app's `serve`, where results are "
-            "real"
+            "To branch on it, make `invoke` async and `await` it, or branch in the app's `serve`, where results have "
+            "values"
         )
 
     def _raise_placeholder_error(self, *_: Any) -> NoReturn:
@@ -284,6 +284,6 @@ class Result:
 
 
 def _ignore_failure(done: "asyncio.Future[Any]") -> None:
-    """A failure that nobody waits for any more needs no log."""
+    """Retrieve the exception, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

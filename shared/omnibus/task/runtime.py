@@ -1,4 +1,4 @@
-"""The current runtime, which runs the tasks that are called in an app's ``serve``."""
+"""The current runtime, which runs the tasks of an app's ``serve``."""
 
 import asyncio
 import inspect
@@ -29,33 +29,36 @@ R = TypeVar("R")
 A = TypeVar("A")
 Arguments = TypeVarTuple("Arguments")
 
-#: Functions of which is remembered whether they are asynchronous: to look takes several microseconds.
+#: Number of functions for which it is cached whether they are asynchronous: the check takes several microseconds.
 _MAX_KNOWN_FUNCTIONS = 1024
 
 
 class Runtime(Protocol):
-    """Runner of recorded segments: a gateway, or the worker process of an app on behalf of one."""
+    """Runner of recorded segments: a gateway, or an app's worker process on behalf of a gateway."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
-        """Send ``segment``, the ``step``-th of its request, on its way; returns where its outputs arrive."""
+        """Send ``segment``, the ``step``-th of its request; returns the sources of its outputs."""
 
     def choice_point(self, site: int) -> float:
-        """Return the point in [0, 1) of this request for its ``site``-th choice: evenly spread over many requests."""
+        """Return the request's point in [0, 1) for its ``site``-th choice.
+
+        The points of many requests are evenly distributed.
+        """
 
 
 class MediaRuntime(Runtime, Protocol):
-    """A runtime on which apps place media of their own."""
+    """A runtime with which apps can place media."""
 
     async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
-        """Put a file where encoders read it; returns what names it in calls.
+        """Place a file for encoders; returns its handle for calls.
 
-        ``modality`` is ``image``, ``video`` or ``audio``; "" leaves it to the file's first bytes. Raises ``BadMedia``
-        and ``TooLarge``.
+        ``modality`` is ``image``, ``video`` or ``audio``; with "", it is detected from the first bytes. Raises
+        ``BadMedia`` and ``TooLarge``.
         """
 
 
 class _Request:
-    """One request: its runtime, how many segments and choices it has made, and how often each call."""
+    """One request: its runtime, and the numbers of its segments, choices and equal calls."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -77,7 +80,7 @@ _request: ContextVar[_Request | None] = ContextVar("omnibus_request", default=No
 
 @contextmanager
 def use(runtime: Runtime) -> Iterator[None]:
-    """Tasks that are called inside run on ``runtime``, as segments of one request."""
+    """Run the tasks called inside on ``runtime``, as segments of one request."""
     token = _request.set(_Request(runtime))
     try:
         yield
@@ -86,12 +89,15 @@ def use(runtime: Runtime) -> Iterator[None]:
 
 
 async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> A:
-    """Run ``invoke`` on the current runtime: record, send and replay, or live when it is async."""
+    """Run ``invoke`` on the current runtime.
+
+    A plain one is recorded, sent and replayed; an async one runs live.
+    """
     if current_session() is not None:
         raise PlaceholderError("inside of `invoke` call a task's `.invoke(...)`, not the task itself")
     around = _request.get()
     if around is None:
-        raise PlaceholderError("a task was called where nothing runs it: call it in an app's `serve`")
+        raise PlaceholderError("a task was called without a runtime: call it in an app's `serve`")
     purity.check_purity(invoke)
     if _is_coroutine_function(getattr(invoke, "__func__", invoke)):
         live = cast(Callable[[R], Awaitable[A]], invoke)
@@ -107,10 +113,10 @@ def _is_coroutine_function(function: Any) -> bool:
 
 
 async def place_media(data: bytes, modality: str) -> dict[str, Any]:
-    """Place a file on the current runtime, see ``MediaRuntime``; once in the life of a request."""
+    """Place a file on the current runtime, see ``MediaRuntime``; once per request."""
     around = _request.get()
     if around is None or around.place_media is None:
-        raise PlaceholderError("media are placed in an app's `serve`, or in an async `invoke`")
+        raise PlaceholderError("place media in an app's `serve`, or in an async `invoke`")
     placed: dict[str, Any] = await tool(around.place_media, data, modality)
     return placed
 
@@ -120,9 +126,9 @@ async def tool(function: Callable[[*Arguments], Awaitable[A]], *arguments: *Argu
 @overload
 async def tool(function: Callable[[*Arguments], A], *arguments: *Arguments) -> A: ...
 async def tool(function: Callable[..., Any], *arguments: Any) -> Any:  # type: ignore[misc]
-    """Call ``function`` (plain or async) once in the life of a request: what has effects belongs in here.
+    """Call ``function`` (plain or async) once per request, for calls with effects.
 
-    When ``invoke`` runs again, the result is repeated and not the call.
+    When ``invoke`` runs again, the result is repeated, not the call.
     """
     effect = getattr(current_session(), "effect", None)
     if effect is not None:
@@ -132,9 +138,9 @@ async def tool(function: Callable[..., Any], *arguments: Any) -> Any:  # type: i
 
 
 async def merged(streams: Mapping[str, AsyncIterable[A]]) -> AsyncIterator[tuple[str, A]]:
-    """Parts of several streams as they come, each with its stream's name.
+    """Yield parts of several streams as they arrive, with the stream's name.
 
-    Raises what makes one of them fail, after what it gave before, and stops reading the others.
+    Raises the error of a stream that fails, after its earlier parts, and stops reading the others.
     """
     news: asyncio.Queue[tuple[str, Any, bool, Exception | None]] = asyncio.Queue(maxsize=2 * len(streams) or 1)
 
@@ -144,7 +150,7 @@ async def merged(streams: Mapping[str, AsyncIterable[A]]) -> AsyncIterator[tuple
             async for part in parts:
                 await news.put((name, part, False, None))
             await news.put((name, None, True, None))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised to who reads
+        except Exception as error:  # noqa: BLE001 - every error is raised to the reader
             await news.put((name, None, True, error))
         finally:
             if isinstance(parts, AsyncGenerator):

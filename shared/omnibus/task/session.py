@@ -1,4 +1,4 @@
-"""Common base of the runs of an ``invoke``, and what it may call besides tasks: ``choose`` and ``pinned``."""
+"""Base of an ``invoke``'s runs, and its functions ``choose`` and ``pinned``."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from omnibus.graph import GraphNode
 
 T = TypeVar("T")
 
-#: Graphs that one request may have, and calls of one graph.
+#: Most graphs of one request, and most calls of one graph.
 MAX_SEGMENTS, MAX_CALLS = 256, 512
 
 
@@ -28,14 +28,14 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def graph_size_error() -> TooLarge:
-    """The error of a request with more graphs, or calls in one, than it may have."""
+    """Return the error of a request with too many graphs or calls."""
     return TooLarge(
         f"a request may have {MAX_SEGMENTS} segments of {MAX_CALLS} calls each: loop less, or split the request"
     )
 
 
 class RecordableTask(Protocol):
-    """A unit task as a session sees it."""
+    """Interface of a unit task in a session."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ class RecordableTask(Protocol):
 
 
 class Session(ABC):
-    """One run of an ``invoke``. ``scope`` is the client's request that it belongs to, None when nobody says."""
+    """One run of an ``invoke``. ``scope`` is the client's request, or None if unknown."""
 
     def __init__(self, scope: object = None) -> None:
         self.scope = scope
@@ -57,7 +57,7 @@ class Session(ABC):
         self._around: Token[Session | None] | None = None
 
     def __enter__(self) -> Self:
-        """``invoke`` runs inside."""
+        """Start the session of an ``invoke`` that runs inside of the block."""
         self._around = _current.set(self)
         self.drawing = True
         return self
@@ -69,25 +69,25 @@ class Session(ABC):
 
     @abstractmethod
     def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
-        """One call of a unit task: returns its outputs."""
+        """Record or verify one call of a unit task; returns its outputs."""
 
     @abstractmethod
     def choose(self, count: int, weights: Sequence[float]) -> int:
-        """One of ``count`` ways, the same when ``invoke`` runs again."""
+        """Return one of ``count`` choices, the same when ``invoke`` runs again."""
 
     def remember_error(self, error: OmnibusError) -> OmnibusError:
-        """``error``, kept: ``invoke`` may swallow it."""
+        """Return ``error`` and keep it, since ``invoke`` may swallow it."""
         self.fault = self.fault or error
         return error
 
     def raise_remembered_error(self) -> None:
-        """Raise what ``invoke`` swallowed."""
+        """Raise the first error that ``invoke`` swallowed."""
         if self.fault is not None:
             raise self.fault
 
 
 _current: ContextVar[Session | None] = ContextVar("omnibus_session", default=None)
-#: How calls are pinned here; every branch of an ``invoke`` has its own.
+#: Path of the calls made here; every branch of an ``invoke`` has its own.
 pin: ContextVar[str] = ContextVar("omnibus_pin", default="")
 
 
@@ -95,19 +95,22 @@ def require_session() -> Session:
     found = _current.get()
     if found is None or not found.drawing:
         raise PlaceholderError(
-            "`.invoke`, `choose` and `pinned` belong inside of a composite task's `invoke`, while it runs; in an app's "
-            "`serve` call the task itself: `await task(...)`"
+            "call `.invoke`, `choose` and `pinned` inside of a composite task's `invoke`, while it runs; in an app's "
+            "`serve`, await the task itself as `await task(...)`"
         )
     return found
 
 
 def current_session() -> Session | None:
-    """The session of the ``invoke`` that is running, if one is."""
+    """Return the session of the running ``invoke``, if any."""
     return _current.get()
 
 
 class pinned:
-    """Calls made inside ask for a path: ``apart``, ``together``, ``path:<name>``; empty leaves it to the plan."""
+    """Request a path for the calls made inside.
+
+    It is ``apart``, ``together`` or ``path:<name>``; with an empty one, the plan decides.
+    """
 
     __slots__ = ("_around", "_path")
 
@@ -123,14 +126,15 @@ class pinned:
 
 
 def choose(options: Sequence[T], weights: Sequence[float] | None = None) -> T:
-    """One of ``options``, in proportion to ``weights`` over many requests, and the same on replay.
+    """Choose one of ``options`` by ``weights``, the same on replay.
 
-    The choice is part of the recorded invocation. Source: Cornserve listing 2, ``replayable_choice``.
+    Over many requests, the choices are in proportion to the weights. The choice is part of the recorded invocation.
+    Source: Cornserve listing 2, ``replayable_choice``.
     """
     given = [1.0] * len(options) if weights is None else [float(weight) for weight in weights]
     total = sum(given)
     if len(given) != len(options) or not all(weight >= 0 for weight in given) or not 0 < total < math.inf:
         raise BadRequest(
-            "choose needs at least one option, and as many weights, if any: not negative, not infinite, not all 0"
+            "choose needs at least one option, and as many weights, if any: finite, not negative, and not all 0"
         )
     return options[require_session().choose(len(options), given)]

@@ -1,9 +1,9 @@
-"""Skeletons: graphs recorded once for all requests of a kind, with holes where these differ.
+"""Skeletons: graphs recorded once for all requests of a kind, with holes for their differences.
 
-A hole stands for a literal that ``invoke`` only passes on. One that looks at it, or decides on it, gets
-``PlaceholderError``: its graph may follow from what a request says, so it has no skeleton and is recorded for each
-request. What a hole cannot notice are time, randomness and ``is``: who uses skeletons compares one with a graph that is
-recorded in full now and then.
+A hole stands for a literal that ``invoke`` only passes on. An ``invoke`` that reads it, or branches on it, gets
+``PlaceholderError``. Its graph may depend on the request, so it has no skeleton and is recorded for each request. A
+hole cannot detect time, randomness and ``is``. Callers therefore sometimes compare a skeleton with a graph that is
+recorded in full.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from omnibus.task.session import Segment
 
 
 class _AnswerShape(NamedTuple):
-    """Answer of an ``invoke``: a model whose fields are results as they are, or None."""
+    """Answer of an ``invoke``: a model whose fields are unchanged results, or None."""
 
     answer: BaseModel
     results: tuple[tuple[str, Result], ...]
@@ -33,10 +33,10 @@ class _AnswerShape(NamedTuple):
 
 
 class Skeleton:
-    """A recorded and verified graph whose nodes have holes among their inputs.
+    """A recorded and verified graph whose nodes have holes in their inputs.
 
-    ``segment`` is the graph with None in their places; its digests mean nothing. Holes live no longer than it takes to
-    record one, for not even a debugger can look at them.
+    ``segment`` is the graph with None for holes; its digests have no meaning. Holes are dropped after recording, since
+    not even a debugger can read them.
     """
 
     __slots__ = ("_answer", "_filled", "_repeats", "segment")
@@ -58,14 +58,14 @@ class Skeleton:
         self.segment = msgspec.structs.replace(segment, nodes=nodes)
 
     def with_nodes(self, nodes: Sequence[GraphNode]) -> "Skeleton":
-        """Return the skeleton with ``nodes`` of the same inputs, for example assigned to other models."""
+        """Return the skeleton with ``nodes`` of equal inputs, e.g. of other models."""
         made = object.__new__(Skeleton)
         made._answer, made._filled, made._repeats = self._answer, self._filled, self._repeats
         made.segment = msgspec.structs.replace(self.segment, nodes=tuple(nodes))
         return made
 
     def fill(self, literals: Sequence[Any]) -> Segment:
-        """Return the graph of a request. ``literals`` are JSON values, one for each hole, in their order."""
+        """Return the graph of a request. ``literals`` are JSON values, one for each hole, in order."""
         segment = self.segment
         nodes = list(segment.nodes)
         for index, places in self._filled:
@@ -81,15 +81,15 @@ class Skeleton:
         return Segment(tuple(nodes), segment.outputs, segment.work, segment.pins)
 
     def bind_answer(self, sources: Mapping[tuple[int, str], Any]) -> Any:
-        """Return what ``invoke`` returns for results from ``sources`` by (node, output)."""
+        """Return the answer of ``invoke`` for results from ``sources`` by (node, output)."""
         return self._answer.bind(sources)
 
 
 def record_skeleton(invoke: Callable[[Any], Any], request: Any, holes: Sequence[Hole]) -> Skeleton | None:
-    """Record ``invoke`` for ``request``, which holds ``holes``, and verify it by a replay.
+    """Record ``invoke`` for a ``request`` with ``holes``, and replay it.
 
-    Returns None where the graph or the answer has no fixed shape. Raises ``PlaceholderError`` for an ``invoke`` that
-    looks at a hole, and as ``record`` and ``replay`` do.
+    Returns None if the graph or the answer does not have a fixed shape. Raises ``PlaceholderError`` for an ``invoke``
+    that reads a hole, and the errors of ``record`` and ``replay``.
     """
     recorder = _HoleRecorder()
     with recorder:
@@ -105,14 +105,14 @@ def record_skeleton(invoke: Callable[[Any], Any], request: Any, holes: Sequence[
 
 
 class _HoleRecorder(Recorder):
-    """Records calls with holes; ``Skeleton.fill`` digests them. One inside of a list or dict has no digest at all."""
+    """Records calls with holes; ``Skeleton.fill`` digests them. Holes in lists and dicts are not supported."""
 
     def digest_call(self, task: str, inputs: dict[str, Any]) -> str:
         return call_digest(task, {name: None if type(value) is Hole else value for name, value in inputs.items()})
 
 
 def _answer_shape(answer: Any, maker: ReplaySession) -> _AnswerShape | None:
-    """The shape of ``answer``; None for one that has other things than results of ``maker``, or changes them."""
+    """Return the shape of ``answer``; None unless all its values are unchanged results of ``maker``."""
     if not isinstance(answer, BaseModel) or answer.model_extra:
         return None
     given = {name: value for name, value in answer.__dict__.items() if value is not None}

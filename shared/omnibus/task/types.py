@@ -1,13 +1,13 @@
-"""Inputs and outputs of unit tasks: values, tensors and streams, as annotations that pydantic checks.
+"""Inputs and outputs of unit tasks: values, tensors and streams, as annotations for pydantic.
 
 class Letters(TaskOutput):
     letters: Stream[str]         # chunk by chunk
-    picture: Tensor              # an array in the arena
+    image: Tensor                # an array in the arena
     count: Value[int]            # small JSON
-    states: OnDemand[Tensor]     # made only when another task or the client reads it
+    states: OnDemand[Tensor]     # made only if another task or the client reads it
 
-Type checkers see what each of them is where it stands: as an output of a call it is a result, to be read with
-``await`` or ``async for``; as an input inside of a task's own ``run`` it is the array, the parts or the value.
+For type checkers, the type depends on the place. As an output of a call it is a result, to be read with ``await`` or
+``async for``. As an input inside of a task's own ``run`` it is the array, the parts or the value.
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Sequence
@@ -37,15 +37,15 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 Whole_co = TypeVar("Whole_co", covariant=True)
-#: Marks outputs that are only made when somebody reads them, e.g. hidden states for a talker.
+#: Marks outputs that are made only if they are read, e.g. hidden states for a talker.
 ON_DEMAND = "on demand"
 OnDemand = Annotated[T, ON_DEMAND]
 
 
 class Tensor:
-    """Annotation of an array. As an input it takes a tensor output of another task."""
+    """Annotation of an array. As an input, it accepts a tensor output of another task."""
 
-    if TYPE_CHECKING:  # what its results can do
+    if TYPE_CHECKING:  # operations on its results
 
         def __await__(self) -> Generator[Any, None, np.ndarray]: ...
         @overload
@@ -63,12 +63,12 @@ class Tensor:
 class Stream(Generic[T_co]):
     """Annotation of a stream of ``T``: a pydantic model, plain JSON, or ``Tensor``.
 
-    As an input it takes a stream output of another task, of the same ``T``. ``async for`` reads its parts, and
-    ``await`` all of them: texts joined, arrays one after the other, what ``T.join`` makes of them, or else a list.
+    As an input, it accepts a stream output of another task, of the same ``T``. ``async for`` reads its parts. ``await``
+    reads all of them: texts and arrays are concatenated, parts with ``T.join`` are joined by it, and others are a list.
     """
 
     if TYPE_CHECKING:
-        # mypy passes over the third one, because it binds no type variable through a protocol.
+        # mypy skips the third one, because it does not bind type variables through a protocol.
         @overload
         def __await__(self: "Stream[TextParts]") -> Generator[Any, None, str]: ...  # type: ignore[overload-overlap]
         @overload
@@ -102,7 +102,7 @@ class Stream(Generic[T_co]):
         @overload
         def transform(self, function: Callable[[T_co], U]) -> "TransformedStream[U]": ...
         def transform(self, function: Callable[[Any], Any]) -> "TransformedStream[Any]":
-            """This stream with ``function`` applied to each part where it is read."""
+            """Return this stream with ``function`` applied to each part on reading."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -118,17 +118,17 @@ if TYPE_CHECKING:
         def join(self, parts: Any, /) -> Whole_co: ...
 
     class TextParts(Protocol):
-        """A part whose class joins parts to text; text itself does."""
+        """A part whose class joins parts to text, as ``str`` does."""
 
         def join(self, parts: Any, /) -> str: ...
 
     class UniformParts(Protocol):
-        """A part whose class joins parts to one of their own type."""
+        """A part whose class joins parts to its own type."""
 
         def join(self, parts: Any, /) -> Self: ...
 
     class TransformedStream(Stream[T_co]):
-        """A stream whose parts are changed where it is read."""
+        """A stream whose parts are changed on reading."""
 
         @overload
         def __await__(self: "TransformedStream[str]") -> Generator[Any, None, str]: ...  # type: ignore[overload-overlap]
@@ -139,10 +139,10 @@ if TYPE_CHECKING:
         def __await__(self) -> Generator[Any, None, Any]: ...
 
     class StreamParts(list[T], AsyncIterator[T]):
-        """A stream inside of ``run``: an async iterator, or a list where ``run`` is a plain function."""
+        """A stream inside of ``run``: an async iterator, or a list for a plain function."""
 
     class Value(Generic[T_co]):
-        """Annotation of small JSON of type ``T``. As an input it also takes a value output of another task."""
+        """Annotation of small JSON of type ``T``. As an input, it also accepts a value output of another task."""
 
         def __await__(self) -> Generator[Any, None, T_co]: ...
         @overload
@@ -153,7 +153,7 @@ if TYPE_CHECKING:
         def __set__(self, instance: Any, value: "T_co | Value[T_co]") -> None: ...
 
     class Tensors:
-        """Annotation of a list of arrays. As an input it takes tensor outputs of other tasks."""
+        """Annotation of a list of arrays. As an input, it accepts tensor outputs of other tasks."""
 
         @overload
         def __get__(self, instance: "TaskInput", owner: Any) -> list[np.ndarray]: ...
@@ -200,13 +200,13 @@ def _type_name(element: Any) -> str:
 
 
 class TaskInput(BaseModel):
-    """Typed and validated input of a unit task. Plain fields also take a value output of another task."""
+    """Typed and validated input of a unit task. Plain fields also accept a value output of another task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     #: Name to (kind, element), from the annotations.
     fields: ClassVar[dict[str, tuple[str, Any]]] = {}
-    #: Fields that say something when they are None: by default they are something else, or a stream.
+    #: Fields for which None has a meaning: their default is another value, or they are streams.
     told: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -214,7 +214,7 @@ class TaskInput(BaseModel):
         cls.fields = {name: kind_of(field.annotation) for name, field in cls.model_fields.items()}
         for name, (kind, element) in cls.fields.items():
             if kind == VALUE and _mentions_type(element, Stream):
-                raise TypeError(f"{cls.__name__}.{name}: a stream needs a field of its own, annotated `Stream[...]`")
+                raise TypeError(f"{cls.__name__}.{name}: a stream needs its own field, annotated `Stream[...]`")
         declared = cls.model_fields.items()
         cls.told = frozenset(
             name for name, field in declared if field.default is not None or cls.fields[name][0] == STREAM
@@ -233,14 +233,14 @@ class TaskInput(BaseModel):
                 and error.errors(include_url=False, include_input=False)[0]["type"] != "value_error"
             ):
                 raise ValueError(
-                    "results stand in fields of their own, or in a list or dict that is annotated with `Any` or "
-                    "`Tensor`: change the annotation, or await them in an async `invoke` and pass their values"
+                    "a result needs its own field, or a list or dict annotated with `Any` or `Tensor`. Change the "
+                    "annotation, or await the result in an async `invoke` and pass its value"
                 ) from None
             raise
 
 
 def _check_result(result: Result, check: Any, kind: str, element: Any) -> Any:
-    """A result in a field: its kind must fit."""
+    """Check that the result fits the kind of its field."""
     if kind != VALUE:
         return check(result)
     if result.kind == VALUE or (result.kind == TENSOR and element is Any):
@@ -249,8 +249,8 @@ def _check_result(result: Result, check: Any, kind: str, element: Any) -> Any:
         return check(result)
     wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_type_name(result.element)}]"
     raise ValueError(
-        f"a plain value is needed here, and {result.display_name} is none: annotate the field `{wanted}`, or await the "
-        "result in an async `invoke` and pass its value"
+        f"a plain value is needed here, not {result.display_name}: annotate the field `{wanted}`, or await the result "
+        "in an async `invoke` and pass its value"
     )
 
 
@@ -265,7 +265,7 @@ def _holds_result(value: Any) -> bool:
 class TaskOutput(BaseModel):
     """Outputs of a unit task: one field each, annotated ``Tensor``, ``Stream[...]`` or with a plain type.
 
-    A task that runs itself makes one with arrays for tensors, and lists or async iterators for streams.
+    A task with its own ``run`` returns one with arrays for tensors, and lists or async iterators for streams.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -303,7 +303,7 @@ class TaskOutput(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
-        """An instance that holds results; they are checked when they are read."""
+        """Return an instance with results, which are validated on reading."""
         made = cls.__new__(cls)
         object.__setattr__(made, "__dict__", values)
         object.__setattr__(made, "__pydantic_fields_set__", cls.fields.keys())
@@ -311,7 +311,7 @@ class TaskOutput(BaseModel):
         object.__setattr__(made, "__pydantic_private__", None)
         return made
 
-    if not TYPE_CHECKING:  # a checker would take any name for an output
+    if not TYPE_CHECKING:  # a checker would accept any name as an output
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
@@ -320,7 +320,7 @@ class TaskOutput(BaseModel):
 
 
 def kind_of(annotation: Any) -> tuple[str, Any]:
-    """(kind, element) of an annotation. ``Tensor | None`` is a tensor that may be missing."""
+    """Return (kind, element) of an annotation. ``Tensor | None`` is an optional tensor."""
     if get_origin(annotation) in (Union, UnionType):
         given = [each for each in get_args(annotation) if each is not type(None)]
         inner = kind_of(given[0])

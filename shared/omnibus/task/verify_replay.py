@@ -1,7 +1,6 @@
-"""The second run of an async ``invoke``: on what the first one saw, with every call compared.
+"""Second run of an async ``invoke``: on the results of the first, comparing every call.
 
-Branches that run side by side may take turns in another order now that all results are there, so calls are
-compared branch by branch.
+Concurrent branches may run in another order now that all results exist, so calls are compared branch by branch.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ from omnibus.task.input_codec import FROM, Refer, encode_literal, returned_resul
 from omnibus.task.result import Observation, Result
 from omnibus.task.session import RecordableTask, Session
 
-#: Where a result stands in an answer: number of its call, output, transforms.
+#: Place of a result in an answer: number of its call, output, transforms.
 Named = tuple[int, str, int]
 
 
 class Effect:
-    """One call of a tool, and what came of it."""
+    """One call of a tool, and its result."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -30,7 +29,7 @@ class Effect:
 
 
 class Trace:
-    """Record of what an ``invoke`` did and saw. Calls are numbered over all segments."""
+    """Record of the actions and results of an ``invoke``. Calls are numbered over all segments."""
 
     def __init__(self) -> None:
         self.calls: PendingActions[int] = PendingActions()
@@ -40,7 +39,7 @@ class Trace:
         self.tasks: list[str] = []  # by number
 
     def record_call(self, task: str, inputs: str) -> int:
-        """Note a call; returns its number."""
+        """Record a call; returns its number."""
         self.tasks.append(task)
         self.calls.put((task, inputs), current_branch(), len(self.tasks) - 1)
         return len(self.tasks) - 1
@@ -93,7 +92,7 @@ class Verifier(Session):
         self._raise_mismatch(f"`invoke` reads {result.display_name} on replay, and did not before")
 
     def record_observation(self, result: Result, seen: Observation) -> None:
-        """Nothing new."""
+        """Do nothing: the first run recorded it."""
 
     def earlier_observation(self, result: Result, whole: bool) -> Observation | None:
         seen = self._trace.seen.get((*result.origin, result.transform_count))
@@ -105,7 +104,7 @@ class Verifier(Session):
         self._raise_mismatch(f"`invoke` reads more of {result.display_name} on replay than before")
 
     def verify_answer(self, before: Sequence[Named], answer: Any) -> None:
-        """Raise unless everything was done again, and ``answer`` holds the results that it held ``before``."""
+        """Raise unless all calls were repeated and ``answer`` equals ``before``."""
         self.raise_remembered_error()
         left = self._trace.calls.remaining_actions()
         if left:
@@ -118,13 +117,13 @@ class Verifier(Session):
         raise self.remember_error(
             ReplayMismatch(
                 f"{what}: `invoke` must not depend on time, randomness or anything outside of its request and results; "
-                "wrap what does in `tool`"
+                "wrap such code in `tool`"
             )
         )
 
 
 def named_results(answer: Any, maker: Session, number: Callable[[Result], int]) -> list[Named]:
-    """The results of ``maker`` in an answer, in order."""
+    """Return the results of ``maker`` in an answer, in order."""
     return [
         (number(result), result.origin[1], result.transform_count)
         for result in returned_results(answer)
@@ -133,12 +132,12 @@ def named_results(answer: Any, maker: Session, number: Callable[[Result], int]) 
 
 
 def foreign_reference(result: Result) -> Any:
-    """Return the reference that stands for a result of another graph in a call's shape."""
+    """Return the reference to another graph's result in a call's shape."""
     return {FROM: [result.step, *result.origin]}
 
 
 def call_shape(inputs: dict[str, Any], refer: Refer) -> str:
-    """A call's inputs as text, with references to calls by their number in the request."""
+    """Return a call's inputs as text, with call numbers as references."""
     return _sorted.encode({name: encode_literal(value, refer, []) for name, value in inputs.items()}).decode()
 
 
@@ -148,7 +147,7 @@ _sorted = msgspec.json.Encoder(order="sorted")
 def effect_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     try:
         shown = _sorted.encode(arguments).decode()
-    except TypeError:  # told apart by their order alone
+    except TypeError:  # distinguished only by their order
         shown = ""
     return f"{_function_name(function)}{shown}"
 

@@ -1,12 +1,12 @@
-"""Tensors of one node: they are written once into shared memory and travel as handles.
+"""Tensors of one node: written once into shared memory, and sent as handles.
 
-    handle     the record that names a tensor; the only thing that the bus carries
+    handle     the record that identifies a tensor; the bus carries only handles
     protocol   frames between a client and its node's sidecar
-    allocator  which bytes of the arena are free
-    ledger     who holds which block and until when
+    allocator  the free bytes of the arena
+    ledger     the holders of each block, and its lifetime
     arena      the mapped memory itself
     link       one connection to the sidecar
-    client     put, view, release: what services use
+    client     put, view, release: the interface for services
 
-Import from the rooms: this package opens none of them by itself.
+Import from the modules: this package imports none of them.
 """

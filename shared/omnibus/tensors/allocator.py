@@ -1,30 +1,31 @@
 """Allocation of the bytes of the arena: best fit, O(log n) in the number of holes, with running counters.
 
-Why best fit: among holes that are large enough the smallest is taken, the lowest address among equals,
-and always its low end. The untouched tail of the arena is as a rule the largest hole, so it is used
-last: the same low pages are written again and again, stay mapped and warm, and the file stays sparse.
-First fit by address touches about as much of the arena (within 15 % in a simulation of mixed sizes at
-half load) and refuses about as seldom, but needs a tree that knows the largest hole below each node.
+Best fit takes the smallest hole that is large enough, the lowest address among equals, and always its low end. The
+untouched tail of the arena is usually the largest hole, so it is used last. The same low pages are written repeatedly,
+stay mapped and warm, and the file stays sparse. First fit by address touches about as much of the arena (within 15 % in
+a simulation of mixed sizes at half load). It rejects about as rarely, but needs a tree with the largest hole below
+each node.
 """
 
 from sortedcontainers import SortedList
 
-#: Every block starts at a multiple of this and is a multiple of it long (bytes): one cache line.
+#: Alignment and granularity of blocks in bytes: one cache line.
 ALIGNMENT_BYTES = 64
-#: From how many bytes on a block's data begins ``_IN_PAGE_BYTES`` behind the beginning of a page, where its hole has
-#: room for that. Large arrays elsewhere begin 16 to 64 bytes behind one. Past the caches glibc copies four pages side
-#: by side where the target's place in its page is up to 256 bytes behind the source's, and two else, which takes a
-#: tenth longer.
+#: Least size of a block whose data starts ``_IN_PAGE_BYTES`` after the start of a page, if its hole has room for that.
+#: Large arrays elsewhere start 16 to 64 bytes after one. Past the caches, glibc copies four pages side by side if the
+#: target's place in its page is up to 256 bytes after the source's. Otherwise it copies two, which takes a tenth
+#: longer.
 PLACED_BYTES = 1 << 20
 _PAGE_BYTES, _IN_PAGE_BYTES = 4096, 256
 
 
 class Allocator:
-    """Hands out byte ranges of ``[0, backed)``, which may grow up to ``size``. Knows nothing of owners.
+    """Allocates byte ranges of ``[0, backed)``, which may grow to ``size``.
 
-    ``header`` is how many bytes of a block are in front of its data. ``used`` and ``peak`` are bytes; ``touched`` is
-    the highest end that was ever handed out. ``backed`` is where the memory ends that has pages; without it, all of it
-    has.
+    It does not know their owners.
+
+    ``header`` is the number of bytes of a block before its data. ``used`` and ``peak`` are bytes; ``touched`` is the
+    highest end that was ever allocated. ``backed`` is the end of the memory that has pages; by default, all of it has.
     """
 
     def __init__(self, size: int, backed: int | None = None, header: int = 0) -> None:
@@ -59,7 +60,7 @@ class Allocator:
         return max(hole, self.size - self._tail_start)
 
     def add_backed(self, end: int) -> None:
-        """Hand out the memory below ``end`` too: it has pages now. Less than before changes nothing."""
+        """Allocate below ``end`` too, where memory now has pages. A lower ``end`` has no effect."""
         end = min(end - end % ALIGNMENT_BYTES, self.size)
         if end <= self.backed:
             return
@@ -70,12 +71,18 @@ class Allocator:
         self.backed = end
 
     def required_end(self, nbytes: int) -> int | None:
-        """Up to where memory must have pages for ``nbytes`` bytes at its end; ``None`` when that is beyond ``size``."""
+        """Return the end of pages that ``nbytes`` bytes at the end need.
+
+        ``None`` if it is beyond ``size``.
+        """
         end = self._tail_start + _round_up(nbytes)
         return end if end <= self.size else None
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of ``nbytes`` bytes (rounded up to ``ALIGNMENT``), or ``None`` when no hole fits."""
+        """Return the offset of ``nbytes`` bytes, or ``None`` if no hole fits.
+
+        The size is rounded up to ``ALIGNMENT_BYTES``.
+        """
         length = _round_up(nbytes)
         place = self._by_size.bisect_left((length, 0))
         if place == len(self._by_size):
@@ -89,7 +96,7 @@ class Allocator:
         return int(start)
 
     def shrink(self, offset: int, nbytes: int) -> None:
-        """Take back what the block at ``offset`` has beyond ``nbytes`` bytes. ``KeyError`` if none is there."""
+        """Free the bytes of the block at ``offset`` beyond ``nbytes``. Raises ``KeyError`` without a block."""
         length, end = _round_up(nbytes), offset + self._taken[offset]
         rest = end - offset - length
         if rest <= 0:
@@ -101,7 +108,7 @@ class Allocator:
         self._add_hole(offset + length, end - offset - length)
 
     def free(self, offset: int) -> None:
-        """Take back the block at ``offset`` and join it with the holes beside it. ``KeyError`` if none is there."""
+        """Free the block at ``offset`` and join adjacent holes. Raises ``KeyError`` without a block."""
         length = self._taken.pop(offset)
         self.used -= length
         start, end = offset, offset + length
@@ -114,11 +121,14 @@ class Allocator:
 
     @property
     def _tail_start(self) -> int:
-        """Offset of the free memory at the end of the backed memory, in bytes; ``backed`` when there is none."""
+        """Offset of the free memory at the end of the backed memory.
+
+        In bytes; ``backed`` if there is none.
+        """
         return self._by_end.get(self.backed, self.backed)
 
     def _split_hole(self, start: int, hole: int, length: int) -> int:
-        """Take ``length`` bytes out of a hole; returns how far behind its beginning."""
+        """Remove ``length`` bytes from a hole; returns their distance from its start."""
         del self._by_start[start], self._by_end[start + hole]
         front = (_IN_PAGE_BYTES - start - self._header) % _PAGE_BYTES if length >= PLACED_BYTES else 0
         if front + length > hole:

@@ -1,12 +1,12 @@
 """The shared memory of a node: one file, mapped by the sidecar and by every client.
 
-The file is sparse at first. ``allocate_pages`` gives a range its pages before anybody writes there: to write a page for
-which a full tmpfs has no room would kill the writer with SIGBUS.
+The file is sparse at first. ``allocate_pages`` allocates the pages of a range before any client writes there. A write
+to a page for which a full tmpfs has no room would kill the writer with SIGBUS.
 
-Own ``mmap`` over a tmpfs file: ``multiprocessing.shared_memory`` of Python 3.11 unlinks segments that
-another process still uses. Before each block's data lies a header of ``HEADER_BYTES``, eight words of
-64 bits: magic, generation, id, nbytes, unused. Only the sidecar writes headers, but for the nbytes of a spare block,
-which its producer knows. A reader compares them with its handle and so recognises freed memory without asking anybody.
+The file is mapped with ``mmap`` over tmpfs, because ``multiprocessing.shared_memory`` of Python 3.11 unlinks segments
+that another process still uses. Before each block's data is a header of ``HEADER_BYTES``, eight words of 64 bits:
+magic, generation, id, nbytes, unused. Only the sidecar writes headers, except for the nbytes of a spare block, which
+its producer sets. A reader compares the header with its handle, and so detects freed memory without a request.
 """
 
 import errno
@@ -23,13 +23,13 @@ from omnibus.tensors.handle import Handle
 from omnibus.tensors.mapping import FileMapping
 from omnibus.tensors.memory import MemoryRange
 
-#: Bytes before the data of each block; data is therefore aligned as blocks are.
+#: Bytes before the data of each block; data is therefore aligned like blocks.
 HEADER_BYTES = 64
 
 _MAGIC = 0x3141_4E45_5241_4D4F
 _WORD_BYTES = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-#: The file system, a quota or the machine has no more pages.
+#: Errors of a file system, a quota or a machine without free pages.
 _NO_PAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
@@ -49,10 +49,10 @@ class Arena:
 
     @classmethod
     def create(cls, name: str, size: int, directory: str) -> "Arena":
-        """Make the file ``name`` of ``size`` bytes in ``directory``, replacing that of a dead predecessor.
+        """Create the file ``name`` of ``size`` bytes in ``directory``.
 
-        Raises ``Fatal`` when a living sidecar owns the name, when ``directory`` has no room, and for a
-        name that is not a plain file name.
+        It replaces that of a dead predecessor. Raises ``Fatal`` if a living sidecar owns the name, if ``directory`` has
+        no room, and for a name that is not a plain file name.
         """
         if not _NAME.fullmatch(name):
             raise Fatal(f"{name!r} cannot name an arena; use 1 to 200 letters, digits, '.', '_' and '-'")
@@ -64,7 +64,7 @@ class Arena:
 
     @classmethod
     def attach(cls, path: str, size: int) -> "Arena":
-        """Map the arena file of a running sidecar. Raises ``ProtocolError`` when it is not ``size`` bytes long."""
+        """Map the arena file of a running sidecar. Raises ``ProtocolError`` if it is not ``size`` bytes long."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             actual = os.fstat(descriptor).st_size
@@ -75,10 +75,10 @@ class Arena:
             os.close(descriptor)
 
     def allocate_pages(self, start: int, end: int) -> None:
-        """Give the bytes from ``start`` to ``end`` their pages; those that have some keep what is in them.
+        """Allocate pages for the bytes from ``start`` to ``end``; existing pages keep their content.
 
-        Huge ones, where the kernel makes them. Takes about 1.5 s for a GiB, 0.3 s for small ones. Raises ``ArenaFull``
-        when there are none left; then nothing has changed.
+        The pages are huge if the kernel supports them. That takes about 1.5 s for a GiB, and 0.3 s with small ones.
+        Raises ``ArenaFull`` without free pages; then nothing has changed.
         """
         try:
             os.posix_fallocate(self._descriptor, start, end - start)
@@ -89,7 +89,7 @@ class Arena:
         self._writing.collapse_pages(start, end)
 
     def write_header(self, offset: int, block: int, generation: int, nbytes: int) -> None:
-        """Write the header of the data at ``offset``; the generation last, for it makes the block valid."""
+        """Write the header of the data at ``offset``; the generation last, as it makes the block valid."""
         words, at = self._words, (offset - HEADER_BYTES) // _WORD_BYTES
         words[at + 2] = block
         words[at + 3] = nbytes
@@ -97,11 +97,11 @@ class Arena:
         words[at + 1] = generation
 
     def write_nbytes(self, offset: int, nbytes: int) -> None:
-        """Write into the header of the data at ``offset`` how many bytes of a spare block are used."""
+        """Write a spare block's used bytes into the header at ``offset``."""
         self._words[(offset - HEADER_BYTES) // _WORD_BYTES + 3] = nbytes
 
     def clear_header(self, offset: int) -> None:
-        """Clear the header of the data at ``offset``: from now on its handles are stale."""
+        """Clear the header at ``offset``, which makes the data's handles stale."""
         at = (offset - HEADER_BYTES) // _WORD_BYTES
         self._words[at + 1] = 0
         self._words[at] = 0
@@ -111,48 +111,48 @@ class Arena:
         np.ndarray((nbytes,), np.uint8, self._writable, offset).fill(0)
 
     def fileno(self) -> int:
-        """The descriptor of the arena's file."""
+        """Return the descriptor of the arena's file."""
         return self._descriptor
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
-        """``nbytes`` writable bytes at ``offset``."""
+        """Return ``nbytes`` writable bytes at ``offset``."""
         return self._writable[offset : offset + nbytes]
 
     def writable_array(self, handle: Handle) -> np.ndarray:
-        """The tensor of ``handle`` for its producer: writable, in place, zero copies."""
+        """Return the tensor of ``handle`` for its producer: writable, in place, zero copies."""
         return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._writable, handle.offset)
 
     def view(self, handle: Handle) -> np.ndarray:
-        """The tensor of ``handle`` for a reader: read-only, zero copies.
+        """Return the tensor of ``handle`` for a reader: read-only, zero copies.
 
-        Raises ``ProtocolError`` when the handle contradicts itself or leaves the arena, ``StaleHandle``
-        when its memory was freed.
+        Raises ``ProtocolError`` if the handle is inconsistent or outside of the arena, ``StaleHandle`` if its memory
+        was freed.
         """
         handle.validate()
         self.verify_handle(handle)
         try:
             return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._readable, handle.offset)
         except (ValueError, OverflowError):
-            # An empty tensor agrees with its nbytes however absurd its other extents are.
-            raise ProtocolError(f"handle {handle.id}: no array has the shape {handle.shape}") from None
+            # An empty tensor agrees with its nbytes even if its other extents are absurd.
+            raise ProtocolError(f"handle {handle.id}: an array cannot have the shape {handle.shape}") from None
 
     def verify_handle(self, handle: Handle) -> None:
-        """Compare ``handle`` with the bounds and with the header in memory. Raises as ``view`` does."""
+        """Compare ``handle`` with the bounds and with the header in memory. Raises the errors of ``view``."""
         offset = handle.offset
         if offset % HEADER_BYTES or not HEADER_BYTES <= offset <= self.size - handle.nbytes:
             raise ProtocolError(
-                f"handle {handle.id}: {handle.nbytes} bytes at {offset} do not lie in an arena of {self.size} bytes"
+                f"handle {handle.id}: {handle.nbytes} bytes at {offset} are not in an arena of {self.size} bytes"
             )
         words, at = self._words, (offset - HEADER_BYTES) // _WORD_BYTES
         found = (words[at], words[at + 1], words[at + 2], words[at + 3])
         if found != (_MAGIC, handle.generation, handle.id, handle.nbytes):
             raise StaleHandle(
-                f"tensor {handle.id} (generation {handle.generation}) was freed: released by all readers, "
+                f"tensor {handle.id} (generation {handle.generation}) was freed. It was released by all readers, "
                 "ended, expired, or lost with its producer or sidecar; run its producer again"
             )
 
     def mappings(self) -> tuple[MemoryRange, MemoryRange]:
-        """Addresses of this process at which the arena is: the writable mapping and that of readers."""
+        """Return the addresses of the arena in this process: the writable and the readers' mapping."""
         writable, readable = (
             MemoryRange(each.address, self.size, is_writable)
             for each, is_writable in ((self._writing, True), (self._reading, False))
@@ -160,32 +160,32 @@ class Arena:
         return writable, readable
 
     def close(self) -> None:
-        """Give up the mapping; the arena may not be used again. Views in use keep their memory until they go.
+        """Drop the mapping; the arena cannot be used again. Views in use keep their memory until they are deleted.
 
-        Nothing is unmapped here: arrays that somebody still has would point to memory of somebody else.
+        Nothing is unmapped here: arrays still in use would point to other memory.
         """
         self._words.release()
         os.close(self._descriptor)
         del self._words, self._writable, self._readable, self._writing, self._reading
 
     def unlink(self) -> None:
-        """Remove the file, if the name still leads to this very file."""
+        """Remove the file, if the name still refers to this very file."""
         if _is_at(self._descriptor, self.path):
             self.path.unlink()
 
 
 def _check_capacity(directory: str, size: int) -> None:
-    # The arena takes its pages as it needs them: what could never be is better refused at once.
+    # The arena allocates pages as it needs them: an impossible size is better rejected at once.
     room = os.statvfs(directory)
     if size > room.f_blocks * room.f_frsize:
         raise Fatal(
-            f"an arena of {size} bytes does not fit into {directory}, which has {room.f_blocks * room.f_frsize}; "
-            "make the arena smaller or the tmpfs larger (volume shm in compose, medium: Memory in Kubernetes)"
+            f"an arena of {size} bytes does not fit into {directory}, which has {room.f_blocks * room.f_frsize}. "
+            "Make the arena smaller or the tmpfs larger (volume shm in compose, medium: Memory in Kubernetes)"
         )
 
 
 def _create_locked(path: Path) -> int:
-    """A fresh locked file at ``path``. The lock dies with its process, so it tells the living from the dead."""
+    """Create a locked file at ``path``. Its process's death releases the lock, which shows whether it lives."""
     old = _open_locked(path, os.O_CREAT)
     try:
         path.unlink()

@@ -1,4 +1,4 @@
-"""Memory for one tensor, as its producer has it."""
+"""Memory for one tensor, for its producer."""
 
 from math import isfinite, prod
 from typing import NamedTuple, Protocol
@@ -31,7 +31,7 @@ class Producer(Protocol):
 class Block:
     """Memory that its producer fills. ``array`` is writable until ``seal`` or ``discard``.
 
-    ``handle`` may travel before the block is sealed (a tensor that grows row by row).
+    ``handle`` may be sent before the block is sealed (a tensor that grows row by row).
     """
 
     __slots__ = ("_client", "array", "handle")
@@ -42,12 +42,12 @@ class Block:
         self.array = array
 
     def seal(self) -> Handle:
-        """All bytes are written: the tensor survives its producer from here on."""
+        """Mark all bytes as written: from now on the tensor survives its producer."""
         self._client.seal(self.handle)
         return self.handle
 
     def discard(self) -> None:
-        """Give the memory back without sending it."""
+        """Release the memory without sending it."""
         self._client.discard(self.handle)
 
 
@@ -62,19 +62,19 @@ class BlockMemory(Protocol):
 def make_block(
     client: Producer, arena: BlockMemory, granted: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
 ) -> Block:
-    """The first ``nbytes`` of what ``client`` was granted in ``arena``, as a tensor."""
+    """Return the first ``nbytes`` of a granted block as a tensor."""
     block, generation, offset, key = granted
     handle = Handle(block, client.node, arena.name, offset, nbytes, dtype, shape, generation, key)
     return Block(client, handle, arena.writable_array(handle))
 
 
 def check_request(shape: tuple[int, ...], dtype: str, readers: int, deadline: float, wait: float) -> int:
-    """The bytes of such a tensor. Raises ``ProtocolError`` for one that may not travel, or numbers out of range."""
+    """Return the bytes of such a tensor. Raises ``ProtocolError`` for an unsupported dtype, or numbers out of range."""
     size = ITEMSIZE.get(dtype)
     if size is None:
-        raise ProtocolError(f"an array of {dtype!r} may not travel; convert it to one of {sorted(ITEMSIZE)}")
+        raise ProtocolError(f"an array of {dtype!r} cannot be sent; convert it to one of {sorted(ITEMSIZE)}")
     if any(extent < 0 for extent in shape):
-        raise ProtocolError(f"no tensor has the shape {shape}")
+        raise ProtocolError(f"a tensor cannot have the shape {shape}")
     if not (0 <= readers < 1 << 16 and isfinite(deadline) and isfinite(wait)):
         raise ProtocolError(f"{readers} readers, deadline {deadline} or wait {wait} is out of range")
     return prod(shape) * size

@@ -1,14 +1,14 @@
-"""One granted block of the arena, and the client that it was granted to; ``ledger.py`` has the rule of its lifetime."""
+"""One granted block of the arena, and its client; ``ledger.py`` defines its lifetime."""
 
 from collections.abc import Callable
 from math import inf
 
-#: ``due`` of a lease that is over.
+#: ``due`` of a lease that has ended.
 NEVER_DUE = inf
 
 
 class BlockOwner:
-    """One client: the blocks that it is writing and those that it is reading, by id, and the bytes of its spares.
+    """One client: its blocks in writing and in reading, by id, and the bytes of its spares.
 
     ``on_freed`` is called with each block that was granted to it, once it is free.
     """
@@ -26,8 +26,8 @@ class BlockOwner:
 class BlockLease:
     """One granted block.
 
-    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now, ``pins`` who sends
-    it to another node. ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
+    ``readers`` is the number of expected reads, ``holders`` the open ones by client, and ``pins`` the transfers to
+    other nodes. ``due`` is for the owner of the timer. ``condemned`` is the reason, or empty.
     """
 
     __slots__ = (
@@ -53,16 +53,16 @@ class BlockLease:
         self.condemned = ""
 
     def end_reads(self, count: int) -> None:
-        """``count`` expected reads are over. How many a spare will have is not known yet."""
+        """End ``count`` expected reads. The reads of a spare are not known yet."""
         self.readers -= count if self.spare else min(count, self.readers)
 
     @property
     def is_open(self) -> bool:
-        """Somebody writes, reads or sends it now: its memory may not become that of another block."""
+        """True while a client writes, reads or sends it: its memory cannot be reused."""
         return bool(self.writing or self.holders or self.pins)
 
     def to_row(self) -> dict[str, object]:
-        """The lease for people: small JSON."""
+        """Return the lease for people: small JSON."""
         return {
             "id": self.id,
             "generation": self.generation,

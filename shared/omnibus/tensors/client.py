@@ -1,20 +1,20 @@
-"""Put, view and release tensors of this node without copying them.
+"""Client to put, view and release tensors of this node without copies.
 
     client = await TensorClient.connect("/run/omnibus/sidecar.sock", owner="encoder-0", node="n1")
 
     block = await client.allocate((576, 3584), "bfloat16", invocation=id, deadline=time.time() + 30)
     encode_into(block.array)            # written in place
-    send(block.seal())                  # the handle travels
+    send(block.seal())                  # send the handle
 
     array = client.view(handle)         # another process: the same bytes, read-only
     use(array)
-    client.release(handle)              # ``array`` must not be used from here on
-    client.end(id)                      # the invocation is over: let go of everything of it
+    client.release(handle)              # do not use ``array`` after this
+    client.end_invocation(id)           # the invocation is over: release all of its tensors
 
-A transfer costs one round trip at most, the allocation, and none where the client has a spare block of that size
-(``omnibus.tensors.spares``); all else is one-way and shares its writes. All calls
-belong to the thread of the event loop; the arrays may be filled and read in any thread. A deadline is
-in ``time.time()`` seconds. When a block is free: ``omnibus.tensors.ledger``.
+A transfer costs at most one round trip, for the allocation, and none if the client has a spare block of that size
+(``omnibus.tensors.spares``). All other messages are one-way and share writes. Make all calls in the thread of the event
+loop; any thread may fill and read the arrays. A deadline is in ``time.time()`` seconds. For the lifetime of blocks see
+``omnibus.tensors.ledger``.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from omnibus.tensors.spares import MAX_SPARE_BYTES, SparePool
 
 log = logging.getLogger(__name__)
 
-#: Pause before the first and the longest pause before a later attempt to reconnect, in seconds.
+#: Pauses before the first attempt to reconnect, and at most before later ones, in seconds.
 BACKOFF_SECONDS = (0.05, 2.0)
 
 
@@ -64,11 +64,11 @@ class TensorClient:
 
     @classmethod
     async def connect(cls, socket_path: str, owner: str, node: str, *, timeout: float = 5.0) -> Self:
-        """Greet the sidecar and map its arena.
+        """Connect to the sidecar and map its arena.
 
-        Raises ``Retryable`` when no sidecar answers within ``timeout`` seconds, ``ProtocolError`` when it
-        speaks another version or serves another node. A later loss of the sidecar is repaired by the
-        client itself; until then calls raise ``Retryable``.
+        Raises ``Retryable`` if no sidecar answers within ``timeout`` seconds, ``ProtocolError`` if it has another
+        version or serves another node. After a later loss of the sidecar, the client reconnects automatically; until
+        then, calls raise ``Retryable``.
         """
         client = cls(socket_path, owner, node, timeout)
         await client._open_link()
@@ -85,7 +85,7 @@ class TensorClient:
         return self._link is not None
 
     async def wait_ready(self, timeout: float = 5.0) -> None:
-        """Wait until the sidecar is back. Raises ``Retryable`` after ``timeout`` seconds."""
+        """Wait until the sidecar is connected again. Raises ``Retryable`` after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._back.wait()
@@ -93,7 +93,7 @@ class TensorClient:
             raise self._away_error() from None
 
     async def close(self) -> None:
-        """Leave the sidecar: what this client has open is freed. Arrays in use keep their memory."""
+        """Disconnect from the sidecar, which frees this client's open tensors. Arrays in use keep their memory."""
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.gather(self._reconnecting, return_exceptions=True)
@@ -108,7 +108,7 @@ class TensorClient:
         self._back.clear()
 
     def observe_mappings(self, observer: MappingObserver) -> None:
-        """Call ``observer`` with the arena's mappings: at once, and those of each arena that takes its place."""
+        """Call ``observer`` with the mappings of this and each later arena."""
         self._observer = observer
         if self._arena is not None:
             self._forget_mappings = observer(self._arena.mappings())
@@ -123,14 +123,15 @@ class TensorClient:
         readers: int = 1,
         wait: float = 1.0,
     ) -> Block:
-        """Memory for a tensor of ``shape`` and ``dtype`` (an int is that many bytes).
+        """Allocate memory for a tensor of ``shape`` and ``dtype``.
 
-        ``readers`` (0 to 65535) is how many reads are expected: 0 is freed when sealed. ``wait`` is how
-        long, in seconds, to queue for memory. ``bfloat16`` is shown as ``uint16`` words.
+        An int as ``shape`` is a number of bytes. ``readers`` (0 to 65535) is the number of expected reads: with 0, it
+        is freed when sealed. ``wait`` is the longest time in seconds to queue for memory. ``bfloat16`` is shown as
+        ``uint16`` words.
 
-        Raises ``TooLarge`` at once when the arena could never hold it, ``ArenaFull`` after ``wait``,
-        ``DeadlineExceeded`` when the deadline passed or the invocation ended, ``Retryable`` without
-        sidecar, ``ProtocolError`` for a dtype that may not travel or a request that makes no sense.
+        Raises ``TooLarge`` at once if the arena can never hold it, and ``ArenaFull`` after ``wait``. Raises
+        ``DeadlineExceeded`` if the deadline passed or the invocation ended, and ``Retryable`` without a sidecar. Raises
+        ``ProtocolError`` for an unsupported dtype or numbers out of range.
         """
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         tag, nbytes = encode_tag(invocation), check_request(extents, dtype, readers, deadline, wait)
@@ -162,10 +163,10 @@ class TensorClient:
         wait: float = 1.0,
         dtype: str | None = None,
     ) -> Handle:
-        """Copy ``array`` into the arena once and seal it. Raises as ``allocate`` does.
+        """Copy ``array`` into the arena once and seal it. Raises the errors of ``allocate``.
 
-        ``dtype="bfloat16"`` declares that ``uint16`` words are bfloat16 numbers; any other dtype is the
-        array's own.
+        ``dtype="bfloat16"`` declares that ``uint16`` words are bfloat16 numbers; any other dtype must be the array's
+        own.
         """
         name = array.dtype.name
         if dtype is not None and dtype != name and (dtype, name) != ("bfloat16", "uint16"):
@@ -177,13 +178,13 @@ class TensorClient:
             block = await self._request_block(nbytes, array.shape, name, tag, deadline, readers, wait)
             np.copyto(block.array, array, casting="equiv")
             return block.seal()
-        # No pause from here to the frame: it seals as well, and no recall finds the spare half written.
+        # Nothing may be awaited before the frame: it also seals, and a recall must not find the spare half written.
         np.copyto(block.array, array, casting="equiv")
         self._use_spare(block.handle, tag, readers, deadline, is_sealed=True)
         return block.handle
 
     def _take_spare(self, nbytes: int, shape: tuple[int, ...], dtype: str, deadline: float) -> Block | None:
-        """A spare for a tensor of ``nbytes``, if there is one."""
+        """Return a spare for a tensor of ``nbytes``, or None."""
         _, arena = self._require_link()
         spare = self._spares.take(nbytes) if self._spares is not None and deadline > time.time() else None
         if spare is None:
@@ -198,12 +199,11 @@ class TensorClient:
         self._require_link()[0].send(encode_frame(frame))
 
     def view(self, handle: Handle) -> np.ndarray:
-        """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end_invocation``.
+        """Return the tensor of ``handle``, read-only and without a copy.
 
-        Each call counts as one read and asks for one ``release``, but for a tensor of another node: ``open_tensor``
-        has begun its read. Raises ``StaleHandle`` when the memory
-        was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when
-        the tensor is on another node.
+        It is valid until ``release`` or ``end_invocation``. Each call counts as one read and requires one ``release``,
+        except for a tensor of another node, whose read ``open_tensor`` starts. Raises ``StaleHandle`` if the memory was
+        freed, and ``ProtocolError`` for a malformed handle. Raises ``Retryable`` without a sidecar or a local tensor.
         """
         mirror = None if handle.node == self.node else self._mirrors.find(handle)
         if mirror is not None:  # its read has begun
@@ -214,16 +214,16 @@ class TensorClient:
         return array
 
     def is_local(self, handle: Handle) -> bool:
-        """Return whether ``view`` shows the tensor of ``handle``: others are pulled by ``open_tensor`` first."""
+        """Return whether the tensor of ``handle`` is on this node; ``open_tensor`` first pulls others."""
         return handle.node == self.node
 
     async def open_tensor(
         self, handle: Handle, rows: Rows | None = None, *, invocation: str, deadline: float
     ) -> np.ndarray:
-        """Begin a read as ``view`` does, wherever the tensor is; one of another node is pulled here first.
+        """Start a read as ``view`` does; a tensor of another node is pulled first.
 
-        Of a tensor that still grows only ``rows`` are pulled, and what ``extend_read`` asks for later. ``invocation``
-        is whose end frees the copy. Raises as ``view`` does, and ``NodeUnreachable``, ``ArenaFull`` and
+        Of a tensor that still grows, only ``rows`` are pulled, and later those of ``extend_read``. The end of
+        ``invocation`` frees the copy. Raises the errors of ``view``, and ``NodeUnreachable``, ``ArenaFull`` and
         ``DeadlineExceeded``.
         """
         if self.is_local(handle):
@@ -233,16 +233,16 @@ class TensorClient:
         return self._require_link()[1].view(mirror)
 
     async def extend_read(self, handle: Handle, rows: Rows, *, invocation: str, deadline: float) -> None:
-        """Pull more ``rows`` of a tensor whose read is open. Raises as ``open_tensor`` does."""
+        """Pull more ``rows`` of a tensor whose read is open. Raises the errors of ``open_tensor``."""
         if not self.is_local(handle):
             await self._pull(handle, rows, begins=False, invocation=invocation, deadline=deadline)
 
     def seal(self, handle: Handle) -> None:
-        """The producer has written everything (``Block.seal``)."""
+        """Mark the tensor as completely written (``Block.seal``)."""
         self._send_verb(Verb.SEAL, handle)
 
     def release(self, handle: Handle) -> None:
-        """This read is over, as the sidecar learns a moment later; without a ``view`` before it, it is declined."""
+        """End this read, or decline it without a ``view`` before; the sidecar learns it a moment later."""
         mirror = handle if handle.node == self.node else self._mirrors.pop(handle)
         if mirror is not None and self._link is not None:
             send = self._link.send_lazily if mirror.nbytes <= MAX_SPARE_BYTES else self._link.send
@@ -251,9 +251,9 @@ class TensorClient:
             self._link.send(decline_text(handle))
 
     def retain(self, handle: Handle) -> None:
-        """In the place of a read, let the tensor live on until its invocation ends or others need its memory.
+        """End a read, but retain the tensor for later ones, if memory allows.
 
-        Raises as ``view`` does, but for a tensor of another node, of which it is not known whether it is still there.
+        Raises the errors of ``view``, except for a tensor of another node, which may already be gone.
         """
         if not self.is_local(handle):
             link, _ = self._require_link()
@@ -263,40 +263,40 @@ class TensorClient:
         link.send(encode_block(Verb.RETAIN, handle.id, handle.generation))
 
     def drop(self, handle: Handle) -> None:
-        """Undo ``retain``: the tensor may be freed as soon as nobody reads it."""
+        """Undo ``retain``: the tensor is freed once it has no readers."""
         if self.is_local(handle):
             self._send_verb(Verb.DROP, handle)
         elif self._link is not None:
             self._link.send(decline_text(handle, Retention.DROP))
 
     def check_handle(self, handle: Handle) -> None:
-        """Raise as ``view`` does, without reading. Of a tensor of another node it is not known here: none is raised."""
+        """Raise the errors of ``view`` without reading. A tensor of another node is not checked."""
         if self.is_local(handle):
             self._require_arena(handle)[1].verify_handle(handle)
 
     def discard(self, handle: Handle) -> None:
-        """The producer takes its tensor back, sealed or not: nobody can begin to read it."""
+        """Discard the producer's tensor, sealed or not: no client can start to read it."""
         self._send_verb(Verb.DISCARD, handle)
 
     def extend(self, handle: Handle, deadline: float) -> None:
-        """Give the tensor another deadline, in ``time.time()`` seconds."""
+        """Set another deadline of the tensor, in ``time.time()`` seconds."""
         self._send_verb(Verb.EXTEND, handle, deadline)
 
     def end_invocation(self, invocation: str) -> None:
-        """The invocation is over and this process has stopped working on it. Ending twice is harmless.
+        """End the invocation, on which this process has stopped. Repeated calls are harmless.
 
-        Everything of it that nobody else has open is free a moment later.
+        Its tensors that no other client has open are freed a moment later.
         """
         self._mirrors.end_invocation(invocation)
         if self._link is not None:
             self._link.send(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
 
     async def stats(self) -> dict[str, Any]:
-        """The sidecar's counters."""
+        """Return the sidecar's counters."""
         return msgspec.json.decode(await self._request_json(Verb.STATS), type=dict[str, Any])
 
     async def ledger(self) -> list[dict[str, Any]]:
-        """The oldest thousand leases, for people who debug."""
+        """Return the oldest thousand leases, for debugging."""
         return msgspec.json.decode(await self._request_json(Verb.LEDGER), type=list[dict[str, Any]])
 
     async def _request_json(self, verb: Verb) -> bytes:
@@ -304,16 +304,16 @@ class TensorClient:
         return (await link.call(SidecarFrame(verb), ANSWER_TIMEOUT_SECONDS)).text
 
     def _send_verb(self, verb: Verb, handle: Handle, deadline: float = 0.0) -> None:
-        # Without a sidecar there is nothing to tell: its end has freed everything.
+        # Without a sidecar nothing need be sent: its end has freed everything.
         if self._link is not None:
             self._link.send(encode_block(verb, handle.id, handle.generation, deadline))
 
     def _require_arena(self, handle: Handle) -> tuple[SidecarLink, Arena]:
-        """The connection to the arena that ``handle`` is of."""
+        """Return the connection and the arena of ``handle``."""
         link, arena = self._require_link()
         if handle.node != self.node:
             raise Retryable(
-                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}: it has to be pulled first"
+                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}: it must be pulled first"
             )
         if handle.arena != arena.name:
             raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
@@ -322,12 +322,12 @@ class TensorClient:
     async def _pull(
         self, handle: Handle, rows: Rows | None, *, begins: bool, invocation: str, deadline: float
     ) -> Handle:
-        """The handle of a mirror of ``handle`` in this arena, with ``rows`` of it."""
+        """Return the handle of a local mirror of ``handle``, with ``rows``."""
         link, arena = self._require_link()
         if self._welcome is None or not self._welcome.pulls:
             raise NodeUnreachable(
-                f"tensor {handle.id} is on node {handle.node!r} and the sidecar of {self.node!r} does not pull: "
-                "set OMNIBUS_SIDECAR_HOST on all nodes, or run producer and consumer on one",
+                f"tensor {handle.id} is on node {handle.node!r}, and the sidecar of {self.node!r} does not pull. "
+                "Set OMNIBUS_SIDECAR_HOST on all nodes, or run producer and consumer on one",
                 node=handle.node,
             )
         request = pull_request(handle.validate(), rows, begins=begins, invocation=invocation, deadline=deadline)
@@ -340,7 +340,7 @@ class TensorClient:
 
     def _away_error(self) -> Retryable:
         node = self.node if self._welcome is not None and self._welcome.pulls else ""
-        return away_error(f"the sidecar at {self._path} is away; this client reconnects by itself", node)
+        return away_error(f"the sidecar at {self._path} is away; this client reconnects automatically", node)
 
     async def _open_link(self) -> None:
         link, welcome = await SidecarLink.open(self._path, self.owner, self._timeout)

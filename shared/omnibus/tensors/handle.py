@@ -1,4 +1,4 @@
-"""The small record that names a tensor: data, never memory and never code."""
+"""The small record that identifies a tensor: data, never memory and never code."""
 
 from math import prod
 
@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus.errors import ProtocolError
 
-#: Item size in bytes of every dtype that may travel. ``bytes`` are ``uint8`` of one dimension.
+#: Item size in bytes of every supported dtype. ``bytes`` are ``uint8`` of one dimension.
 ITEMSIZE = {
     "bool": 1,
     "uint8": 1,
@@ -22,10 +22,10 @@ ITEMSIZE = {
 
 
 class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Names ``nbytes`` bytes at ``offset`` of ``arena`` on ``node``, seen as ``shape`` of ``dtype``.
+    """A tensor: ``nbytes`` bytes at ``offset`` of ``arena`` on ``node``, with shape and dtype.
 
-    ``generation`` changes each time the memory is given out again, so that an old handle is an
-    error and never somebody else's bytes. ``key`` lets another node read it; 0 where nodes do not pull.
+    ``generation`` changes each time the memory is allocated again, so that an old handle is an error and never shows
+    other data. ``key`` allows another node to read it; 0 if nodes do not pull.
     """
 
     id: int
@@ -45,7 +45,10 @@ class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class InlineTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A small tensor that travels within a message, in C order and little-endian: see ``omnibus.tensors.inline``."""
+    """A small tensor within a message, in C order and little-endian.
+
+    See ``omnibus.tensors.inline``.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,6 +63,6 @@ class InlineTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _check_size(what: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
     size = ITEMSIZE.get(dtype)
     if size is None:
-        raise ProtocolError(f"{what}: dtype {dtype!r} may not travel; use one of {sorted(ITEMSIZE)}")
+        raise ProtocolError(f"{what} has the unsupported dtype {dtype!r}; use one of {sorted(ITEMSIZE)}")
     if any(extent < 0 for extent in shape) or prod(shape) * size != nbytes:
         raise ProtocolError(f"{what}: shape {shape} of {dtype} is not {nbytes} bytes")

@@ -1,6 +1,6 @@
-"""Small tensors within messages, for readers on other nodes: a pull of its own costs more than the bytes.
+"""Small tensors within messages, for readers on other nodes: a separate pull costs more.
 
-Towards readers of the same node tensors always go by the arena.
+For readers on the same node, tensors are always sent through the arena.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from omnibus.tensors.handle import InlineTensor
 
 
 def pack_tensor(array: np.ndarray) -> InlineTensor:
-    """Return ``array`` as bytes of a message; its dtype has to be one of ``handle.ITEMSIZE``."""
+    """Return ``array`` as bytes of a message; its dtype must be in ``handle.ITEMSIZE``."""
     return InlineTensor(array.dtype.name, array.shape, array.tobytes()).validate()
 
 
 def unpack_tensor(tensor: InlineTensor) -> np.ndarray:
-    """The array of ``tensor``, read-only. Raises ``ProtocolError`` when dtype, shape and data do not agree."""
+    """Return the read-only array of ``tensor``. Raises ``ProtocolError`` if dtype, shape and data disagree."""
     tensor.validate()
     return np.frombuffer(tensor.data, numpy_dtype(tensor.dtype)).reshape(tensor.shape)

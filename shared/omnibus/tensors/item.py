@@ -1,18 +1,18 @@
-"""A value as it goes from task to task: small JSON, and the tensor that belongs to it."""
+"""A value that tasks exchange: small JSON, and its tensor."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-#: In the data of the first chunk of a stream of rows that begins again: the row that it begins with.
+#: In the first chunk of a stream of rows that starts again: the number of its first row.
 RESUMED_AT = "resumed_at"
 
 
 class Item(NamedTuple):
     """One value, or one chunk of a stream.
 
-    ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
-    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
+    ``data`` is small JSON. ``array`` is its tensor: a read-only numpy view of the arena, without a copy and valid until
+    the job ends. If producer and consumer run in one process, it is the producer's own array.
     """
 
     data: dict[str, Any]
@@ -20,7 +20,7 @@ class Item(NamedTuple):
 
 
 class JoinedText(Item):
-    """A chunk of text that was joined on its way of pieces with ``cuts`` characters each."""
+    """A chunk of text, joined from pieces with ``cuts`` characters each."""
 
     cuts: tuple[int, ...]
 

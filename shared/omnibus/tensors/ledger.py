@@ -1,25 +1,25 @@
-"""Holders of the blocks of the arena, and the lifetime of each block. Pure bookkeeping: no clock, no sockets.
+"""Holders and lifetimes of the arena's blocks. Pure bookkeeping: no clock, no sockets.
 
-All of it belongs to one thread, but for ``find_readable`` and ``pin``.
+Use it in one thread, except for ``find_readable`` and ``pin``.
 
-The rule. A block is granted with one writer's lease and a number of expected readers.
+The rule: a block is granted with one writer's lease and a number of expected readers.
 
-- The producer's ``seal`` ends the writer's lease: the bytes are complete. Readers may look earlier.
-- Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a
-  hold declines the read. A holder that dies has released.
-- The block is free when it is sealed, no expected read remains and nobody holds it.
-- A transfer to another node has a *pin* on its block, which counts as a hold. Pins are taken by another thread, which
-  does not wait for this one: a block is freed only behind a lock, and never while it has one.
-- ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
-  ``reclaim_oldest`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
-- A spare is granted before there is a tensor for it: it belongs to no invocation, and ``use_spare`` makes it a block as
-  all others. Its readers may be faster than the word of its producer: what they release until then is counted.
+- The producer's ``seal`` ends the writer's lease: the bytes are complete. Readers may read earlier.
+- Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a hold declines the
+  read. The death of a holder releases its reads.
+- The block is free when it is sealed, and has neither expected reads nor holders.
+- A transfer to another node has a *pin* on its block, which counts as a hold. Another thread sets pins without waiting
+  for this one. A block is therefore freed only under a lock, and never while it has a pin.
+- ``retain`` keeps it after that, for readers that may start again, until its invocation ends or ``reclaim_oldest``
+  frees it. An allocation without room frees blocks that are only retained, the oldest first.
+- A spare is granted before its tensor exists. It belongs to no invocation, and ``use_spare`` makes it a normal block.
+  Its readers may be faster than its producer's message: their releases until then are counted.
 
-Early ends condemn a block: ``discard`` by its producer, ``end_invocation`` of its invocation, its deadline, or the
-death of a producer that had not sealed. Its header is wiped at once, so it has no new readers. Its
-memory is free as soon as no living client has it open, for a producer or reader that still works on a
-cancelled request must not meet the bytes of the next one. Those clients let go with ``release``,
-``discard`` or their own ``end_invocation``; after a grace period the block is taken from them by ``force_free``.
+A block is condemned early by ``discard`` of its producer, ``end_invocation``, its deadline, or the death of a producer
+that had not sealed it. Its header is cleared at once, so it gets no new readers. Its memory is free once no living
+client has it open. A client that still works on a cancelled request must not see the bytes of the next one. Those
+clients release it with ``release``, ``discard`` or their own ``end_invocation``. After a grace period, ``force_free``
+takes the block from them.
 """
 
 from collections import Counter
@@ -45,11 +45,11 @@ class Headers(Protocol):
 class Ledger:
     """All leases of one arena.
 
-    ``boot`` makes generations differ from those of every earlier sidecar. ``header`` bytes are put
-    before each block's data. ``linger`` is told of each condemned block that somebody still has open.
-    ``freed`` counts freed blocks by reason; ``stale`` counts messages about blocks that were gone;
-    ``condemned`` is how many blocks are over but still open somewhere. ``spares`` are granted ahead of need: they are
-    leases of nothing, which neither ``granted`` nor ``freed`` counts.
+    ``boot`` makes generations differ from those of every earlier sidecar. ``header`` bytes precede each block's data.
+    ``linger`` is called with each condemned block that a client still has open. ``freed`` counts freed blocks by
+    reason, and ``stale`` counts messages about blocks that were gone. ``condemned`` is the number of blocks that are
+    over, but still open. ``spares`` are granted ahead of need: they have no tensor, and neither ``granted`` nor
+    ``freed`` counts them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Ledger:
         self._header = header
         self._linger = linger
         self._leases: dict[int, BlockLease] = {}
-        self._idle: dict[int, BlockLease] = {}  # nobody needs them now, and they are retained
+        self._idle: dict[int, BlockLease] = {}  # retained blocks without readers
         self.idle_bytes = 0
         self._tags: dict[bytes, dict[int, BlockLease]] = {}
         self._freeing = Lock()
@@ -78,12 +78,12 @@ class Ledger:
         return len(self._leases) - len(self.spares)
 
     def list_leases(self, limit: int) -> list[dict[str, object]]:
-        """The oldest ``limit`` leases as JSON rows."""
+        """Return the oldest ``limit`` leases as JSON rows."""
         leases = (lease for lease in self._leases.values() if not lease.spare)
         return [lease.to_row() for lease in islice(leases, limit)]
 
     def grant(self, owner: BlockOwner, tag: bytes, nbytes: int, readers: int, deadline: float) -> BlockLease | None:
-        """A new block of ``nbytes`` data bytes, or ``None`` when no hole is large enough."""
+        """Grant a block of ``nbytes`` bytes, or ``None`` without a hole."""
         lease = self._grant_block(owner, tag, nbytes)
         if lease is not None:
             self.granted += 1
@@ -93,7 +93,7 @@ class Ledger:
         return lease
 
     def grant_spare(self, owner: BlockOwner, nbytes: int) -> BlockLease | None:
-        """A block of ``nbytes`` data bytes for a later tensor, or ``None`` when no hole is large enough."""
+        """Grant a spare of ``nbytes`` bytes, or ``None`` without a hole."""
         lease = self._grant_block(owner, b"", nbytes)
         if lease is not None:
             lease.spare = True
@@ -103,7 +103,7 @@ class Ledger:
         return lease
 
     def use_spare(self, lease: BlockLease, tag: bytes, nbytes: int, readers: int, deadline: float) -> None:
-        """The producer has a tensor of ``nbytes`` bytes, no more than there are, for its spare."""
+        """Use a spare for a tensor of at most its size, ``nbytes``."""
         self._end_spare(lease)
         self._allocator.shrink(lease.offset - self._header, nbytes + self._header)
         self.granted += 1
@@ -114,27 +114,27 @@ class Ledger:
             self._leases[lease.id] = self._leases.pop(lease.id)  # the youngest
 
     def find_spare(self, owner: BlockOwner, block: int, generation: int) -> BlockLease | None:
-        """The lease of a spare of ``owner``; ``None`` when it was taken from it."""
+        """Return the lease of a spare of ``owner``; ``None`` if it was recalled."""
         lease = self._find_lease(block, generation)
         return lease if lease is not None and lease.spare and lease.owner is owner else None
 
     def return_spare(self, lease: BlockLease) -> None:
-        """The producer needs its spare no more, or is dead."""
+        """Free a spare that its producer does not need; it may be dead."""
         self._stop_writing(lease.owner, lease)
-        if lease.is_open:  # the word of its use is lost
+        if lease.is_open:  # the message of its use is lost
             self._condemn_lease(lease, "orphaned")
         else:
             self._free_lease(lease, "")
 
     def seal(self, owner: BlockOwner, block: int, generation: int) -> None:
-        """The producer has written everything."""
+        """End the producer's lease: everything is written."""
         lease = self._find_lease(block, generation)
         if lease is not None and owner.writing.pop(block, None) is not None:
             lease.writing = False
             self._free_if_unused(lease)
 
     def hold(self, owner: BlockOwner, block: int, generation: int) -> None:
-        """``owner`` reads the block from now on."""
+        """Record that ``owner`` reads the block."""
         lease = self._find_lease(block, generation)
         if lease is not None:
             self._remove_idle(lease)
@@ -142,7 +142,7 @@ class Ledger:
             lease.holders[owner] = lease.holders.get(owner, 0) + 1
 
     def release(self, owner: BlockOwner, block: int, generation: int) -> None:
-        """``owner`` has read the block, or will not read it."""
+        """Record that ``owner`` has read the block, or will not read it."""
         lease = self._find_lease(block, generation)
         if lease is not None:
             self._let_go(owner, lease, 1)
@@ -150,8 +150,8 @@ class Ledger:
             self._free_if_unused(lease)
 
     def find_readable(self, block: int, generation: int) -> BlockLease | None:
-        """The lease of a block that may be read by more; ``None`` when it is gone or over. For any thread."""
-        with self._freeing:  # a spare that is used changes its place
+        """Return the lease of a readable block; ``None`` if it is gone or over. For any thread."""
+        with self._freeing:  # the use of a spare moves its lease
             lease = self._leases.get(block)
         return None if lease is None or lease.generation != generation or lease.condemned else lease
 
@@ -164,20 +164,20 @@ class Ledger:
             return True
 
     def unpin(self, pin: object, lease: BlockLease) -> None:
-        """The block is not sent any more; reads are as expected as before."""
+        """End a transfer of the block; its expected reads do not change."""
         lease.pins.discard(pin)
         if self._leases.get(lease.id) is lease:
             self._free_if_unused(lease)
 
     def end_reads(self, block: int, generation: int, count: int) -> None:
-        """``count`` expected reads are over; those who read hold nothing here."""
+        """End ``count`` expected reads of readers that hold nothing here."""
         lease = self._find_lease(block, generation)
         if lease is not None:
             lease.end_reads(count)
             self._free_if_unused(lease)
 
     def discard(self, owner: BlockOwner, block: int, generation: int) -> None:
-        """The producer takes the block back, sealed or not."""
+        """Discard the producer's block, sealed or not."""
         lease = self._find_lease(block, generation)
         if lease is not None and lease.owner is owner:
             if lease.spare:
@@ -187,7 +187,7 @@ class Ledger:
             self._condemn_lease(lease, "discarded")
 
     def extend(self, block: int, generation: int, deadline: float) -> BlockLease | None:
-        """Set a new deadline; ``None`` when the block is gone or condemned."""
+        """Set a new deadline; ``None`` if the block is gone or condemned."""
         lease = self._find_lease(block, generation)
         if lease is None or lease.condemned:
             return None
@@ -195,7 +195,7 @@ class Ledger:
         return lease
 
     def retain(self, block: int, generation: int) -> None:
-        """In the place of one read, let the block live until its invocation ends, if there is room for it."""
+        """End one read, but retain the block until its invocation ends."""
         lease = self._find_lease(block, generation)
         if lease is not None:
             lease.retained = True
@@ -203,7 +203,7 @@ class Ledger:
             self._free_if_unused(lease)
 
     def drop(self, block: int, generation: int) -> None:
-        """The block need not outlive its readers any more."""
+        """End the retention: the block need not outlive its readers."""
         lease = self._find_lease(block, generation)
         if lease is not None:
             lease.retained = False
@@ -217,25 +217,25 @@ class Ledger:
         return False
 
     def end_invocation(self, owner: BlockOwner, tag: bytes) -> None:
-        """The invocation is over and ``owner`` has stopped working on it."""
+        """End the invocation, on which ``owner`` has stopped working."""
         for lease in tuple(self._tags.get(tag, {}).values()):
             self._stop_writing(owner, lease)
             self._let_go(owner, lease, lease.holders.get(owner, 0))
             self._condemn_lease(lease, "ended")
 
     def expire(self, lease: BlockLease) -> None:
-        """The deadline of ``lease`` has passed."""
+        """Condemn ``lease``, whose deadline has passed."""
         self._condemn_lease(lease, "expired")
 
     def force_free(self, lease: BlockLease) -> None:
-        """Free a condemned block although a client still has it open; one with pins is free once they are gone."""
+        """Free a condemned block that a client still has open; a pinned block is freed after its pins."""
         self._stop_writing(lease.owner, lease)
         for owner in tuple(lease.holders):
             self._let_go(owner, lease, lease.holders[owner])
         self._free_lease(lease, "forced")
 
     def remove_owner(self, owner: BlockOwner) -> None:
-        """``owner`` is dead: what it was writing is lost, what it was reading is released."""
+        """Remove a dead ``owner``: condemn its unsealed blocks, and release its reads."""
         for lease in tuple(owner.writing.values()):
             if lease.spare:
                 self.return_spare(lease)
@@ -249,7 +249,7 @@ class Ledger:
             self._free_if_unused(lease)
 
     def end_used(self, lease: BlockLease) -> None:
-        """The invocation of ``lease`` was over before its tensor was there."""
+        """Condemn ``lease``: its invocation was over before its tensor existed."""
         self._condemn_lease(lease, "ended")
 
     def _grant_block(self, owner: BlockOwner, tag: bytes, nbytes: int) -> BlockLease | None:
@@ -309,12 +309,12 @@ class Ledger:
             self.idle_bytes += lease.nbytes
 
     def _remove_idle(self, lease: BlockLease) -> None:
-        """Somebody needs a block that was only retained."""
+        """Mark a retained block as used again."""
         if self._idle.pop(lease.id, None) is not None:
             self.idle_bytes -= lease.nbytes
 
     def _free_lease(self, lease: BlockLease, reason: str) -> bool:
-        """Free ``lease``, unless somebody has pinned it meanwhile, who will let go of it."""
+        """Free ``lease``, unless another thread has pinned it; the pin's owner then frees it."""
         with self._freeing:
             if lease.pins:
                 return False

@@ -22,9 +22,9 @@ from omnibus.tensors.protocol import (
 )
 from omnibus.tensors.refusals import away_error
 
-#: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
+#: Seconds for the sidecar's answer, in addition to the request's own wait.
 ANSWER_TIMEOUT_SECONDS = 5.0
-#: Seconds that frames which free memory wait for others at most: each write of a client wakes the sidecar.
+#: Longest delay of frames that free memory, so that they share writes: each write of a client wakes the sidecar.
 LAZY_SECONDS = 0.02
 _SPARE_VERBS = frozenset({Verb.SPARE, Verb.NO_SPARE, Verb.RECALL_SPARES})
 
@@ -41,7 +41,7 @@ class SidecarLink(asyncio.Protocol):
 
     def __init__(self, socket_path: str) -> None:
         self.lost: Callable[[OmnibusError], None] | None = None
-        #: Takes frames about spare blocks.
+        #: Handles frames about spare blocks.
         self.on_spare: Callable[[SidecarFrame], None] = _ignore
         self._node = ""  # the sidecar's, if there are others
         self._path = socket_path
@@ -60,9 +60,9 @@ class SidecarLink(asyncio.Protocol):
 
     @classmethod
     async def open(cls, socket_path: str, owner: str, timeout: float) -> tuple["SidecarLink", Welcome]:
-        """Connect and greet within ``timeout`` seconds.
+        """Connect and send the greeting within ``timeout`` seconds.
 
-        Raises ``Retryable``, and ``ProtocolError`` for a process of another user, who would see all tensors.
+        Raises ``Retryable``, and ``ProtocolError`` for a process of another user, who could read all tensors.
         """
         name, link = encode_tag(owner), cls(socket_path)
         try:
@@ -107,31 +107,31 @@ class SidecarLink(asyncio.Protocol):
             self.lost(self._error or self._closed_error())
 
     def close(self) -> None:
-        """Send what is queued and close the socket."""
+        """Send queued frames and close the socket."""
         if self._transport is not None:
             self._flush_frames()
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Queue an encoded frame; nothing answers it. It is dropped, as all leases are, when the sidecar is gone."""
+        """Queue an encoded frame without an answer. If the sidecar is gone, it is dropped, as all leases are."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_frames)
         self._out.append(frame)
 
     def send_lazily(self, frame: bytes) -> None:
-        """Queue an encoded frame as ``send`` does, for the next write, or ``LAZY_SECONDS`` where there is none."""
+        """Queue an encoded frame for the next write, within ``LAZY_SECONDS``."""
         if not self._is_flush_due and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SECONDS, self._flush_frames)
         self._out.append(frame)
 
     async def call(self, frame: SidecarFrame, timeout: float, body: bytes = b"") -> SidecarFrame:
-        """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON comes whole, as ``text``.
+        """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON is returned whole, as ``text``.
 
         With ``body``, JSON that may be longer than a frame, only the verb of ``frame`` is sent, as often as needed.
-        Raises ``Retryable`` when no answer comes or the connection breaks, and at once while the sidecar is known
-        to be silent: the request that found that out is still there, and its answer ends the silence. A caller that is
-        cancelled withdraws its request, and gives back memory that was granted to it too late.
+        Raises ``Retryable`` without an answer or a connection. It raises at once while the sidecar is silent. The
+        request that detected the silence is still pending, and its answer ends the silence. A cancelled call withdraws
+        its request, and releases memory that was granted too late.
         """
         if self._transport is None:
             raise self._closed_error()
@@ -140,7 +140,8 @@ class SidecarLink(asyncio.Protocol):
         self._last = number = (self._last + 1) & 0xFFFF_FFFF
         self.send(encode_text(number, body, Verb(frame.verb)) if body else encode_frame(frame._replace(request=number)))
         if not self._pending:
-            # Alone: waiting for the end of this turn would cost a turn. In a crowd one write carries all.
+            # A single request is written now: waiting for the end of this turn would cost a turn. Several share one
+            # write.
             self._flush_frames()
         future: asyncio.Future[SidecarFrame] = self._loop.create_future()
         self._pending[number] = future
@@ -172,7 +173,7 @@ class SidecarLink(asyncio.Protocol):
         if number in self._pending:
             self.send(encode_frame(SidecarFrame(Verb.CANCEL, number)))
         elif not future.cancelled() and future.exception() is None:
-            # The answer and the cancellation came in the same turn of the loop.
+            # The answer and the cancellation arrived in the same turn of the loop.
             self._give_back(future.result())
 
     def _give_back(self, frame: SidecarFrame) -> None:
@@ -194,7 +195,7 @@ class SidecarLink(asyncio.Protocol):
         future.set_exception(self._timeout_error(timeout))
         if self._received > self._loop.time() - timeout:
             return
-        # It answers nobody: others need not wait for that as long again.
+        # The sidecar answers no client: other requests need not wait as long again.
         self._silent = True
         for other in self._pending.values():
             if not other.done():
@@ -217,7 +218,10 @@ class SidecarLink(asyncio.Protocol):
 
 
 def _check_peer(connection: socket.socket, path: str) -> None:
-    """Raise ``ProtocolError`` unless this user or root listens at ``path``. Where the kernel does not tell, pass."""
+    """Raise ``ProtocolError`` unless this user or root listens at ``path``.
+
+    Pass if the kernel does not support the check.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return
     layout = struct.Struct("3i")  # struct ucred: process, user, group

@@ -1,9 +1,9 @@
-"""Mappings of a file of shared memory at addresses that allow for huge pages (2 MiB), and such pages for the file.
+"""Mappings of shared memory at addresses for huge pages (2 MiB).
 
-A tensor of 32 MiB is 8,192 pages of 4 KiB or 16 huge ones, and what the kernel does page by page (faults of those who
-map it, checks of what is received) it does as often. A tmpfs has huge pages by itself only
-where it is mounted so. ``collapse_pages`` has the kernel make them of small ones whatever the mount says:
-``MADV_COLLAPSE`` of madvise(2), since Linux 6.1. All who map the file at an aligned address have them then.
+A tensor of 32 MiB is 8,192 pages of 4 KiB or 16 huge ones. The kernel repeats its work for each page: faults of
+processes that map it, checks of received data. A tmpfs only has huge pages if it is mounted so. ``collapse_pages``
+makes the kernel combine small pages for any mount: ``MADV_COLLAPSE`` of madvise(2), since Linux 6.1. All processes that
+map the file at an aligned address then have them.
 """
 
 import ctypes
@@ -23,30 +23,31 @@ HUGE_PAGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25  # linux/mman.h
 _MAP_FIXED, _PROT_NONE = 0x10, 0
 _FAILED = ctypes.c_void_p(-1).value
-#: Bytes of one call, about 20 ms, and seconds of CPU after which there is no further one: where free memory is in
-#: pieces the kernel moves other pages for each huge one.
+#: Bytes of one call, about 20 ms, and seconds of CPU after which no further call is made: if free memory is fragmented,
+#: the kernel moves other pages for each huge one.
 _PIECE_BYTES, _PIECE_CPU_SECONDS = 16 << 20, 0.25
 
 
 class FileMapping:
-    """``size`` bytes of a file from its beginning, in the memory of this process at ``address``.
+    """The first ``size`` bytes of a file, in memory at ``address``.
 
-    ``array`` are the bytes, of uint8. The memory remains as long as anything refers to them.
+    ``array`` are the bytes, of uint8. The memory remains while anything refers to them.
     """
 
     def __init__(self, descriptor: int, size: int, *, writable: bool) -> None:
-        """Raises ``OSError`` when there is no address space for it."""
+        """Map the file. Raises ``OSError`` without enough address space."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         memory = _map_aligned if sys.platform == "linux" else _map_anywhere
-        # An array, for what numpy makes of a read-only one cannot be made writable.
+        # An array, because numpy's arrays of a read-only one cannot be made writable.
         self.array = np.frombuffer(memory(descriptor, size, protection), np.uint8)
         self.address = int(self.array.ctypes.data)
 
     def collapse_pages(self, start: int, end: int) -> int:
-        """Make huge pages of the small ones from ``start`` to ``end``, which must all be there; returns their bytes.
+        """Combine the small pages from ``start`` to ``end`` into huge ones; returns their bytes.
 
-        Fewer than there could be where the kernel refuses: before Linux 6.1, with ``deny`` in ``shmem_enabled``, for a
-        process without huge pages (``PR_SET_THP_DISABLE``), without free memory in one piece. Small ones do as well.
+        All small pages must exist. There are fewer huge pages if the kernel refuses. That is the case before Linux 6.1,
+        with ``deny`` in ``shmem_enabled``, for a process without huge pages (``PR_SET_THP_DISABLE``), and without
+        contiguous free memory. Small pages work as well.
         """
         first, until = _round_up(start), end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         if sys.platform != "linux":
@@ -65,7 +66,7 @@ def _map_anywhere(descriptor: int, size: int, protection: int) -> memoryview:
 
 
 def _map_aligned(descriptor: int, size: int, protection: int) -> memoryview:
-    """The mapping in the middle of address space that is reserved first, and then given back around it."""
+    """Map the file in reserved address space, and free the rest."""
     libc, reserved = _libc(), size + HUGE_PAGE_BYTES
     base = _check(libc.mmap(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
     address = _round_up(base)
@@ -75,7 +76,7 @@ def _map_aligned(descriptor: int, size: int, protection: int) -> memoryview:
         if low < high:
             libc.munmap(low, high - low)
     memory = (ctypes.c_ubyte * size).from_address(address)
-    # Not at the end of the process: threads may still be writing there.
+    # Not at the end of the process: threads may still write there.
     weakref.finalize(memory, libc.munmap, address, size).atexit = False
     data = memoryview(memory)
     return data if protection & mmap.PROT_WRITE else data.toreadonly()

@@ -1,4 +1,4 @@
-"""Addresses of an arena in the memory of a process, which drivers of GPUs need."""
+"""Addresses of an arena in a process's memory, for drivers of GPUs."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,5 +12,5 @@ class MemoryRange(NamedTuple):
     is_writable: bool
 
 
-#: Called with the mappings of an arena as soon as there are any; returns what is to be called before they are given up.
+#: Called with the mappings of an arena once they exist; returns a function to call before they are dropped.
 MappingObserver = Callable[[Sequence[MemoryRange]], Callable[[], None]]

@@ -1,4 +1,4 @@
-"""Tensors of other nodes, as a client of this node's sidecar reads them: by a mirror in its own arena."""
+"""Reads of other nodes' tensors by mirrors in this node's arena."""
 
 import time
 from math import prod
@@ -18,7 +18,7 @@ Rows = tuple[int, int]
 
 
 class MirrorReads:
-    """Reads of other nodes' tensors that this client has open, by their handles."""
+    """This client's open reads of other nodes' tensors, by handle."""
 
     def __init__(self) -> None:
         self._open: dict[Handle, list[Handle]] = {}
@@ -28,22 +28,22 @@ class MirrorReads:
         return len(self._open)
 
     def find(self, handle: Handle) -> Handle | None:
-        """The handle of the mirror of ``handle``, if a read of it is open."""
+        """Return the handle of the mirror of ``handle`` with an open read."""
         reads = self._open.get(handle)
         return reads[-1] if reads else None
 
     def add(self, handle: Handle, mirror: Handle, invocation: str) -> None:
-        """A read of ``handle`` is open, by ``mirror``, until ``invocation`` ends."""
+        """Add a read of ``handle``, by ``mirror``, until ``invocation`` ends."""
         self._open.setdefault(handle, []).append(mirror)
         self._invocations.setdefault(invocation, set()).add(handle)
 
     def end_invocation(self, invocation: str) -> None:
-        """Nothing of ``invocation`` is read any more."""
+        """Remove all reads of ``invocation``."""
         for handle in self._invocations.pop(invocation, ()):
             self._open.pop(handle, None)
 
     def pop(self, handle: Handle) -> Handle | None:
-        """End one read of ``handle``; returns the handle of its mirror, or None when none is open."""
+        """End one read of ``handle``; returns the handle of its mirror, or None without a read."""
         reads = self._open.get(handle)
         if not reads:
             return None
@@ -53,13 +53,13 @@ class MirrorReads:
         return mirror
 
     def clear(self) -> None:
-        """The sidecar is gone, and all mirrors with it."""
+        """Remove all reads: the sidecar is gone, and all mirrors with it."""
         self._open.clear()
         self._invocations.clear()
 
 
 def pull_request(handle: Handle, rows: Rows | None, *, begins: bool, invocation: str, deadline: float) -> PullRequest:
-    """The request for ``rows`` of ``handle``, or for all of it. Raises ``ProtocolError`` for rows that it lacks."""
+    """Return the request for ``rows`` of ``handle``, or for all. Raises ``ProtocolError`` for missing rows."""
     start, stop = 0, handle.nbytes
     if rows is not None:
         row = prod(handle.shape[1:]) * ITEMSIZE[handle.dtype]
@@ -74,7 +74,7 @@ def pull_request(handle: Handle, rows: Rows | None, *, begins: bool, invocation:
 
 
 async def pull_tensor(link: SidecarLink, request: PullRequest, handle: Handle, arena: str, node: str) -> Handle:
-    """Have ``request`` done by the sidecar; returns the handle of the mirror on ``node``, in ``arena``.
+    """Send ``request`` to the sidecar; returns the handle of the mirror on ``node``, in ``arena``.
 
     Raises ``NodeUnreachable``, ``StaleHandle``, ``ArenaFull`` and ``DeadlineExceeded``.
     """
@@ -90,7 +90,7 @@ async def pull_tensor(link: SidecarLink, request: PullRequest, handle: Handle, a
 
 
 def decline_text(handle: Handle, retention: Retention = Retention.NONE) -> bytes:
-    """The frames that decline one expected read of ``handle``, to have it retained, or that have it dropped."""
+    """Return frames that decline a read of ``handle``, or change its retention."""
     request = PullRequest(handle.node, handle.id, handle.generation, handle.key, retention=retention)
     return encode_text(0, msgspec.json.encode(request), Verb.DECLINE)
 
@@ -99,4 +99,4 @@ def _problem_error(text: bytes) -> OmnibusError:
     try:
         return from_problem(msgspec.json.decode(text, type=ProblemDetails))
     except msgspec.DecodeError as error:
-        return ProtocolError(f"the sidecar answered a pull with something else: {error}")
+        return ProtocolError(f"the sidecar answered a pull with another message: {error}")

@@ -1,14 +1,14 @@
-"""Frames between the sidecars of two nodes, and the proofs that they know the same secret: encoding, no sockets.
+"""Frames between the sidecars of two nodes, with proofs of a secret: encoding, no sockets.
 
-A *pull* brings bytes of a block of node A into memory of node B. B dials A, A never dials B. Every frame is
+A *pull* transfers bytes of a block of node A into memory of node B. B dials A, A never dials B. Every frame is
 ``FRAME_BYTES`` long, little-endian:
 
     0   magic u16 | version u8 | verb u8 | request u32
     8   block u64 | generation u64 | key u64 | offset u64 | nbytes u64
     48  remaining u32, milliseconds | reads u16 | status u8 | tag u64 | unused 1
 
-HELLO, WELCOME, PROVE, REFUSED and UCX are followed by ``nbytes`` bytes of JSON; HEAD with status ``OK`` by ``nbytes``
-bytes of the block, unless GET had a tag.
+HELLO, WELCOME, PROVE, REFUSED and UCX are followed by ``nbytes`` bytes of JSON. HEAD with status ``OK`` is followed by
+``nbytes`` bytes of the block, unless GET had a tag.
 
     B: HELLO(greeting)                      A: WELCOME(greeting, proof) or REFUSED(reason)
     B: PROVE(proof)                         A: READY or REFUSED(reason)
@@ -18,29 +18,29 @@ bytes of the block, unless GET had a tag.
     B: DONE(reads)
 
     A copies the bytes into its socket, and holds the block until DONE, or aborts the connection first. So a reader that
-    has all of them has those of this block.
+    has all of the bytes has those of this block.
 
-    where one of them does not say COPIED, which builds before it do not:
+    if one of them does not send COPIED, as builds before it:
     B: DONE(reads)                          A: KEPT
 
-    Those builds send pages (``sendfile``) and not bytes. B believes them only once KEPT has come, for what lies in its
-    own socket may still be A's memory (over loopback it is).
+    Those builds send pages (``sendfile``) instead of bytes. B trusts them only after KEPT: the bytes in its own socket
+    may still be A's memory (over loopback they are).
 
-    before the first transfer of a data connection, where both are to use UCX:
-    B: UCX(version, address)                A: UCX(version, address), the address empty: all stays on TCP
+    before the first transfer of a data connection, if both use UCX:
+    B: UCX(version, address)                A: UCX(version, address); with an empty address, all data uses TCP
 
-    afterwards GET has a tag, under which A sends the bytes to B's address: a random one for each transfer, which nobody
-    else knows, for whoever reaches B's address can send there. All other frames stay where they are. A holds the block
-    until UCX has sent all of it and DONE has come, and says KEPT. A connection that ends ends its endpoint of UCX, on
-    both sides.
+    afterwards GET has a tag, with which A sends the bytes to B's address. The tag is random and secret for each
+    transfer, since any process that reaches B's address can send there. All other frames still use TCP. A holds the
+    block until UCX has sent all of it and DONE has arrived, and sends KEPT. The end of a connection also ends its
+    endpoint of UCX, on both sides.
 
     on the one control connection:
     B: PING                                 A: PONG
     B: OVER(block, reads)                   reads that are over without a transfer
-    B: RETAIN(block)                        in the place of a read, the block outlives its readers
-    B: DROP(block)                          it need not any more
+    B: RETAIN(block)                        in place of a read, the block outlives its readers
+    B: DROP(block)                          the block no longer outlives them
 
-Times travel as what remains of them, so clocks need not agree.
+Times are sent as remaining durations, so clocks need not agree.
 """
 
 import hashlib
@@ -57,13 +57,13 @@ _T = TypeVar("_T")
 
 MAGIC = 0x4F50
 VERSION = 1
-#: Value of ``reads`` in GET: B needs no KEPT for bytes that are copies; and in HEAD: these are, so none comes.
+#: Value of ``reads`` in GET: B needs no KEPT for copied bytes. In HEAD: these are copies, so no KEPT follows.
 COPIED = 1
-#: Longest JSON that follows a frame of the handshake.
+#: Longest JSON after a frame of the handshake.
 MAX_TEXT_BYTES = 4096
 #: Longest name of a node.
 MAX_NODE_CHARS = 200
-#: Bits of a block's key: a number that JSON readers keep exact.
+#: Bits of a block's key: JSON readers keep such a number exact.
 KEY_BITS = 53
 
 _LAYOUT = Struct("<HBBIQQQQQIHBQx")
@@ -120,7 +120,7 @@ class PeerFrame(NamedTuple):
 
 
 class PeerGreeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Introduction of a sidecar: who it is, since when, and a number that was never used before."""
+    """Introduction of a sidecar: its node, its boot, and a number that was never used before."""
 
     node: str
     boot: int
@@ -130,14 +130,14 @@ class PeerGreeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeerWelcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Answer of the sidecar that was dialled, with its proof."""
+    """Answer of the dialled sidecar, with its proof."""
 
     greeting: PeerGreeting
     proof: str
 
 
 class UcxAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Address of a worker of UCX, for one data connection; empty where there is none. Other versions use TCP."""
+    """Address of a UCX worker, for one data connection; empty without one. Other versions use TCP."""
 
     version: str
     address: bytes = b""
@@ -149,7 +149,7 @@ _FOLLOWED_BY_TEXT = frozenset({PeerVerb.HELLO, PeerVerb.WELCOME, PeerVerb.PROVE,
 
 
 def encode_peer_frame(frame: PeerFrame) -> bytes:
-    """``frame`` as ``FRAME_BYTES`` bytes."""
+    """Return ``frame`` as ``FRAME_BYTES`` bytes."""
     verb, request, block, generation, key, offset, nbytes, remaining, reads, status, tag = frame
     milliseconds = min(max(int(remaining * 1000), 0), _MAX_REMAINING_MS)
     return _LAYOUT.pack(
@@ -158,13 +158,13 @@ def encode_peer_frame(frame: PeerFrame) -> bytes:
 
 
 def encode_peer_text(verb: PeerVerb, body: object) -> bytes:
-    """A frame of the handshake and the JSON that follows it."""
+    """Return a frame of the handshake and its JSON."""
     text = msgspec.json.encode(body)
     return encode_peer_frame(PeerFrame(verb, nbytes=len(text))) + text
 
 
 def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
-    """The frame in ``raw``, of ``FRAME_BYTES`` bytes. Raises ``ProtocolError`` for anything else."""
+    """Decode the frame in ``raw``, of ``FRAME_BYTES`` bytes. Raises ``ProtocolError`` for other data."""
     magic, version, verb, request, block, generation, key, offset, nbytes, milliseconds, reads, status, tag = (
         _LAYOUT.unpack(raw)
     )
@@ -172,7 +172,7 @@ def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
         raise ProtocolError(f"magic {magic:#06x} is not that of a frame between sidecars")
     if version != VERSION:
         raise ProtocolError(
-            f"the other sidecar has version {version} of the pull protocol and this one has {VERSION}; "
+            f"the other sidecar has version {version} of the pull protocol, and this sidecar has {VERSION}; "
             "install the same release of omnibus on all nodes"
         )
     if verb not in _VERBS or status not in _STATUSES:
@@ -183,30 +183,32 @@ def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
 
 
 def decode_greeting(text: bytes) -> PeerGreeting:
-    """The greeting in ``text``. Raises ``ProtocolError`` for anything else."""
+    """Decode the greeting in ``text``. Raises ``ProtocolError`` for other data."""
     return _check_greeting(_decode_text(text, PeerGreeting))
 
 
 def decode_welcome(text: bytes) -> PeerWelcome:
-    """The answer to a greeting in ``text``. Raises ``ProtocolError`` for anything else."""
+    """Decode the answer to a greeting in ``text``. Raises ``ProtocolError`` for other data."""
     welcome = _decode_text(text, PeerWelcome)
     _check_greeting(welcome.greeting)
     return welcome
 
 
 def decode_ucx_address(text: bytes) -> UcxAddress:
-    """The address of UCX in ``text``. Raises ``ProtocolError`` for anything else."""
+    """Decode the address of UCX in ``text``. Raises ``ProtocolError`` for other data."""
     return _decode_text(text, UcxAddress)
 
 
 def decode_words(text: bytes) -> str:
-    """The proof of PROVE or the reason of REFUSED in ``text``. Raises ``ProtocolError`` for anything else."""
+    """Decode the proof of PROVE or the reason of REFUSED in ``text``. Raises ``ProtocolError`` for other data."""
     return _decode_text(text, str)
 
 
 def make_proof(secret: bytes, role: str, dialler: PeerGreeting, listener: PeerGreeting) -> str:
-    """HMAC-SHA256 over both greetings by ``secret``; ``role`` (``dialler``, ``listener``) keeps a proof from being
-    sent back as that of the other side."""
+    """Return HMAC-SHA256 over both greetings by ``secret``.
+
+    ``role`` (``dialler``, ``listener``) prevents a proof from being sent back as that of the other side.
+    """
     return hmac.new(secret, msgspec.json.encode((role, dialler, listener)), hashlib.sha256).hexdigest()
 
 
@@ -216,7 +218,10 @@ def is_proof(proof: str, secret: bytes, role: str, dialler: PeerGreeting, listen
 
 
 def block_key(secret: bytes, block: int, generation: int) -> int:
-    """The number without which nobody on another node may read a block: ids and generations are only counters."""
+    """Return the key that other nodes need to read a block.
+
+    Ids and generations are only counters, and can be guessed.
+    """
     digest = hashlib.blake2b(b"%d/%d" % (block, generation), digest_size=8, key=secret).digest()
     return int.from_bytes(digest, "little") >> (64 - KEY_BITS)
 

@@ -1,7 +1,7 @@
 """Frames between a tensor client and its node's sidecar: pure encoding, no sockets.
 
-Every frame is ``FRAME_BYTES`` long, in both directions, little-endian. The first 16 bytes keep their
-meaning in all versions, so that a refusal of a foreign version can be read by it.
+Every frame is ``FRAME_BYTES`` long, in both directions, little-endian. The first 16 bytes have the same meaning in all
+versions, so that other versions can read a refusal.
 
     0   magic u16 | verb u8 | length of text u8 | request u32
     8   version u16 | readers u16 | unused 4
@@ -9,16 +9,16 @@ meaning in all versions, so that a refusal of a foreign version can be read by i
     48  deadline f64, wall-clock seconds | wait f64, seconds
     64  text, 64 bytes: owner (HELLO), invocation (ALLOCATE, END), one piece of JSON (TEXT, PULL, DECLINE)
 
-Only HELLO, ALLOCATE, STATS, LEDGER and PULL are answered, each exactly once and in any order; the answer
-repeats ``request``.
+Only HELLO, ALLOCATE, STATS, LEDGER and PULL are answered, each exactly once and in any order; the answer repeats
+``request``.
 
-Spare blocks are granted ahead of need (``omnibus.tensors.spares``), where Welcome has ``spares``. REQUEST_SPARES has a
-size class in ``request``, its bytes in ``nbytes`` and in ``readers`` how many; each is answered by SPARE, laid out as
-GRANTED, or by NO_SPARE. USE_SPARE names one with all that ALLOCATE says, and ``offset`` 1 when it is sealed as well.
-RECALL_SPARES, from the sidecar, has the client DISCARD those that it does not use.
+Spare blocks are granted ahead of need (``omnibus.tensors.spares``), if Welcome has ``spares``. REQUEST_SPARES has a
+size class in ``request``, its bytes in ``nbytes``, and their number in ``readers``. Each is answered by SPARE, laid out
+as GRANTED, or by NO_SPARE. USE_SPARE identifies one, with all fields of ALLOCATE, and ``offset`` 1 if it is also
+sealed. With RECALL_SPARES, the sidecar asks the client to DISCARD unused ones.
 
-JSON travels in several frames, whose ``nbytes`` is what follows in later frames: answers as TEXT,
-``PullRequest`` as PULL or DECLINE. PULLED has ``readers`` 1 when it began a read. A pull that fails is answered by TEXT
+JSON is sent in several frames, whose ``nbytes`` is the number of bytes in later frames: answers as TEXT,
+``PullRequest`` as PULL or DECLINE. PULLED has ``readers`` 1 if it started a read. A pull that fails is answered by TEXT
 with a ``ProblemDetails``.
 """
 
@@ -42,7 +42,7 @@ FRAME_BYTES = _LAYOUT.size
 
 
 class Verb(IntEnum):
-    """Type of a frame: the request or the answer that it carries."""
+    """Type of a frame: its request or answer."""
 
     HELLO = 1
     ALLOCATE = 2
@@ -94,7 +94,7 @@ class SidecarFrame(NamedTuple):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The answer to HELLO: which arena to map. ``boot`` differs after every start of the sidecar."""
+    """The answer to HELLO, with the arena to map. ``boot`` differs after every start of the sidecar."""
 
     node: str
     arena: str
@@ -108,7 +108,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Retention(IntEnum):
-    """Request of a DECLINE to a block's node: that it outlives its readers, or need not any more."""
+    """Request of a DECLINE to a block's node: to keep it after its readers, or not."""
 
     NONE = 0
     RETAIN = 1
@@ -116,11 +116,11 @@ class Retention(IntEnum):
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The bytes from ``start`` to ``stop`` of a block of another node, of ``nbytes`` bytes in all.
+    """Request for the bytes from ``start`` to ``stop`` of another node's block.
 
-    ``begins`` is true for the first range of a read, which the client ends by one RELEASE of the block that PULLED
-    names. ``deadline`` is in wall-clock seconds, ``wait`` for memory in seconds. DECLINE uses only the first four, and
-    ``retention``.
+    The block has ``nbytes`` bytes. ``begins`` is true for the first range of a read, which the client ends by one
+    RELEASE of the block in PULLED. ``deadline`` is in wall-clock seconds, ``wait`` for memory in seconds. DECLINE uses
+    only the first four, and ``retention``.
     """
 
     node: str
@@ -138,7 +138,7 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VersionMismatch(ProtocolError):
-    """The peer speaks another version of these frames."""
+    """The peer uses another version of these frames."""
 
     def __init__(self, version: int) -> None:
         super().__init__(
@@ -149,7 +149,7 @@ class VersionMismatch(ProtocolError):
 
 
 def encode_frame(frame: SidecarFrame) -> bytes:
-    """``frame`` as ``FRAME_BYTES`` bytes."""
+    """Return ``frame`` as ``FRAME_BYTES`` bytes."""
     verb, request, readers, block, generation, nbytes, offset, deadline, wait, text = frame
     return _LAYOUT.pack(
         MAGIC, verb, len(text), request, VERSION, readers, block, generation, nbytes, offset, deadline, wait, text
@@ -157,19 +157,19 @@ def encode_frame(frame: SidecarFrame) -> bytes:
 
 
 def encode_block(verb: Verb, block: int, generation: int, deadline: float = 0.0) -> bytes:
-    """The frame of a verb that only names a block: what ``encode`` would return, at half the cost."""
+    """Return the frame of a verb with only a block: as ``encode_frame``, at half the cost."""
     return _LAYOUT.pack(MAGIC, verb, 0, 0, VERSION, 0, block, generation, 0, 0, deadline, 0.0, b"")
 
 
 def encode_text(request: int, body: bytes, verb: Verb = Verb.TEXT) -> bytes:
-    """``body`` as the frames of ``verb`` that answer or make ``request``; at least one."""
+    """Return ``body`` as frames of ``verb`` for ``request``; at least one."""
     starts = range(0, max(len(body), 1), TEXT_BYTES)
     pieces = ((body[start : start + TEXT_BYTES], max(len(body) - start - TEXT_BYTES, 0)) for start in starts)
     return b"".join(encode_frame(SidecarFrame(verb, request, nbytes=rest, text=piece)) for piece, rest in pieces)
 
 
 def decode_pull(text: bytes) -> PullRequest:
-    """The request in ``text``. Raises ``ProtocolError`` for anything else, and for a range outside of the block."""
+    """Decode the request in ``text``. Raises ``ProtocolError`` for other data, and for a range outside of the block."""
     try:
         pull = msgspec.json.decode(text, type=PullRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -182,15 +182,15 @@ def decode_pull(text: bytes) -> PullRequest:
 
 
 def encode_tag(text: str) -> bytes:
-    """``text`` as the bytes of a frame. Raises ``ProtocolError`` when it is empty or too long."""
+    """Return ``text`` as the bytes of a frame. Raises ``ProtocolError`` if it is empty or too long."""
     raw = text.encode()
     if not 0 < len(raw) <= TEXT_BYTES:
-        raise ProtocolError(f"a name of {len(raw)} bytes cannot travel to the sidecar; use 1 to {TEXT_BYTES} bytes")
+        raise ProtocolError(f"a name of {len(raw)} bytes cannot be sent to the sidecar; use 1 to {TEXT_BYTES} bytes")
     return raw
 
 
 class FrameReader:
-    """Cuts a byte stream into frames."""
+    """Splits a byte stream into frames."""
 
     __slots__ = ("_rest",)
 
@@ -198,7 +198,7 @@ class FrameReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[SidecarFrame]:
-        """The frames that ``data`` completes. Raises ``ProtocolError`` at the first that is none."""
+        """Return the frames that ``data`` completes. Raises ``ProtocolError`` at the first invalid one."""
         if self._rest:
             data = self._rest + data
         whole = len(data) - len(data) % FRAME_BYTES

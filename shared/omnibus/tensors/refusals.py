@@ -1,4 +1,4 @@
-"""Errors for what a sidecar refuses, and for one that is away."""
+"""Errors for a sidecar that refuses, and for one that is unreachable."""
 
 from omnibus.errors import (
     ArenaFull,
@@ -13,14 +13,14 @@ from omnibus.tensors.protocol import SidecarFrame, Verb
 
 
 def refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusError:
-    """The error of an ``answer`` that is no memory for ``nbytes`` bytes; ``wait`` in seconds."""
+    """Return the error of an ``answer`` without memory for ``nbytes``; ``wait`` is in seconds."""
     if answer.verb == Verb.TOO_LARGE:
         return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
     if answer.verb == Verb.FULL:
         if answer.text:
-            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s: {answer.text.decode()}; retry later")
+            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s ({answer.text.decode()}); retry later")
         return ArenaFull(
-            f"no room for {nbytes} bytes within {wait:.2f} s: {answer.nbytes} bytes are free, "
+            f"no room for {nbytes} bytes within {wait:.2f} s. {answer.nbytes} bytes are free, "
             f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"
         )
     if answer.verb == Verb.LATE:
@@ -31,6 +31,8 @@ def refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusErro
 
 
 def away_error(message: str, node: str) -> Retryable:
-    """The error of a sidecar that does not answer. With ``node``, its name where there are others, one that lets the
-    work be done on another node."""
+    """Return the error of a sidecar that does not answer.
+
+    With ``node``, its name if there are other nodes, the error allows the work to run on another node.
+    """
     return NodeUnreachable(message, node=node) if node else Retryable(message)

@@ -1,11 +1,11 @@
-"""Blocks that a producer holds before it has tensors for them, so that it writes without waiting for its sidecar.
+"""Spare blocks, with which a producer writes without waiting for its sidecar.
 
 A client that needs a size for the second time within ``IDLE_SECONDS`` requests spare blocks of that size class. Its
-next tensor of the class goes into one of them, and one frame names and seals it. More are requested when half of them
-are used. What is not used for ``IDLE_SECONDS``, or is recalled by the sidecar, goes back.
+next tensor of the class is written into one of them, and one frame identifies and seals it. More are requested when
+half of them are used. Spares that are unused for ``IDLE_SECONDS``, or recalled by the sidecar, are returned.
 
-Size classes have four steps an octave, as those of jemalloc: a spare is at most a quarter larger than its tensor, and
-the sidecar takes back what is too much.
+Size classes have four steps an octave, as those of jemalloc. A spare is at most a quarter larger than its tensor, and
+the sidecar frees the excess.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -15,12 +15,12 @@ from math import inf
 from omnibus.tensors.block import GrantedBlock
 from omnibus.tensors.protocol import SidecarFrame, Verb, encode_block, encode_frame
 
-#: Seconds after which spares go back of which none was used.
+#: Seconds after which unused spares are returned.
 IDLE_SECONDS = 5.0
-#: Seconds without a request for more after the sidecar had none.
+#: Seconds without further requests after the sidecar had none.
 _REFUSED_SECONDS = 0.25
-#: Bytes of the largest tensor that there are spares for. Writing a larger one takes longer than the wait, and an arena
-#: that has to grow for spares may have to do so with small pages, into which each write is slower.
+#: Bytes of the largest tensor with spares. Writing a larger one takes longer than the wait. An arena that must grow for
+#: spares may do so with small pages, which are slower to write.
 MAX_SPARE_BYTES = 4 << 20
 #: Most spares of a class, by the bytes of its blocks.
 _MOST = ((64 << 10, 16), (1 << 20, 4), (MAX_SPARE_BYTES, 2))
@@ -28,20 +28,20 @@ _UNIT_BITS, _STEPS = 6, 4
 
 
 def size_class(nbytes: int) -> int:
-    """The number, from 1, of the smallest size class whose blocks hold ``nbytes``."""
+    """Return the number, from 1, of the smallest size class that fits ``nbytes``."""
     units = max(nbytes + (1 << _UNIT_BITS) - 1 >> _UNIT_BITS, _STEPS)
     octave = max((units - 1).bit_length() - 3, 0)
     return octave * _STEPS - (-units >> octave) - _STEPS + 1
 
 
 def class_bytes(number: int) -> int:
-    """Bytes of the blocks of size class ``number``."""
+    """Return the size of the blocks of size class ``number``."""
     octave, step = divmod(number - 1, _STEPS)
     return _STEPS + step << octave + _UNIT_BITS
 
 
 class _SizeClass:
-    """The spares of one size: ``wanted`` many, ``requested`` ones are on their way."""
+    """The spares of one size: ``wanted`` is their number, ``requested`` those that the sidecar has not granted yet."""
 
     __slots__ = ("free", "number", "refused_until", "requested", "used", "wanted")
 
@@ -60,7 +60,7 @@ class _SizeClass:
 
 
 class SparePool:
-    """The spares of one connection; ``send`` takes encoded frames for the sidecar, and keeps their order."""
+    """The spares of one connection; ``send`` sends encoded frames to the sidecar in order."""
 
     def __init__(self, send: Callable[[bytes], None], loop: AbstractEventLoop) -> None:
         self._send = send
@@ -69,7 +69,7 @@ class SparePool:
         self._timer: TimerHandle | None = None
 
     def take(self, nbytes: int) -> GrantedBlock | None:
-        """A spare for a tensor of ``nbytes``, if there is one; more are requested where they are used up."""
+        """Return a spare for a tensor of ``nbytes``, or None; request more when few are left."""
         if nbytes > MAX_SPARE_BYTES:
             return None
         now, number = self._loop.time(), size_class(nbytes)
@@ -81,14 +81,14 @@ class SparePool:
             size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
-            # Behind the frame of this tensor: what it takes is no spare any more then.
+            # After the frame of this tensor, whose block is then no longer a spare.
             self._loop.call_soon(self._request_spares, size)
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle)
         return found
 
     def on_frame(self, frame: SidecarFrame) -> None:
-        """The sidecar grants a spare, has none, or recalls all."""
+        """Handle a frame of the sidecar: it grants a spare, has none, or recalls all."""
         if frame.verb == Verb.RECALL_SPARES:
             self._pause_requests()
             self._return_all()
@@ -105,7 +105,7 @@ class SparePool:
             size.refused_until = self._loop.time() + _REFUSED_SECONDS
 
     def close(self) -> None:
-        """The connection is over: the sidecar takes all spares back by itself."""
+        """End with the connection, after which the sidecar frees all spares."""
         self._classes.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -134,7 +134,7 @@ class SparePool:
         size.free.clear()
 
     def _return_idle(self) -> None:
-        """Give back what was not used lately, and look again later while there is anything else."""
+        """Return the spares that were unused lately; check the others again later."""
         oldest = self._loop.time() - IDLE_SECONDS
         for size in [size for size in self._classes.values() if size.used <= oldest]:
             self._return_spares(size)

@@ -1,4 +1,4 @@
-"""The start of a service on a node whose sidecar may be away for a moment."""
+"""Start of a service whose sidecar may be unreachable for a moment."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a service waits for its sidecar before it gives up its start.
+#: Longest wait of a service for its sidecar, after which its start fails.
 SIDECAR_TIMEOUT_SECONDS = 45.0
 _ANSWER_SECONDS = 5.0  # for one attempt
 _PAUSE_SECONDS = 0.2
@@ -19,9 +19,9 @@ _REPORT_SECONDS = 5.0  # between two log lines
 async def connect_when_ready(
     socket_path: str, owner: str, node: str, *, within: float = SIDECAR_TIMEOUT_SECONDS
 ) -> TensorClient:
-    """A connected client, as ``TensorClient.connect``, once a sidecar answers.
+    """Return a connected client, as ``TensorClient.connect``, once a sidecar answers.
 
-    Raises ``Retryable`` when none does ``within`` seconds, ``ProtocolError`` as ``connect`` does, at once.
+    Raises ``Retryable`` if none does ``within`` seconds, and the ``ProtocolError`` of ``connect`` at once.
     """
     give_up, report = time.monotonic() + within, time.monotonic()
     while True:

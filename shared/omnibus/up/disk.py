@@ -1,4 +1,4 @@
-"""The disk of the NATS server: after it was full, the server writes nothing more until it is started again."""
+"""Disk of the NATS server. After the disk was full, the server writes nothing until it is restarted."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from omnibus.up.supervisor import Supervisor
 _PROBE_SECONDS = 3.0
 _ANSWER_SECONDS = 2.0
 _RESTART_SECONDS = 30.0  # at least, between two restarts
-#: A server that starts allows its streams this share of the free bytes of its disk.
+#: Share of the free disk space that the server allows its streams when it starts.
 _FREE_DISK_SHARE = 0.75
 _MIN_BYTES = 1 << 20
 
@@ -24,7 +24,7 @@ class _Limits(msgspec.Struct):
 
 
 class Storage(msgspec.Struct):
-    """Storage as ``/jsz`` reports it: bytes that streams have, may have by their limits, and by the server's."""
+    """Storage as ``/jsz`` reports it, in bytes: used, reserved by the streams' limits, and allowed by the server's."""
 
     storage: int = 0
     reserved_storage: int = 0
@@ -32,16 +32,16 @@ class Storage(msgspec.Struct):
 
     @property
     def too_small(self) -> bool:
-        """The server started when its disk was full: streams may never have what they reserved."""
+        """Return True if the server started with a full disk. Streams then cannot have the bytes that they reserved."""
         return self.config.max_storage < self.reserved_storage
 
     def fits_in(self, free: int) -> bool:
-        """A server that starts with ``free`` bytes on its disk allows the streams all that they reserved."""
+        """Return True if a server that starts now can satisfy its streams. It has ``free`` bytes on its disk."""
         return _FREE_DISK_SHARE * free >= max(self.reserved_storage - self.storage, _MIN_BYTES)
 
 
 class StreamDisk:
-    """Restarts the server named ``name`` once there is room again on the disk below ``directory``."""
+    """Restarts the server ``name`` when the disk of ``directory`` has space again."""
 
     def __init__(self, supervisor: Supervisor, log: Log, name: str, directory: Path, monitor_port: int) -> None:
         self._supervisor = supervisor
@@ -52,7 +52,7 @@ class StreamDisk:
         self._reported = False
 
     async def run(self) -> None:
-        """Look after it until this is cancelled."""
+        """Watch the server until this is cancelled."""
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
             storage = await self._read_storage()
@@ -61,13 +61,13 @@ class StreamDisk:
                 continue
             self._report_full()
             if storage.fits_in(_free_bytes(self._directory)):
-                self._log.write_line(self._name, "its disk has room again: it is started again")
+                self._log.write_line(self._name, "its disk has space again: restarting it")
                 self._supervisor.terminate(self._name)
                 await asyncio.sleep(_RESTART_SECONDS)
 
     def _report_full(self) -> None:
         if not self._reported:
-            lost = "records and dead letters are lost until there is room, everything else is served"
+            lost = "records and dead letters are lost until space is free, everything else is served"
             self._log.write_line(self._name, f"its disk at {self._directory} is full: {lost}")
         self._reported = True
 
@@ -75,7 +75,7 @@ class StreamDisk:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return msgspec.json.decode(await health.fetch_body(LOOPBACK, self._port, "/jsz"), type=Storage)
-        except (TimeoutError, msgspec.DecodeError):  # it starts, ends or hangs: the business of others
+        except (TimeoutError, msgspec.DecodeError):  # it starts, ends or hangs, which other parts handle
             return None
 
     async def _cannot_write(self) -> bool:

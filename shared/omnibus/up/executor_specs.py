@@ -1,4 +1,4 @@
-"""The processes that plans ask for, and which of those that run already do as well."""
+"""Processes that plans require, and the running ones that match them."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -24,10 +24,10 @@ _OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXE
 def process_specs(
     *plans: Plan, env: Mapping[str, str], fork_server: str = "", switches: bool = False
 ) -> dict[str, ProcessSpec]:
-    """The processes that ``plans`` ask for together, by name.
+    """Return the processes that ``plans`` require together, by name.
 
-    ``env`` is the environment of all of them. ``fork_server`` is the socket of one, which bears those that it can.
-    ``switches``: executors may take another role, see ``omnibus.cluster.roles``.
+    ``env`` is the environment of all of them. ``fork_server`` is the socket of a fork server, which forks those that it
+    can. With ``switches``, executors may change their role, see ``omnibus.cluster.roles``.
     """
     found: dict[str, ProcessSpec] = {}
     for each in (switching_executors if switches else desired_executors)(*plans).values():
@@ -41,11 +41,11 @@ def process_specs(
 def reconcile_specs(
     specs: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
 ) -> tuple[set[str], list[ProcessSpec]]:
-    """The names of those that run and stay, and what is to start beside them.
+    """Return the names of processes to keep and the specs to start.
 
-    One that runs under another name but does the same stays instead. What is to start and whose name is taken
-    gets another one; if that is taken too, it has to wait. Only at the very start executors are vital: a later
-    plan that is no good must not end what runs.
+    A running process with another name that does the same work is kept. A new process whose name is in use gets another
+    one; if that is in use too, it waits. Executors are vital only at the very start: a faulty later plan must not end
+    the running ones.
     """
     live = {name: spec for name, spec in there.items() if name not in ending}
     unchanged = {name for name, spec in specs.items() if name in live and _is_same_work(spec, live[name])}
@@ -64,7 +64,7 @@ def reconcile_specs(
 def _with_free_name(
     spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]
 ) -> ProcessSpec | None:
-    """``spec`` under a name that is free; None when it has to wait for one."""
+    """Return ``spec`` under a free name, or None to wait."""
     for each in (
         [spec] if _runs_app_code(spec) else [_with_option_name(spec), _with_origin_name(_with_option_name(spec))]
     ):
@@ -76,7 +76,8 @@ def _with_free_name(
 
 
 def grace_seconds(env: Mapping[str, str], service: str) -> float:
-    """Seconds between TERM and KILL that let ``service`` with the environment ``env`` drain and close."""
+    """Return the seconds between TERM and KILL for ``service``. They let it drain and close with the environment
+    ``env``."""
     return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + EXIT_TIMEOUT_SECONDS
 
 
@@ -105,7 +106,7 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
 
 
 def _runs_app_code(spec: ProcessSpec) -> bool:
-    """Return whether it runs an app's code, of which there are often two versions at once."""
+    """Return whether it runs an app's code. Two versions of that often run at once."""
     return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
 
 
@@ -114,18 +115,18 @@ def _origin_mark(spec: ProcessSpec) -> str:
 
 
 def _with_origin_name(spec: ProcessSpec) -> ProcessSpec:
-    """The same under the name that executors of its kind alone have."""
+    """Return ``spec`` with the name that includes its origin."""
     return replace(
         spec, name=f"{spec.name}@{_origin_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_origin_mark(spec)}"}
     )
 
 
 def _with_option_name(spec: ProcessSpec) -> ProcessSpec:
-    """The same under the name that its option has."""
+    """Return ``spec`` with the name of its option."""
     id = spec.env[ID].removesuffix(f"-{_origin_mark(spec)}")
     return replace(spec, name=spec.name.removesuffix(f"@{_origin_mark(spec)}"), env={**spec.env, ID: id})
 
 
 def _is_same_work(one: ProcessSpec, other: ProcessSpec) -> bool:
-    """Return whether both do the same, whatever they are called."""
+    """Return whether both do the same work, regardless of their names."""
     return one == replace(other, name=one.name, env={**other.env, ID: one.env[ID]}, vital=one.vital)

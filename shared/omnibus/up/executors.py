@@ -1,4 +1,4 @@
-"""Executors by the plan: what starts and stops when it changes."""
+"""Executors of the plan: starts and stops them when the plan changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,20 +14,18 @@ from omnibus.up.executor_specs import reconcile_specs
 from omnibus.up.role_switcher import RoleSwitcher
 from omnibus.up.supervisor import Supervisor
 
-READY_TIMEOUT_SECONDS = (
-    120.0  # seconds that an executor may take to load before those that it replaces leave without it
-)
-PLAN_WAIT_SECONDS = 5.0  # seconds that gateways may take to go by a new plan before executors of the old one leave
-RETRY_PAUSE_SECONDS = 1.0  # seconds until the next attempt to read the plan, or to start what did not start
-RECHECK_SECONDS = 60.0  # seconds between two looks for executors that were given up before they were ready once
+READY_TIMEOUT_SECONDS = 120.0  # seconds to wait for an executor to load before those that it replaces drain
+PLAN_WAIT_SECONDS = 5.0  # seconds to wait for gateways to apply a new plan before executors of the old one drain
+RETRY_PAUSE_SECONDS = 1.0  # seconds until the next attempt to read the plan, or to start failed executors
+RECHECK_SECONDS = 60.0  # seconds between two checks for executors that failed for good before they were ready once
 
 
 class Executors:
-    """Runs the executors that the current and the staged plan ask for; what neither asks for drains and ends.
+    """Runs the executors of the current and the staged plan. Other executors drain and end.
 
-    What did not change is left alone. What appears is ready before what disappears begins to drain, and so have
-    all gateways left the plan that asked for it. ``make`` gives the processes of plans by name, with ``ID`` in
-    their environment. With ``roles`` one that would end becomes one that would start, where it can.
+    Unchanged executors are not touched. New executors are ready before old ones begin to drain, and all gateways have
+    switched to the new plan by then. ``make`` returns the processes of plans by name, with ``ID`` in their environment.
+    With ``roles``, an executor that would end takes the role of one that would start, if it can.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Executors:
         self._changed = asyncio.Event()
 
     async def start(self, plan: Plan, store: Store) -> None:
-        """Start what ``plan`` asks for, or raise; from then on follow the plans of ``store``."""
+        """Start the executors of ``plan``, then follow the plans of ``store``. Raises if the first start fails."""
         self._plan, self._specs = plan, self._make(plan)
         await self._reconcile_executors(first=True)
         self._tasks = [asyncio.create_task(work) for work in (self._follow_plans(store), self._run_reconciler())]
@@ -61,14 +59,14 @@ class Executors:
             task.add_done_callback(self._on_task_done)
 
     def confirm_ready(self) -> None:
-        """Have the supervisor restart those for ever that say on the bus that they are ready."""
+        """Confirm the executors that report ready on the bus. The supervisor then restarts them forever."""
         ready = self._ready.ready_ids() if self._ready is not None else set()
         for name, spec in self._supervisor.specs.items():
             if spec.env.get(ID) in ready:
                 self._supervisor.confirm(name)
 
     async def close(self) -> None:
-        """Follow no longer. What runs, and what is still ending, is left to the supervisor."""
+        """Stop following plans. The supervisor handles the running and the draining executors."""
         tasks = [*self._tasks, *self._leaving.values()]
         for task in tasks:
             task.cancel()
@@ -76,7 +74,7 @@ class Executors:
 
     async def _follow_plans(self, store: Store) -> None:
         async for stand in store.plan_changes():
-            if not stand.epoch:  # the store has lost everything: all stays as it is until the planner has written again
+            if not stand.epoch:  # the store lost its data: change nothing until the planner writes again
                 continue
             plan = await self._read_plan(store.plan, stand.epoch)
             staged = await self._read_plan(store.staged_plan) if stand.staged else None
@@ -85,11 +83,11 @@ class Executors:
             self._changed.set()
 
     async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
-        """The current or the staged plan; None when it is lost, or of another build."""
+        """Return the current or the staged plan. Returns None if the plan is lost or of another build."""
         while True:
             try:
                 return await read(*epoch)
-            except StoreUnavailable:  # a change is announced once, so stay with it
+            except StoreUnavailable:  # a change is announced once, so retry
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
             except ProtocolError as error:
                 self._log.write_line("executors", f"{f'epoch {epoch[0]}' if epoch else 'staged'}: {error}")
@@ -100,7 +98,7 @@ class Executors:
             try:
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
-            except TimeoutError:  # one that was given up may do better now
+            except TimeoutError:  # retry executors that failed for good
                 pass
             self._changed.clear()
             try:
@@ -111,11 +109,11 @@ class Executors:
                 self._changed.set()
 
     async def _reconcile_executors(self, first: bool = False) -> None:
-        """Start what is not there, then end what is not wanted. A name that is ending is still there."""
+        """Start missing executors, then end those that the plans do not need. A name that is ending is still in use."""
         there = {name: spec for name, spec in self._supervisor.specs.items() if ID in spec.env}
         unchanged, fresh = reconcile_specs(self._specs, there, self._ending, vital=first)
         for name in unchanged & self._leaving.keys():
-            self._leaving.pop(name).cancel()  # it is wanted again, and has not begun to end
+            self._leaving.pop(name).cancel()  # the plan needs it again, and it has not begun to end
         leaving = {name: spec for name, spec in there.items() if name not in unchanged and name not in self._ending}
         fresh, switched = await self._switch_roles(fresh, leaving)
         for name in switched & self._leaving.keys():
@@ -127,8 +125,10 @@ class Executors:
     async def _switch_roles(
         self, fresh: list[ProcessSpec], leaving: dict[str, ProcessSpec]
     ) -> tuple[list[ProcessSpec], set[str]]:
-        """Let executors that are ``leaving`` become ``fresh`` ones; returns those that are left to be started, and the
-        names of those that have another role."""
+        """Make executors that are ``leaving`` take the roles of ``fresh`` ones.
+
+        Returns the specs that are still to start, and the names of those with a new role.
+        """
         if self._roles is None:
             return fresh, set()
         left, switched = list[ProcessSpec](), set[str]()
@@ -150,10 +150,10 @@ class Executors:
         finally:
             self._ending.discard(name)
             self._leaving.pop(name, None)
-        self._changed.set()  # it may be wanted again, or anew
+        self._changed.set()  # the plan may need it again
 
     async def _wait_until_replaced(self, name: str, successors: list[str]) -> None:
-        """Wait until nobody needs it; whoever takes longer than that is not waited for."""
+        """Wait until executor ``name`` is no longer needed. The waits are limited in time."""
         if successors and self._ready is not None and not await self._ready.wait_for(successors, READY_TIMEOUT_SECONDS):
             self._log.write_line(name, f"its successors are not ready after {READY_TIMEOUT_SECONDS:g} s")
         if self._gateways is not None and self._plan is not None:
@@ -161,4 +161,4 @@ class Executors:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._log.write_line("executors", f"the plan is not followed any more: {task.exception()!r}")
+            self._log.write_line("executors", f"no longer following plans: {task.exception()!r}")

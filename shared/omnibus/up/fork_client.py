@@ -1,8 +1,9 @@
-"""Stands for a process that the fork server bears: has its standard streams, passes signals on, ends as it ends.
+"""Proxy of a process that the fork server forks: shares its standard streams, forwards signals, and exits as it does.
 
-Run as a file by a bare interpreter, see ``fork_server_command``: with the standard library alone it costs a few
-milliseconds and megabytes. Whoever starts it owns the process: killing the proxy kills the process, for it
-holds the other end of the process's lifeline. The fork server is needed for the birth, and for the exit code.
+Runs as a file in a bare interpreter, see ``fork_server_command``. With the standard library alone, it costs a few
+milliseconds and megabytes. The parent of the proxy owns the process: killing the proxy kills the process, because the
+proxy holds the other end of the process's lifeline. The fork server is needed to start the process and to read its exit
+code.
 """
 
 import os
@@ -14,53 +15,55 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_SPAWN_TIMEOUT_SECONDS = 60.0  # seconds for the fork server to answer; it may be importing again after it was killed
+_SPAWN_TIMEOUT_SECONDS = 60.0  # seconds to wait for the fork server, which may import again after a kill
 _RETRY_PAUSE_SECONDS = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LENGTH_BYTES = 4  # bytes of the length before a request
-STATUS_BYTES = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
-#: Before the socket: a process that the fork server cannot bear at once begins as any other, instead of waiting for it.
+STATUS_BYTES = 4  # bytes of an answer: the process id after the fork, the wait status of waitpid at the end
+#: Argument before the socket: if the fork server cannot fork now, start the process as any other, without waiting.
 OR_BEGIN = "--or-begin"
 PING = bytes(_LENGTH_BYTES)  # an empty request: the fork server closes the connection
-_MAX_REQUEST_BYTES = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
+_MAX_REQUEST_BYTES = 8 << 20  # bytes of a request; the kernel allows less for a separate process
 
 
 def fork_server_command(fork_server: str, module: str, *arguments: str, or_begin: bool = False) -> tuple[str, ...]:
-    """The command line of ``python -m module`` born by the fork server that listens at the socket ``fork_server``.
+    """Return the command of ``python -m module``, forked by a fork server.
 
-    Interpreter options and ``PYTHONPATH`` are the fork server's. While there is no fork server the process waits for
-    one or, with ``or_begin``, begins as a new interpreter and imports its libraries itself.
+    The fork server listens at the socket ``fork_server``. Interpreter options and ``PYTHONPATH`` are its own. Without a
+    fork server, the process waits for one or, with ``or_begin``, starts as a new interpreter and imports its libraries
+    itself.
     """
     options = (OR_BEGIN,) if or_begin else ()
     return (sys.executable, "-I", "-S", __file__, *options, fork_server, module, *arguments)
 
 
 def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
-    """A request: length, then directory, number of arguments, arguments and environment, NUL between them."""
+    """Return a request: length, then directory, number of arguments, arguments and environment, separated by NUL."""
     parts = [os.fsencode(cwd), str(len(argv)).encode(), *map(os.fsencode, argv)]
     body = b"\0".join([*parts, *(name + b"=" + value for name, value in environ.items())])
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
-    """Arguments, environment and directory of a request; None while it is not complete.
+    """Return arguments, environment and directory of a request. Returns None while the request is incomplete.
 
-    Raises ``ValueError`` for anything else.
+    Raises ``ValueError`` for an invalid request.
     """
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
     if end > _MAX_REQUEST_BYTES:
-        raise ValueError(f"a request of {end} bytes; {_MAX_REQUEST_BYTES} are allowed")
+        raise ValueError(f"a request must have at most {_MAX_REQUEST_BYTES} bytes, not {end}")
     if len(data) < max(end, _LENGTH_BYTES):
         return None
     cwd, count, *rest = [os.fsdecode(part) for part in data[_LENGTH_BYTES:end].split(b"\0")]
     argv, environ = rest[: int(count)], dict(entry.split("=", 1) for entry in rest[int(count) :])
     if not argv:
-        raise ValueError("a request that names no module")
+        raise ValueError("a request must name a module")
     return argv, environ, cwd
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Have ``arguments[1:]`` born by the fork server at ``arguments[0]`` and stay until it ends; its exit code."""
+    """Run ``arguments[1:]`` in a fork of the fork server at ``arguments[0]``. Waits for the end and returns the exit
+    code."""
     or_begin = arguments[0] == OR_BEGIN
     path, *argv = arguments[1:] if or_begin else arguments
     with socket.socket(socket.AF_UNIX) as fork_server:
@@ -82,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _begin(argv: Sequence[str]) -> int:
-    """Become ``python -m`` of ``argv``, and never return. What was born after all ends, with its lifeline."""
+    """Become ``python -m`` of ``argv``, and never return. If the fork server still forks a process, it ends with its
+    lifeline."""
     os.execve(sys.executable, (sys.executable, "-u", "-m", *argv), os.environ)  # noqa: S606 there is no shell
 
 
@@ -98,7 +102,8 @@ def _connect_fork_server(fork_server: socket.socket, path: str, seconds: float) 
 
 
 def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
-    """A descriptor of the new process, see ``os.pidfd_open``, and its id; -1 when there is none. Raises ``OSError``."""
+    """Return a descriptor of the new process and its id. The descriptor is as of ``os.pidfd_open``, or -1 without a
+    process. Raises ``OSError``."""
     child = -1
     early: list[int] = []
 
@@ -108,7 +113,7 @@ def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[i
         else:
             _send_signal(child, number)
 
-    # Before the request is sent a signal ends this process; from then on it is for the other one.
+    # Before the request is sent, a signal ends this process. After that, signals are for the other one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _send_request(fork_server, argv)
     for number in _FORWARDED:
@@ -126,7 +131,7 @@ def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[i
 
 
 def _send_request(fork_server: socket.socket, argv: Sequence[str]) -> None:
-    # The other end of the lifeline is never closed here: the kernel does that, however this process ends.
+    # The other end of the lifeline is never closed here: the kernel closes it when this process ends.
     line, _ = os.pipe()
     request = pack_request(argv, os.environb, os.getcwd())
     sent = socket.send_fds(fork_server, [request], [0, 1, 2, line])
@@ -140,7 +145,7 @@ def _send_signal(child: int, number: int) -> None:
 
 
 def _read_status(fork_server: socket.socket) -> bytes:
-    """The wait status; less than ``STATUS`` bytes when the fork server ends before the process."""
+    """Return the wait status. It is shorter than ``STATUS_BYTES`` if the fork server ends before the process."""
     try:
         return fork_server.recv(STATUS_BYTES, socket.MSG_WAITALL)
     except OSError:
@@ -148,16 +153,16 @@ def _read_status(fork_server: socket.socket) -> bytes:
 
 
 def _wait_without_fork_server(child: int, pid: int) -> int:
-    """Stay until the process ends; nobody knows its exit code."""
-    sys.stderr.write("the fork server has gone; this process goes on without it\n")
+    """Wait until the process ends, without its exit code."""
+    sys.stderr.write("the fork server has ended; this process continues without it\n")
     select.select([child], [], [])
-    with suppress(OSError):  # what is left of its group, as the fork server would
+    with suppress(OSError):  # the rest of its group, as the fork server does
         os.killpg(pid, signal.SIGKILL)
-    return _report_failure("ended; its fork server is gone, so its exit code is unknown")
+    return _report_failure("ended; its fork server ended before it, so its exit code is unknown")
 
 
 def _exit_with_status(status: int) -> int:
-    """The exit code for a wait status; a process that a signal has killed is followed the same way."""
+    """Return the exit code for a wait status. After a process that a signal has killed, exit by the same signal."""
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = os.WTERMSIG(status)

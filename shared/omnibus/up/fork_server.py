@@ -1,16 +1,17 @@
-"""``python -m omnibus.up.fork_server SOCKET MODULE...``: imports the modules once and forks processes that need them.
+"""``python -m omnibus.up.fork_server SOCKET MODULE...``: imports modules once and forks the processes that need them.
 
-Libraries of engines take seconds and hundreds of megabytes to import, those of a gateway a second. Forked from a
-process that has them, an executor or a service starts within milliseconds and shares their memory until it writes to
-it. Each connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a
-descriptor of it, and its wait status. A closed connection kills the process and its group. Linux only.
+The libraries of engines take seconds and hundreds of megabytes to import, those of a gateway a second. Forked from a
+process that has them, an executor or a service starts within milliseconds. It shares their memory until it writes to
+it. Each connection to the socket, made by ``omnibus.up.fork_client``, is one process. The fork server returns the
+process's id with a descriptor of it, and later its wait status. A closed connection kills the process and its group.
+Linux only.
 
-Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
+Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy holds. When that end is
 closed, the kernel kills the process and its group.
 
-Only a process with a single thread can be forked safely, and the driver of a GPU does not survive a fork once it was
-used. Where a module starts a thread or uses a GPU, processes are forked and begin a new interpreter at once: they start
-as slowly as any, and share nothing.
+Only a process with a single thread can be forked safely. The driver of a GPU does not survive a fork after its first
+use. If a module starts a thread or uses a GPU, processes are forked and start a new interpreter at once. They then
+start as slowly as any other process, and share nothing.
 """
 
 import gc
@@ -38,37 +39,37 @@ from omnibus.up import fork_client
 _READ_BYTES = 1 << 16  # bytes
 _DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
-#: Threads that survive a fork: that of jemalloc, which pyarrow brings, is started anew in the child by its own handler.
+#: Threads that survive a fork: jemalloc, a part of pyarrow, restarts its thread in the child.
 _FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
-#: What drivers of GPUs (NVIDIA's, AMD's) hold open from their first use on; who only counts devices does not open them.
+#: Devices that drivers of GPUs (NVIDIA's, AMD's) open on their first use. Counting devices does not open them.
 _GPU_DEVICES = {"/dev/nvidia-uvm", "/dev/kfd"}
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:
-    """Return whether processes with this environment are forked here: on Linux, unless it is turned off."""
+    """Return whether processes with this environment are forked: on Linux, unless it is turned off."""
     return sys.platform == "linux" and read_settings(UpSettings, environ).fork_server
 
 
 def can_fork_executors(environ: Mapping[str, str]) -> bool:
-    """Return whether executors with this environment are forked here: as others are, and with the default engine."""
+    """Return whether executors with this environment are forked: like others, and with the default engine."""
     return can_fork(environ) and read_settings(ExecutorSettings, environ).engine == ExecutorSettings().engine
 
 
 class ForkedProcess:
-    """One connection and the process that is born for it."""
+    """Connection and the process that is forked for it."""
 
     def __init__(self, fork_server: "ForkServer", connection: socket.socket) -> None:
         self._fork_server = fork_server
         self._connection = connection
         self._received = b""
         self._streams: list[int] = []
-        self._pid = 0  # until it is born
+        self._pid = 0  # until the fork
         self._end = -1  # a descriptor that becomes readable when the process ends
         self._closed = False
         fork_server.watch_descriptor(connection.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Give back every descriptor. Closing twice is harmless."""
+        """Close every descriptor. Closing twice is harmless."""
         self._connection.close()
         self._close_streams()
         if self._end >= 0:
@@ -100,27 +101,29 @@ class ForkedProcess:
             if request is not None:
                 self._fork_process(*request)
         except (OSError, ValueError) as error:
-            _print_line(f"a process was not born: {error}")
+            _print_line(f"a process was not forked: {error}")
             self._handle_failure()
 
     def _fork_process(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
         if len(self._streams) != _DESCRIPTOR_COUNT:
-            raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_DESCRIPTOR_COUNT}")
+            raise ValueError(
+                f"a request must have {_DESCRIPTOR_COUNT} standard streams and lifelines, not {len(self._streams)}"
+            )
         pid = os.fork()
         if pid == 0:
             run = _run_module if self._fork_server.shares_modules else _exec_module
             _run_child(lambda: self._set_up_child(argv, environ, cwd), partial(run, argv))
         self._pid, self._received = pid, b""
-        with suppress(OSError):  # the child does the same; whoever is first, it has a group from here on
+        with suppress(OSError):  # the child does the same: it has a group from here on, in either order
             os.setpgid(pid, pid)
         self._close_streams()
         self._end = os.pidfd_open(pid)
         self._fork_server.watch_descriptor(self._end, self._on_process_end)
-        with suppress(OSError):  # the proxy has gone: its end of the connection says so too
+        with suppress(OSError):  # the proxy has ended, which also closes the connection
             socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS_BYTES, "big")], [self._end])
 
     def _set_up_child(self, argv: Sequence[str], environ: dict[str, str], cwd: str) -> None:
-        """In the child: what the kernel would do for a process of its own."""
+        """Set up the child as the kernel sets up a new process."""
         show_command_line(python_command(*argv))
         os.setpgid(0, 0)
         *streams, lifeline = self._streams
@@ -136,13 +139,13 @@ class ForkedProcess:
         sys.path[0] = os.getcwd()
 
     def _handle_failure(self) -> None:
-        if self._pid:  # born, but there was no descriptor left to watch it
+        if self._pid:  # forked, but no descriptor was left to watch it
             self._on_process_end()
         else:
             self._leave_fork_server()
 
     def _on_disconnect(self) -> None:
-        """The proxy has gone: so must the process, and its end closes this."""
+        """Kill the process, as its proxy has ended. Its end closes this connection."""
         if self._pid:
             self._fork_server.forget_descriptor(self._connection.fileno())
             self._kill_group()
@@ -150,7 +153,7 @@ class ForkedProcess:
             self._leave_fork_server()
 
     def _on_process_end(self) -> None:
-        self._kill_group()  # what is left of its group
+        self._kill_group()  # the rest of its group
         _, status = os.waitpid(self._pid, 0)
         with suppress(OSError):
             self._connection.send(status.to_bytes(fork_client.STATUS_BYTES, "big"))
@@ -174,15 +177,15 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread.
+    """Serves ``listener`` forever, without threads and without waiting for one process.
 
-    Processes begin with what is imported here where it ``shares_modules``; else each imports its own.
+    With ``shares_modules``, processes start with the modules imported here; else each imports its own.
     """
 
     def __init__(self, listener: socket.socket, *, shares_modules: bool = True) -> None:
         if sys.platform != "linux":
             raise Fatal(
-                "the fork server needs Linux; start executors as processes of their own (OMNIBUS_UP_FORK_SERVER=0)"
+                "the fork server requires Linux: set OMNIBUS_UP_FORK_SERVER=0 to start executors as separate processes"
             )
         self.processes: set[ForkedProcess] = set()
         self.shares_modules = shares_modules
@@ -191,7 +194,7 @@ class ForkServer:
         self.watch_descriptor(listener.fileno(), self._accept_connection)
 
     def serve(self) -> NoReturn:
-        """Bear a process per connection until a signal ends the fork server, and it alone."""
+        """Fork a process per connection until a signal ends the fork server. The signal does not end the processes."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
@@ -201,12 +204,12 @@ class ForkServer:
         self._selector.register(descriptor, selectors.EVENT_READ, call)
 
     def forget_descriptor(self, descriptor: int) -> None:
-        """Undo ``watch_descriptor``. Harmless when nothing is watched."""
+        """Undo ``watch_descriptor``. Harmless if the descriptor is not watched."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
 
     def close(self) -> None:
-        """In a child: give back what only the fork server needs. Processes born earlier are not touched."""
+        """Close the descriptors of the fork server in a child. Other processes are not affected."""
         self._selector.close()
         self._listener.close()
         for process in self.processes:
@@ -215,7 +218,7 @@ class ForkServer:
     def _accept_connection(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # it was given up meanwhile, or there are no descriptors left
+        except OSError as error:  # the client closed it meanwhile, or no descriptors are left
             _print_line(f"a connection was not accepted: {error}")
             return
         connection.setblocking(False)
@@ -223,7 +226,7 @@ class ForkServer:
 
 
 def _run_child(settle: Callable[[], None], run: Callable[[], int]) -> NoReturn:
-    """The whole life of a child: it must never return into the fork server's loop."""
+    """Run the whole life of a child. This never returns to the fork server's loop."""
     code = 1
     try:
         settle()
@@ -235,12 +238,12 @@ def _run_child(settle: Callable[[], None], run: Callable[[], int]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        # An orderly end of the interpreter would write to, and so copy, all the memory that is shared.
+        # A regular exit of the interpreter would write to, and so copy, all the shared memory.
         os._exit(code)
 
 
 def _reset_process_state() -> None:
-    """State that two processes must not have in common. ``random`` and ``secrets`` see to it themselves."""
+    """Reset state that two processes must not share. ``random`` and ``secrets`` reset themselves."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -252,7 +255,7 @@ def _reset_process_state() -> None:
 
 
 def _run_module(argv: list[str]) -> int:
-    """Run the module ``argv[0]`` as ``python -m`` does; its exit code."""
+    """Run the module ``argv[0]`` as ``python -m`` does, and return its exit code."""
     sys.argv = list(argv)
     try:
         runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
@@ -265,7 +268,7 @@ def _run_module(argv: list[str]) -> int:
 
 
 def _exec_module(argv: list[str]) -> NoReturn:
-    """Become ``python -m`` of the module ``argv[0]``; what is open and not to be inherited is closed."""
+    """Become ``python -m`` of the module ``argv[0]``. Descriptors that are not inheritable are closed."""
     os.execve(sys.executable, python_command(*argv), os.environ)  # noqa: S606 there is nothing for a shell to do
 
 
@@ -274,34 +277,34 @@ def _print_line(line: str) -> None:
 
 
 def warn_of_threads() -> bool:
-    """Return whether there are threads that do not survive a fork, and print their names."""
+    """Return whether threads would not survive a fork, with a warning."""
     threads = [task for task in os.scandir("/proc/self/task") if int(task.name) != os.getpid()]
     unsafe = {Path(thread.path, "comm").read_text().strip() for thread in threads} - _FORK_SAFE_THREADS
     if unsafe:
         _print_line(
-            f"the imports started threads ({', '.join(sorted(unsafe))}), so processes import their libraries by "
-            "themselves and start more slowly; try OMP_NUM_THREADS=1"
+            f"the imports started threads ({', '.join(sorted(unsafe))}), so each process imports its libraries "
+            "and starts more slowly; try OMP_NUM_THREADS=1"
         )
     return bool(unsafe)
 
 
 def warn_of_gpu_drivers() -> bool:
-    """Return whether the driver of a GPU is in use here, and say so."""
+    """Return whether this process uses a GPU driver, with a warning."""
     opened = set()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the directory itself
+        with suppress(OSError):  # the descriptor of the directory itself
             opened.add(os.readlink(f"/proc/self/fd/{name}"))
     in_use = sorted(opened & _GPU_DEVICES)
     if in_use:
         _print_line(
-            f"the imports used a GPU ({', '.join(in_use)}), so processes import their libraries by themselves and "
-            "start more slowly"
+            f"the imports used a GPU ({', '.join(in_use)}), so each process imports its libraries and "
+            "starts more slowly"
         )
     return bool(in_use)
 
 
 def _open_listener(path: str) -> socket.socket:
-    Path(path).unlink(missing_ok=True)  # of a fork server that was killed
+    Path(path).unlink(missing_ok=True)  # left by a killed fork server
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
@@ -314,7 +317,7 @@ def _open_listener(path: str) -> socket.socket:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Import ``arguments[1:]``, then listen at ``arguments[0]``: who can connect is served at once."""
+    """Import ``arguments[1:]``, then listen at ``arguments[0]`` and serve forever."""
     gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
     for name in arguments[1:]:
         importlib.import_module(name)

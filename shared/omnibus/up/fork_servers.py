@@ -1,4 +1,4 @@
-"""The fork servers of a run: one bears its services, another one its executors, whose libraries are far larger."""
+"""Fork servers of a run: one for services, one for executors, whose libraries are far larger."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -8,11 +8,11 @@ from omnibus.up import fork_client
 from omnibus.up.health import fork_server_answers
 from omnibus.up.probes import wait_for_socket
 
-#: Names of their processes, and of their sockets in the directory of the run: paths of sockets have to be short.
+#: Names of their processes, and of their sockets in the directory of the run: paths of sockets must be short.
 SERVICES, EXECUTORS = "service-fork-server", "fork-server"
 SERVICES_SOCKET, EXECUTORS_SOCKET = "services.sock", "fork-server.sock"
 _READY_SECONDS = 120.0  # seconds for the imports
-#: What is imported once for all services, and once for all executors.
+#: Modules that are imported once for all services, and once for all executors.
 SERVICE_MODULES = (
     "omnibus.service",
     "services.gateway.service",
@@ -32,12 +32,12 @@ EXECUTOR_MODULES = (
 
 
 def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mapping[str, str]) -> ProcessSpec:
-    """The process of a fork server that imports ``modules`` and listens at ``socket``."""
+    """Return the process of a fork server that imports ``modules``. It listens at ``socket``."""
     return ProcessSpec(
         name,
         python_command("omnibus.up.fork_server", socket, *modules),
-        # numpy's and scipy's libraries would start threads when they are imported, and whoever looks for a GPU
-        # would start its driver, which no executor could use any more.
+        # By default, the libraries of numpy and scipy start threads on import, and a search for GPUs starts their
+        # driver, which no executor could use after that.
         env={**env, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         cwd=ROOT,
         ready=lambda: wait_for_socket(socket),
@@ -47,6 +47,6 @@ def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mappin
 
 
 def service_command(service: str, socket: str) -> tuple[str, ...]:
-    """The command line of a service: born by the fork server at ``socket``, if there is one, or begun as any other."""
+    """Return the command of a service. The fork server at ``socket`` forks it, if there is one."""
     module = f"services.{service}"
     return fork_client.fork_server_command(socket, module, or_begin=True) if socket else python_command(module)

@@ -14,16 +14,16 @@ _READY = "200"
 
 
 async def fetch_status(host: str, port: int, path: str) -> str:
-    """The HTTP status that ``path`` answers; empty when nobody listens or the connection ends without one.
+    """Return the HTTP status of ``path``, empty if the connection fails.
 
-    It waits for the answer as long as the caller does.
+    This waits for the response without a time limit: the caller sets one.
     """
     words = (await _http_get(host, port, path)).split(b" ", 2)
     return words[1].decode("latin-1") if len(words) > 1 else ""
 
 
 async def fetch_body(host: str, port: int, path: str) -> bytes:
-    """The body that ``path`` answers; empty as ``fetch_status``."""
+    """Return the HTTP body of ``path``, empty as in ``fetch_status``."""
     return (await _http_get(host, port, path)).partition(b"\r\n\r\n")[2]
 
 
@@ -40,7 +40,7 @@ async def _http_get(host: str, port: int, path: str) -> bytes:
 
 
 async def fork_server_answers(path: str, _: int) -> bool:
-    """The fork server that listens at the socket ``path`` serves its connections."""
+    """Return whether the fork server at the socket ``path`` serves its connections."""
     try:
         reader, writer = await asyncio.open_unix_connection(path)
         try:
@@ -53,23 +53,23 @@ async def fork_server_answers(path: str, _: int) -> bool:
 
 
 class Endpoints:
-    """The health endpoints of the services of one run: each tells its port in a file of ``directory``."""
+    """Health endpoints of the services of one run. Each service writes its port to a file in ``directory``."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._executors: dict[str, int] = {}
 
     async def listen(self, bus: Bus) -> None:
-        """Follow which process is which executor: one that was forked is no child of the supervisor."""
+        """Follow the process ids of executors: a forked one is not a child of the supervisor."""
         await follow_events(bus, {subjects.EXECUTOR: self._on_status})
 
     async def service_answers(self, pid: int) -> bool:
-        """The event loop of the service in process ``pid``, or of which that is the proxy, answers, and has started."""
+        """Return whether the service in process ``pid`` has started and responds. ``pid`` may be that of its proxy."""
         address = self._find_address(find_forked_pid(pid))
         return address is not None and await fetch_status(*address, "/readyz") == _READY
 
     async def executor_answers(self, id: str, _: int) -> bool:
-        """The same of the executor ``id``."""
+        """Return whether executor ``id`` has started and responds."""
         pid = self._executors.get(id)
         return pid is not None and await self.service_answers(pid)
 
@@ -77,11 +77,11 @@ class Endpoints:
         self._executors[executor.id] = executor.pid
 
     def _find_address(self, pid: int) -> tuple[str, int] | None:
-        """Host and port of the endpoint of ``pid``; None while it has none."""
+        """Return host and port of the endpoint of ``pid``, if any."""
         for file in self._directory.glob(f"*-{pid}.json"):
             try:
                 host, _, port = json.loads(file.read_bytes())[0]["targets"][0].rpartition(":")
                 return host, int(port)
-            except (OSError, ValueError, LookupError, TypeError):  # it has just gone
+            except (OSError, ValueError, LookupError, TypeError):  # the process has just ended
                 continue
         return None

@@ -1,4 +1,4 @@
-"""A NATS server and a Valkey (or Redis) server of our own, on loopback: command lines and readiness."""
+"""NATS and Valkey (or Redis) servers on loopback: commands and readiness."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ _READY_TIMEOUT_SECONDS = 15.0  # seconds; both take under 0.3 s on an idle machi
 _PROBE_TIMEOUT_SECONDS = 1.0  # seconds for one probe
 _PROBE_PAUSE_SECONDS = 0.02  # seconds between two probes
 _MAX_ANSWER_BYTES = 4096  # bytes of an answer that a probe reads
-_GO_CORES = "GOMAXPROCS"  # of programs in Go: threads that run at the same time
-_USER = "omnibus"  # of the NATS server, where it has a password
+_GO_CORES = "GOMAXPROCS"  # of programs in Go: number of threads that run at the same time
+_USER = "omnibus"  # of the NATS server, if it has a password
 
 
 @dataclass(frozen=True)
 class InfraServer:
-    """A server that is not started yet. ``ports`` stay the same over restarts; ``url`` holds the password, if any."""
+    """Server that is not started yet. ``ports`` stay the same over restarts; ``url`` contains the password, if any."""
 
     spec: ProcessSpec
     url: str
@@ -40,12 +40,12 @@ def prepare_nats(
     password: str = "",
     cores: int = 0,
 ) -> InfraServer:
-    """A NATS server with JetStream, whose streams live under ``directory``; port 0 takes a free one.
+    """Return a NATS server with JetStream, whose streams are stored under ``directory``. Port 0 takes a free one.
 
-    ``config`` is a NATS configuration file for users and permissions. ``password``, where there is none, is that of
-    the one user that may connect; the server reads it from a private file, since everybody sees arguments of
-    processes. ``cores`` is how many the server computes on at the same time, 0: as ``choose_nats_cores`` says. Raises
-    ``BusUnavailable`` when no server binary is found.
+    ``config`` is a NATS configuration file for users and permissions. Without it, ``password`` is the password of the
+    only user that may connect. The server reads it from a private file, as all users of the machine can see arguments
+    of processes. ``cores`` is the number of cores that the server computes on, 0 for ``choose_nats_cores``. Raises
+    ``BusUnavailable`` if no server binary is found.
     """
     binary = binaries.find_binary(binaries.NATS, environ)
     port, monitor_port = _choose_ports(port, monitor_port)
@@ -73,10 +73,10 @@ def prepare_nats(
 
 
 def choose_nats_cores() -> int:
-    """Return a quarter of the cores that this process may use, one at least.
+    """Return a quarter of this process's cores, at least one.
 
-    The server sends small messages between processes that share its machine: threads of Go that look for more work take
-    the time of those whose messages it sends.
+    The server sends small messages between processes that share its machine. Threads of Go that search for more work
+    take time from those processes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // 4)
@@ -91,12 +91,11 @@ def prepare_valkey(
     durable: bool = False,
     max_bytes: int = 0,
 ) -> InfraServer:
-    """A Valkey or Redis server; port 0 takes a free one. If ``durable`` it keeps its data below ``directory``.
+    """Return a Valkey or Redis server. Port 0 takes a free one. With ``durable``, its data is stored below
+    ``directory``.
 
-    With ``max_bytes`` of data it refuses writes, and evicts nothing.
-
-    With a ``password``, which the server reads from a private file, nobody is served who does not send it. Raises
-    ``StoreUnavailable`` when no server binary is found.
+    With ``max_bytes`` of data it rejects writes, and evicts nothing. With ``password``, which the server reads from a
+    private file, it rejects clients without it. Raises ``StoreUnavailable`` if no server binary is found.
     """
     binary = binaries.find_binary(binaries.VALKEY, environ)
     (port,) = _choose_ports(port)
@@ -128,28 +127,32 @@ async def nats_ready(monitor_port: int) -> None:
 
 
 async def valkey_ready(port: int, password: str = "") -> None:
-    """Wait until the server answers PING; without the ``password`` a refusal for want of it is an answer too."""
-    if password:  # what reads its files still refuses only those who are let in
+    """Wait until the server answers PING. Without ``password``, a rejection for the missing password counts as an
+    answer."""
+    if password:  # a server that still reads its files rejects PING only after AUTH
         await _wait_for_answer(port, f"AUTH {password}\r\nPING\r\n".encode(), (b"+OK\r\n+PONG",))
     else:
         await _wait_for_answer(port, b"PING\r\n", (b"+PONG", b"-NOAUTH"))
 
 
 def _write_private(path: Path, text: str) -> Path:
-    """Write a file that its owner alone may read."""
-    path.unlink(missing_ok=True)  # a mode holds for new files alone
+    """Write a file that only its owner can read."""
+    path.unlink(missing_ok=True)  # a mode applies to new files only
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(text)
     return path
 
 
 async def _nats_alive(monitor_port: int, _: int) -> bool:
-    """The server answers, healthy or not."""
+    """Return whether the server responds, healthy or not."""
     return bool(await health.fetch_status(LOOPBACK, monitor_port, "/healthz"))
 
 
 async def _valkey_alive(port: int, _: int) -> bool:
-    """The server answers, if only that it wants a password, loads its file or runs a script."""
+    """Return whether the server responds, even with an error.
+
+    It may require a password, load its file or run a script.
+    """
     try:
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         try:
@@ -167,13 +170,13 @@ def _choose_ports(*ports: int) -> list[int]:
 
 
 async def _wait_for_answer(port: int, request: bytes, answers: tuple[bytes, ...]) -> None:
-    # Neither server can tell us that it is ready, so we ask; the caller holds the deadline.
+    # Neither server sends an event when it is ready, so poll. The caller sets the deadline.
     while not (await _exchange_bytes(port, request)).startswith(answers):  # noqa: ASYNC110
         await asyncio.sleep(_PROBE_PAUSE_SECONDS)
 
 
 async def _exchange_bytes(port: int, request: bytes) -> bytes:
-    """The first bytes that 127.0.0.1:``port`` answers to ``request``; empty when there is no answer."""
+    """Return the first bytes that 127.0.0.1:``port`` sends after ``request``, empty for none."""
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)

@@ -1,7 +1,7 @@
-"""Processes that stand still: the kernel says of each thread how often it ran, and whether it wants to.
+"""Detection of processes that stand still. The kernel has the state and the counters of each thread.
 
-A process that is starved of its processor, or of a disk, wants to run. One whose threads all sleep, or were stopped,
-does nothing, and will not answer what it was asked meanwhile.
+A process that is starved of its processor or disk wants to run. If all threads of a process sleep, or were stopped, it
+does nothing and will not respond to a probe.
 """
 
 import os
@@ -14,20 +14,21 @@ _PROC = Path("/proc")
 _WANTING = (b"R", b"D")
 _STATE = re.compile(rb"^State:\s+(\S)", re.MULTILINE)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
-#: In the command line of ``omnibus.up.fork_client``.
+#: Part of the command line of ``omnibus.up.fork_client``.
 _PROXY = b"/up/fork_client.py\0"
 _PIDFD = re.compile(rb"^Pid:\s+(\d+)", re.MULTILINE)
 
 
 class ThreadStates(NamedTuple):
-    """All threads of a process at one moment. ``switches``: how often each of them stopped running so far, in all."""
+    """States of all threads of a process at one moment. ``switches`` is the total number of times that they stopped
+    running."""
 
     wants_to_run: bool
     switches: int
 
 
 def read_thread_states(pid: int) -> ThreadStates | None:
-    """The threads of ``pid``; None where the kernel does not say, or it has just ended."""
+    """Return the threads of ``pid``. Returns None if the kernel has no counters or the process has ended."""
     wants, switches = False, 0
     try:
         for thread in os.scandir(_PROC / str(pid) / "task"):
@@ -43,10 +44,11 @@ def read_thread_states(pid: int) -> ThreadStates | None:
 
 
 def find_forked_pid(pid: int) -> int:
-    """The process that the proxy ``pid`` of ``omnibus.up.fork_client`` stands for; ``pid`` itself for any other."""
+    """Return the process that ``omnibus.up.fork_client`` stands for. ``pid`` is that of the proxy; for any other
+    process, it is returned."""
     try:
         if _PROXY not in (_PROC / str(pid) / "cmdline").read_bytes():
-            return pid  # it may well watch others: a gateway does so with its apps
+            return pid  # it may watch other processes, as a gateway does with its apps
         for descriptor in os.scandir(_PROC / str(pid) / "fdinfo"):
             found = _PIDFD.search(Path(descriptor.path).read_bytes())
             if found is not None and int(found[1]) > 0:
@@ -57,7 +59,7 @@ def find_forked_pid(pid: int) -> int:
 
 
 class Stillness:
-    """Since when the process ``pid`` stands still, as far as updates tell."""
+    """Time for which the process ``pid`` stands still."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -65,7 +67,7 @@ class Stillness:
         self._before: ThreadStates | None = None
 
     def update(self, now: float) -> float:
-        """Seconds for which no thread has run or wanted to, so far; ``now`` is of a clock in seconds."""
+        """Return the seconds for which no thread has run or wanted to. ``now`` is of a clock in seconds."""
         states = read_thread_states(find_forked_pid(self._pid))
         if states is None or states.wants_to_run or states != self._before:
             self._since = now
@@ -73,5 +75,5 @@ class Stillness:
         return now - self._since
 
     def forget(self) -> None:
-        """Begin anew with the next update."""
+        """Restart the measurement with the next update."""
         self._before = None

@@ -1,4 +1,4 @@
-"""Several nodes on one machine: a sidecar and an arena each, which reach each other by TCP over loopback."""
+"""Several nodes on one machine. Each has a sidecar and an arena, and reaches the others by TCP over loopback."""
 
 import os
 import secrets
@@ -9,14 +9,14 @@ from pathlib import Path
 from omnibus.cluster.desired import CELL
 from omnibus.process.spec import ProcessSpec
 
-#: The name of the only node begins with this, as those of all do.
+#: Prefix of the names of nodes.
 NODE = "local"
 _HOST = "127.0.0.1"
 _SECRET_BYTES = 32
 
 
 class Nodes:
-    """``count`` nodes, and who runs on which. Call ``prepare`` before anything else."""
+    """``count`` nodes, and the placement of executors on them. Call ``prepare`` first."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -24,7 +24,7 @@ class Nodes:
         self._places: dict[str, int] = {}
 
     def prepare(self, directory: Path) -> None:
-        """Make what the nodes need in ``directory``, that of the run."""
+        """Create the files of the nodes in ``directory``, that of the run."""
         self._directory = directory
         if self.count > 1:
             descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -32,11 +32,11 @@ class Nodes:
                 file.write(secrets.token_hex(_SECRET_BYTES))
 
     def socket(self, index: int) -> str:
-        """Path of the socket of a node's sidecar."""
+        """Return the path of the socket of a node's sidecar."""
         return str(self._directory / f"{sidecar_name(index)}.sock")
 
     def client_env(self, index: int) -> Mapping[str, str]:
-        """Environment of a service on a node."""
+        """Return the environment of a service on a node."""
         node = f"{NODE}-{os.getpid()}"
         return {
             "OMNIBUS_SIDECAR_SOCKET": self.socket(index),
@@ -44,7 +44,7 @@ class Nodes:
         }
 
     def sidecar_env(self, index: int) -> Mapping[str, str]:
-        """Environment of a node's sidecar."""
+        """Return the environment of a node's sidecar."""
         if self.count == 1:
             return self.client_env(index)
         return {
@@ -55,8 +55,8 @@ class Nodes:
         }
 
     def place_executor(self, spec: ProcessSpec) -> ProcessSpec:
-        """``spec`` on its node. Executors take turns in the order in which they are seen first, and stay; those of a
-        cell are on one node."""
+        """Return ``spec`` on its node. Nodes take turns in the order in which executors first appear, and an executor
+        keeps its node. Executors of a cell are on one node."""
         if self.count == 1:
             return spec
         cell = spec.env.get(CELL, "")
@@ -71,5 +71,5 @@ class Nodes:
 
 
 def sidecar_name(index: int) -> str:
-    """The name of a sidecar's process."""
+    """Return the name of a sidecar's process."""
     return f"sidecar-{index}" if index else "sidecar"

@@ -13,11 +13,11 @@ _CANDIDATE_COUNT = 200
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` different TCP ports on 127.0.0.1 that nobody listens on now.
+    """Return ``count`` different unused TCP ports on 127.0.0.1.
 
-    They lie below the kernel's ephemeral range: a client that keeps reconnecting to a dead server on an
-    ephemeral loopback port can end up connected to itself and block the port for the server's restart.
-    Raises ``OSError`` when no port is free.
+    The ports are below the kernel's ephemeral range. A client that reconnects to a dead server on an ephemeral loopback
+    port can connect to itself. That would block the port for the server's restart. Raises ``OSError`` if too few ports
+    are free.
     """
     first = _first_ephemeral()
     candidates = random.sample(range(max(1024, first - _PORT_COUNT), first), _CANDIDATE_COUNT)
@@ -33,16 +33,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def require_free_port(port: int) -> None:
-    """Raise ``BadRequest`` when nobody may listen on 127.0.0.1:``port``, or somebody does."""
+    """Raise ``BadRequest`` or ``Conflict`` if a server cannot listen on 127.0.0.1:``port``."""
     try:
         _bind(port)
     except OverflowError:
-        raise BadRequest(f"port {port} is none: ports are numbers from 1 to 65535, and 0 takes a free one") from None
+        raise BadRequest(f"port {port} must be a number from 1 to 65535, or 0 for a free one") from None
     except PermissionError:
-        raise BadRequest(f"port {port} is for root alone: choose one from 1024 on with --port") from None
+        raise BadRequest(f"port {port} is reserved for root: choose one from 1024 on with --port") from None
     except OSError as error:
         raise Conflict(
-            f"port {port} of {LOOPBACK} is taken ({error.strerror}): choose another one with --port, 0 for a free one"
+            f"port {port} of {LOOPBACK} is in use ({error.strerror}): choose another one with --port, 0 for a free one"
         ) from None
 
 
@@ -62,7 +62,7 @@ def _can_bind(port: int) -> bool:
 
 
 def _bind(port: int) -> None:
-    """Bind the port and leave it again. Raises ``OSError`` and ``OverflowError``."""
+    """Bind the port and release it. Raises ``OSError`` and ``OverflowError``."""
     with socket.socket() as probe:
         # Servers set SO_REUSEADDR too: a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

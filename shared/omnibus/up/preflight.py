@@ -1,6 +1,6 @@
 """Checks of ``omnibus up`` before anything starts: settings, declarations, checkpoints, device, shared memory.
 
-What is wrong is one error here, where it would be an executor that ends again and again.
+A mistake is one error here. Without the checks, an executor would end repeatedly.
 """
 
 import os
@@ -31,7 +31,8 @@ _LOADING = {"services.engines:transformers", "services.engines:vllm"}
 
 
 async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
-    """Raise ``BadRequest`` that says what keeps the system from starting and what to change; ``models`` is a file."""
+    """Check everything that would keep the system from starting. ``models`` is a file. Raises ``BadRequest`` with the
+    problem and its remedy."""
     environ = os.environ if environ is None else environ
     check_environment(environ)
     _check_shared_memory(read_settings(SidecarSettings, environ).arena_mib, nodes)
@@ -41,7 +42,7 @@ async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str
 
 
 async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
-    """Check a declarations file and the checkpoints that it names. Raises ``BadRequest`` that begins with ``path``."""
+    """Check a declarations file and its checkpoints. Raises ``BadRequest`` that begins with ``path``."""
     try:
         declared = await run_module.call_module(
             "services.planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": python_path()}
@@ -56,7 +57,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
 
 
 def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
-    """Check what our own engines load; others have checkpoints of their own kinds."""
+    """Check a checkpoint for our engines. Other engines have their own kinds of checkpoints."""
     named, engines = str(model["checkpoint"]), {settings.engine, *model["engines"]}
     if model["family"] not in KNOWN or not engines <= _LOADING:
         return
@@ -70,7 +71,7 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
         if found.is_file():  # the times of a simulated model
             return
         if not found.is_dir():
-            raise BadRequest(f"{named} is neither a directory nor an id of the hub such as Qwen/Qwen2.5-VL-7B-Instruct")
+            raise BadRequest(f"{named} must be a directory or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
         require_usable(found, model["family"], KNOWN)
     except OmnibusError as error:
         raise BadRequest(f"model {model['name']}: {error.message}") from error
@@ -81,7 +82,10 @@ def _find_directory(directory: Path, named: str) -> Path:
 
 
 def _check_adapters(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
-    """Check the files of adapters; whether they fit the model is seen when it loads, and by `omnibus models check`."""
+    """Check the files of adapters.
+
+    Whether they fit the model is checked when it loads, and by `omnibus models check`.
+    """
     if not {settings.engine, *model["engines"]} <= _LOADING:
         return
     for name, checkpoint in model["adapters"].items():
@@ -94,7 +98,7 @@ def _check_adapters(directory: Path, model: Mapping[str, Any], settings: Executo
 
 
 def _check_degrees(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
-    """Check that vLLM can split the language model over as many GPUs as options say."""
+    """Check that vLLM can split the language model over each option's GPUs."""
     for option, (engine, degree) in model["degrees"].items():
         if degree < 2 or (engine or settings.engine) != _VLLM:
             continue
@@ -129,14 +133,14 @@ def _check_shared_memory(arena_mib: int, nodes: int) -> None:
     if free < needed:
         each = f" for each of {nodes} nodes" if nodes > 1 else ""
         raise BadRequest(
-            f"{SHARED_MEMORY} has {free} MiB free and {arena_mib} MiB are needed{each}: "
-            f"free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less"
+            f"{SHARED_MEMORY} has {free} MiB free and {arena_mib} MiB are required{each}: "
+            f"free some, or reduce OMNIBUS_SIDECAR_ARENA_MIB"
         )
 
 
 async def _check_device(settings: ExecutorSettings) -> None:
     if settings.dtype not in _DTYPES:
         expected = " or ".join(f"`{each}`" for each in _DTYPES)
-        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE={settings.dtype!r}: {expected} is expected")
+        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE must be {expected}, not {settings.dtype!r}")
     if settings.device != ExecutorSettings().device and settings.engine == ExecutorSettings().engine:
         await run_module.call_module("omnibus_models.device", settings.device, within=CHECK_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""Waiting for services that cannot tell us that they serve. The caller holds the deadline."""
+"""Probes of services that send no event when they are ready. The caller sets the deadline."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ _ANSWER_TIMEOUT_SECONDS = 2.0  # seconds
 
 
 async def wait_for_port(port: int) -> None:
-    """Wait until somebody accepts connections on a loopback port."""
+    """Wait until a server accepts connections on a loopback port."""
     while True:
         try:
             _, writer = await asyncio.open_connection(LOOPBACK, port)
@@ -24,7 +24,7 @@ async def wait_for_port(port: int) -> None:
 
 
 async def wait_for_socket(path: str) -> None:
-    """Wait until somebody accepts connections at a Unix socket."""
+    """Wait until a server accepts connections at a Unix socket."""
     while True:
         try:
             _, writer = await asyncio.open_unix_connection(path)
@@ -35,7 +35,8 @@ async def wait_for_socket(path: str) -> None:
 
 
 def not_ready(url: str, believed: ssl.SSLContext | None = None) -> str:
-    """Return what ``/readyz`` of the gateway at ``url`` reports as missing, or why it fails; empty when ready."""
+    """Return the missing parts that ``/readyz`` of the gateway reports. Returns the error if the request to ``url``
+    fails, and an empty text if the gateway is ready."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_TIMEOUT_SECONDS, context=believed):  # noqa: S310 our own
             return ""

@@ -1,4 +1,4 @@
-"""Gives executors of this machine another role of their model instead of ending them."""
+"""Role changes: executors of a model take another role instead of ending."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +14,12 @@ from omnibus.errors import BadRequest, OmnibusError, ProblemDetails, ProtocolErr
 from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
 
-ANSWER_TIMEOUT_SECONDS = 5.0  # seconds that an executor may take to say whether it takes a role
+ANSWER_TIMEOUT_SECONDS = 5.0  # seconds to wait for an executor to accept or reject a role
 _PREFIX = "OMNIBUS_EXECUTOR_"
 
 
 class RoleSwitcher:
-    """Asks executors on ``bus``; ``ready`` are those that serve, of which one at least stays in its role."""
+    """Requests role changes from executors on ``bus``. Of the ``ready`` ones, at least one stays in its role."""
 
     def __init__(self, bus: Bus, ready: ReadyExecutors, log: Log) -> None:
         self._bus = bus
@@ -29,9 +29,9 @@ class RoleSwitcher:
         self._assigned: dict[str, str] = {}  # ids, and the options that they have become or are about to
 
     async def switch(self, there: Mapping[str, ProcessSpec], wanted: ProcessSpec) -> ProcessSpec | None:
-        """Let one of the processes ``there``, by name, become ``wanted``; return it as it is from now on.
+        """Make one of the processes ``there``, by name, become ``wanted``. Returns its new spec.
 
-        None when nobody can, or may leave its role: then ``wanted`` has to be started.
+        Returns None if no process can change or may leave its role: then start ``wanted``.
         """
         for spec in there.values():
             refusal = (spec.env[ID], wanted.env[f"{_PREFIX}OPTION"])
@@ -42,7 +42,7 @@ class RoleSwitcher:
             except OmnibusError as error:
                 if isinstance(error, BadRequest):  # anything else may pass
                     self._refused.add(refusal)
-                self._log.write_line(spec.name, f"stays what it is: {error}")
+                self._log.write_line(spec.name, f"keeps its role: {error}")
                 continue
             self._assigned[spec.env[ID]] = wanted.env[f"{_PREFIX}OPTION"]
             self._log.write_line(spec.name, f"becomes {wanted.name}: the plan has more of these and fewer of it")
@@ -50,13 +50,14 @@ class RoleSwitcher:
         return None
 
     def _may_leave(self, spec: ProcessSpec) -> bool:
-        """Return whether another executor of its kind serves, so that no request is without one meanwhile."""
+        """Return whether another executor of its kind serves. Requests then always have one."""
         model, option = spec.env[f"{_PREFIX}MODEL"], spec.env[f"{_PREFIX}OPTION"]
         ready = [each for each in self._ready.ready_statuses() if (each.model, each.option) == (model, option)]
         return sum(self._assigned.get(each.id, option) == option for each in ready) > 1
 
     async def _assign(self, executor: str, wanted: ProcessSpec) -> None:
-        """Raises the executor's problem, and ``NotFound`` and ``DeadlineExceeded`` where none answers."""
+        """Send the role to ``executor``. Raises its problem, and ``NotFound`` or ``DeadlineExceeded`` without a
+        response."""
         role = RoleAssignment(
             option=wanted.env[f"{_PREFIX}OPTION"],
             origin=wanted.env[f"{_PREFIX}ORIGIN"],
@@ -71,18 +72,18 @@ class RoleSwitcher:
         try:
             problem = msgspec.json.decode(answer, type=ProblemDetails)
         except msgspec.DecodeError as error:
-            raise ProtocolError(f"executor {executor} answers no problem that can be read: {error}") from error
+            raise ProtocolError(f"cannot decode the problem that executor {executor} returned: {error}") from error
         raise from_problem(problem)
 
 
 def can_become(spec: ProcessSpec, wanted: ProcessSpec) -> bool:
-    """Return whether both differ in their role alone, and in what they run."""
+    """Return whether ``spec`` can take the role of ``wanted``. They must differ in their role alone."""
     one, other = _process_role(spec), _process_role(wanted)
     return one is not None and other is not None and one.can_become(other)
 
 
 def in_role(spec: ProcessSpec, wanted: ProcessSpec) -> ProcessSpec:
-    """``spec`` as it is told from its next start on: ``wanted`` with its own name and id."""
+    """Return the spec for the next start of ``spec``: ``wanted`` with the old name and id."""
     return replace(wanted, name=spec.name, env={**wanted.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
 
 

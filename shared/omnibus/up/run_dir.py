@@ -1,4 +1,4 @@
-"""The directory of one ``omnibus up``, private to its user, and the lock that says whether it runs."""
+"""Private directory of one ``omnibus up``. It has a lock that is held while the run lasts."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ _PREFIX = "omnibus-run-"
 
 
 class RunDirectory:
-    """A private directory (mode 0700) that belongs to one supervisor while the context is open.
+    """Private directory (mode 0700) of one supervisor, while the context is open.
 
-    Without ``path`` a fresh temporary one, removed at the end. What an earlier supervisor left behind
-    when it was killed is removed first. Raises ``Conflict`` when another run has the ``name``.
+    Without ``path``, it is a fresh temporary one, removed at the end. First, the leftovers of killed supervisors are
+    removed. Raises ``Conflict`` if another run has the ``name``.
     """
 
     def __init__(self, path: Path | None = None, environ: Mapping[str, str] | None = None, *, name: str = "") -> None:
@@ -32,7 +32,7 @@ class RunDirectory:
         self._entry: Path | None = None
 
     def __enter__(self) -> "RunDirectory":
-        self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)  # where that fails, nothing has started yet
+        self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)  # if this fails, nothing has started yet
         remove_leftovers()
         runs.remove_stale_entries(self._registry)
         if self._name:
@@ -44,7 +44,7 @@ class RunDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = runs.take_lock(self.path)
         if self._lock is None:
-            raise Fatal(f"{self.path} belongs to an `omnibus up` that is still running; choose another directory")
+            raise Fatal(f"{self.path} is in use by a running `omnibus up`: choose another directory")
         return self
 
     def __exit__(
@@ -59,7 +59,7 @@ class RunDirectory:
             os.close(self._lock)
 
     def write_state(self, state: RunState) -> None:
-        """Publish ``state``: readers see the old one or the new one, never half of one."""
+        """Publish ``state`` atomically: readers get the old one or the new one."""
         name = state.name or self._name or self.path.name
         if self._entry is None:
             self._check_name(name)
@@ -76,16 +76,16 @@ class RunDirectory:
 
 
 def remove_leftovers(root: Path | None = None) -> list[Path]:
-    """Remove temporary run directories and shared memory of supervisors of this user that were killed."""
+    """Remove run directories and shared memory of this user's killed supervisors."""
     removed = []
     for path in (root or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
-        # Without a state it may be one that is just being made.
+        # A directory without a state may be a new one.
         state = runs.load_state(path / runs.STATE) if _is_mine(path) else None
         if state is not None and not runs.is_locked(path):
             remove_shared_memory(state.shm_prefix)
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
-    remove_orphaned_arenas()  # of runs whose directories lay elsewhere, or have gone
+    remove_orphaned_arenas()  # of runs with directories elsewhere, or without one
     return removed
 
 

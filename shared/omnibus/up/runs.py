@@ -1,4 +1,4 @@
-"""The runs of ``omnibus up`` of this user: where they register, and which one a command talks to."""
+"""Runs of ``omnibus up`` of this user: where they register, and the choice of one for a command."""
 
 import fcntl
 import os
@@ -9,9 +9,9 @@ import msgspec
 
 from omnibus.errors import BadRequest, StageUnavailable
 
-#: The file of a run directory that has the addresses of everything.
+#: The file of a run directory that contains all addresses.
 STATE = "up.json"
-#: Variable with the name of the run that commands talk to.
+#: Variable with the name of the run that commands connect to.
 RUN = "OMNIBUS_RUN"
 _LOCK = "up.lock"
 
@@ -19,10 +19,11 @@ _LOCK = "up.lock"
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Addresses of a running Omnibus: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
 
-    ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
-    control routes; ``apps_dir`` is where apps that are directories may lie. ``certificate`` is the file of
-    gateways that speak TLS. ``passing`` runs answer one command and end: others talk to them only when they are named,
-    or alone. ``ready``: everything serves. ``loaded`` of the ``executors`` that were planned at the start are ready.
+    ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` grants access to their
+    control routes. ``apps_dir`` is the directory from which apps may be registered. ``certificate`` is the file of
+    gateways with TLS. A ``passing`` run serves one command and ends: other commands connect to it only if it is named,
+    or the only run. ``ready`` means that the whole system serves. ``loaded`` of the ``executors`` in the first plan are
+    ready.
     """
 
     directory: str
@@ -46,7 +47,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def registry_path(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory in which the runs of this user register, a file for each."""
+    """Return the directory in which this user's runs register. Each run has a file in it."""
     environ = os.environ if environ is None else environ
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "omnibus" / "runs"
@@ -54,16 +55,17 @@ def registry_path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def list_runs(environ: Mapping[str, str] | None = None) -> list[RunState]:
-    """The runs of this user that are up or starting, the oldest first."""
+    """Return this user's runs that are up or starting, oldest first."""
     states = [load_state(path) for path in registry_path(environ).glob("*.json")]
     running = [state for state in states if state is not None and is_locked(Path(state.directory))]
     return sorted(running, key=lambda state: (state.started, state.name))
 
 
 def read_state(directory: Path | None = None, environ: Mapping[str, str] | None = None) -> RunState:
-    """The state of the run in ``directory``, of the one that ``OMNIBUS_RUN`` names, or of the only one of this user.
+    """Return the state of the chosen run. It is the one in ``directory``, the one that ``OMNIBUS_RUN`` names, or this
+    user's only one.
 
-    Raises ``StageUnavailable`` when no Omnibus runs there, and ``BadRequest`` when several run and none is named.
+    Raises ``StageUnavailable`` if no Omnibus runs there, and ``BadRequest`` if several run and none is named.
     """
     environ = os.environ if environ is None else environ
     if directory is not None:
@@ -78,12 +80,12 @@ def read_state(directory: Path | None = None, environ: Mapping[str, str] | None 
     if not lasting:
         raise StageUnavailable("no running Omnibus found; start one with `omnibus up`")
     if len(lasting) > 1:
-        raise BadRequest(f"several runs are up: {_describe(lasting)}; name one with --run NAME or {RUN}")
+        raise BadRequest(f"name one of several runs with --run NAME or {RUN}: {_describe(lasting)}")
     return lasting[0]
 
 
 def load_state(path: Path) -> RunState | None:
-    """The state in the file ``path``; None where there is none that can be read."""
+    """Return the state in the file ``path``, None if unreadable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunState)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -91,7 +93,7 @@ def load_state(path: Path) -> RunState | None:
 
 
 def remove_stale_entries(registry: Path) -> None:
-    """Remove from ``registry`` what runs left there that were killed."""
+    """Remove the entries of killed runs from ``registry``."""
     for path in registry.glob("*.json"):
         state = load_state(path)
         if state is None or not is_locked(Path(state.directory)):
@@ -99,7 +101,7 @@ def remove_stale_entries(registry: Path) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """Take the lock of ``path``, which the kernel drops when the holder dies; None when it is held."""
+    """Take the lock of ``path``, or return None if it is held. The kernel releases it when the holder ends."""
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if _try_flock(descriptor, fcntl.LOCK_EX):
         return descriptor
@@ -108,13 +110,13 @@ def take_lock(path: Path) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether the supervisor of the run directory ``path`` lives."""
+    """Return whether the supervisor of the run directory ``path`` is running."""
     try:
         descriptor = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return not _try_flock(descriptor, fcntl.LOCK_SH)  # shared: two readers do not disturb each other
+        return not _try_flock(descriptor, fcntl.LOCK_SH)  # shared, for concurrent readers
     finally:
         os.close(descriptor)
 
@@ -131,8 +133,8 @@ def _named_run(running: list[RunState], name: str) -> RunState:
     for state in running:
         if state.name == name:
             return state
-    there = f"there is {_describe(running)}" if running else "none is up"
-    raise StageUnavailable(f"no run named {name}: {there}")
+    there = f"running are {_describe(running)}" if running else "none is running"
+    raise StageUnavailable(f"unknown run {name}: {there}")
 
 
 def _describe(states: list[RunState]) -> str:

@@ -1,4 +1,4 @@
-"""Shared-memory files that killed processes have left behind."""
+"""Shared-memory files that killed processes left."""
 
 import fcntl
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 #: Arenas of the nodes of a run, named after its supervisor's process.
 _ARENA = re.compile(r"omnibus-local-(?P<pid>\d+)(-\d+)?")
-#: A process that started later than this after the last change of an arena is another one with the same id.
+#: A process that started later than this after the last change of an arena is another one with a reused id.
 _CLOCK_SLACK_SECONDS = 1.0
 
 
 def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[str]:
-    """Remove the files in ``directory`` whose name begins with ``prefix`` and return their names.
+    """Remove the files in ``directory`` with the ``prefix`` and return their names.
 
-    An empty prefix removes nothing. Memory that is still mapped stays valid until it is unmapped.
+    An empty prefix removes nothing. Mapped memory stays valid until it is unmapped.
     """
     if not prefix or not directory.is_dir():
         return []
@@ -28,10 +28,10 @@ def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[s
 
 
 def remove_orphaned_arenas(directory: Path = SHARED_MEMORY) -> list[str]:
-    """Remove arenas of this user whose supervisor was killed, and return their names.
+    """Remove arenas of this user's killed supervisors and return their names.
 
-    An arena is kept while its sidecar lives, which holds a lock on the file that every container sees, and while its
-    supervisor does, which may be about to start a sidecar again.
+    An arena is kept while its sidecar lives, which holds a lock on the file that every container sees. It is also kept
+    while its supervisor lives, which may be about to restart a sidecar.
     """
     if not directory.is_dir():
         return []
@@ -49,10 +49,10 @@ def _remove_orphan(path: Path) -> bool:
         if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode) or _is_running(owner, found.st_mtime):
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(found, path.lstat()):  # made anew meanwhile
+        if not os.path.samestat(found, path.lstat()):  # recreated meanwhile
             return False
         path.unlink()
-    except OSError:  # a sidecar lives, or somebody else was faster
+    except OSError:  # a sidecar lives, or another process removed it
         return False
     finally:
         os.close(descriptor)
@@ -60,7 +60,7 @@ def _remove_orphan(path: Path) -> bool:
 
 
 def _is_running(pid: int, since: float) -> bool:
-    """Return whether process ``pid`` runs, and was there at ``since``, in Unix seconds: ids are used again."""
+    """Return whether process ``pid`` runs and existed at ``since``. ``since`` is in Unix seconds; ids are reused."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

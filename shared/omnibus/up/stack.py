@@ -1,4 +1,4 @@
-"""The whole system as processes of one machine: NATS, Valkey, the six services, executors by the plan."""
+"""Omnibus as processes of one machine: NATS, Valkey, the six services, and the executors of the plan."""
 
 import asyncio
 import math
@@ -66,16 +66,17 @@ METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 
 
 class Stack:
-    """``async with Stack(models) as stack``: everything runs inside and nothing is left afterwards.
+    """Context with the whole system: ``async with Stack(models) as stack``. No process is left afterwards.
 
-    ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The
-    first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
-    directories may be registered from below ``apps_dir``, by default the current one. Gateways and executors take turns
-    on ``nodes``, each of which has a sidecar and an arena of its own.
-    On Linux services are forked from a fork server, and executors with the default engine from another one
-    (``fork_executors``: whether there are any), unless ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they
-    are processes of their own. ``name`` is that of the run, by default its port; ``passing``: see ``RunState``.
-    ``report`` is called with what is done, how many executors have loaded their weights, and of how many.
+    ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The first of the
+    ``gateways`` listens on ``port``, 0 for a free one. The others listen on free ports. Apps may be registered from
+    directories below ``apps_dir``, by default the current one. Gateways and executors are spread over ``nodes``, each
+    with its own sidecar and arena.
+
+    On Linux, services are forked from a fork server, and executors with the default engine from another one.
+    ``fork_executors`` is whether there are any. With ``OMNIBUS_UP_FORK_SERVER=0``, and on other systems, they are
+    separate processes. ``name`` is that of the run, by default its port. For ``passing`` see ``RunState``. ``report``
+    is called with the current step, the number of executors that have loaded their weights, and their total.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
@@ -163,7 +164,7 @@ class Stack:
         self._publish_state(ready=True)
 
     def _start_watchdogs(self) -> None:
-        """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
+        """Restart hanging processes, and the NATS server after its disk was full."""
         up = read_settings(UpSettings, {**os.environ, **self._env})
         disk = StreamDisk(self.supervisor, self._log, "nats", self.directory, self.nats.ports[1])
         watchdog = Watchdog(self.supervisor, self._log, up.silent, up.frozen or math.inf)
@@ -178,7 +179,7 @@ class Stack:
             self._log.write_line("omnibus", f"the watchdog for hanging processes failed: {task.exception()!r}")
 
     def _choose_ports(self) -> None:
-        """All at once, so that they differ."""
+        """Choose all ports at once, so that they differ."""
         if self._requested_port:
             require_free_port(self._requested_port)
         free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
@@ -212,7 +213,7 @@ class Stack:
         await born.start(plan, store)
 
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
-        """The executors that ``plans`` ask for, by the names of their processes."""
+        """Return the executors that ``plans`` require, by the names of their processes."""
         socket = self._executors_socket
         found = executor_specs.process_specs(*plans, env=self._env, fork_server=socket, switches=True)
         alive = self._endpoints.executor_answers
@@ -223,14 +224,15 @@ class Stack:
 
     @property
     def bus(self) -> NatsBus:
-        """The supervisor's own connection to the bus."""
+        """Return the supervisor's own connection to the bus."""
         if self._bus is None:
             raise BusUnavailable("the stack is not up")
         return self._bus
 
     @property
     def pids(self) -> dict[str, int]:
-        """Name to process id of everything that runs at this moment; of what was forked, not that of its proxy."""
+        """Return the process ids of all running processes by name. For a forked process, this is not the id of its
+        proxy."""
         return {name: find_forked_pid(pid) for name, pid in self.supervisor.pids.items()}
 
     def _publish_state(self, *, ready: bool = False) -> None:
@@ -322,7 +324,7 @@ class Stack:
         )
 
     def _media_env(self, node: int) -> Mapping[str, str]:
-        """The media directory of gateways on ``node``: machines share none, unless it was chosen for all."""
+        """Return the media directory of gateways on ``node``. Each machine has its own, unless it is set for all."""
         return {} if MEDIA_DIR in self._extra or not node else {MEDIA_DIR: str(self.directory / f"media-{node}")}
 
     def _fork_server_spec(self, name: str, socket: str, modules: Sequence[str]) -> ProcessSpec:
@@ -349,7 +351,8 @@ class Stack:
         )
 
     async def wait_until_ready(self, seconds: float) -> None:
-        """Wait until every gateway says that every stage of every model can make progress."""
+        """Wait until every gateway reports that all stages can make progress. Raises ``DeadlineExceeded`` after
+        ``seconds``."""
         missing = ""
         try:
             async with asyncio.timeout(seconds):
@@ -361,7 +364,7 @@ class Stack:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
 
     def _report_loading(self) -> None:
-        """Report how many executors are ready, and publish it for commands that wait for this run."""
+        """Report how many executors are ready. Also publish the number for commands that wait for this run."""
         loaded = sum(min(count, self._ready.count_ready(kind)) for kind, count in self._planned.items())
         if self._executors:
             self._report("loading weights", loaded, self._executors)
@@ -381,7 +384,7 @@ class Stack:
 
 
 def _gateway_name(index: int) -> str:
-    """The name of a gateway's process."""
+    """Return the name of a gateway's process."""
     return f"gateway-{index}" if index else "gateway"
 
 

@@ -1,4 +1,4 @@
-"""Runs a set of processes as one: starts them in order, keeps them running, stops them without a trace."""
+"""Runs a set of processes as one: starts them in order, keeps them running, stops all of them."""
 
 import asyncio
 import signal
@@ -19,12 +19,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
-    """An async context: inside it every process runs; afterwards none is left.
+    """Async context in which every process runs; none is left afterwards.
 
-    Use it from the main thread. The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second
-    one kills it. A process that has served is restarted for ever. One that never has, and fails for good,
-    is forgotten and may be added again; if it is vital, it ends the context with its error, until
-    ``confirm_all``. Shared-memory files whose name begins with ``shm_prefix`` are removed at the end.
+    Use it from the main thread. The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second one kills it. A
+    process that has served is restarted forever. A process that has never served and fails for good is forgotten and
+    may be added again. Until ``confirm_all``, if it is vital, it ends the context with its error. Shared-memory files
+    whose name begins with ``shm_prefix`` are removed at the end.
     """
 
     def __init__(
@@ -47,19 +47,20 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Name to process id of everything that runs at this moment."""
+        """Return the process ids of all running processes, by name."""
         return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
 
     @property
     def specs(self) -> dict[str, ProcessSpec]:
-        """Everything that is kept running, also what is between two lives or being stopped."""
+        """Return the specs of all kept processes, by name. These include processes between two starts and those being
+        stopped."""
         return {name: keeper.spec for name, keeper in self._keepers.items()}
 
     async def __aenter__(self) -> "Supervisor":
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and so does this
                 self._loop.add_signal_handler(number, self._on_signal, number)
         try:
             await self.unless_over(self._start_processes(self._specs))
@@ -74,44 +75,44 @@ class Supervisor:
         await self._stop_everything()
 
     async def run_until_signal(self) -> int:
-        """Wait for a signal, return its number. Raises the ``Fatal`` of a process that was given up."""
+        """Wait for a signal and return its number. Raises the ``Fatal`` of a process that failed for good."""
         return await asyncio.shield(self._over)
 
     def kill(self, name: str) -> None:
-        """KILL the process ``name`` and its group now; it is restarted as any that ends by itself."""
+        """KILL the process ``name`` and its group now. It is restarted as after any other end."""
         if name in self._keepers:
             self._keepers[name].kill()
 
     def terminate(self, name: str) -> None:
-        """Ask the process ``name`` to end, so that it is restarted."""
+        """Send TERM to the process ``name``, so that it is restarted."""
         if name in self._keepers:
             self._keepers[name].terminate()
 
     def change_spec(self, spec: ProcessSpec) -> None:
-        """Keep the process of this name running as ``spec`` from its next start on; what runs goes on."""
+        """Use ``spec`` for the process of its name from its next start. The running process continues."""
         if spec.name in self._keepers:
             self._keepers[spec.name].spec = spec
 
     def confirm(self, name: str) -> None:
-        """The process ``name`` has served: it is restarted for ever from now on."""
+        """Restart the process ``name`` forever from now on, as it has served."""
         if name in self._keepers:
             self._keepers[name].confirm()
 
     def confirm_all(self) -> None:
-        """Everything serves: from now on no process that fails ends the others."""
+        """Confirm all processes. After this, a process that fails does not end the others."""
         self._up = True
         for keeper in self._keepers.values():
             keeper.confirm()
 
     async def add(self, *specs: ProcessSpec) -> None:
-        """Start more processes and wait until they are ready; ``after`` may name running ones.
+        """Start more processes and wait until they are ready. ``after`` may name running ones.
 
-        Either all of them run afterwards, or none and the first error is raised. A signal does not end
-        the wait: see ``unless_over``.
+        Either all of them run afterwards, or none and the first error is raised. A signal does not end the wait: see
+        ``unless_over``.
         """
         for spec in specs:
             if spec.name in self._keepers:
-                raise ValueError(f"a process named {spec.name} runs already; remove it first")
+                raise ValueError(f"a process named {spec.name} is already running: remove it first")
         try:
             await self._start_processes(_in_order(specs, known=self._keepers))
         except BaseException:
@@ -119,9 +120,9 @@ class Supervisor:
             raise
 
     async def remove(self, *names: str) -> None:
-        """Stop these processes: TERM, grace, KILL; dependants before what they need.
+        """Stop these processes with TERM and, after a grace period, KILL. Dependants are stopped first.
 
-        Their names are free afterwards. When this is cancelled, what it has begun to stop goes on ending.
+        Their names are free afterwards. If this is cancelled, processes that it has begun to stop still end.
         """
         keepers = {name: self._keepers[name] for name in names if name in self._keepers}
         needs = _process_dependencies(keeper.spec for keeper in keepers.values())
@@ -152,7 +153,7 @@ class Supervisor:
             if not self._over.done():
                 self._over.cancel()
             elif not self._over.cancelled():
-                self._over.exception()  # seen: it was raised to whoever waited, or came too late to matter
+                self._over.exception()  # mark as seen: a waiter got it, or it was too late to matter
             remove_shared_memory(self._shm_prefix)
 
     def _on_signal(self, number: int) -> None:
@@ -167,7 +168,7 @@ class Supervisor:
         if error is None:
             return
         if self._up or not keeper.spec.vital:
-            self._log.write_line(keeper.spec.name, "given up; everything else runs on without it")
+            self._log.write_line(keeper.spec.name, "given up; everything else continues without it")
             self._forget_keeper(keeper)
         elif not self._over.done():
             self._over.set_exception(error)
@@ -177,10 +178,10 @@ class Supervisor:
             del self._keepers[keeper.spec.name]
 
     async def unless_over(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The result of ``work``, which is cancelled when a signal comes or a process fails for good.
+        """Return the result of ``work``, cancelled by a signal or failure. A failure is a process that fails for good.
 
-        Then raises ``SystemExit`` or the ``Fatal`` of the process: what waits for processes inside the
-        context is to be wrapped in this.
+        Then raises ``SystemExit`` or the ``Fatal`` of the process. Wrap each wait for processes inside the context in
+        this.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -196,13 +197,13 @@ class Supervisor:
 
 
 def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[ProcessSpec]:
-    """``specs`` sorted so that each comes after what it needs. Raises ``ValueError``."""
+    """Return ``specs`` sorted so that each follows its dependencies. Raises ``ValueError``."""
     by_name = {spec.name: spec for spec in specs}
     if len(by_name) < len(specs):
         raise ValueError(f"process names must differ: {sorted(spec.name for spec in specs)}")
     for spec in specs:
         if missing := set(spec.after) - {*by_name, *known}:
-            raise ValueError(f"{spec.name} is to start after {sorted(missing)}, which is not started")
+            raise ValueError(f"{spec.name} must start after {sorted(missing)}, which is not started")
     order = TopologicalSorter({spec.name: spec.after for spec in specs}).static_order()
     return [by_name[name] for name in order if name in by_name]
 
@@ -213,7 +214,7 @@ def _process_dependencies(specs: Iterable[ProcessSpec]) -> dict[str, list[str]]:
 
 
 async def _walk_dependencies(needs: Mapping[str, list[str]], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call ``act`` for every name, at once where nothing stands in between, after what it needs.
+    """Call ``act`` for every name after its dependencies, otherwise concurrently.
 
     The first failure cancels the rest and is raised.
     """

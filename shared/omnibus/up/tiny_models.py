@@ -1,4 +1,4 @@
-"""Declarations of the tiny models; checkpoints of random ones are built in a cache of our own."""
+"""Declarations of the tiny models. Checkpoints of random ones are built in a cache."""
 
 import asyncio
 import json
@@ -15,10 +15,10 @@ from omnibus.process import run_module
 from omnibus.process.spec import SHARED
 from omnibus.suggestions import did_you_mean
 
-#: Seed of the LLMs of twins, which have all else from the model they share with.
+#: Seed of the LLMs of twins, which share everything else with another model.
 TWIN_SEED = 1
 BUILD_TIMEOUT_SECONDS = 300.0  # seconds
-#: What is reported while checkpoints are built.
+#: Name of this step in progress reports.
 BUILDING = "building tiny models"
 #: Checkpoints of the trained ones, by family.
 TRAINED = SHARED / "omnibus_models" / "world" / "weights"
@@ -27,16 +27,16 @@ TRAINED = SHARED / "omnibus_models" / "world" / "weights"
 async def tiny_models(
     only: Sequence[str] = (), cache: Path | None = None, report: Callable[[str, int, int], None] | None = None
 ) -> str:
-    """Declarations of the tiny models, whose checkpoints are built on first use, or were trained.
+    """Return declarations of the tiny models. Missing checkpoints of random ones are built.
 
-    ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
-    ``report`` is called with what is done, how many are built, and of how many, whenever one is.
+    ``only`` chooses models. A twin must be chosen explicitly, and adds the model it shares with. After each build,
+    ``report`` is called with the current step, the number of built checkpoints, and their total.
     """
     cache = cache or tiny_directory()
     alone = {**catalog.TINY, **catalog.ON_DEMAND_MODELS}
     if unknown := [name for name in only if name not in catalog.LOCAL]:
         meant = did_you_mean(unknown[0], catalog.LOCAL)
-        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}{meant}")
+        raise BadRequest(f"unknown tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}{meant}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     names = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in names}
@@ -79,14 +79,14 @@ def _twin_arguments(twin: str) -> list[str]:
 
 
 def tiny_directory() -> Path:
-    """Return the directory of the checkpoints: a subdirectory for each, named after its family, or after the twin."""
+    """Return the directory of the checkpoints. It has a subdirectory for each family and twin."""
     return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
 
 
 async def build_checkpoint(family: str, directory: Path, *arguments: str) -> None:
-    """Make the checkpoint in a directory of our own, unless it is there; one of an older recipe is made anew.
+    """Build the checkpoint in the cache, unless it exists. One of an older recipe is rebuilt.
 
-    Raises ``BadRequest`` with what the builder said, and ``DeadlineExceeded``.
+    Raises ``BadRequest`` with the builder's output, and ``DeadlineExceeded``.
     """
     output = await _run_builder(family, directory, *arguments)
     if output and _remove_directory(directory):
@@ -96,14 +96,14 @@ async def build_checkpoint(family: str, directory: Path, *arguments: str) -> Non
 
 
 async def write_checkpoint(family: str, directory: Path) -> None:
-    """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build_checkpoint``."""
+    """Build the checkpoint in a user's directory, unless it exists. Raises as ``build_checkpoint``."""
     output = await _run_builder(family, directory)
     if output:
         raise BadRequest(output.strip().splitlines()[-1])
 
 
 async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
-    """Run the builder; returns what it printed when it failed, and an empty text when the checkpoint is there."""
+    """Run the builder. Returns its output if it failed, and an empty text if the checkpoint exists."""
     builder = "omnibus_models.tiny"
     try:
         ended = await run_module.run_module(
@@ -117,7 +117,7 @@ async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
 
 
 def _remove_directory(directory: Path) -> bool:
-    """Remove what an older build left; whether there was anything."""
+    """Remove an older build and return whether there was one."""
     found = directory.exists()
     shutil.rmtree(directory, ignore_errors=True)
     return found

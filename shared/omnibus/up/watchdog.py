@@ -1,6 +1,7 @@
-"""Processes that hang: each is asked once a second, and killed when it says nothing for long.
+"""Watchdog for hanging processes. It probes each once a second and kills one that is silent for too long.
 
-How long depends on what it does meanwhile: one that is starved wants to run, one that stands still is frozen.
+The limit depends on the threads of the process. A starved process has threads that want to run. A frozen process stands
+still.
 """
 
 import asyncio
@@ -13,22 +14,22 @@ from omnibus.process.logs import Log
 from omnibus.up.motion import Stillness
 from omnibus.up.supervisor import Supervisor
 
-#: Asks the process with this id. True: it answers, so silence is a hang from now on. False: nothing is expected of it
-#: yet, or no more. It does not return while there is no answer.
+#: Probes the process with this id. True if it responds: later silence is a hang. False if no response is expected
+#: yet, or any more. It does not return before there is a response.
 Probe = Callable[[int], Awaitable[bool]]
 
-_PROBE_SECONDS = 1.0  # between an answer and the next question
+_PROBE_SECONDS = 1.0  # between a response and the next probe
 _TICK_SECONDS = 0.25
-#: The most that one tick counts for. When this process itself was stopped or starved, so were the others.
+#: Most seconds that one tick counts for. If this process was stopped or starved, so were the others.
 _COUNTED_SECONDS = 2 * _TICK_SECONDS
-#: Without an answer, from when on it is looked at what a process does: the question has been there for a while.
+#: Seconds without a response after which the threads of a process are observed.
 _LOOK_SECONDS = _PROBE_SECONDS + 2 * _TICK_SECONDS
-#: For which a process that has never answered has to stand still: while it starts, code of others may wait in it.
+#: Seconds of standing still that kill a process that never responded: while it starts, foreign code may wait in it.
 _STARTING_SECONDS = 30.0
 
 
 class ProbedProcess:
-    """One life of a process. ``answered`` is when it last did, in seconds of the watchdog's clock."""
+    """One life of a process. ``answered`` is the time of its last response, in seconds of the watchdog's clock."""
 
     def __init__(self, pid: int, probe: Probe, clock: Callable[[], float]) -> None:
         self.pid = pid
@@ -38,7 +39,7 @@ class ProbedProcess:
         self._task = asyncio.create_task(self._probe_repeatedly(probe))
 
     def close(self) -> None:
-        """Ask no more, and expect nothing any more."""
+        """Stop probing, and expect no response."""
         self._task.cancel()
         self.answered = None
 
@@ -53,10 +54,11 @@ class ProbedProcess:
 
 
 class Watchdog:
-    """Kills each process with a ``ProcessSpec.alive`` that has answered and is silent for ``silent`` seconds.
+    """Kills processes with a ``ProcessSpec.alive`` that stop responding.
 
-    ``frozen`` seconds are enough where it stands still, and ``starting`` seconds of standing still where it has never
-    answered. The supervisor then restarts it as any other that ends. Seconds count only while this process itself runs.
+    A process is killed after ``silent`` seconds without a response, or after ``frozen`` seconds if it stands still. A
+    process that has never responded is killed after it has stood still for ``starting`` seconds. The supervisor then
+    restarts it as any other that ends. Seconds count only while this process itself runs.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Watchdog:
                 now = time.monotonic()
                 self._now += min(now - before, _COUNTED_SECONDS)
                 self._update_probes()
-                if now - before > _COUNTED_SECONDS:  # then others may stand still because they wait for this process
+                if now - before > _COUNTED_SECONDS:  # the others may stand still because they wait for this process
                     for life in self._lives.values():
                         life.stillness.forget()
                 before = now
@@ -94,7 +96,7 @@ class Watchdog:
                 life.close()
 
     def _update_probes(self) -> None:
-        """Ask those that run now, and nobody else."""
+        """Probe exactly the processes that run now."""
         pids, specs = self._supervisor.pids, self._supervisor.specs
         for name, life in tuple(self._lives.items()):
             if pids.get(name) != life.pid:
@@ -110,12 +112,12 @@ class Watchdog:
             reason = self._silence_reason(life, self._supervisor.specs[name].blocks)
             if not reason:
                 continue
-            self._log.write_line(name, f"{reason}: it is killed and started again")
+            self._log.write_line(name, f"{reason}: killing and restarting it")
             life.close()
             self._supervisor.kill(name)
 
     def _silence_reason(self, life: ProbedProcess, blocks: bool) -> str:
-        """Return why the process is to be killed, empty when it is not. One that ``blocks`` may well stand still."""
+        """Return why to kill the process, or an empty text. A process that ``blocks`` may stand still."""
         if life.answered is None:
             still = life.stillness.update(self._now) if math.isfinite(self._frozen) and not blocks else 0.0
             return f"has not begun to answer and stands still for {still:g} s" if still > self._starting else ""

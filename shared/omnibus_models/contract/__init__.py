@@ -1,9 +1,9 @@
 """The typed contract between model families and the services that run them.
 
-A *family* (``omnibus_models.families.*``) knows one architecture: how to load one component alone,
-how to prepare its inputs and how to run it. A *service* knows batching, streams and requests, and no
-architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width, ``V`` vocabulary.
-All tensors live on ``device``; families never keep per-request state on a module.
+A *family* (``omnibus_models.families.*``) implements one architecture: it loads one component alone, prepares its
+inputs and runs it. A *service* implements batching, streams and requests, for any architecture. Shapes: ``B`` rows of a
+batch, ``T`` positions, ``H`` hidden width, ``V`` vocabulary. All tensors are on ``device``. Families never keep
+per-request state on a module.
 """
 
 from omnibus_models.contract.base import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Prepared:
-    """One media item, decoded and preprocessed, ready to be batched with others of its modality."""
+    """One decoded and preprocessed media item, ready for batching by modality."""
 
     modality: str  # image | video | audio
     features: Mapping[str, Tensor]
@@ -21,7 +21,7 @@ class Prepared:
 class Encoded:
     """One media item after its encoder: ``embeds`` is [n_tokens, H].
 
-    Where an encoder speaks to the first ``k`` layers as well, rows are H * (1 + k) wide: first the embedding.
+    If an encoder also feeds the first ``k`` layers, rows are H * (1 + k) wide, and the embedding is first.
     """
 
     embeds: Tensor
@@ -29,49 +29,49 @@ class Encoded:
 
 
 class ModelComponent(Protocol):
-    """Anything that was loaded."""
+    """Any loaded component."""
 
     @property
     def parameters(self) -> int:
-        """Number of parameters that were really loaded."""
+        """Number of loaded parameters."""
 
 
 class MediaEncoder(ModelComponent, Protocol):
     """An image/video or audio encoder."""
 
     modalities: frozenset[str]
-    closer: frozenset[str]  # modalities of which an item is looked at more closely when it is ``alone``; usually none
+    closer: frozenset[str]  # modalities of which an item gets a higher resolution when it is ``alone``; usually none
 
     def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one media file (JPEG, WAV, MP4 bytes). CPU only, thread-safe.
 
-        ``alone`` says that its request has no other item of its modality; only told to encoders of ``closer``.
+        ``alone`` means that its request has no other item of its modality. Only encoders with ``closer`` get it.
 
-        Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds).
-        The message is fixed text: decoder output is never echoed.
+        Raises ``BadMedia`` (unreadable, truncated, empty) and ``TooLarge`` (pixels, frames, seconds). The message is
+        fixed text: decoder output is never echoed.
         """
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """Run one batch of items of any size and request. Equal to running them one by one."""
+        """Run one batch of items of any size and request. Results equal those of single items."""
 
     def split_item(self, item: Prepared) -> Sequence[Prepared]:
-        """Cut ``item`` into parts whose rows, one behind the other, are its rows. Usually there is one part.
+        """Cut ``item`` into parts whose concatenated rows are its rows; usually one part.
 
-        Of an encoder that attends within windows they are windows, so that those of a medium that goes on remain.
+        An encoder that attends within windows returns windows, so that those of a growing medium stay valid.
         """
 
     def join_parts(self, parts: Sequence[Prepared]) -> Prepared:
-        """Make one item of some ``parts`` of another one, in their order; its rows are theirs."""
+        """Combine ``parts`` of an item, in order, into one with their rows."""
 
 
 @dataclass(frozen=True)
 class TokenSamplingParams:
     """Sampling parameters for tokens. ``temperature`` 0 is greedy.
 
-    ``logit_bias`` is added to logits. ``logprobs`` is how many alternatives of a token are reported, None: nothing.
-    ``grammar`` is a Lark grammar of ``llguidance`` for what may be said, "" for anything. None of the ``ends`` comes
-    before ``min_tokens``; no other token than those ``allowed``, if there are any; none that completes a ``banned``
-    sequence, as which an engine reads ``bad_words``.
+    ``logit_bias`` is added to logits. ``logprobs`` is the number of reported alternatives of a token, or None without a
+    report. ``grammar`` is a Lark grammar of ``llguidance`` for the answer, or "" without one. None of the ``ends`` is
+    sampled before ``min_tokens``. If ``allowed`` is not empty, only its tokens are sampled. Tokens that complete a
+    ``banned`` sequence are never sampled; engines convert ``bad_words`` to such sequences.
     """
 
     max_tokens: int
@@ -97,7 +97,7 @@ class TokenSamplingParams:
 
 @dataclass
 class LoadedComponent:
-    """Mixin: every loaded component can say how many parameters it really holds."""
+    """Mixin that counts the loaded parameters of a component."""
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``MediaEncoder``
     edits: ClassVar[bool] = False  # see ``Denoiser``
@@ -109,7 +109,7 @@ class LoadedComponent:
     module: torch.nn.Module = field(repr=False)
 
     def split_item(self, item: Prepared) -> Sequence[Prepared]:
-        """See ``MediaEncoder``: one part, which each encoder can make."""
+        """See ``MediaEncoder``: one part, which works for every encoder."""
         return [item]
 
     def join_parts(self, parts: Sequence[Prepared]) -> Prepared:

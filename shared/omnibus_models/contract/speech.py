@@ -1,4 +1,4 @@
-"""Talkers and vocoders: a language model's rows in, codes, and samples out."""
+"""Talkers and vocoders: a language model's rows to codes, and codes to samples."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,36 +12,42 @@ Code = int | Sequence[int]
 
 
 class CodePredictor(Protocol):
-    """Makes frames of codes out of the first code of each."""
+    """Completes frames of codes from the first code of each."""
 
     vocabulary: int
-    sampling: "TokenSamplingParams"  # how codes are chosen, when a frame's first one is not chosen greedily
+    sampling: "TokenSamplingParams"  # sampling of codes, unless a frame's first one is chosen greedily
 
     def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """The other codes of each frame: ``hidden`` [B, H'] and first ``codes`` [B] to int64 [B, groups - 1].
+        """Return the other codes of each frame: [B, groups - 1] int64.
 
-        ``hidden`` is what the first codes were chosen by. ``choose`` takes float32 logits [B, V] of the next code
-        of each frame and gives the codes [B].
+        ``codes`` [B] are the first ones, and ``hidden`` [B, H'] are the rows that they were chosen by. ``choose`` takes
+        float32 logits [B, V] of the next code of each frame and returns the codes [B].
         """
 
 
 class Talker(Decoder, Protocol):
-    """Thinker rows in, codec codes out: one code per step, or with a ``predictor`` the first code of a frame."""
+    """Thinker rows in, codec codes out.
+
+    Each step is one code, or with a ``predictor`` the first code of a frame.
+    """
 
     max_codes: int  # steps of one answer
-    steps_per_second: float  # of speech; 0: not known
+    steps_per_second: float  # of speech; 0: unknown
     bunch: int  # steps that share a message, because a vocoder can rarely use fewer
     predictor: CodePredictor | None
 
     def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
         """Prefill of one answer.
 
-        ``rows`` [S + 3, H] from ``Thinker.talker_prompt``, ``layout`` [k, S] of the thinker's prefill and
-        ``first`` [H], the row of the first generated token. Raises ``BadRequest`` for an unknown voice.
+        ``rows`` is [S + 3, H] from ``Thinker.talker_prompt``, ``layout`` is [k, S] of the thinker's prefill, and
+        ``first`` [H] is the row of the first generated token. Raises ``BadRequest`` for an unknown voice.
         """
 
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Inputs of one step: previous ``codes`` [B] or frames [B, groups], thinker ``rows`` [B, H] to [B, H']."""
+        """Return the inputs [B, H'] of one step.
+
+        ``codes`` are the previous codes [B] or frames [B, groups], ``rows`` [B, H] the thinker's.
+        """
 
 
 class Vocoder(ModelComponent, Protocol):
@@ -49,23 +55,24 @@ class Vocoder(ModelComponent, Protocol):
 
     rate: int  # samples per second
     samples_per_code: int
-    groups: int  # codes of one frame; 1 where each code is one
+    groups: int  # codes of one frame; 1 if each code is a frame
 
     def open(self, voice: str, seed: int) -> "Vocoding":
         """Begin one waveform. ``seed`` fixes the noise. Raises ``BadRequest`` for an unknown voice."""
 
 
 class Vocoding(Protocol):
-    """One waveform in the making: a cursor over samples, so that none is lost or doubled."""
+    """One waveform in progress: a cursor over samples, so that none is lost or duplicated."""
 
     def push(self, codes: Sequence[Code], last: bool) -> Tensor:
-        """Take codes and return the samples that have become final, float32 [n] in [-1, 1], n may be 0.
+        """Append codes and return the samples that became final, float32 [n] in [-1, 1].
 
-        With ``last`` everything that is left comes out. The concatenation over all calls equals the
-        one-shot waveform to 1e-5, however the codes are cut. Raises ``BadRequest`` for codes that there are not.
+        n may be 0. With ``last``, all remaining samples are returned. The concatenation over all calls equals the
+        one-shot waveform to 1e-5 for any split of the codes. Raises ``BadRequest`` for invalid codes.
         """
 
     def skip(self, samples: int) -> int:
-        """Make nothing that only the first ``samples`` need: somebody has them. Called before the first codes, which
-        come from the first one on all the same. Returns the sample that the output begins with, ``samples`` or less.
+        """Skip work for the first ``samples``, which the caller has; return the first output sample.
+
+        It is ``samples`` or less. Call this before the first codes, which still start from the very first one.
         """

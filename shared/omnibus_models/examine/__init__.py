@@ -1,4 +1,5 @@
-"""Contents of a checkpoint, without loading it: families load their components as usual, but no weights are read.
+"""Contents of a checkpoint, without loading its weights.
 
-``python -m omnibus_models.examine DIR`` says it as ``omnibus.checkpoints.report.Report``.
+Families load their components as usual, but no weights are read. ``python -m omnibus_models.examine DIR`` prints a
+``omnibus.checkpoints.report.Report``.
 """

@@ -1,7 +1,7 @@
-"""Stands in for the libraries' loaders: models on torch's meta device, which has shapes and no memory.
+"""Replaces the libraries' loaders: models on torch's meta device, which has shapes and no memory.
 
-The names of a checkpoint's tensors become those of the model by the libraries' own rules, so what is missing here is
-missing there.
+The libraries' own rules convert the names of a checkpoint's tensors to those of the model. Weights that are missing
+here are therefore missing in a real load.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _DTYPES = {
 
 
 class BuiltModel(NamedTuple):
-    """A model that was built, the names of its weights that are missing, and of those that have another shape."""
+    """A built model, and the names of missing and misshapen weights."""
 
     module: nn.Module
     missing: list[str]
@@ -52,7 +52,7 @@ class WeightFiles(NamedTuple):
 
 
 class DryLoader:
-    """See ``loading.StandIn``. ``looks`` are the models that were built since it was emptied."""
+    """See ``loading.StandIn``. ``looks`` are the models built since it was emptied."""
 
     def __init__(self) -> None:
         self.looks: list[BuiltModel] = []
@@ -60,7 +60,7 @@ class DryLoader:
 
     @contextmanager
     def replace_loaders(self) -> Iterator[None]:
-        """Nothing is loaded within."""
+        """Replace the loaders inside the context: nothing is loaded."""
         token = loading.stand_in.set(self)
         try:
             yield
@@ -68,7 +68,7 @@ class DryLoader:
             loading.stand_in.reset(token)
 
     def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
-        """A model of the library ``load_transformers``."""
+        """Build a model of transformers."""
         config = options.pop("config", None) or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
         module, report = _unloaded_class(cls).from_pretrained(
             None,
@@ -85,7 +85,7 @@ class DryLoader:
         return module.eval()
 
     def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
-        """A model of the library ``load_diffusers``."""
+        """Build a model of diffusers."""
         config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
         with _META:
             module = cls.from_config(config).to(loading.torch_dtype(dtype))
@@ -121,7 +121,7 @@ def _read_weight_files(directory: Path) -> WeightFiles:
 
 
 def _unloaded_class(cls: Any) -> Any:
-    """A subclass whose weights stay where they have no memory: the library would put them on the CPU."""
+    """Return a subclass whose weights stay on the meta device; the library would use the CPU."""
 
     class Unloaded(cls):
         @staticmethod
@@ -133,12 +133,12 @@ def _unloaded_class(cls: Any) -> Any:
 
         @staticmethod
         def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
-            # What the library does there, but for drawing the weights that are missing.
+            # As in the library, except that missing weights are not initialised.
             model.mark_tied_weights_as_initialized(loading_info)
             model.tie_weights(missing_keys=loading_info.missing_keys, recompute_mapping=False)
             model._adjust_missing_and_unexpected_keys(loading_info)
             return loading_info
 
-    # The library finds the renames of a checkpoint's keys by the name of the class.
+    # The library looks up the renames of a checkpoint's keys by the name of the class.
     Unloaded.__name__, Unloaded.__qualname__, Unloaded.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Unloaded

@@ -1,4 +1,4 @@
-"""The report of a checkpoint: each component of its family, as it would load."""
+"""Report of a checkpoint: each component of its family, as it would load."""
 
 import json
 from collections import Counter
@@ -16,19 +16,18 @@ from omnibus_models import families, loading
 from omnibus_models.adapters import match_modules
 from omnibus_models.examine.meta_loader import BuiltModel, DryLoader
 
-#: The dtypes that components can be loaded in, as the headers of files say them.
+#: Dtypes that components can be loaded in, by their names in the headers of files.
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-#: Kinds of the unit tasks of components that keep what was before.
+#: Kinds of the unit tasks of components with a cache of earlier positions.
 _CAUSAL_TASKS = ("think", "talk", "prior", "denoise")
-_MAX_QUOTED_CHARS = 500  # characters of what a library says
+_MAX_QUOTED_CHARS = 500  # characters of a library's message
 
 
 def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str] = ()) -> Report:
-    """Return what ``checkpoint`` consists of when loaded in ``dtype``, or in the dtype of its weights without one.
+    """Return a report of ``checkpoint``, loaded in ``dtype`` or its own.
 
-    ``adapters`` are directories of LoRA adapters that are to fit its language model.
-
-    Raises ``NotFound`` when it is of no known family, and ``Fatal`` for an unknown dtype.
+    ``adapters`` are directories of LoRA adapters for its language model. Raises ``NotFound`` for an unknown family, and
+    ``Fatal`` for an unknown dtype.
     """
     family = families.family_of(checkpoint)
     dtype = dtype or _stored_dtype(checkpoint)
@@ -90,24 +89,24 @@ def _held_tensors(look: BuiltModel) -> Iterator[Any]:
 
 
 def _attention_config(loaded: Any, looks: Sequence[BuiltModel]) -> Any:
-    """The configuration of the layers that look back; None when nothing was built that has some."""
+    """Return the configuration of the self-attention layers, or None without a model."""
     backbone = getattr(loaded, "backbone", None)
-    if backbone is None and looks:  # it was built, and then something else was missing
+    if backbone is None and looks:  # it was built before an error
         backbone = getattr(looks[0].module, "get_decoder", lambda: None)()
     return getattr(backbone, "config", None)
 
 
 def _cache_bytes(config: Any, dtype: str) -> int:
-    """Bytes that one position takes in the cache of layers of this configuration."""
+    """Return the bytes that one position takes in the layers' cache."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Layers that look aside keep rows of pictures and none of the sequence.
+    # Cross-attention layers cache rows of images and none of the sequence.
     layers = config.num_hidden_layers - len(getattr(config, "cross_attention_layers", None) or ())
     return int(2 * layers * heads * width * loading.torch_dtype(dtype).itemsize)
 
 
 def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
-    """Return the reason why the language model does not run in vLLM, as far as its family gives one; else empty."""
+    """Return why the language model does not run in vLLM, or ""."""
     try:
         family.reader(checkpoint, dtype)
     except OmnibusError as error:
@@ -116,7 +115,7 @@ def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
 
 
 def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> str:
-    """Return why the adapter in this directory does not fit the language model; empty when it does."""
+    """Return why the adapter does not fit the language model, or ""."""
     try:
         match_modules(family.load("thinker", checkpoint, dtype=dtype), read_adapter(adapter))
     except OmnibusError as error:
@@ -125,12 +124,12 @@ def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> 
 
 
 def _stored_dtype(checkpoint: Path) -> str:
-    """The dtype that most of the weights have, else the one that the configuration says."""
+    """Return the dtype of most of the weights, or the configured one."""
     found: Counter[str] = Counter()
     for path in checkpoint.rglob("*.safetensors"):
         try:
             tensors = safetensors.read_header(path).values()
-        except BadRequest:  # which is told with its component
+        except BadRequest:  # reported with its component
             continue
         for tensor in tensors:
             found[_NAMES.get(tensor.dtype, "")] += tensor.nbytes

@@ -1,4 +1,4 @@
-"""The architectures that can be taken apart, found by name or by a checkpoint's configuration."""
+"""Architectures with separable components, found by name or by a checkpoint's configuration."""
 
 import importlib
 import json
@@ -12,14 +12,14 @@ from omnibus.families.specs import ABSENT
 from omnibus_models import torchvision_cpu
 from omnibus_models.contract import ModelFamily
 
-# The library imports torchvision along with its models as soon as it sees it installed.
+# The library imports torchvision with its models if it is installed.
 torchvision_cpu.install_operators()
 
 NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def load_family(name: str) -> ModelFamily:
-    """The family called ``name``, e.g. ``qwen2_5_vl``. Raises ``NotFound``."""
+    """Return the family ``name``, such as ``qwen2_5_vl``. Raises ``NotFound``."""
     if name in ABSENT:
         raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
@@ -29,9 +29,10 @@ def load_family(name: str) -> ModelFamily:
 
 
 def family_of(checkpoint: Path) -> ModelFamily:
-    """The family of a checkpoint directory, by ``model_type`` in its config.json, or the class in its model_index.json.
+    """Return the family of a checkpoint directory.
 
-    Raises ``NotFound`` when neither can be read, or its architecture is not known.
+    It is the ``model_type`` in config.json, or the class in model_index.json. Raises ``NotFound`` if neither can be
+    read, or the architecture is unknown.
     """
     index = Path(checkpoint) / "model_index.json"
     if index.exists():

@@ -1,4 +1,4 @@
-"""Tools, calls and other options of a chat, as a chat template takes them."""
+"""Tools, calls and other options of a chat, for chat templates."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +9,25 @@ from omnibus.errors import BadRequest
 from omnibus_models.contract import PromptOptions
 from omnibus_models.tool_calls import Tool, ToolFormat
 
-#: What stands around reasoning.
+#: Marks around reasoning.
 THINK, THINK_END = "<think>", "</think>"
-#: How a request says how long to think, and variables of templates that can obey it.
+#: Request parameter for the length of reasoning, and variables of templates that implement it.
 EFFORT = "reasoning_effort"
 _THINKING = "enable_thinking"
-#: Where an answer begins: behind the words that open one, and behind the last message as far as that goes.
+#: Template variables for the start of an answer: after the words that open one, or continuing the last message.
 PLACES = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], str]) -> PromptOptions:
-    """``options`` with the variables that this ``template`` knows, each text as ``mark`` has it.
+    """Return ``options`` with the variables of ``template``, texts passed through ``mark``.
 
-    Raises ``BadRequest`` for what cannot be obeyed: an effort of models that do not think, and names that would change
-    how the template is applied.
+    Raises ``BadRequest`` for an effort if the model does not think, and for reserved names, which would change how the
+    template is applied.
     """
     given = dict(options.template)
     for name in given:
         if name in _reserved_names() - PLACES:
-            raise BadRequest(f"{name} is no variable of a chat template; leave it out", param="chat_template_kwargs")
+            raise BadRequest(f"{name} is not a variable of chat templates; leave it out", param="chat_template_kwargs")
     effort = given.get(EFFORT)
     if effort is not None and EFFORT not in template:
         del given[EFFORT]
@@ -39,7 +39,7 @@ def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], s
 
 
 def _mark_texts(value: Any, mark: Callable[[Any], str]) -> Any:
-    """``value``, which is JSON, with each of its texts as ``mark`` has it."""
+    """Return the JSON ``value`` with each text passed through ``mark``."""
     if isinstance(value, str):
         return mark(value)
     if isinstance(value, Mapping):
@@ -58,9 +58,10 @@ def _reserved_names() -> frozenset[str]:
 def write_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], format: ToolFormat, mark: Callable[[Any], str]
 ) -> list[Mapping[str, Any]]:
-    """``messages`` with ``tools``, calls and their results as text, for a template that knows of none of them.
+    """Return ``messages`` with ``tools``, calls and results as text.
 
-    Texts in arguments are as ``mark`` has them: what a message of an assistant holds may be the model's own.
+    It is for templates without tools. Texts in arguments are passed through ``mark``: an assistant's message may
+    contain the model's own tokens.
     """
     written = [_write_calls(message, format, mark) for message in messages]
     if not tools:
@@ -90,7 +91,7 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def convert_extras(message: Mapping[str, Any], mark: Callable[[Any], str]) -> dict[str, Any]:
-    """Fields of ``message`` besides role and content, each text as ``mark`` has it. Raises ``BadRequest``."""
+    """Return further fields of ``message``, texts passed through ``mark``. Raises ``BadRequest``."""
     more: dict[str, Any] = {}
     for name in ("reasoning_content", "name", "tool_call_id"):
         if message.get(name):

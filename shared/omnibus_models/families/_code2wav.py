@@ -1,10 +1,9 @@
-"""Frames of codes to waveform by Code2Wav, piece by piece and exactly.
+"""Frames of codes to waveform by Code2Wav, streamed without approximation.
 
-It looks back only. Its transformer sees a window of earlier frames in each layer, so its reach is window times layers:
-it keeps keys and values of what it has seen, and never sees a frame twice. What it says goes through convolutions.
-Their reach follows from the configuration, so each piece begins that much earlier and what is not true of it yet
-is cut off. The last samples that frames become are made of the next frame as well: ``n`` frames are ``n`` times
-``per_frame`` samples, less ``trailing_samples``.
+Code2Wav is causal. Its transformer attends to a window of earlier frames in each layer, so its reach is window times
+layers. It caches keys and values and processes each frame once. Convolutions follow. Their reach follows from the
+configuration, so each piece begins that much earlier, and its invalid samples are cut off. The last samples of a frame
+also depend on the next one: ``n`` frames are ``n`` times ``per_frame`` samples, less ``trailing_samples``.
 """
 
 import math
@@ -18,17 +17,17 @@ from transformers.cache_utils import DynamicCache
 from omnibus import errors
 from omnibus_models.contract import Code
 
-_KERNEL = 7  # of every convolution that is wider than one
+_KERNEL = 7  # of every convolution wider than one
 _DILATIONS = (1, 3, 9)  # of the residual units after each step up
 
 
 def per_frame(config: Any) -> int:
-    """Samples that one more frame becomes."""
+    """Return the samples of one more frame."""
     return math.prod(config.upsampling_ratios) * math.prod(config.upsample_rates)
 
 
 def trailing_samples(config: Any) -> int:
-    """Samples at the end that are still to come: each step up in the decoder drops its last step."""
+    """Return the missing samples at the end: each upsampling step in the decoder drops its last step."""
     samples = 0
     for rate in config.upsample_rates:
         samples = (samples + 1) * rate
@@ -36,7 +35,7 @@ def trailing_samples(config: Any) -> int:
 
 
 def warmup_samples(config: Any) -> int:
-    """Samples at the beginning of a piece that are not true, when there were frames before it."""
+    """Return the invalid samples at the beginning of a later piece."""
     back = _KERNEL - 1
     steps = 0
     for rate in config.upsampling_ratios:
@@ -48,7 +47,7 @@ def warmup_samples(config: Any) -> int:
 
 
 class Code2WavVocoding:
-    """One waveform in the making, see ``contract.Vocoding``."""
+    """One waveform in progress, see ``contract.Vocoding``."""
 
     def __init__(self, module: Any) -> None:
         config = module.config
@@ -56,20 +55,20 @@ class Code2WavVocoding:
         self._cache = DynamicCache(config=config)
         self._per_frame, self._lost, self._reach = per_frame(config), trailing_samples(config), warmup_samples(config)
         self._frames = torch.empty(1, 0, config.hidden_size, device=module.device, dtype=module.dtype)
-        self._first = 0  # the frame that ``_frames`` begins with
+        self._first = 0  # number of the first of ``_frames``
         self._sent = 0  # samples
         self._window = config.sliding_window * config.num_hidden_layers  # frames that a frame depends on
-        self._unseen = 0  # frames that nothing to come depends on
+        self._unseen = 0  # frames that no later sample depends on
 
     def skip(self, samples: int) -> int:
-        """See nothing before the frames that samples after the first ``samples`` depend on."""
+        """Skip frames that affect only the first ``samples``."""
         self._sent = samples
         self._first = self._unseen = max(0, (samples - self._reach) // self._per_frame - self._window)
         return samples
 
     @torch.no_grad()
     def push(self, codes: Sequence[Code], last: bool) -> Tensor:
-        """Take frames and return the samples that have become final, float32 [n] on the CPU."""
+        """Append frames and return new final samples, float32 [n] on the CPU."""
         if not codes:
             return torch.empty(0)
         unseen = min(len(codes), self._unseen)
@@ -87,7 +86,7 @@ class Code2WavVocoding:
         return wave.float().cpu()
 
     def _check_codes(self, frames: Sequence[Code]) -> Tensor:
-        """Int64 [1, groups, n]."""
+        """Return int64 [1, groups, n]."""
         groups, size = self._module.config.num_quantizers, self._module.config.codebook_size
         for frame in frames:
             if isinstance(frame, int) or len(frame) != groups or not all(0 <= code < size for code in frame):
@@ -95,14 +94,14 @@ class Code2WavVocoding:
         return torch.tensor(frames, device=self._module.device).T[None]
 
     def _run_transformer(self, codes: Tensor) -> None:
-        """Keep what the transformer says of more frames: ``codes`` [1, groups, n]."""
+        """Append the transformer's hidden states of more frames: ``codes`` [1, groups, n]."""
         module = self._module
         inputs = module.code_embedding(codes + module.code_offset).mean(1)
         out = module.pre_transformer(inputs_embeds=inputs, past_key_values=self._cache, use_cache=True)
         self._frames = torch.cat([self._frames, out.last_hidden_state], dim=1)
 
     def _render_samples(self) -> Tensor:
-        """The samples of all frames that are kept."""
+        """Return the samples of all kept frames."""
         wave = self._frames.transpose(1, 2)
         for blocks in self._module.upsample:
             for block in blocks:

@@ -1,4 +1,4 @@
-"""The steps of denoisers whose noise is stronger the more there is to be made."""
+"""Schedules of denoisers whose noise increases with the size of the output."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from omnibus import errors
 
 
 def load_scheduler(checkpoint: Path) -> Any:
-    """The scheduler of ``checkpoint``. Raises ``Fatal`` for one that cannot be read, or whose steps draw noise."""
+    """Load the scheduler of ``checkpoint``. Raises ``Fatal`` if it cannot be read, or its steps draw noise."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     try:
@@ -24,14 +24,14 @@ def load_scheduler(checkpoint: Path) -> Any:
 
 
 def laid_out(scheduler: Any, steps: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Sigmas [steps + 1] and timesteps [steps]; what has more ``tokens`` stays longer in the noise.
+    """Return sigmas [steps + 1] and timesteps [steps]; with more ``tokens``, noise decreases later.
 
-    Raises ``BadRequest`` for a number of steps that there is no schedule of.
+    Raises ``BadRequest`` for an unsupported number of steps.
     """
     from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
     config = scheduler.config
-    # Stretched to its end, a schedule of one step is no number.
+    # Stretched to its end, a schedule of one step is NaN.
     least, most = 2 if config.shift_terminal else 1, config.num_train_timesteps
     if not least <= steps <= most:
         raise errors.BadRequest(f"steps must be {least} to {most}, not {steps}", param="steps")

@@ -25,7 +25,7 @@ class GlmImageDecoder(LoadedComponent):
         )
 
     def decode(self, latents: Tensor) -> Tensor:
-        """[channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
+        """Decode [channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
         if latents.dim() != 4 or latents.shape[:2] != (self._channels, 1):
             raise errors.BadRequest(
                 f"this decoder takes latents [{self._channels}, 1, height, width], not {list(latents.shape)}",
@@ -35,7 +35,7 @@ class GlmImageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def decode_colours(self, latents: Tensor) -> Tensor:
-        """[B, channels, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
+        """Decode [B, channels, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
         module: Any = self.module
         out = module.decode(latents.to(self._weight) * self._scale + self._mean, return_dict=False)[0]
         colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
@@ -43,7 +43,7 @@ class GlmImageDecoder(LoadedComponent):
 
 
 def load_decoder(checkpoint: Path, device: str, dtype: str) -> GlmImageDecoder:
-    """Load it."""
+    """Load the decoder of ``checkpoint``."""
     from diffusers import AutoencoderKL
 
     from omnibus_models import diffusers_loading

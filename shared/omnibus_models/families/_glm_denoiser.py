@@ -1,4 +1,4 @@
-"""The transformer of GLM-Image: it follows a prior, and texts that are to be written."""
+"""The transformer of GLM-Image: it follows a prior, and texts to write in the image."""
 
 import copy
 from collections import defaultdict
@@ -22,10 +22,10 @@ GUIDANCE = 1.5
 
 @dataclass
 class GlmDenoising:
-    """One picture in the making, see ``contract.Denoising``.
+    """One image in progress, see ``contract.Denoising``.
 
-    ``latents`` are [channels, height, width], ``prior`` [positions] the tokens to follow, ``guides`` [T, W] each the
-    texts of the prompt and no text. ``sigmas`` [steps + 1] and ``times`` [steps] are float32 on the CPU.
+    ``latents`` are [channels, height, width], ``prior`` [positions] the tokens to follow. ``guides`` [T, W] are the
+    texts of the prompt, and no text. ``sigmas`` [steps + 1] and ``times`` [steps] are float32 on the CPU.
     """
 
     shape: tuple[int, int]  # rows and columns of positions
@@ -57,7 +57,7 @@ class GlmDenoising:
         self.latents, self.done = state.view(self.latents.shape).to(self.latents.device), done
 
     def advance(self, velocities: Sequence[Tensor]) -> None:
-        """Euler's step along what the transformer said for each of ``guides``."""
+        """Take Euler's step along the transformer's velocities for ``guides``."""
         wanted, unwanted = velocities[0].float(), velocities[-1].float()
         self.velocity = unwanted + self.guidance * (wanted - unwanted)
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
@@ -75,7 +75,7 @@ class GlmDenoiser(LoadedComponent):
         config = module.config
         self._checkpoint = checkpoint
         self._scheduler = scheduler
-        self._unit = unit * config.patch_size  # pixels on either side of what is one position
+        self._unit = unit * config.patch_size  # pixels per position, on either side
         self._patch: int = config.patch_size
         self._channels: int = config.in_channels
         self._width: int = config.text_embed_dim
@@ -84,7 +84,7 @@ class GlmDenoiser(LoadedComponent):
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor], prior: Tensor | None = None) -> GlmDenoising:
-        """Draw the noise and lay out the steps. What is guided away from counts only with a guidance above 1."""
+        """Draw the noise and compute the schedule. The negative guide counts only with a guidance above 1."""
         check_sides(picture, 2 * self._unit)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
@@ -104,9 +104,9 @@ class GlmDenoiser(LoadedComponent):
 
     @torch.no_grad()
     def step(self, batch: Sequence[GlmDenoising]) -> None:
-        """A forward pass for all prompts of each length, then each picture's own step.
+        """Run a forward pass for prompts of each length, then each step.
 
-        The library's mask only favours what it should allow alone, so prompts cannot be filled up.
+        The library's mask only favours allowed positions, so prompts cannot be padded.
         """
         alike: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for place, one in enumerate(batch):
@@ -119,28 +119,31 @@ class GlmDenoiser(LoadedComponent):
             one.advance([found[place, row] for row in range(one.rows)])
 
     def latents(self, denoising: GlmDenoising) -> Tensor:
-        """[channels, 1, height, width] float32 on the CPU."""
+        """Return [channels, 1, height, width] float32 on the CPU."""
         return denoising.latents[:, None].float().cpu()
 
     def palette(self) -> Tensor:
-        """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
+        """Return [channels + 1, 3]: the colour that each latent adds, and the base colour."""
         vae = load_decoder(self._checkpoint, str(self._device), "float32")
         size = (_latent_preview.IMAGE_COUNT, self._channels, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
         return _latent_preview.fit_palette(drawn.permute(0, 2, 3, 1), vae.decode_colours(drawn))
 
     def preview(self, denoising: GlmDenoising, palette: Tensor) -> Tensor:
-        """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
+        """Return a pixel for each latent, extrapolated along the last velocity."""
         latents = denoising.latents.float()
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
         return _latent_preview.to_bytes(_latent_preview.append_constant(latents.permute(1, 2, 0).cpu()) @ palette)
 
     def _predict_velocities(self, batch: Sequence[GlmDenoising], rows: Sequence[tuple[int, int]]) -> Tensor:
-        """One for each of ``rows``: a picture of the batch, and which of its guides, all equally long."""
+        """Return a velocity for each of ``rows``: an image of the batch and one of its guides.
+
+        All guides have the same length.
+        """
         ones = [batch[place] for place, _ in rows]
         prior = torch.stack([one.prior for one in ones])
-        # What is guided away from follows no prior either.
+        # The negative guide does not follow a prior either.
         dropped = torch.tensor([row > 0 for _, row in rows], device=self._device)
         size = [side * self._unit for side in ones[0].shape]
         [out] = self.module(
@@ -157,7 +160,7 @@ class GlmDenoiser(LoadedComponent):
         return velocities
 
     def _upsample_prior(self, prior: Tensor | None, shape: tuple[int, int]) -> Tensor:
-        """[positions]: each token of the prior for four positions."""
+        """Return [positions]: each token of the prior repeated for four positions."""
         rows, columns = shape[0] // 2, shape[1] // 2
         if prior is None:
             raise errors.BadRequest("this model follows a prior; give it the prior's tokens", param="prior")
@@ -166,14 +169,14 @@ class GlmDenoiser(LoadedComponent):
             ((tokens == prior) & (tokens >= 0) & (tokens < self._codes)).all()
         ):
             raise errors.BadRequest(
-                f"the prior of this picture must be tokens [1, 1, {rows}, {columns}] from 0 to {self._codes - 1}, "
+                f"the prior of this image must be tokens [1, 1, {rows}, {columns}] from 0 to {self._codes - 1}, "
                 f"not these {list(prior.shape)}",
                 param="prior",
             )
         return tokens[0, 0].repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
 
     def _noise_schedule(self, steps: int, positions: int) -> tuple[Tensor, Tensor]:
-        """The pipeline's sigmas and timesteps; larger pictures stay longer in the noise."""
+        """Return the pipeline's sigmas and timesteps; in larger images, noise decreases later."""
         from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 
         config = self._scheduler.config
@@ -192,9 +195,9 @@ class GlmDenoiser(LoadedComponent):
 
 
 def check_sides(picture: ImageSpec, unit: int) -> None:
-    """Raise ``BadRequest`` for what is no picture with sides of whole ``unit`` pixels."""
+    """Raise ``BadRequest`` unless it is an image with sides of ``unit`` multiples."""
     if picture.frames != 1:
-        raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
+        raise errors.BadRequest("this model generates images, not videos: frames must be 1", param="frames")
     for name, pixels in (("width", picture.width), ("height", picture.height)):
         if pixels % unit or pixels < unit:
             raise errors.BadRequest(f"{name} must be a multiple of {unit}, not {pixels}", param=name)

@@ -1,4 +1,4 @@
-"""Pictures that a language model makes token by token: many of them take steps together, each at its own length."""
+"""Images that a language model generates by tokens, in ragged batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ from omnibus_models.contract import LoadedComponent
 
 
 class RaggedCache(Cache):
-    """Keys and values of sequences, each at its own length: per layer two tensors [rows, heads, room, head_dim]."""
+    """Keys and values of sequences of different lengths.
+
+    Per layer there are two tensors [rows, heads, room, head_dim].
+    """
 
     def __init__(self, stored: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
@@ -33,12 +36,12 @@ class RaggedCache(Cache):
 
     @classmethod
     def from_prefill(cls, cache: DynamicCache, room: int) -> "RaggedCache":
-        """Copy what a first forward pass left in ``cache``, with space for ``room`` positions."""
+        """Copy the ``cache`` of a first forward pass, with ``room`` positions."""
         return cls([(_enlarge_cache(layer.keys, room), _enlarge_cache(layer.values, room)) for layer in cache.layers])
 
     @classmethod
     def from_parts(cls, parts: Sequence[tuple["RaggedCache", int, int]]) -> "RaggedCache":
-        """Rows ``first`` to ``first + count`` of each of ``parts``, copied, one below the other."""
+        """Copy rows ``first`` to ``first + count`` of each of ``parts`` into one cache."""
         room = max(rows.capacity for rows, _, _ in parts)
 
         def stack_side(layer: int, side: int) -> Tensor:
@@ -57,10 +60,12 @@ class RaggedCache(Cache):
         return self._stored[0][0].shape[2]
 
     def begin_step(self, lengths: Sequence[int]) -> Tensor | None:
-        """The next forward pass adds one position to each row, behind its ``lengths``.
+        """Prepare a forward pass that adds one position to each row.
 
-        Returns where each row may look: bool [rows, 1, 1, S], or None when that is everywhere. Until somebody
-        counts what was added, the pass can be repeated.
+        It follows the row's ``lengths``.
+
+        Returns the positions each row may attend to: bool [rows, 1, 1, S], or None for all. The pass can be repeated
+        until the caller updates the lengths.
         """
         self._ends = torch.tensor(lengths, device=self._index.device)
         self._high = max(lengths) + 1
@@ -72,7 +77,7 @@ class RaggedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one position of each row ([rows, heads, 1, head_dim]) and return all up to the longest one."""
+        """Write one position of each row ([rows, heads, 1, head_dim]); return all up to the longest."""
         keys, values = self._stored[layer_idx]
         keys[self._index, :, self._ends] = key_states[:, :, 0]
         values[self._index, :, self._ends] = value_states[:, :, 0]
@@ -86,10 +91,10 @@ class RaggedCache(Cache):
 
 
 class TokenSampler:
-    """Choice of the next token: always at random, weighted as ``generate`` does by the checkpoint's own settings.
+    """Random choice of tokens, as in ``generate``, with the checkpoint's settings.
 
-    Tokens from ``codes`` on are no part of a picture. Where the lot falls on one of them, it is cast again without
-    them: the library's pipelines have no answer there.
+    Tokens from ``codes`` on are not part of an image. If one of them is drawn, the draw is repeated without them; the
+    library's pipelines do not handle this case.
     """
 
     def __init__(self, module: Any, codes: int) -> None:
@@ -106,9 +111,9 @@ class TokenSampler:
             self._warp.append(TopPLogitsWarper(told.top_p))
 
     def __call__(self, scores: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
-        """A token for each row of ``scores``, float32 [B, V]. Without an error every generator has moved on."""
+        """Return a token for each row of ``scores``, float32 [B, V]. Without an error, all generators advance."""
         if not bool(torch.isfinite(scores).all()):
-            raise errors.Fatal("the model computed values that are not numbers for this picture; check its weights")
+            raise errors.Fatal("the model computed values that are not numbers for this image; check its weights")
         chances = self._token_probabilities(scores)
         return [
             self._sample_token(chance, score, generator)
@@ -124,17 +129,17 @@ class TokenSampler:
         return int(torch.multinomial(self._token_probabilities(picture[None])[0], 1, generator=generator))
 
     def _token_probabilities(self, scores: Tensor) -> Tensor:
-        """Of each token, on the CPU: a seed means the same lots on every device."""
+        """Return token probabilities, on the CPU: seeds work alike on every device."""
         weighed: Tensor = self._warp(None, scores)
         return weighed.softmax(-1).cpu()
 
 
 @dataclass
 class TokenDenoising:
-    """One picture in the making, see ``contract.Denoising``: its sequence and, for guidance, that one's twin.
+    """One image in progress, see ``contract.Denoising``: its sequence and, for guidance, its twin.
 
-    They are the rows from ``first`` on in ``cache``, ``length`` positions each. ``hidden`` [rows, H] is what the
-    prompt leads to, until the first token is ``chosen``. ``positions`` [axes, steps] are those of the tokens.
+    They are the rows from ``first`` on in ``cache``, ``length`` positions each. ``hidden`` [rows, H] is the prompt's
+    hidden state until the first token is ``chosen``. ``positions`` [axes, steps] are those of the tokens.
     """
 
     grid: tuple[int, int]
@@ -150,7 +155,7 @@ class TokenDenoising:
 
     #: Positions of a step.
     tokens = 1
-    #: Whatever their sizes, all can take a step together.
+    #: Denoisings of all sizes can take a step together.
     shape = "tokens"
 
     @property
@@ -162,14 +167,14 @@ class TokenDenoising:
         return len(self.chosen)
 
     def append_token(self, token: int) -> None:
-        """The token of one step; before any but the first, the one before it went into the cache."""
+        """Append the token of one step; the previous one is in the cache."""
         self.length += bool(self.chosen)
         self.hidden = None
         self.chosen.append(token)
 
 
 class TokenDenoiser(LoadedComponent, ABC):
-    """A language model that makes pictures, one token of each in a step."""
+    """A language model that generates images, one token in each step."""
 
     axes = 1
 
@@ -183,7 +188,7 @@ class TokenDenoiser(LoadedComponent, ABC):
 
     @torch.no_grad()
     def step(self, batch: Sequence[TokenDenoising]) -> None:
-        """The next token of each picture. Only when all are chosen does any picture change."""
+        """Sample the next token of each image. No image changes before all are sampled."""
         ahead = [one for one in batch if one.chosen]
         found = iter(self._advance_cache(ahead) if ahead else ())
         hidden = [next(found) if one.hidden is None else one.hidden for one in batch]
@@ -192,19 +197,19 @@ class TokenDenoiser(LoadedComponent, ABC):
             one.append_token(token)
 
     def latents(self, denoising: TokenDenoising) -> Tensor:
-        """[1, 1, rows, columns] float32 on the CPU: the tokens."""
+        """Return the tokens, [1, 1, rows, columns] float32 on the CPU."""
         return torch.tensor(denoising.chosen, dtype=torch.float32).view(1, 1, *denoising.grid)
 
     @abstractmethod
     def _embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Tokens of pictures [B] to [B, H]."""
+        """Embed image tokens: [B] to [B, H]."""
 
     @abstractmethod
     def _token_scores(self, hidden: Tensor) -> Tensor:
-        """[B, H] to [B, V]."""
+        """Return scores [B, V] of hidden states [B, H]."""
 
     def _start_denoising(self, inputs: Tensor, positions: Tensor, **about: Any) -> TokenDenoising:
-        """Begin a picture: ``inputs`` [rows, T, H] of its prompt, at positions 0 to T - 1.
+        """Begin an image: ``inputs`` [rows, T, H] of its prompt, at positions 0 to T - 1.
 
         ``positions`` and ``about`` are fields of ``TokenDenoising``.
         """
@@ -212,12 +217,12 @@ class TokenDenoiser(LoadedComponent, ABC):
         cache = DynamicCache()
         places = torch.arange(length, device=self._device).expand(self.axes, rows, length)
         hidden = self._run_backbone(inputs, places, cache, None)[:, -1]
-        # The last token is not looked at again.
+        # The last token is not read again.
         room = RaggedCache.from_prefill(cache, length + positions.shape[1] - 1)
         return TokenDenoising(rows=rows, length=length, positions=positions, cache=room, hidden=hidden, **about)
 
     def _advance_cache(self, batch: Sequence[TokenDenoising]) -> Sequence[Tensor]:
-        """Compute the hidden states after the last token of each, [rows, H] each."""
+        """Compute the hidden states after each sequence's last token, [rows, H] each."""
         cache = _gather_caches(batch)
         mask = cache.begin_step([one.length for one in batch for _ in range(one.rows)])
         tokens = torch.tensor([one.chosen[-1] for one in batch for _ in range(one.rows)], device=self._device)
@@ -228,7 +233,7 @@ class TokenDenoiser(LoadedComponent, ABC):
         return hidden[:, -1].split([one.rows for one in batch])
 
     def _run_backbone(self, inputs: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
-        """``inputs`` [B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H]."""
+        """Run ``inputs`` [B, T, H] at ``positions`` [axes, B, T]; return hidden [B, T, H]."""
         out = self.backbone(
             inputs_embeds=inputs,
             position_ids=positions if self.axes > 1 else positions[0],
@@ -241,7 +246,7 @@ class TokenDenoiser(LoadedComponent, ABC):
 
 
 def _apply_guidance(scores: Tensor, batch: Sequence[TokenDenoising]) -> Tensor:
-    """[rows, V] to [pictures, V]: away from the twin's scores, where there is a twin."""
+    """Apply guidance away from twins' scores: [rows, V] to [images, V]."""
     ends = list(accumulate(one.rows for one in batch))
     firsts = [end - one.rows for end, one in zip(ends, batch, strict=True)]
     wanted, unwanted = scores[firsts], scores[[end - 1 for end in ends]]
@@ -250,7 +255,10 @@ def _apply_guidance(scores: Tensor, batch: Sequence[TokenDenoising]) -> Tensor:
 
 
 def _gather_caches(batch: Sequence[TokenDenoising]) -> RaggedCache:
-    """One cache with the rows of ``batch`` in order: gathered anew when others step together than last time."""
+    """Return one cache with the rows of ``batch`` in order.
+
+    It is copied only if the batch differs from the last one.
+    """
     firsts = [0, *accumulate(one.rows for one in batch)]
     cache = batch[0].cache
     same = all(one.cache is cache and one.first == first for one, first in zip(batch, firsts, strict=False))
@@ -263,7 +271,7 @@ def _gather_caches(batch: Sequence[TokenDenoising]) -> RaggedCache:
 
 
 def _enlarge_cache(stored: Tensor, room: int) -> Tensor:
-    """A copy of [rows, heads, T, head_dim] with room for as many positions; what is not used yet is zero."""
+    """Copy [rows, heads, T, head_dim] into zeros with ``room`` positions."""
     rows, heads, length, width = stored.shape
     made = stored.new_zeros(rows, heads, room, width)
     made[:, :, :length] = stored

@@ -1,4 +1,4 @@
-"""Base of the language models of all families that take prompts with media in them."""
+"""Base of the language models of all families with media in prompts."""
 
 import json
 from abc import ABC, abstractmethod
@@ -34,9 +34,9 @@ class LanguageThinker(LanguageDecoder, ABC):
     """A language model that takes media embeddings, see ``contract.Thinker``."""
 
     speaks = False
-    #: Name of the format of its tool calls; "": what the checkpoint's chat template writes.
+    #: Name of the format of its tool calls; "": that of the checkpoint's chat template.
     calls = ""
-    #: Name of the format in which it is asked to write calls where that template says nothing of tools.
+    #: Name of the format in which the prompt requests calls, if the template does not support tools.
     untold_calls = USUAL
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
@@ -84,19 +84,22 @@ class LanguageThinker(LanguageDecoder, ABC):
         return TokenizedPrompt(tuple(ids), named, self.thinks and text.rstrip().endswith(_chat_options.THINK))
 
     def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
-        """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it, as no answer has."""
+        """Return the ids of ``text`` without a template.
+
+        With ``marked``, the tokeniser's own marks are added around it, unlike in answers.
+        """
         self._lengths.require_context([text], context or self.context, "text")
         written = self._mark_text(text, own=not marked)
         return tuple(self._frame_text(self._literals.tokenize(written, self._tokenize_plain), marked))
 
     def decode_ids(self, ids: Sequence[int]) -> str:
-        """Decode ids, control tokens left out."""
+        """Decode ids without control tokens."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return decoded
 
     @torch.no_grad()
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
-        """Put each item's embeddings in the place of its placeholder."""
+        """Replace each placeholder by its item's embeddings."""
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
         if media:
@@ -109,13 +112,13 @@ class LanguageThinker(LanguageDecoder, ABC):
         return PrefillInputs(inputs, positions, layout.delta, is_media, how, self._talker_layout(layout, media))
 
     def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
-        """Each placeholder as often as its item has rows, and positions."""
+        """Repeat each placeholder for the rows of its item, and count positions."""
         _check_items(prompt, media)
         for item in media:
             self._check_item(item)
         ids, starts = self._expand_prompt(prompt, media)
         self._check_context(len(ids))
-        # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
+        # Positions are counted in a loop over the media, on the CPU, which does not wait for a device.
         positions, delta = self._count_positions(torch.tensor([ids]), media)
         is_media = torch.tensor([token in self._placeholders for token in ids])
         return PromptLayout(ids, starts, positions[:, 0], int(delta), is_media)
@@ -128,11 +131,11 @@ class LanguageThinker(LanguageDecoder, ABC):
         """This family has no talker: always ``BadRequest``."""
         raise errors.BadRequest("this model has no audio output; request text", param="modalities")
 
-    # What families differ in
+    # Differences between families
 
     @abstractmethod
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int | Tensor]:
-        """[axes, 1, T] positions and the delta of decoded tokens. Read from the request, never from the module."""
+        """Return [axes, 1, T] positions and decoded tokens' delta, from the request alone."""
 
     @abstractmethod
     def _row_count(self, meta: Mapping[str, Any]) -> int:
@@ -146,36 +149,36 @@ class LanguageThinker(LanguageDecoder, ABC):
         return self.width
 
     def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
-        """Return the places of a talker's rows; None where it needs only their positions, see ``PrefillInputs``."""
+        """Return the places of a talker's rows: None for positions, see ``PrefillInputs``."""
         return None
 
     def _widen_inputs(self, inputs: Tensor) -> Tensor:
-        """[T, H] to [T, width of the widest rows], zeros where nothing was."""
+        """Pad [T, H] with zeros to [T, width of the widest rows]."""
         return inputs
 
     def _project_rows(self, rows: Tensor) -> Tensor:
-        """The rows of an item as the layers take them: [n, H]."""
+        """Project the rows of an item to the input of the layers: [n, H]."""
         return rows
 
     def _prefill_attention(self, layout: PromptLayout, media: Sequence[Encoded]) -> Attention | None:
-        """See ``contract.Prefill``."""
+        """See ``contract.PrefillInputs``."""
         return None
 
     def _control_tokens(self) -> tuple[str, ...]:
-        """Tokens that are text where users write them, see ``control_tokens``."""
+        """Return tokens that are plain text in users' messages, see ``control_tokens``."""
         return control_tokens(self._tokenizer, self._placeholders)
 
     def _placeholder_id(self, modality: str) -> int:
-        """The id that stands for an item of ``modality`` in a tokenised chat, and for each of its rows."""
+        """Return the id for an item of ``modality`` and its rows."""
         module: Any = self.module
         return int(getattr(module.config, f"{modality}_token_id"))
 
     def _frame_placeholders(self, text: str) -> str:
-        """A chat as its template has it, with what stands around the rows of each item."""
+        """Return a rendered chat with marks around each item's rows."""
         return text
 
     def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
-        """The ids in the place of one placeholder ``token``: one for each row of ``item``, and text between them."""
+        """Return the ids for one placeholder ``token``: one for each row of ``item``, and text between them."""
         return [token] * item.embeds.shape[0]
 
     # Prompts
@@ -183,7 +186,10 @@ class LanguageThinker(LanguageDecoder, ABC):
     def _adapt_options(
         self, messages: Sequence[Mapping[str, Any]], context: int, options: PromptOptions
     ) -> tuple[Sequence[Mapping[str, Any]], PromptOptions]:
-        """``messages`` and ``options`` as this template takes them. Raises ``BadRequest``, ``ContextTooLong``."""
+        """Convert ``messages`` and ``options`` for this template.
+
+        Raises ``BadRequest`` and ``ContextTooLong``.
+        """
         calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
         written = [json.dumps(each, ensure_ascii=False) for each in (*options.tools, *calls, options.template)]
         self._lengths.require_context(written, context or self.context, "tools")
@@ -205,10 +211,10 @@ class LanguageThinker(LanguageDecoder, ABC):
                 **{"add_generation_prompt": True, **options.template},
             )
         except (TemplateError, TypeError, ValueError):
-            # What a template says is meant for programmers, and may hold the user's text.
+            # A template's error is for programmers, and may contain the user's text.
             raise errors.BadRequest(
-                "this model's chat template does not take these messages; see to it that user and assistant take "
-                "turns, and that a system message, if the model takes one, comes first",
+                "this model's chat template does not take these messages. User and assistant must take turns, and a "
+                "system message, if the model takes one, must be the first",
                 param="messages",
             ) from None
         return text
@@ -218,7 +224,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         if role not in _ROLES:
             raise errors.BadRequest(f"unknown role {role!r}; use system, user, assistant or tool", param="messages")
         more = _chat_options.convert_extras(message, self._mark_text)
-        own = role == "assistant"  # templates look for thoughts in what a model said
+        own = role == "assistant"  # templates look for reasoning in a model's messages
         if isinstance(content, str):
             return {"role": role, "content": self._mark_text(content, own=own), **more}
         if not isinstance(content, list | tuple) or not content:
@@ -244,7 +250,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         return ids
 
     def _frame_text(self, ids: list[int], marked: bool) -> list[int]:
-        """``ids``, if they are to be ``marked`` with what the tokeniser puts around a text."""
+        """Return ``ids``, and if ``marked``, the tokeniser's marks around a text."""
         if not marked:
             return ids
         sample = self._tokenize_plain("a")
@@ -253,7 +259,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         return [*framed[:begin], *ids, *framed[begin + len(sample) :]]
 
     def _tokenize_text(self, text: str) -> list[int]:
-        # Some templates write the begin of a text themselves: one is enough.
+        # Some templates write the begin token themselves; it must not be doubled.
         begin = self._tokenizer.bos_token
         bare = not (begin and text.startswith(begin))
         ids: list[int] = self._tokenizer(text, add_special_tokens=bare)["input_ids"]
@@ -262,7 +268,7 @@ class LanguageThinker(LanguageDecoder, ABC):
     # Media
 
     def _check_item(self, item: Encoded) -> None:
-        # Positions are counted from the meta data, so a step of the model would fail on what does not agree.
+        # Positions are counted from the metadata, so a mismatch would make a step of the model fail.
         kind = str(item.meta.get("modality"))
         try:
             rows = self._row_count(item.meta)
@@ -277,7 +283,7 @@ class LanguageThinker(LanguageDecoder, ABC):
             )
 
     def _expand_prompt(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
-        # A template may move pictures before videos; those of one modality stay in their order.
+        # A template may move images before videos; items of one modality stay in order.
         waiting: defaultdict[str, list[int]] = defaultdict(list)
         for index, kind in enumerate(prompt.modalities):
             waiting[kind].append(index)
@@ -294,13 +300,16 @@ class LanguageThinker(LanguageDecoder, ABC):
         return ids, starts
 
     def _check_context(self, length: int) -> None:
-        # One place must be left for the answer.
+        # One position must be left for the answer.
         if length >= self.context:
             raise errors.ContextTooLong(f"the prompt has {length} tokens; this model takes {self.context - 1}")
 
 
 def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
-    """Return the tokens that text from users must not become: special tokens, and the ``placeholders`` of media."""
+    """Return the tokens that users' text must not become.
+
+    They are special tokens, and the ``placeholders`` of media.
+    """
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 
@@ -325,7 +334,10 @@ def _stop_ids(module: Any, tokenizer: Any) -> set[int]:
 
 
 def _chat_template(checkpoint: Path, tokenizer: Any) -> str:
-    """The processor's template, which knows media; older checkpoints keep it in chat_template.json."""
+    """Return the processor's template, which supports media.
+
+    Older checkpoints keep it in chat_template.json.
+    """
     plain, old = Path(checkpoint) / "chat_template.jinja", Path(checkpoint) / "chat_template.json"
     if plain.exists():
         return plain.read_text()

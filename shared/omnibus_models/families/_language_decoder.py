@@ -14,7 +14,7 @@ from omnibus_models.contract import LoadedComponent
 class LanguageDecoder(LoadedComponent):
     """A decoder stack: backbone plus head, see ``contract.Decoder``.
 
-    Every layer attends to all before it; a family with ``windows`` sees to those that do not.
+    Every layer attends to all positions before. Families with ``windows`` handle layers that do not.
     """
 
     axes = 1
@@ -38,15 +38,15 @@ class LanguageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings: [...] int64 to [..., H]."""
+        """Return token embeddings: [...] int64 to [..., H]."""
         module: Any = self.module
         embedded: Tensor = module.get_input_embeddings()(ids)
         return embedded
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
-        """[B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H'], after the final norm."""
-        # The library takes a mask of four axes as a finished one and passes it to the layers as it is.
+        """Run [B, T, H] at ``positions`` [axes, B, T]; return normalised hidden [B, T, H']."""
+        # The library passes a mask of four axes to the layers unchanged.
         out = self.backbone(
             inputs_embeds=inputs,
             position_ids=positions if self.axes > 1 else positions[0],
@@ -59,13 +59,13 @@ class LanguageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, H'] to float32 [B, V]."""
+        """Return float32 logits [B, V] of [B, H']."""
         scores: Tensor = self._head(hidden).float()
         return scores
 
 
 def _require_full_attention(config: Any) -> None:
-    # Some families name the attention of each layer, others a window for all of them.
+    # Some families specify the attention of each layer, others a window for all.
     windowed = ["sliding_attention"] if getattr(config, "sliding_window", None) else ["full_attention"]
     kinds = sorted(set(getattr(config, "layer_types", None) or windowed))
     if kinds != ["full_attention"]:

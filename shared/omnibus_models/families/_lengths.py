@@ -1,8 +1,8 @@
-"""Bounds on what tokenising one request may cost: a text that cannot fit a context is refused before it is tokenised.
+"""Bounds on the cost of tokenising: texts that cannot fit a context are rejected early.
 
-A tokeniser takes about a second and 150 MB for each megabyte, and knows only at the end how many tokens there are. So
-bytes are compared with the most that a context of tokens can stand for, and what is left is counted piece by piece
-until there are too many.
+A tokeniser takes about a second and 150 MB for each megabyte, and returns the number of tokens only at the end. So
+bytes are first compared with the most that a context of tokens can represent. The rest is counted piece by piece until
+there are too many tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,23 +10,23 @@ from typing import Any
 
 from omnibus import errors
 
-#: Characters that are counted at once: at most 0.1 s of work.
+#: Characters that are counted at a time: at most 0.1 s of work.
 _PIECE_CHARACTERS = 1 << 15
 #: Bytes of a text that may become one before it is cut into tokens: composed characters are shorter than their parts.
 _MAX_SHRINK = 4
 
 
 class Lengths:
-    """The lengths of texts in tokens of ``tokenizer``, as far as that can be known early."""
+    """Lengths of texts in tokens of ``tokenizer``, estimated early."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._longest = max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 
     def require_context(self, texts: Sequence[str], context: int, param: str) -> None:
-        """Raise ``ContextTooLong`` when ``texts`` together have more than ``context`` tokens for sure.
+        """Raise ``ContextTooLong`` if ``texts`` together certainly have more than ``context`` tokens.
 
-        Costs no more than tokenising about as much as fits.
+        It costs no more than tokenising about as much text as fits.
         """
         if sum(map(len, texts)) <= max(context, _PIECE_CHARACTERS):
             return
@@ -35,14 +35,14 @@ class Lengths:
         tokens = 0
         for piece in _text_pieces(texts):
             tokens += len(self._tokenizer(piece, add_special_tokens=False)["input_ids"])
-            # Two texts may share a token, or a cut has taken one apart, which makes as many of it as it has bytes.
+            # Two texts may share a token, or a cut has split one into as many tokens as it has bytes.
             tokens -= min(tokens, self._longest)
             if tokens > context:
                 raise _too_long(context, param)
 
 
 def texts_of(messages: Iterable[Any]) -> list[str]:
-    """All texts of a chat, well-formed or not."""
+    """Return all texts of a chat, well-formed or not."""
     found: list[str] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None

@@ -1,8 +1,8 @@
-"""Control tokens in the text of users: they are tokenised as the characters that they consist of.
+"""Control tokens in users' text, tokenised as plain characters.
 
-A tokeniser cuts out added tokens wherever they stand, and nobody could tell a user's ``<|im_end|>`` from the chat
-template's. So each one in a text is replaced by a mark of letters and digits before the template sees it, and where the
-mark stands afterwards the ids of its characters are put, none of which is a control token.
+A tokeniser recognises added tokens anywhere, so a user's ``<|im_end|>`` would equal the chat template's. Each control
+token in a text is therefore replaced by a mark of letters and digits before the template is applied. Afterwards, each
+mark is replaced by the ids of the token's characters, none of which is a control token.
 """
 
 import re
@@ -15,17 +15,17 @@ from omnibus import errors
 _Ids = list[int]
 
 
-#: What a token that marks something looks like, and tags of HTML, which some vocabularies have for texts (Gemma's).
+#: Form of tokens that mark something, and HTML tags, which some vocabularies have for texts (Gemma's).
 _MARK = re.compile(r"[<\[{|\uff5c\]].*[>\]})|\uff5c\[]", re.DOTALL)
 _TAG = re.compile(r"</?(?:table|caption|t(?:head|body|foot|r|h|d)|h[1-6]|blockquote|strong|em|[bius]|sub|sup|code)>")
 _DIGITS = re.compile(r"\d+")
 
 
 class ControlTokenLiterals:
-    """Marks for the control tokens of ``tokenizer``, whose ids are not in what stands for them.
+    """Marks for the control tokens of ``tokenizer``; their ids do not contain control tokens.
 
-    ``names`` are text wherever they are written. Other added tokens that look like marks, as ``<tool_call>``, are
-    text as well, but for what a model wrote itself.
+    ``names`` are always text. Other added tokens that look like marks, such as ``<tool_call>``, are text as well,
+    except in a model's own messages.
     """
 
     def __init__(self, tokenizer: Any, names: Sequence[str]) -> None:
@@ -36,15 +36,16 @@ class ControlTokenLiterals:
         self._always = frozenset(always)
         self._forbidden = frozenset(tokenizer.convert_tokens_to_ids(self._names))
         self._mark = f"q{token_hex(8)}x"
-        # Hundreds of reserved ones differ by their number.
+        # Hundreds of reserved tokens differ only in their number.
         kinds = dict.fromkeys(_DIGITS.sub(r"\\d+", re.escape(name)) for name in self._names)
         self._found = re.compile("|".join(kinds)) if kinds else None
         self._marks = re.compile(rf"{self._mark}(\d+)q")
 
     def mark_tokens(self, text: str, *, own: bool = False) -> str:
-        """``text`` with a mark in the place of each control token; the same object if it holds none.
+        """Return ``text`` with each control token replaced by a mark.
 
-        ``own`` says that a model wrote it.
+        Without any, it returns the same object.
+        ``own`` means that a model wrote it.
         """
         if self._found is None or self._found.search(text) is None:
             return text
@@ -55,9 +56,10 @@ class ControlTokenLiterals:
         return f"{self._mark}{self._numbers[name]}q" if marked else name
 
     def tokenize(self, text: str, tokenize: Callable[[str], _Ids]) -> _Ids:
-        """The ids of ``text``, which may hold marks; ``tokenize`` gives those of the text up to the first mark.
+        """Return the ids of ``text``, which may contain marks.
 
-        Raises ``BadRequest`` for a token that this tokeniser can write in no other way.
+        ``tokenize`` returns those of the text before the first mark. Raises ``BadRequest`` for a token that this
+        tokeniser cannot write in another way.
         """
         if self._mark not in text:
             return tokenize(text)
@@ -80,6 +82,9 @@ class ControlTokenLiterals:
 
 
 def find_added_marks(tokenizer: Any) -> list[str]:
-    """Added tokens of ``tokenizer`` that look like marks, and not like white space, words or tags of HTML."""
+    """Return added tokens of ``tokenizer`` that look like marks.
+
+    White space, words and HTML tags are excluded.
+    """
     added = (str(token) for token in tokenizer.added_tokens_decoder.values())
     return [name for name in added if len(name) > 2 and _MARK.fullmatch(name) and not _TAG.fullmatch(name)]

@@ -1,7 +1,7 @@
-"""Base of the families whose positions are plain: a vision tower with a projector, and any language model.
+"""Base of families with plain positions: a vision tower with a projector, and any language model.
 
-The joint processor decides what a picture becomes and how many rows that is; the language model is whichever the
-checkpoint names (Llama, Qwen2, Mistral), so long as every layer attends to all before it.
+The joint processor determines the tiles of an image and its number of rows. The checkpoint names the language model
+(Llama, Qwen2, Mistral), in which every layer must attend to all positions before.
 """
 
 import operator
@@ -21,12 +21,12 @@ from omnibus_models.families._vision_language import VisionLanguage
 from omnibus_models.frame_sampling import FrameSampling
 from omnibus_models.limits import MAX_ASPECT_RATIO
 
-#: Short sides of what remains of a line: far more than a resampling filter sees beyond the square.
+#: Length of a cropped line in short sides: far more than a resampling filter reads beyond the square.
 _CROPPED_SIDES = 16
 
 
 class SequentialThinker(_language.LanguageThinker):
-    """A language model whose positions are 0 .. T-1, media or not."""
+    """A language model whose positions are 0 .. T-1, with or without media."""
 
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         return torch.arange(ids.shape[1])[None, None], 0
@@ -38,7 +38,7 @@ class SequentialThinker(_language.LanguageThinker):
         return rows
 
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        # Templates of these families read parts alone: a plain string would be left out without a word.
+        # Templates of these families read only parts, and would silently drop a plain string.
         found = super()._convert_message(message)
         if isinstance(found["content"], str) and found["role"] != "tool":
             found["content"] = [{"type": "text", "text": found["content"]}]
@@ -46,9 +46,9 @@ class SequentialThinker(_language.LanguageThinker):
 
 
 class TowerVisionEncoder(LoadedComponent):
-    """Pictures, and videos as rows of pictures, through a tower and a projector, see ``contract.Encoder``.
+    """Images, and videos as rows of images, through a tower and projector.
 
-    A prepared item is ``tiles`` [n, 3, height, width], as the joint processor makes them.
+    See ``contract.MediaEncoder``. A prepared item is ``tiles`` [n, 3, height, width] of the joint processor.
     """
 
     modalities: frozenset[str]
@@ -72,7 +72,7 @@ class TowerVisionEncoder(LoadedComponent):
         self._limits = limits
 
     def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
-        """Decode and preprocess one file, see ``contract.Encoder``."""
+        """Decode and preprocess one file, see ``contract.MediaEncoder``."""
         if modality not in self.modalities:
             known = " and ".join(sorted(self.modalities))
             raise errors.BadRequest(f"this encoder takes {known}, not {modality}")
@@ -83,7 +83,10 @@ class TowerVisionEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass for each modality: attention never leaves a tile, so a batch equals its items alone."""
+        """Run one forward pass for each modality.
+
+        Attention stays within a tile, so a batch equals its single items.
+        """
         rows: dict[int, Tensor] = {}
         for modality, run in (("image", self._encode_images), ("video", self._encode_videos)):
             places = [place for place, item in enumerate(batch) if item.modality == modality]
@@ -91,7 +94,7 @@ class TowerVisionEncoder(LoadedComponent):
                 rows.update(zip(places, run([batch[place] for place in places]), strict=True))
         return [Encoded(rows[place], item.meta) for place, item in enumerate(batch)]
 
-    # What families differ in
+    # Differences between families
 
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
         if self._image_options.get("do_center_crop") and max(picture.size) > MAX_ASPECT_RATIO * min(picture.size):
@@ -110,10 +113,10 @@ class TowerVisionEncoder(LoadedComponent):
     def _encode_videos(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
         return self._encode_tiles(batch)
 
-    # What they have in common
+    # Common parts
 
     def _encode_tiles(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        """[n_tokens, H] for each item: the rows of its tiles one after the other."""
+        """Return [n_tokens, H] for each item: the concatenated rows of its tiles."""
         module: Any = self.module
         rows = module.get_image_features(self._stack_tiles(batch), return_dict=True).pooler_output
         found, begin = [], 0
@@ -124,28 +127,29 @@ class TowerVisionEncoder(LoadedComponent):
         return found
 
     def _stack_tiles(self, batch: Sequence[Prepared]) -> Tensor:
-        """The tiles of all items, [n, 3, height, width]."""
+        """Return the tiles of all items, [n, 3, height, width]."""
         module: Any = self.module
         return torch.cat([item.features["tiles"] for item in batch]).to(module.device)
 
     def _make_prepared(self, modality: str, text: str, features: Mapping[str, Tensor], **more: Any) -> Prepared:
-        """An item in whose place ``text`` stands in a prompt."""
+        """Return an item that ``text`` represents in a prompt."""
         names = {name for kind in self.modalities if (name := getattr(self._processor, f"{kind}_token", None))}
         count = sum(text.count(name) for name in names)
         return Prepared(modality, features, {"modality": modality, "n_tokens": count, **more})
 
 
 def _crop_middle(line: Image.Image) -> Image.Image:
-    """The middle of a ``line``. The library would enlarge all of it, and then keep a square of that."""
+    """Return the middle of a ``line``: the library would enlarge it all."""
     reach = [min(side, _CROPPED_SIDES * min(line.size)) for side in line.size]
     left, top = ((side - kept) // 2 for side, kept in zip(line.size, reach, strict=True))
     return line.crop((left, top, left + reach[0], top + reach[1]))
 
 
 class TilingEncoder(TowerVisionEncoder):
-    """A picture as a small one and, in tiles, one as large as its aspect ratio allows; ``size`` [1, 2] is its own.
+    """An image as a small one, and in tiles by aspect ratio.
 
-    The library joins the rows of its tiles to rows across the picture, with a mark at the end of each.
+    ``size`` [1, 2] is its original size. The library joins the rows of its tiles to rows across the image, with a mark
+    at the end of each.
     """
 
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
@@ -156,7 +160,7 @@ class TilingEncoder(TowerVisionEncoder):
         return self._encode_packed(batch)
 
     def _encode_packed(self, batch: Sequence[Prepared], **more: Any) -> list[Tensor]:
-        """[n_tokens, H] for each picture; ``more`` goes to the library."""
+        """Return [n_tokens, H] for each image; ``more`` is passed to the library."""
         module: Any = self.module
         sizes = torch.cat([item.features["size"] for item in batch])
         rows = module.model.get_image_features(self._stack_tiles(batch), sizes, return_dict=True, **more).pooler_output
@@ -164,7 +168,7 @@ class TilingEncoder(TowerVisionEncoder):
 
 
 class TowerFamily(VisionLanguage):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     eyes = ("model.vision_tower", "model.multi_modal_projector")
     modalities: ClassVar[tuple[str, ...]] = ("image",)

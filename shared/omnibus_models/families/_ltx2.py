@@ -1,4 +1,4 @@
-"""The transformer of LTX-2: noise to the latents of a film and its sound, both in each step."""
+"""The transformer of LTX-2: noise to the latents of a video and its audio, jointly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,27 +13,30 @@ from omnibus.families import video_limits
 from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _flow_schedule, _latent_preview
 
-#: The block whose attention is left out for the perturbed guidance, the last one where there are fewer.
+#: The block whose attention is skipped for perturbed guidance; the last one if there are fewer.
 _PERTURBED_BLOCK = 28
 
 
 class Pair(NamedTuple):
-    """The same of the film and of its sound."""
+    """Corresponding values of the video and of its audio."""
 
     film: Any
     sound: Any
 
 
-#: The pipeline's usual guidance: away from the negative prompt, from what is made with less attention, and from what
-#: is made without an eye or an ear for the other; then how much of the former deviation is restored.
+#: The pipeline's usual guidance: away from the negative prompt, from the output with less attention, and from the
+#: output without cross-modal attention; then the share of the former deviation that is restored.
 TEXT = Pair(3.0, 7.0)
 PERTURBED, ISOLATED, RESTORED = 1.0, 3.0, 0.7
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of latents: ``unit`` pixels on either side and ``frames`` in time, ``bins`` of ``channels`` of a sound
-    and ``rate`` of them in a second."""
+    """Sizes of latents.
+
+    ``unit`` pixels on either side and ``frames`` in time are one latent. Audio has ``bins`` of ``channels``, ``rate``
+    of them per second.
+    """
 
     unit: int
     frames: int
@@ -44,12 +47,12 @@ class Geometry:
 
 @dataclass
 class Ltx2Denoising:
-    """One film in the making, see ``contract.Denoising``.
+    """One video in progress, see ``contract.Denoising``.
 
-    ``shape`` is frames, rows and columns of latents, and then those of the sound. ``latents`` are [tokens, channels]
-    each, float32. ``guides`` [T, W] are the prompt and the negative prompt. ``places`` are the coordinates of the
-    latents. ``text`` is how far away from the negative prompt; None guides in no way at all. ``given`` is how many
-    tokens of the film, the first ones, are those of an image: no step changes them.
+    ``shape`` is frames, rows and columns of latents, and then the length of the audio. ``latents`` are [tokens,
+    channels] each, float32. ``guides`` [T, W] are the prompt and the negative prompt. ``places`` are the coordinates of
+    the latents. ``text`` is the guidance away from the negative prompt; None disables all guidance. ``given`` is the
+    number of tokens, at the start of the video, that belong to an image: no step changes them.
     """
 
     shape: tuple[int, int, int, int]
@@ -85,7 +88,10 @@ class Ltx2Denoising:
         self.latents, self.done = Pair(*shaped), done
 
     def advance(self, said: dict[str, Pair]) -> None:
-        """Euler's step along what the transformer ``said`` for each kind of row, in the pipeline's precisions."""
+        """Take Euler's step along ``said`` velocities by kind of row.
+
+        It uses the pipeline's precisions.
+        """
         kinds = (0, 1)
         self.velocities = Pair(
             *(self._apply_guidance(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
@@ -103,7 +109,7 @@ class Ltx2Denoising:
         from diffusers.pipelines.ltx2.pipeline_ltx2 import rescale_noise_cfg
 
         sigma, x = self.sigmas[self.done], self.latents[kind]
-        ends = {name: x - velocity * sigma for name, velocity in said.items()}  # where each leads
+        ends = {name: x - velocity * sigma for name, velocity in said.items()}  # end point of each
         wanted = guided = ends["wanted"]
         weights = {"unwanted": self.text[kind] - 1, "perturbed": PERTURBED, "isolated": ISOLATED - 1}
         for name, weight in weights.items():
@@ -137,7 +143,7 @@ class Ltx2Denoiser(LoadedComponent):
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
         self.unit = geometry.unit
-        # A side has two latents at least.
+        # A side must have at least two latents.
         self._limits = structs.replace(
             video_limits.LTX2,
             min_side=max(video_limits.LTX2.min_side, 2 * geometry.unit),
@@ -151,10 +157,10 @@ class Ltx2Denoiser(LoadedComponent):
         return 768, 512
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor | None = None) -> Ltx2Denoising:
-        """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms.
+        """Draw the noise and compute the schedule. A guidance of at most 1 disables all guidance.
 
-        ``image`` [channels, 1, rows, columns] is the first latent frame, as a ``FrameEncoder`` gives it: it is there
-        from the first step on and remains as it is, as in ``LTX2ImageToVideoPipeline``.
+        ``image`` [channels, 1, rows, columns] is the first latent frame of a ``FrameEncoder``. It is present from the
+        first step and does not change, as in ``LTX2ImageToVideoPipeline``.
         """
         shape = self._latent_shape(picture)
         width = sum(self._widths)
@@ -182,7 +188,7 @@ class Ltx2Denoiser(LoadedComponent):
 
     @torch.no_grad()
     def step(self, batch: Sequence[Ltx2Denoising]) -> None:
-        """Two forward passes at most for all films: with an eye and an ear for the other, and without."""
+        """Run at most two forward passes for all videos: with and without cross-modal attention."""
         usual = [
             (each, name, guide)
             for each in batch
@@ -199,11 +205,11 @@ class Ltx2Denoiser(LoadedComponent):
             each.advance(said[id(each)])
 
     def latents(self, denoising: Ltx2Denoising) -> Tensor:
-        """[channels, frames, height, width] float32 on the CPU."""
+        """Return [channels, frames, height, width] float32 on the CPU."""
         return self._unpack_latents(denoising.latents.film, denoising.shape).cpu()
 
     def audio_latents(self, denoising: Ltx2Denoising) -> Tensor:
-        """[channels, time, bins] float32 on the CPU."""
+        """Return [channels, time, bins] float32 on the CPU."""
         from diffusers import LTX2Pipeline
 
         length, bins = denoising.shape[3], self._geometry.bins
@@ -211,12 +217,12 @@ class Ltx2Denoiser(LoadedComponent):
         return unpacked[0].cpu()
 
     def palette(self) -> Tensor:
-        """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
+        """Return [channels + 1, 3]: colours that latents add to a plain surface, and its base colour."""
         found: Tensor = self._palette(self._channels)
         return found
 
     def preview(self, denoising: Ltx2Denoising, palette: Tensor) -> Tensor:
-        """A pixel for each latent of the middle, of where the last velocity would lead if it stayed as it is."""
+        """Return a pixel per latent of the middle frame, extrapolated by velocity."""
         latents = denoising.latents.film
         if denoising.velocities is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocities.film
@@ -224,7 +230,7 @@ class Ltx2Denoiser(LoadedComponent):
         return _latent_preview.render_preview(film[:, film.shape[1] // 2], palette)
 
     def _predict_velocities(self, rows: Sequence[tuple[Ltx2Denoising, str, Tensor]], isolated: bool) -> list[Pair]:
-        """Velocities of film and sound for each row, float32."""
+        """Return velocities of video and audio for each row, float32."""
         if not rows:
             return []
         films, guides = [each for each, *_ in rows], [guide for *_, guide in rows]
@@ -259,7 +265,7 @@ class Ltx2Denoiser(LoadedComponent):
         return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
 
     def _video_times(self, films: Sequence[Ltx2Denoising], times: Tensor) -> Tensor:
-        """Timesteps of films, [films], or [films, tokens] where some of the tokens have no noise."""
+        """Return timesteps, [videos], or [videos, tokens] if some tokens have no noise."""
         if not any(each.given for each in films):
             return times
         spread = times[:, None].repeat(1, len(films[0].latents.film))
@@ -268,7 +274,7 @@ class Ltx2Denoiser(LoadedComponent):
         return spread
 
     def _pack_first_frame(self, image: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-        """``image`` as tokens [rows * columns, channels]. Raises ``BadRequest`` for one of another size."""
+        """Return ``image`` as tokens [rows * columns, channels]. Raises ``BadRequest`` for another size."""
         wanted = (self._channels, 1, *shape[1:3])
         if tuple(image.shape) != wanted:
             raise errors.BadRequest(

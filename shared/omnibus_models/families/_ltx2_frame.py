@@ -1,4 +1,7 @@
-"""The encoder of LTX-2's VAE: an image to the first latent frame of a video, as ``LTX2ImageToVideoPipeline`` has it."""
+"""The encoder of LTX-2's VAE: an image to the first latent frame.
+
+It follows ``LTX2ImageToVideoPipeline``.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from omnibus import errors
 from omnibus_models import media
 from omnibus_models.contract import LoadedComponent
 
-#: Shortest side of an image in pixels: H.264 halves the resolution of colours.
+#: Shortest side of an image in pixels, since H.264 halves the resolution of colours.
 _MIN_SIDE = 2
 #: Longest side in pixels that x264 compresses.
 _MAX_SIDE = 16384
@@ -21,13 +24,13 @@ _MAX_SIDE = 16384
 
 @dataclass
 class Ltx2FrameEncoder(LoadedComponent):
-    """See ``contract.FrameEncoder``. Latents are as the transformer takes them: of mean 0 and deviation 1."""
+    """See ``contract.FrameEncoder``. Latents have mean 0 and deviation 1, as in the transformer."""
 
     unit: int
     limits: media.MediaDecodeLimits
 
     def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
-        """Decode one file, compress it as training data were, and bring it to the video's size."""
+        """Decode one file, compress it like training data, and resize it."""
         from diffusers.pipelines.ltx2.utils import DEFAULT_IMAGE_CRF, apply_image_conditioning_crf
         from diffusers.video_processor import VideoProcessor
 
@@ -43,7 +46,7 @@ class Ltx2FrameEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """[3, height, width] to [channels, 1, rows, columns]: the mode of the VAE's distribution, normalised."""
+        """Encode [3, height, width] to [channels, 1, rows, columns]: the normalised mode of the VAE's distribution."""
         from diffusers import LTX2ImageToVideoPipeline
 
         module: Any = self.module
@@ -56,7 +59,7 @@ class Ltx2FrameEncoder(LoadedComponent):
 def load_frame_encoder(
     checkpoint: Path, device: str, dtype: str, limits: media.MediaDecodeLimits = media.DEFAULT
 ) -> Ltx2FrameEncoder:
-    """Raises ``Fatal`` for a checkpoint without these weights."""
+    """Load the encoder. Raises ``Fatal`` for a checkpoint without these weights."""
     from diffusers import AutoencoderKLLTX2Video
 
     from omnibus_models import diffusers_loading

@@ -1,13 +1,14 @@
 """Rotary positions of the Qwen families (M-RoPE): time, height and width of every token.
 
-A text token has one position on all three axes. An image or a video begins at the next free position and counts
-along its grid; a video's time is in positions per second. What follows begins at the largest position so far plus one.
+A text token has one position on all three axes. An image or a video begins at the next free position and counts along
+its grid; a video's time is in positions per second. The next item begins at the largest position so far plus one.
 
 Source: Qwen2-VL, arXiv:2409.12191, section 2.1 ("the position numbering for each modality is initialized by
-incrementing the maximum position ID of the preceding modality by one"); Qwen2.5-VL, arXiv:2502.13923, section 2.1.1,
-for time. ``get_rope_index`` of transformers 4.57 and ``get_mrope_input_positions`` of vLLM 0.32 do this.
-transformers 5.16 to 5.24 leave time out for Qwen2-VL and Qwen2.5-VL: text begins inside a long video. Times between two
-positions are rounded down, as vLLM does for all of them; transformers keeps the fractions for Qwen3-Omni alone.
+incrementing the maximum position ID of the preceding modality by one"). For time, see Qwen2.5-VL, arXiv:2502.13923,
+section 2.1.1. ``get_rope_index`` of transformers 4.57 and ``get_mrope_input_positions`` of vLLM 0.32 do this.
+transformers 5.16 to 5.24 ignore time for Qwen2-VL and Qwen2.5-VL, so that text begins inside a long video. Times
+between two positions are rounded down, as vLLM does for all models; transformers keeps the fractions only for
+Qwen3-Omni.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,10 @@ from omnibus_models.contract import Encoded
 def count_positions(
     ids: Tensor, slots: Mapping[int, str], media: Sequence[Encoded], merge: int, per_second: float | None
 ) -> tuple[Tensor, int]:
-    """Int64 [3, 1, T] for ``ids`` [1, T], and what is added to the positions of generated tokens.
+    """Return int64 [3, 1, T] for ``ids`` [1, T], and generated tokens' offset.
 
-    ``slots`` are the ids in whose place ``media`` stand, with their modality. ``merge`` is the side of the square of
-    patches that become one row. ``per_second`` None: frames of a video are one position apart, however far in time.
+    ``slots`` are the ids that represent ``media``, with their modality. ``merge`` is the side of the square of patches
+    that becomes one row. With ``per_second`` None, frames of a video are one position apart at any distance in time.
     """
     waiting = {kind: iter([item for item in media if item.meta["modality"] == kind]) for kind in slots.values()}
     open_slots = torch.isin(ids[0], torch.tensor(sorted(slots))).nonzero()[:, 0].tolist()
@@ -34,7 +35,7 @@ def count_positions(
     while open_slots:
         item, start = next(waiting[slots[int(ids[0, open_slots[0]])]]), open_slots[0]
         open_slots = open_slots[item.embeds.shape[0] :]
-        if item.meta["modality"] == "audio":  # counts as text does
+        if item.meta["modality"] == "audio":  # counts like text
             continue
         pieces.append(_count_up(start - cursor) + following)
         pieces.append(_grid_positions(item.meta, merge, per_second) + following + start - cursor)

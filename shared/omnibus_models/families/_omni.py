@@ -1,4 +1,4 @@
-"""Base of the Omni families: the loading of each of their five components alone."""
+"""Base of the Omni families: loads each of their five components alone."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ _VISION_MODULES, _AUDIO_MODULES, _LANGUAGE_MODULES = ("visual",), ("audio_tower"
 
 
 class OmniFamily(ABC):
-    """See ``contract.Family``. ``library`` is how the names of its classes begin in the library."""
+    """See ``contract.ModelFamily``. ``library`` is the prefix of its class names in the library."""
 
     name: ClassVar[str]
     library: ClassVar[str]
@@ -31,7 +31,7 @@ class OmniFamily(ABC):
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
+        """Load one component alone. ``limits`` apply to the media of ``vision`` and ``audio``."""
         checkpoint = Path(checkpoint)
         config = self._load_config(checkpoint)
         match component:
@@ -56,15 +56,15 @@ class OmniFamily(ABC):
                 return self._load_vocoder(config, checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
-    # What families differ in
+    # Differences between families
 
     @abstractmethod
     def _make_audio_encoder(self, module: Any, features: Any, limits: media.MediaDecodeLimits) -> Any:
-        """The audio encoder of what was loaded; ``features`` is the library's extractor."""
+        """Return the audio encoder of a loaded module; ``features`` is the library's extractor."""
 
     @abstractmethod
     def _make_thinker(self, module: Any, checkpoint: Path, config: Any) -> Any:
-        """The language model of what was loaded."""
+        """Return the language model of a loaded module."""
 
     @abstractmethod
     def _load_talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
@@ -74,19 +74,19 @@ class OmniFamily(ABC):
     def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
         """Load the vocoder."""
 
-    # What they have in common
+    # Common parts
 
     def _load_config(self, checkpoint: Path) -> Any:
-        """The configuration of the whole model."""
+        """Return the configuration of the whole model."""
         return self._library_class("Config").from_pretrained(checkpoint, local_files_only=True)
 
     def _load_part(self, config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-        """The library's thinker, which has the encoders, without what is in ``drop``."""
+        """Load the library's thinker, which has the encoders, without modules in ``drop``."""
         cls = self._library_class("ThinkerForConditionalGeneration")
         return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
 
     def _max_codes(self, checkpoint: Path) -> int:
-        """``talker_max_new_tokens`` of the checkpoint, else the library's default."""
+        """Return ``talker_max_new_tokens`` of the checkpoint, or the library's default."""
         path = Path(checkpoint) / "generation_config.json"
         settings = json.loads(path.read_text()) if path.exists() else {}
         generate = inspect.signature(self._library_class("ForConditionalGeneration").generate)

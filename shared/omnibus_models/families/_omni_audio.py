@@ -1,4 +1,4 @@
-"""Base of the Omni families: sound as the input of their encoders, and voices."""
+"""Base of the Omni families: audio as the input of their encoders, and voices."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,25 @@ from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 
 @dataclass
 class TowerAudioEncoder(LoadedComponent, ABC):
-    """Sound through an audio tower, see ``contract.Encoder``."""
+    """Audio through an audio tower, see ``contract.MediaEncoder``."""
 
     features: Any  # the library's feature extractor
     limits: media.MediaDecodeLimits
 
     modalities = frozenset({"audio"})
-    padding: ClassVar[Any]  # as the joint processor asks the extractor for it
+    padding: ClassVar[Any]  # the extractor's option in the joint processor
     least: ClassVar[int] = 0  # samples that the extractor needs
 
     @abstractmethod
     def row_count(self, frames: int) -> int:
-        """Rows that ``frames`` mel frames become."""
+        """Return the rows of ``frames`` mel frames."""
 
     @abstractmethod
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """See ``contract.Encoder``."""
+        """See ``contract.MediaEncoder``."""
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode one file and compute its log-mel ``features`` [bands, frames], padding cut off."""
+        """Decode one file and compute unpadded log-mel ``features`` [bands, frames]."""
         if modality != "audio":
             raise errors.BadRequest(f"this encoder takes audio, not {modality}")
         rate = self.features.sampling_rate
@@ -58,6 +58,6 @@ def _too_short() -> errors.BadMedia:
 
 
 def require_voice(voice: str, known: Mapping[str, Any]) -> None:
-    """Raise ``BadRequest`` that names the ``known`` voices when ``voice`` is none of them."""
+    """Raise ``BadRequest`` with the ``known`` voices if ``voice`` is unknown."""
     if voice not in known:
         raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(known))}", param="voice")

@@ -1,26 +1,26 @@
-"""Prompts without a chat template: a text, or the ids of its tokens, that a model goes on with as it stands."""
+"""Prompts without a chat template: a text or token ids for the model to continue."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from omnibus import errors
 
-#: Role of the one message that holds such a prompt: its ``content`` is a text, or a list of token ids.
+#: Role of the only message of such a prompt: its ``content`` is a text, or a list of token ids.
 PROMPT_ROLE = "prompt"
 
 
 def is_plain_prompt(messages: Sequence[Any]) -> bool:
-    """Return whether ``messages`` are one prompt that takes no template."""
+    """Return whether ``messages`` are one prompt without a template."""
     return len(messages) == 1 and isinstance(messages[0], Mapping) and messages[0].get("role") == PROMPT_ROLE
 
 
 def tokenize_plain_prompt(
     content: Any, tokenizer: Any, placeholders: Collection[int], vocabulary: int
 ) -> tuple[int, ...]:
-    """The ids of ``content``; of a text with what the tokeniser itself puts before it.
+    """Return the ids of ``content``, with the tokeniser's prefix for a text.
 
-    Special tokens in a text are read as such: whoever writes a prompt writes its template. Raises ``BadRequest`` for
-    an empty prompt, for ids outside of the ``vocabulary`` and for ``placeholders`` of media.
+    Special tokens in a text count as such, since the author of a prompt writes its template. Raises ``BadRequest`` for
+    an empty prompt, for ids outside the ``vocabulary`` and for ``placeholders`` of media.
     """
     if isinstance(content, str):
         ids = list(tokenizer(content)["input_ids"])

@@ -47,24 +47,24 @@ class QwenThinker(_language.LanguageThinker, QwenDecoder):
         module: Any = self.module
         merge = module.config.vision_config.spatial_merge_size
         if time < 1 or min(height, width) < merge or (meta["modality"] == "image" and time != 1):
-            raise ValueError("no such grid")
+            raise ValueError("invalid grid")
         if meta["modality"] == "video":
             self._check_time(meta)
         return (height // merge) * (width // merge) * time
 
     def _check_time(self, meta: Mapping[str, Any]) -> None:
-        """Raises as ``_row_count`` for a video whose time cannot be used."""
+        """Raise as ``_row_count`` for a video with invalid times."""
         if not 0 < float(meta["second_per_grid"]) < math.inf:
-            raise ValueError("no such time")
+            raise ValueError("invalid time")
         check_seconds(meta.get("seconds", ()), meta["grid_thw"][0] if "seconds" in meta else 0)
 
 
 @dataclass
 class QwenVisionEncoder(LoadedComponent):
-    """Images and videos through one Qwen vision tower, see ``contract.Encoder``.
+    """Images and videos through one Qwen vision tower, see ``contract.MediaEncoder``.
 
-    ``images`` and ``videos`` are the library's processors, ``video_options`` what the joint processor
-    passes to the latter.
+    ``images`` and ``videos`` are the library's processors. ``video_options`` are the joint processor's options for the
+    latter.
     """
 
     images: Any
@@ -87,7 +87,7 @@ class QwenVisionEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: attention never crosses a frame, so a batch equals its items one by one."""
+        """Run one forward pass. Attention stays within a frame, so a batch equals its single items."""
         if not batch:
             return []
         module: Any = self.module
@@ -97,7 +97,7 @@ class QwenVisionEncoder(LoadedComponent):
         return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
 
     def _split_items(self, out: Any) -> Iterable[Tensor]:
-        """The rows of each item in what the tower said."""
+        """Return the rows of each item in the tower's output."""
         rows: Iterable[Tensor] = out.pooler_output
         return rows
 
@@ -135,7 +135,7 @@ def vision_encoder(
     video_options: Mapping[str, Any],
     kind: type[QwenVisionEncoder] = QwenVisionEncoder,
 ) -> QwenVisionEncoder:
-    """A vision encoder of ``kind`` with the checkpoint's own processors."""
+    """Return a vision encoder of ``kind`` with the checkpoint's own processors."""
     from transformers import AutoImageProcessor, AutoVideoProcessor
 
     images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
@@ -145,6 +145,6 @@ def vision_encoder(
 
 
 def check_seconds(seconds: Sequence[Any], count: int) -> None:
-    """Raise ``ValueError`` unless ``seconds`` are ``count`` times that can be used."""
+    """Raise ``ValueError`` unless ``seconds`` are ``count`` valid times."""
     if len(seconds) != count or not all(0 <= float(second) < math.inf for second in seconds):
-        raise ValueError("no such time")
+        raise ValueError("invalid time")

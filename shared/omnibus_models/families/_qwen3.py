@@ -1,8 +1,8 @@
-"""Base of the Qwen3 families: an encoder that also gives inputs to the first layers of the language model.
+"""Base of the Qwen3 families: the encoder also feeds the language model's first layers.
 
-Besides an item's embedding, its encoder gives one more row of H for each of the first ``k`` layers, to be added to
-what the layer says ("deepstack"). All rows of an item are packed into the width of its embedding, [n, H * (1 + k)]:
-whoever moves items, or cuts a prompt into shares, need not know of it.
+In addition to an item's embedding, the encoder returns one row of H for each of the first ``k`` layers. It is added
+to the layer's output ("deepstack"). All rows of an item are packed into the width of its embedding, [n, H * (1 + k)].
+Code that moves items, or cuts prompts into shares, does not depend on them.
 """
 
 from abc import ABC
@@ -20,18 +20,21 @@ _DEEP = frozenset({"image", "video"})
 
 
 class Qwen3DeepstackThinker(_qwen.QwenThinker, ABC):
-    """A language model whose first layers take rows of their own from images and videos."""
+    """A language model whose first layers get media rows as well."""
 
-    #: What else its backbone is asked for.
+    #: Further options of its backbone.
     _more: Mapping[str, Any] = MappingProxyType({})
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
-        """[B, T, H] or, with media, [B, T, H * (1 + k)] at ``positions`` [3, B, T] to hidden [B, T, H]."""
+        """Run [B, T, H], or [B, T, H * (1 + k)] with media; return hidden [B, T, H].
+
+        ``positions`` are [3, B, T].
+        """
         plain, *levels = inputs.split(self.width, dim=-1)
         deeper: dict[str, Any] = {}
         if levels:
-            # The library adds rows at places. Those of text are zeros, so all places are as good as the true ones.
+            # The library adds rows at places. Rows of text are zeros, so adding at all places gives the same.
             deeper["visual_pos_masks"] = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
             deeper["deepstack_visual_embeds"] = [level.flatten(0, 1) for level in levels]
         out = self.backbone(
@@ -46,7 +49,7 @@ class Qwen3DeepstackThinker(_qwen.QwenThinker, ABC):
         return self._backbone_hidden(out)
 
     def _backbone_hidden(self, out: Any) -> Tensor:
-        """[B, T, H'] of what the backbone says."""
+        """Return [B, T, H'] of the backbone's output."""
         hidden: Tensor = out.last_hidden_state
         return hidden
 

@@ -1,4 +1,4 @@
-"""The talker of Qwen3-Omni: what users say and an answer's text to frames of codes."""
+"""The talker of Qwen3-Omni: users' input and an answer's text to frames of codes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from transformers.cache_utils import DynamicCache
 from omnibus_models.contract import PrefillInputs, TokenSamplingParams
 from omnibus_models.families import _omni_audio, _qwen
 
-_BANNED_ID_COUNT = 1024  # ids at the end of the vocabulary that are no codes, as the library has it
+_BANNED_ID_COUNT = 1024  # ids at the end of the vocabulary that are not codes, as in the library
 
 
 class Qwen3CodePredictor:
-    """The other codes of a frame, one group after the other, see ``contract.CodePredictor``."""
+    """The remaining codes of a frame, group by group, see ``contract.CodePredictor``."""
 
-    # As the library chooses them, whatever the talker's own choice.
+    # As in the library, independent of the talker's own sampling.
     sampling = TokenSamplingParams(max_tokens=0, temperature=1.0, top_p=0.8, top_k=50)
 
     def __init__(self, module: Any, first: Callable[[Tensor], Tensor]) -> None:
@@ -27,13 +27,13 @@ class Qwen3CodePredictor:
 
     @property
     def embedding_tables(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        """Embeddings of the codes of each of the other groups."""
+        """Return the embeddings of the codes of each of the other groups."""
         tables: Sequence[Callable[[Tensor], Tensor]] = self._module.get_input_embeddings()
         return tables
 
     @torch.no_grad()
     def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """[B, H'] and [B] to [B, groups - 1]."""
+        """Predict codes from [B, H'] and [B]: [B, groups - 1]."""
         inputs = torch.stack([hidden, self._first(codes)], dim=1)
         cache, chosen = DynamicCache(config=self._module.config), []
         for head, table in zip(self._module.lm_head, self.embedding_tables, strict=True):
@@ -46,7 +46,7 @@ class Qwen3CodePredictor:
 class Qwen3Talker(_qwen.QwenDecoder):
     """Thinker rows in, frames of codes out, see ``contract.Talker``."""
 
-    bunch = 4  # the vocoder can use each; a third of a second
+    bunch = 4  # a third of a second; the vocoder could use single ones
 
     def __init__(self, module: Any, max_codes: int, steps_per_second: float) -> None:
         super().__init__(module, module.model, module.codec_head, {module.config.codec_eos_token_id})
@@ -60,13 +60,16 @@ class Qwen3Talker(_qwen.QwenDecoder):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, H'] to float32 [B, V]; what is no code is never sampled."""
+        """Return float32 logits [B, V] of [B, H']; only codes are sampled."""
         return super().logits(hidden).masked_fill(self._banned, -math.inf)
 
     @torch.no_grad()
     def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
-        """Build the first inputs: what users say; then the answer's beginning, silence, begin of speech and the first
-        token. The codec's marks are added to all after the beginning."""
+        """Build the first inputs.
+
+        They are the users' input, the answer's beginning, silence, begin of speech and the first token. The codec's
+        marks are added to all after the beginning.
+        """
         module: Any = self.module
         config = module.config
         rows, layout = rows.to(self.device, self.dtype), layout.to(self.device)
@@ -90,14 +93,14 @@ class Qwen3Talker(_qwen.QwenDecoder):
 
     @torch.no_grad()
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Previous frames [B, groups] and thinker ``rows`` [B, H] to [B, H']."""
+        """Combine frames [B, groups] and thinker ``rows`` [B, H] to [B, H']."""
         groups = zip([self.embed, *self.predictor.embedding_tables], codes.unbind(1), strict=True)
         frames = torch.stack([table(code) for table, code in groups], dim=1).sum(1)
         return frames + self._text(rows.to(self.device, self.dtype))
 
 
 def speaker_code(talker: Any, voice: str) -> int:
-    """The code of ``voice``, in capitals or not."""
+    """Return the code of ``voice``, ignoring case."""
     known: Mapping[str, int] = talker.speaker_id
     _omni_audio.require_voice(voice.lower(), known)
     return known[voice.lower()]

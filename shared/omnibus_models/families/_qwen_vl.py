@@ -1,4 +1,7 @@
-"""Base of the vision families of Qwen, beside ``_qwen``: their positions, and the loading of their two components."""
+"""Base of Qwen's vision families: their positions, and loading of their two components.
+
+It builds on ``_qwen``.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +26,13 @@ class QwenVlThinker(_qwen.QwenThinker):
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         module: Any = self.module
         vision = module.config.vision_config
-        # Frames of Qwen2-VL, whose configuration names no pace, are one position apart.
+        # Frames of Qwen2-VL, whose configuration has no pace, are one position apart.
         pace = getattr(vision, "tokens_per_second", None)
         return _mrope.count_positions(ids, self._placeholders, media, vision.spatial_merge_size, pace)
 
 
 class QwenVlFamily(VisionLanguage):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     eyes = ("model.visual",)
     encoder: ClassVar[type[_qwen.QwenVisionEncoder]] = _qwen.QwenVisionEncoder

@@ -1,4 +1,4 @@
-"""Language models that take text alone."""
+"""Language models that take only text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,17 +19,17 @@ class TextThinker(_llava_style.SequentialThinker):
         read = super()._convert_message(message)
         if isinstance(read["content"], str):
             return read
-        # Templates of such models take strings alone: of a list, Qwen3's keeps nothing and says nothing.
+        # Templates of such models take only strings. Qwen3's silently drops a list.
         return {**read, "content": "\n".join(part["text"] for part in read["content"])}
 
     def _tokenize_text(self, text: str) -> list[int]:
-        # The template has written what belongs at the begin: a tokenizer that adds it as well would double it.
+        # The template has written the begin token, which the tokenizer must not double.
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
 
 class TextFamily:
-    """A family of one language model, see ``contract.Family``; ``cls`` is its class in the library."""
+    """A family of one language model, see ``contract.ModelFamily``; ``cls`` is its library class."""
 
     components = ("thinker",)
 
@@ -44,7 +44,7 @@ class TextFamily:
         return self._load_thinker(Path(checkpoint), [], device, dtype)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> TextThinker:
-        """See ``contract.Family``."""
+        """See ``contract.ModelFamily``."""
         return self._load_thinker(Path(checkpoint), ["model.layers", "lm_head"], "cpu", dtype)
 
     def _load_thinker(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> TextThinker:

@@ -1,13 +1,13 @@
 """Gemma 3: a vision tower and a language model (``Gemma3ForConditionalGeneration``).
 
-The tokens of a picture look at each other both ways, and most layers look no further back than a window.
+The tokens of an image attend to each other bidirectionally, and most layers attend only within a window.
 
-What is encoded is what the tower says, pooled: [tokens, width of the tower]. Norm and projection to the language
-model's width come with the language model, since they are its own: models of all sizes have one tower (4B, 12B and
-27B were trained on the same frozen one), but no two have one projector. So one encoder can serve them all, its
-output is narrower than what a language model is given, and bitwise nothing changes.
+Encoded items are the tower's pooled output: [tokens, width of the tower]. Norm and projection to the language model's
+width are loaded with the language model. Models of all sizes share one frozen tower (4B, 12B and 27B were trained on
+it), but each has its own projector. So one encoder can serve them all, with bitwise equal results. Its output is
+narrower than the language model's input.
 
-Pictures are not cut into crops (``do_pan_and_scan``), which is the library's default too.
+Images are not cut into crops (``do_pan_and_scan``), as in the library by default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Gemma3Thinker(_language.LanguageThinker):
         return super().forward(inputs, positions, cache, None if mask is None else self._layer_masks(mask, positions))
 
     def _layer_masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
-        """``mask`` bool [B, 1, T, S] for each kind of layer; ``positions`` [1, B, T]."""
+        """Return ``mask`` bool [B, 1, T, S] for each kind of layer; ``positions`` are [1, B, T]."""
         near, places = mask, mask.shape[-1]
         if places > self._window:
             begin = positions[0, :, None, :, None] - self._window
@@ -84,7 +84,7 @@ class Gemma3Thinker(_language.LanguageThinker):
 
 @dataclass
 class Gemma3VisionEncoder(LoadedComponent):
-    """Pictures through the tower, see ``contract.Encoder``. All are brought to one size."""
+    """Images through the tower, see ``contract.MediaEncoder``. All are resized to one size."""
 
     images: Any
     limits: media.MediaDecodeLimits
@@ -104,7 +104,7 @@ class Gemma3VisionEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: pictures know nothing of each other."""
+        """Run one forward pass, in which images are independent."""
         if not batch:
             return []
         module: Any = self.module
@@ -113,7 +113,7 @@ class Gemma3VisionEncoder(LoadedComponent):
         return [Encoded(rows, item.meta) for rows, item in zip(self._pool_patches(patches), batch, strict=True)]
 
     def _pool_patches(self, patches: Tensor) -> Tensor:
-        """[B, patches, W] to [B, tokens, W]: the mean of each square of neighbours."""
+        """Pool [B, patches, W] to [B, tokens, W]: the mean of each square of neighbours."""
         module: Any = self.module
         side = int(patches.shape[1] ** 0.5)
         size = side // int(module.config.mm_tokens_per_image**0.5)
@@ -122,7 +122,7 @@ class Gemma3VisionEncoder(LoadedComponent):
 
 
 class Gemma3(VisionLanguage):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "gemma3"
     architecture = "Gemma3ForConditionalGeneration"
@@ -130,7 +130,7 @@ class Gemma3(VisionLanguage):
     mind = (*LANGUAGE_MODULES, "model.multi_modal_projector")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Gemma3Thinker:
-        """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""
+        """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines do not project rows."""
         raise errors.Fatal(
             "rows of Gemma 3's encoder are projected by its language model, which no other engine does; "
             "declare services.engines:transformers for it"

@@ -1,7 +1,7 @@
-"""GLM-Image: a prior that draws a picture roughly, token by token, and a diffusion transformer that follows it.
+"""GLM-Image: a prior generates a rough image by tokens, and a diffusion transformer follows it.
 
-``GlmImagePipeline``: a glyph encoder for what is to be written in the picture (byT5), the prior
-(``vision_language_encoder``), the transformer and the decoder of a VAE.
+``GlmImagePipeline`` has a glyph encoder for text in the image (byT5), the prior (``vision_language_encoder``), the
+transformer and the decoder of a VAE.
 """
 
 import json
@@ -22,30 +22,33 @@ from omnibus_models.families._glm_decoder import load_decoder
 from omnibus_models.families._glm_denoiser import GlmDenoiser, check_sides
 from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
 
-#: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
+#: Most tokens of a text to write in the image. The pipeline silently truncates texts.
 MAX_TEXT_TOKENS = 2048
-#: What is to be written, by the kinds of quotation marks that the pipeline knows, in its order.
+#: Text to write in the image, by the pipeline's kinds of quotation marks, in its order.
 _QUOTED = tuple(map(re.compile, (r"'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", r'"([^"]*)"', "「([^「」]*)」")))
-#: Pixels on a side of what is one token for the prior. For the transformer it is four.
+#: Pixels on a side of one token of the prior, which is four tokens of the transformer.
 TOKEN_SIDE_PIXELS = 32
 
 
 @dataclass
 class GlmTextEncoder(LoadedComponent):
-    """Texts that are to be written in a picture, to hidden states of a byT5 encoder, see ``contract.TextEncoder``."""
+    """Texts to write in an image, to hidden states of byT5.
+
+    See ``contract.TextEncoder``.
+    """
 
     tokenizer: Any
 
     twins = True
 
     def __post_init__(self) -> None:
-        # This tokenizer does not tell of all that it adds that it is special.
+        # This tokenizer does not mark all its special tokens as special.
         self._control = {*_language.control_tokens(self.tokenizer, ()), *self.tokenizer.all_special_tokens}
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
-        """The texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""
+        """Tokenise the texts in quotation marks, one row each: ``ids`` [texts, T], ``mask`` [texts, T]."""
         if items:
-            raise errors.BadRequest("this encoder reads text alone, no pictures", param="items")
+            raise errors.BadRequest("this encoder reads only text, no images", param="items")
         texts = [text for marks in _QUOTED for text in marks.findall(prompt)]
         for token in self._control:
             if any(token in text for text in texts):
@@ -56,7 +59,7 @@ class GlmTextEncoder(LoadedComponent):
             raise errors.ContextTooLong(
                 f"a text in the prompt has {longest} tokens; this model takes {MAX_TEXT_TOKENS}"
             )
-        # The pipeline puts something before each text whenever there is an even number of them.
+        # The pipeline pads each text in front if there is an even number of them.
         rows = [[self.tokenizer.pad_token_id] * ((len(rows) + 1) % 2) + row for row in rows]
         ids = [torch.tensor(row) for row in rows]
         features = {
@@ -66,14 +69,16 @@ class GlmTextEncoder(LoadedComponent):
         return Prepared("text", features, {"modality": "text", "n_tokens": sum(map(len, rows))})
 
     def prepare_negative(self, prompt: str, negative: str) -> Prepared:
-        """No text. Raises ``BadRequest`` for a negative prompt that says something."""
+        """Prepare a prompt without text. Raises ``BadRequest`` unless ``negative`` is blank."""
         if negative.strip():
-            raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
+            raise errors.BadRequest(
+                "this model does not support negative prompts; leave it out", param="negative_prompt"
+            )
         return self.prepare("")
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass over all texts of all prompts; those of one prompt follow one another, [T, W]."""
+        """Run one forward pass over all texts of all prompts; a prompt's texts are concatenated, [T, W]."""
         if not batch:
             return []
         module: Any = self.module
@@ -86,9 +91,9 @@ class GlmTextEncoder(LoadedComponent):
 
 
 class GlmPrior(TokenDenoiser):
-    """The language model that draws a picture in tokens, first a small one, then the one that is asked for.
+    """The language model that generates a small image, then the requested one.
 
-    See ``contract.Prior``.
+    See ``contract.PriorModel``.
     """
 
     axes = 3
@@ -101,18 +106,18 @@ class GlmPrior(TokenDenoiser):
 
     @torch.no_grad()
     def open(self, picture: ImageSpec, prompt: str) -> TokenDenoising:
-        """Read the prompt, see ``contract.Prior``."""
+        """Read the prompt, see ``contract.PriorModel``."""
         check_sides(picture, TOKEN_SIDE_PIXELS)
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
         ids, grids = self._encode_prompt(picture, prompt)
         if min(min(grid) for grid in grids) < 1:
-            raise errors.BadRequest("one side of the picture is too long for the other one", param="width")
+            raise errors.BadRequest("one side of the image is too long for the other one", param="width")
         positions = _image_positions(ids.shape[1], grids[::-1])
         if ids.shape[1] + positions.shape[1] > self._context:
             raise errors.ContextTooLong(
-                f"prompt and picture have {ids.shape[1] + positions.shape[1]} tokens; this model takes {self._context}",
+                f"prompt and image have {ids.shape[1] + positions.shape[1]} tokens; this model takes {self._context}",
                 param="prompt",
             )
         module: Any = self.module
@@ -124,12 +129,15 @@ class GlmPrior(TokenDenoiser):
         )
 
     def latents(self, denoising: TokenDenoising) -> Tensor:
-        """[1, 1, rows, columns] float32 on the CPU: the tokens of the picture, those of the small one left out."""
+        """Return the tokens [1, 1, rows, columns] of the image, float32 on the CPU.
+
+        Those of the small image are left out.
+        """
         rows, columns = denoising.grid
         return torch.tensor(denoising.chosen[-rows * columns :], dtype=torch.float32).view(1, 1, rows, columns)
 
     def _encode_prompt(self, picture: ImageSpec, prompt: str) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Ids [1, T], and the grids of the picture and of the small one."""
+        """Return ids [1, T], and the grids of both images."""
         said = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}]]
         inputs = self._processor.apply_chat_template(
             said, tokenize=True, target_h=picture.height, target_w=picture.width, return_dict=True, return_tensors="pt"
@@ -148,7 +156,7 @@ class GlmPrior(TokenDenoiser):
 
 
 class GlmImage:
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "glm_image"
     components = ("text_encoder", "prior", "dit", "vae")
@@ -185,7 +193,7 @@ def _load_prior(checkpoint: Path, device: str, dtype: str) -> GlmPrior:
 
 
 def _load_denoiser(checkpoint: Path, device: str, dtype: str) -> GlmDenoiser:
-    # The pipeline is imported for a function that each picture needs: here nobody waits for it.
+    # Import the pipeline, which has a function for each image, before a request waits for it.
     from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel  # noqa: F401
 
     from omnibus_models import diffusers_loading
@@ -205,7 +213,10 @@ def _load_denoiser(checkpoint: Path, device: str, dtype: str) -> GlmDenoiser:
 
 
 def _image_positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:
-    """[3, tokens] of pictures one after the other, behind a prompt of ``begin`` tokens: time, rows and columns."""
+    """Return [3, tokens] of consecutive images after a prompt of ``begin`` tokens.
+
+    The axes are time, rows and columns.
+    """
     found = []
     for rows, columns in grids:
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))

@@ -1,4 +1,4 @@
-"""InternVL3 as the library has it: pictures and videos in tiles (``InternVLForConditionalGeneration``)."""
+"""InternVL3: images and videos in tiles (``InternVLForConditionalGeneration``)."""
 
 import operator
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from omnibus_models.families import _llava_style
 
 
 class InternVlThinker(_llava_style.SequentialThinker):
-    """The language model of InternVL3. A video is its frames, each by its number and between marks."""
+    """The language model of InternVL3. A video is its numbered frames, each between marks."""
 
     def _placeholder_id(self, modality: str) -> int:
         token: int = super()._placeholder_id(modality) if modality == "image" else self._tokenizer.video_token_id
@@ -36,7 +36,7 @@ class InternVlThinker(_llava_style.SequentialThinker):
         return ids
 
     def _frame_separator(self, number: int) -> list[int]:
-        """From the end of one frame to the begin of frame ``number``."""
+        """Return the ids between a frame and frame ``number``."""
         words = self._tokenizer
         text = f"{words.end_image_token}\nFrame{number}: {words.start_image_token}"
         ids: list[int] = words(text, add_special_tokens=False)["input_ids"]
@@ -47,18 +47,21 @@ class InternVlThinker(_llava_style.SequentialThinker):
         if meta["modality"] == "video":
             frames = operator.index(meta["frames"])
             if frames < 1 or rows % frames:
-                raise ValueError("no such frames")
+                raise ValueError("invalid frames")
         return rows
 
 
 class InternVlEncoder(_llava_style.TowerVisionEncoder):
-    """Pictures in tiles, and of a video frames in the middle of equal parts, as ``InternVLVideoProcessor`` does."""
+    """Images in tiles, and of videos the middle frames of equal parts.
+
+    It follows ``InternVLVideoProcessor``.
+    """
 
     frame_place = "middles"
 
 
 class InternVL(_llava_style.TowerFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "internvl"
     architecture = "InternVLForConditionalGeneration"

@@ -1,4 +1,7 @@
-"""Janus and Janus-Pro: chats about pictures, and pictures made token by token (``JanusForConditionalGeneration``)."""
+"""Janus and Janus-Pro: chats about images, and images generated token by token.
+
+The class is ``JanusForConditionalGeneration``.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepare
 from omnibus_models.families import _language, _latent_preview, _llava_style
 from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
 
-#: The library's guidance where the checkpoint does not say one.
+#: The library's guidance if the checkpoint has none.
 GUIDANCE = 5.0
 _GREY = 127
 
@@ -26,7 +29,7 @@ _DRAWN = ("model.vqmodel",)
 
 
 class JanusThinker(_llava_style.SequentialThinker):
-    """The language model as it chats. Marks stand around the rows of a picture."""
+    """The language model for chats. Marks surround the rows of an image."""
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
         super().__init__(module, checkpoint, modalities)
@@ -40,7 +43,7 @@ class JanusThinker(_llava_style.SequentialThinker):
 
 @dataclass
 class JanusTextEncoder(LoadedComponent):
-    """Prompts to token embeddings, ready for a picture to begin, see ``contract.TextEncoder``."""
+    """Prompts to token embeddings, up to an image's start, see ``contract.TextEncoder``."""
 
     tokenizer: Any
     context: int
@@ -55,20 +58,22 @@ class JanusTextEncoder(LoadedComponent):
         self._kept = {_value_or_default(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
-        """A user's message, and the mark where its picture begins: ``ids`` [T]."""
+        """Tokenise a user's message, and the mark where its image begins: ``ids`` [T]."""
         if items:
-            raise errors.BadRequest("this model paints from text alone, no pictures", param="items")
+            raise errors.BadRequest("this model generates images only from text", param="items")
         return self._make_prepared(self._prompt_ids(prompt))
 
     def prepare_negative(self, prompt: str, negative: str) -> Prepared:
-        """Prepare an empty prompt of the same length. Raises ``BadRequest`` for a negative prompt that is not blank."""
+        """Prepare an empty prompt of the same length. Raises ``BadRequest`` unless ``negative`` is blank."""
         if negative.strip():
-            raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
+            raise errors.BadRequest(
+                "this model does not support negative prompts; leave it out", param="negative_prompt"
+            )
         return self._make_prepared([token if token in self._kept else self._pad for token in self._prompt_ids(prompt)])
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """[T, H] of each."""
+        """Return [T, H] of each prompt."""
         module: Any = self.module
         table = module.get_input_embeddings()
         return [Encoded(table(item.features["ids"].to(table.weight.device)), item.meta) for item in batch]
@@ -91,9 +96,10 @@ class JanusTextEncoder(LoadedComponent):
 
 
 class JanusDenoiser(TokenDenoiser):
-    """The language model as it makes pictures, see ``contract.Denoiser``. Its latents are tokens of the decoder.
+    """The language model as it generates images, see ``contract.Denoiser``. Latents are tokens.
 
-    A step is one token, so the number of steps is the model's own, whatever is asked for. Pictures have one size.
+    A step is one token, so the model determines the number of steps and ignores the requested one. Images have one
+    size.
     """
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
@@ -108,12 +114,12 @@ class JanusDenoiser(TokenDenoiser):
 
     @property
     def default_size(self) -> tuple[int, int]:
-        """The only size there is."""
+        """The only supported size."""
         return self._side, self._side
 
     @torch.no_grad()
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> TokenDenoising:
-        """Read the prompt. What it is guided away from counts only with a guidance above 1."""
+        """Read the prompt. The negative prompt counts only with a guidance above 1."""
         self._check_request(picture, guides)
         guidance = self._guidance if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
@@ -127,7 +133,7 @@ class JanusDenoiser(TokenDenoiser):
         )
 
     def palette(self) -> Tensor:
-        """[codes, 3]: the colour of each token, on the average of its neighbours."""
+        """Return [codes, 3]: the colour of each token, averaged over neighbours."""
         decoder = _load_decoder(self._checkpoint, str(self._device), "float32")
         codes = decoder.code_vectors()
         size = (_latent_preview.IMAGE_COUNT, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
@@ -137,25 +143,25 @@ class JanusDenoiser(TokenDenoiser):
         )
 
     def preview(self, denoising: TokenDenoising, palette: Tensor) -> Tensor:
-        """A pixel for each token; those to come are grey."""
+        """Return a pixel for each token; missing tokens are grey."""
         shown = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
         shown[: denoising.done] = _latent_preview.to_bytes(palette[denoising.chosen])
         return shown.view(self._grid, self._grid, 3)
 
     def _check_request(self, picture: ImageSpec, guides: Sequence[Tensor]) -> None:
         if picture.frames != 1:
-            raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
+            raise errors.BadRequest("this model generates images, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
             if pixels != self._side:
                 raise errors.BadRequest(
-                    f"this model makes pictures of {self._side}x{self._side}: {name} cannot be {pixels}", param=name
+                    f"this model generates images of {self._side}x{self._side}: {name} cannot be {pixels}", param=name
                 )
         shapes = {tuple(guide.shape) for guide in guides}
         if len(shapes) != 1 or any(
             len(shape) != 2 or shape[1] != self._width or not 0 < shape[0] <= self._context for shape in shapes
         ):
             raise errors.BadRequest(
-                f"embeddings of the prompt, and of what it is guided away from, must be [tokens, {self._width}] here, "
+                f"embeddings of the prompt and the negative prompt must be [tokens, {self._width}] here, "
                 f"equally many, at most {self._context}",
                 param="embeds",
             )
@@ -172,7 +178,7 @@ class JanusDenoiser(TokenDenoiser):
 
 
 class JanusImageDecoder(LoadedComponent):
-    """The decoder of the VQ-VAE: tokens to a picture, see ``contract.ImageDecoder``."""
+    """The decoder of the VQ-VAE: tokens to an image, see ``contract.ImageDecoder``."""
 
     def __init__(self, module: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
         super().__init__(module)
@@ -183,13 +189,13 @@ class JanusImageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def code_vectors(self) -> Tensor:
-        """[codes, width]: what each token says to the decoder."""
+        """Return [codes, width]: the decoder's vector of each token."""
         table: Tensor = self._vq.quantize.embedding.weight
         return torch.nn.functional.normalize(table, p=2, dim=-1)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """[1, 1, rows, columns] tokens to uint8 [H, W, 3] on the CPU."""
+        """Decode [1, 1, rows, columns] tokens to uint8 [H, W, 3] on the CPU."""
         table = self.code_vectors()
         tokens = latents.long()
         if latents.shape != (1, 1, self._grid, self._grid) or not bool(
@@ -205,14 +211,17 @@ class JanusImageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def decode_colours(self, surfaces: Tensor) -> Tensor:
-        """[B, width, rows, columns] of ``codes`` to colours, float32 [B, 3, H, W], those of pictures in [0, 1]."""
+        """Decode [B, width, rows, columns] to colours, float32 [B, 3, H, W].
+
+        Those of images are in [0, 1].
+        """
         drawn = self._vq.decoder(self._vq.post_quant_conv(surfaces.to(self._weight))).float()
         colours: Tensor = drawn * self._deviation.to(drawn) + self._mean.to(drawn)
         return colours.clamp(0, 1)
 
 
 class Janus:
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "janus"
     components = ("vision", "thinker", "text_encoder", "dit", "vae")
@@ -225,7 +234,7 @@ class Janus:
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load one component alone, of the VQ-VAE its decoder. ``limits`` bound the pictures that ``vision`` takes."""
+        """Load one component alone, of the VQ-VAE its decoder. ``limits`` apply to the images of ``vision``."""
         checkpoint = Path(checkpoint)
         match component:
             case "vision":
@@ -245,7 +254,7 @@ class Janus:
         raise no_component(self.name, self.components, component)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> JanusThinker:
-        """See ``contract.Family``."""
+        """See ``contract.ModelFamily``."""
         drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "lm_head"]
         return JanusThinker(_load_module(Path(checkpoint), drop, "cpu", dtype), Path(checkpoint), ("image",))
 
@@ -274,7 +283,10 @@ def _load_module(checkpoint: Path, drop: Sequence[str], device: str, dtype: str)
 
 
 def _system_prompt(checkpoint: Path) -> str:
-    """Return the text that the joint processor puts before every chat; empty unless its configuration enables it."""
+    """Return the text that the joint processor puts before every chat.
+
+    It is empty unless its configuration enables it.
+    """
     from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 
     told = checkpoint / "processor_config.json"
@@ -283,12 +295,12 @@ def _system_prompt(checkpoint: Path) -> str:
 
 
 def _prompt_context(config: Any) -> int:
-    """Tokens of a prompt that leave room for a picture."""
+    """Return the most tokens of a prompt, with room for an image."""
     return int(config.text_config.max_position_embeddings - config.vq_config.num_patches**2)
 
 
 def _image_side(config: Any) -> int:
-    """Pixels on a side of a picture: the decoder doubles what it has at each level but the first."""
+    """Return the pixels on a side of an image: each level after the first doubles them."""
     return int(config.vq_config.num_patches * 2 ** (len(config.vq_config.channel_multiplier) - 1))
 
 

@@ -9,14 +9,14 @@ from omnibus_models.families import _llava_style
 
 
 class Llava(_llava_style.TowerFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "llava"
     architecture = "LlavaForConditionalGeneration"
 
     def _load_module(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
         if _tower_kind(checkpoint) == "pixtral":
-            # Its pictures are rows with marks at their ends, not tiles.
+            # Its images are rows with marks at their ends, not tiles.
             raise errors.Fatal(f"{checkpoint} has a Pixtral tower; LLaVA is served with towers of tiles, as CLIP")
         return super()._load_module(checkpoint, drop, device, dtype)
 

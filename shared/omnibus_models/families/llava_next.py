@@ -1,10 +1,10 @@
-"""LLaVA-NeXT: pictures in tiles by their aspect ratio (``LlavaNextForConditionalGeneration``)."""
+"""LLaVA-NeXT: images in tiles by their aspect ratio (``LlavaNextForConditionalGeneration``)."""
 
 from omnibus_models.families import _llava_style
 
 
 class LlavaNext(_llava_style.TowerFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "llava_next"
     architecture = "LlavaNextForConditionalGeneration"

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: pictures in tiles by their aspect ratio, and videos (``LlavaOnevisionForConditionalGeneration``)."""
+"""LLaVA-OneVision: images in tiles by aspect ratio, and videos (``LlavaOnevisionForConditionalGeneration``)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 from omnibus_models.contract import Prepared
 from omnibus_models.families import _llava_style
 
-#: Beside it a picture is not alone, and it costs next to nothing.
+#: A second image, so that an image is not alone; it costs next to nothing.
 _PIXEL = Image.new("RGB", (1, 1))
 
 
 class LlavaOnevisionEncoder(_llava_style.TilingEncoder):
-    """A picture that has others beside it in its request is one tile; one alone is seen in more detail."""
+    """A single image is encoded in more detail; with others in its request, it is one tile."""
 
     closer = frozenset({"image"})
 
@@ -27,16 +27,19 @@ class LlavaOnevisionEncoder(_llava_style.TilingEncoder):
         return self._make_prepared("image", text, features)
 
     def _encode_images(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        # The library counts the pictures of each request: first those alone, then all others as if of one request.
+        # The library counts the images of each request: first single ones, then all others as if of one request.
         order = sorted(range(len(batch)), key=lambda place: len(batch[place].features["tiles"]) == 1)
         beside = sum(len(item.features["tiles"]) == 1 for item in batch)
-        # One of the others would be counted as alone; counting one more than there are does no harm.
+        # A lone one of the others would count as single; counting one more than there are is harmless.
         counts = [1] * (len(batch) - beside) + ([max(2, beside)] if beside else [])
         rows = self._encode_packed([batch[place] for place in order], batch_num_images=counts)
         return [row for _, row in sorted(zip(order, rows, strict=True), key=lambda found: found[0])]
 
     def _encode_videos(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        """All videos as one, cut apart: its rows are those of its frames, and one more at the end of each video."""
+        """Encode all videos as one, and split the result.
+
+        The rows of a video are those of its frames, and one more at its end.
+        """
         module: Any = self.module
         whole = module.model.get_video_features(self._stack_tiles(batch)[None], return_dict=True).pooler_output[0]
         rows = whole[:-1].split([item.meta["n_tokens"] - 1 for item in batch])
@@ -44,7 +47,7 @@ class LlavaOnevisionEncoder(_llava_style.TilingEncoder):
 
 
 class LlavaOnevision(_llava_style.TowerFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "llava_onevision"
     architecture = "LlavaOnevisionForConditionalGeneration"

@@ -1,8 +1,8 @@
-"""LTX-2: films with sound (``LTX2Pipeline``).
+"""LTX-2: videos with audio (``LTX2Pipeline``).
 
-Components are the text encoder (Gemma 3 with the connectors behind it: the states of all its layers would be many
-times what comes out of them), the encoder of a first frame, the transformer, and the decoders of film and sound, the
-latter with its vocoder.
+Components are the text encoder, the encoder of a first frame, the transformer, and the decoders of video and audio. The
+text encoder is Gemma 3 with its connectors, since the states of all its layers would be many times their output. The
+audio decoder has a vocoder.
 """
 
 import json
@@ -22,13 +22,13 @@ from omnibus_models.families import _flow_schedule, _language, _latent_preview
 from omnibus_models.families._ltx2 import Geometry, Ltx2Denoiser
 from omnibus_models.families._ltx2_frame import load_frame_encoder
 
-#: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
+#: Tokens that every prompt is padded to, in front. The pipeline silently truncates longer ones.
 PROMPT_TOKENS = 1024
 
 
 @dataclass
 class Ltx2TextEncoder(LoadedComponent):
-    """Prompts to what guides film and sound, [tokens, width of the one + width of the other] beside each other.
+    """Encodes prompts to guide video and audio, [tokens, video width + audio width].
 
     See ``contract.TextEncoder``. ``module`` has the ``language`` model and its ``connectors``.
     """
@@ -43,7 +43,7 @@ class Ltx2TextEncoder(LoadedComponent):
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise: ``ids`` [T]."""
         if items:
-            raise errors.BadRequest("this model reads text alone, no pictures", param="items")
+            raise errors.BadRequest("this model reads only text, no images", param="items")
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
@@ -56,14 +56,14 @@ class Ltx2TextEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One pass of the language model. What fills up short prompts comes after them, where nobody looks."""
+        """Run the language model once. Padding of short prompts follows them and is never attended to."""
         if not batch:
             return []
         module: Any = self.module
         ids = [item.features["ids"] for item in batch]
         device = next(module.connectors.parameters()).device
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
-        # In the pipeline a prompt ends at the last of its places.
+        # In the pipeline a prompt ends at the last position.
         begins = torch.tensor([PROMPT_TOKENS - len(one) for one in ids], device=device)
         positions = begins[:, None] + torch.arange(padded.shape[1], device=device)
         states = module.language.get_decoder()(
@@ -75,7 +75,10 @@ class Ltx2TextEncoder(LoadedComponent):
         ]
 
     def _connect_states(self, states: Tensor) -> Tensor:
-        """``states`` [T, H, layers] of one prompt through the connectors, one by one: they are large."""
+        """Run ``states`` [T, H, layers] of one prompt through the connectors.
+
+        Prompts are processed one by one, since states are large.
+        """
         module: Any = self.module
         packed = states.new_zeros(1, PROMPT_TOKENS, *states.shape[1:])
         packed[0, PROMPT_TOKENS - len(states) :] = states
@@ -85,10 +88,10 @@ class Ltx2TextEncoder(LoadedComponent):
 
 
 class Ltx2VideoDecoder(LoadedComponent):
-    """The decoder of the film's VAE, see ``contract.VideoDecoder``."""
+    """The decoder of the video's VAE, see ``contract.VideoDecoder``."""
 
     def decode(self, latents: Tensor) -> Tensor:
-        """[channels, frames, height, width] to uint8 [frames', H, W, 3] on the CPU."""
+        """Decode [channels, frames, height, width] to uint8 [frames', H, W, 3] on CPU."""
         module: Any = self.module
         channels = module.config.latent_channels
         if latents.dim() != 4 or len(latents) != channels or not latents.shape[1] or min(latents.shape[2:]) < 2:
@@ -101,7 +104,10 @@ class Ltx2VideoDecoder(LoadedComponent):
 
     @torch.no_grad()
     def decode_colours(self, latents: Tensor) -> Tensor:
-        """[B, channels, frames, height, width] to colours, float32 [B, 3, frames', H, W] in [0, 1]."""
+        """Decode [B, channels, frames, height, width] to float32 [B, 3, frames', H, W].
+
+        Colours are in [0, 1].
+        """
         from diffusers import LTX2Pipeline
 
         module: Any = self.module
@@ -115,7 +121,7 @@ class Ltx2VideoDecoder(LoadedComponent):
 
 
 class Ltx2AudioDecoder(LoadedComponent):
-    """The decoder of the sound's VAE and the vocoder, see ``contract.AudioDecoder``.
+    """The decoder of the audio VAE and the vocoder, see ``contract.AudioDecoder``.
 
     ``module`` has the ``vae`` and the ``vocoder``.
     """
@@ -127,7 +133,7 @@ class Ltx2AudioDecoder(LoadedComponent):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """[channels, time, bins] to float32 [samples, 2] in [-1, 1] on the CPU."""
+        """Decode [channels, time, bins] to float32 [samples, 2] in [-1, 1] on the CPU."""
         from diffusers import LTX2Pipeline
 
         module: Any = self.module
@@ -150,7 +156,7 @@ class Ltx2AudioDecoder(LoadedComponent):
 
 
 class LTX2:
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "ltx2"
     components = ("text_encoder", "vae_encoder", "dit", "vae", "audio_vae")
@@ -163,7 +169,7 @@ class LTX2:
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load one component alone, of the VAEs their decoders. ``limits`` bound the images of ``vae_encoder``."""
+        """Load one component alone, of the VAEs their decoders. ``limits`` apply to images of ``vae_encoder``."""
         checkpoint = Path(checkpoint)
         match component:
             case "text_encoder":
@@ -224,7 +230,7 @@ def _load_video_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2VideoD
         AutoencoderKLLTX2Video, checkpoint, "vae", drop=("encoder",), device=device, dtype=dtype
     )
     if module.config.timestep_conditioning:
-        raise errors.Fatal(f"{checkpoint} decodes films with more noise, which this family does not serve")
+        raise errors.Fatal(f"{checkpoint} decodes videos with more noise, which this family does not serve")
     return Ltx2VideoDecoder(module)
 
 
@@ -245,7 +251,7 @@ def _load_audio_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2AudioD
 
 
 def _read_geometry(checkpoint: Path) -> Geometry:
-    """From the configurations of both VAEs; their weights are not needed."""
+    """Read the sizes from the configurations of both VAEs; their weights are not needed."""
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
 
     try:
@@ -267,11 +273,11 @@ def _read_geometry(checkpoint: Path) -> Geometry:
 
 
 def _require_class(checkpoint: Path, part: str, *known: str) -> str:
-    """The class of ``part``. Raises ``Fatal`` for one that is not among the ``known``."""
+    """Return the class of ``part``. Raises ``Fatal`` unless it is among the ``known``."""
     try:
         _, found = json.loads((checkpoint / "model_index.json").read_text())[part]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise errors.Fatal(f"{checkpoint}/model_index.json does not say what its {part} is") from error
+        raise errors.Fatal(f"{checkpoint}/model_index.json does not specify its {part}") from error
     if found not in known:
         raise errors.Fatal(f"the {part} of {checkpoint} is a {found}; this family serves {' and '.join(known)}")
     return str(found)

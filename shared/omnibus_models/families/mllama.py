@@ -1,9 +1,9 @@
 """Llama 3.2 Vision: a vision encoder and a language model (``MllamaForConditionalGeneration``).
 
-A picture is one token of the prompt. What the encoder says of it, [tiles * (patches + 1), H], is looked at by some of
-the layers, aside of the sequence: each token sees the pictures before it, up to the next ones. Pictures are encoded
-with all their tiles, empty ones included: tokens before the first picture see nothing of their own, and there the
-library has them look at everything.
+An image is one token of the prompt. Some layers use cross-attention to its encoding, [tiles * (patches + 1), H],
+instead of attending to the sequence. Each token attends to the images before it, up to the next ones. Images are
+encoded with all their tiles, including empty ones. Tokens before the first image have no rows to attend to. The library
+lets them attend to all rows.
 """
 
 import operator
@@ -22,11 +22,11 @@ from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Pre
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import VisionLanguage
 
-_MAX_IMAGES = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
+_MAX_IMAGES = 4  # images that an answer attends to: the cache of each is as large as that of thousands of tokens
 
 
 class _CrossAttentionSpan(NamedTuple):
-    """Positions ``begin`` to ``end`` of a prompt look at rows ``first`` to ``last`` of its pictures."""
+    """Positions ``begin`` to ``end``, which attend to rows ``first`` to ``last``."""
 
     begin: int
     end: int
@@ -36,7 +36,7 @@ class _CrossAttentionSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class MllamaCrossAttention:
-    """Cross-attention of a prompt of ``length`` positions to ``rows`` [R, H], see ``attention.Attention``."""
+    """Cross-attention of ``length`` positions to ``rows`` [R, H], see ``attention.Attention``."""
 
     rows: Tensor
     looks: Sequence[_CrossAttentionSpan]
@@ -51,12 +51,12 @@ class MllamaCrossAttention:
     def mask(self, begin: int, end: int) -> Crossing:
         seen = self._visible_rows(begin, end)
         fed = seen.any(-1)
-        # Who sees nothing looks at everything, as in the library.
+        # Positions without rows attend to all, as in the library.
         seen |= ~fed[:, None]
         return Crossing(None, seen[None, None], fed[None], self.rows[None] if begin == 0 else None)
 
     def _visible_rows(self, begin: int, end: int) -> Tensor:
-        """Bool [T, R]."""
+        """Return bool [T, R]."""
         seen = torch.zeros(end - begin, len(self.rows), dtype=torch.bool, device=self.rows.device)
         for look in self.looks:
             seen[max(look.begin - begin, 0) : max(look.end - begin, 0), look.first : look.last] = True
@@ -93,7 +93,7 @@ class MllamaThinker(_language.LanguageThinker):
 
     @torch.no_grad()
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
-        """The text as it is, and the rows of the pictures aside."""
+        """Return the text's embeddings, and the images' rows for cross-attention."""
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
         from_encoder = torch.zeros(len(layout.ids), dtype=torch.bool, device=self.device)
@@ -118,25 +118,25 @@ class MllamaThinker(_language.LanguageThinker):
         return torch.arange(ids.shape[1])[None, None], 0
 
     def _expand_prompt(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
-        """Every picture is one token."""
+        """Expand each image to one token."""
         starts = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
         for first, last in zip(starts, starts[_MAX_IMAGES:], strict=False):
             if last - first == _MAX_IMAGES:
                 raise errors.BadRequest(
-                    f"more than {_MAX_IMAGES} pictures follow one another; send fewer, or text between them",
+                    f"more than {_MAX_IMAGES} images follow one another; send fewer, or text between them",
                     param="messages",
                 )
         return list(prompt.ids), starts
 
     def _row_count(self, meta: Mapping[str, Any]) -> int:
         if not 1 <= operator.index(meta["tiles"]) <= self._tiles:
-            raise ValueError("no such number of tiles")
+            raise ValueError("invalid number of tiles")
         return self._tiles * self._patches
 
 
 @dataclass
 class MllamaVisionEncoder(LoadedComponent):
-    """Pictures in tiles through the vision model and the projector, see ``contract.Encoder``."""
+    """Images in tiles through the vision model and the projector, see ``contract.MediaEncoder``."""
 
     images: Any
     limits: media.MediaDecodeLimits
@@ -144,7 +144,10 @@ class MllamaVisionEncoder(LoadedComponent):
     modalities = frozenset({"image"})
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode and preprocess one file: ``pixels`` [1, 1, tiles, 3, side, side], ``ratio`` [1, 1], ``mask``."""
+        """Decode and preprocess one file.
+
+        Returns ``pixels`` [1, 1, tiles, 3, side, side], ``ratio`` [1, 1] and ``mask``.
+        """
         if modality != "image":
             raise errors.BadRequest(f"this encoder takes image, not {modality}")
         out = self.images(images=[media.decode_image(data, self.limits)], return_tensors="pt")
@@ -160,7 +163,7 @@ class MllamaVisionEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: pictures know nothing of each other."""
+        """Run one forward pass, in which images are independent."""
         if not batch:
             return []
         module: Any = self.module
@@ -174,16 +177,16 @@ class MllamaVisionEncoder(LoadedComponent):
 
 
 class Mllama(VisionLanguage):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "mllama"
     architecture = "MllamaForConditionalGeneration"
     eyes = ("model.vision_model", "model.multi_modal_projector")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> MllamaThinker:
-        """See ``contract.Family``. Always ``Fatal``: engines that run the layers have none that look aside."""
+        """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines lack cross-attention."""
         raise errors.Fatal(
-            "layers of Llama 3.2 Vision look at pictures aside, which no other engine does; "
+            "layers of Llama 3.2 Vision use cross-attention to images, which no other engine supports; "
             "declare services.engines:transformers for it"
         )
 

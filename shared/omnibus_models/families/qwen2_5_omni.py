@@ -22,21 +22,21 @@ _BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
 
 
 class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
-    """Sound through the audio tower, see ``contract.Encoder``."""
+    """Audio through the audio tower, see ``contract.MediaEncoder``."""
 
-    # As the joint processor pads: the last frames see silence after the end.
+    # As in the joint processor: the last frames depend on silence after the end.
     padding = "max_length"
 
     def row_count(self, frames: int) -> int:
-        """Rows that ``frames`` mel frames become."""
+        """Return the rows of ``frames`` mel frames."""
         return audio_rows(frames)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass: attention stays inside a window of one item, so a batch equals its items.
+        """Run one forward pass. Attention stays within a window of one item, so a batch equals its items.
 
-        How sums are rounded depends on their shapes. So that no item depends on those beside it, each window is
-        padded to its whole length, and one alone gets a silent one beside it.
+        Rounding of sums depends on their shapes. To keep items independent, each window is padded to its whole length,
+        and a single one gets a silent one next to it.
         """
         if not batch:
             return []
@@ -49,7 +49,7 @@ class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
         padded = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
         frames = torch.tensor([mel.shape[1] for mel in mels])
         lengths = torch.tensor([window.shape[1] for window in windows])
-        # Rows after the second convolution that are no padding; the library would count the longest window's.
+        # Rows after the second convolution without padding; the library would count the longest window's.
         valid = torch.arange((size + 1) // 2) < ((lengths + 1) // 2)[:, None]
         device = module.device
         out = module.audio_tower(
@@ -64,19 +64,19 @@ class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
         return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
 
     def split_item(self, item: Prepared) -> Sequence[Prepared]:
-        """Cut a sound into windows of the tower, in each of which positions begin anew and attention stays.
+        """Cut audio into windows of the tower, with separate positions and attention.
 
-        See ``contract.Encoder``. A few frames behind the last window may become no row, and are left out.
+        See ``contract.MediaEncoder``. A few frames after the last window may give no row, and are left out.
         """
         module: Any = self.module
         size = 2 * module.audio_tower.n_window
-        if size % 4:  # rows are made of four frames each: one would lie in two windows
+        if size % 4:  # rows have four frames each: one would be in two windows
             return [item]
         windows = item.features["features"].split(size, dim=1)
         return [_sound_of(window) for window in windows if self.row_count(window.shape[1])]
 
     def join_parts(self, parts: Sequence[Prepared]) -> Prepared:
-        """See ``contract.Encoder``; all parts but the last are whole windows."""
+        """See ``contract.MediaEncoder``; all parts except the last are whole windows."""
         return _sound_of(torch.cat([part.features["features"] for part in parts], dim=1))
 
 
@@ -92,15 +92,15 @@ class Qwen25OmniThinker(_qwen.QwenThinker):
 
     @torch.no_grad()
     def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
-        """[T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
+        """Return [T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
         _omni_audio.require_voice(voice, self._begins)
-        # A media row's own embedding is left out: the talker hears of media through hidden states alone.
+        # A media row's own embedding is left out: the talker gets media only through hidden states.
         texts = prefill.inputs.masked_fill(prefill.media[:, None], 0)
         marks = self.embed(torch.tensor([self._begins[voice], *self._ends], device=self.device))
         return torch.cat([hidden + texts, marks])
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
-        """[B, H] inputs and hidden of one decode step to rows for the talker."""
+        """Return the talker's rows [B, H] of one decode step."""
         return inputs + hidden
 
     def _row_count(self, meta: Mapping[str, Any]) -> int:
@@ -117,8 +117,7 @@ class Qwen25OmniThinker(_qwen.QwenThinker):
 class Qwen25OmniTalker(_qwen.QwenDecoder):
     """Thinker rows in, codec codes out, see ``contract.Talker``.
 
-    The library adds the codec's begin and pad embeddings, and M-RoPE, only when it is given a mask;
-    they are meant to be there always.
+    The library adds the codec's begin and pad embeddings, and M-RoPE, only with a mask. They always belong there.
     """
 
     bunch = 12  # a block of the vocoder
@@ -131,13 +130,16 @@ class Qwen25OmniTalker(_qwen.QwenDecoder):
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
-        """[B, T, H] at ``positions`` [3, B, T] to hidden [B, T, H'], after projection and final norm."""
+        """Run [B, T, H] at ``positions`` [3, B, T]; return hidden [B, T, H'].
+
+        It includes the projection and the final norm.
+        """
         module: Any = self.module
         return super().forward(module.thinker_to_talker_proj(inputs), positions, cache, mask)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, H'] to float32 [B, V]; the codec's begin token is never sampled."""
+        """Return float32 logits [B, V] of [B, H']; the codec's begin token is never sampled."""
         scores = super().logits(hidden)
         module: Any = self.module
         scores[:, module.codec_bos_token] = -math.inf
@@ -145,7 +147,10 @@ class Qwen25OmniTalker(_qwen.QwenDecoder):
 
     @torch.no_grad()
     def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
-        """Prompt rows, begin of speech and the first generated token; the codec's marks on the last two."""
+        """Return prompt rows, begin of speech and the first token.
+
+        The last two have the codec's marks.
+        """
         module: Any = self.module
         marks = torch.tensor([module.codec_pad_token, module.codec_bos_token], device=self.device)
         speech = torch.stack([rows[-3], first]).to(self.device, self.dtype) + self.embed(marks)
@@ -157,7 +162,7 @@ class Qwen25OmniTalker(_qwen.QwenDecoder):
 
     @torch.no_grad()
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
-        """Previous ``codes`` [B] and thinker ``rows`` [B, H] to [B, H]."""
+        """Combine previous ``codes`` [B] and thinker ``rows`` [B, H] to [B, H]."""
         return self.embed(codes) + rows.to(self.device, self.dtype)
 
 
@@ -173,11 +178,11 @@ class Qwen25OmniVocoder(LoadedComponent):
 
     def __post_init__(self) -> None:
         dit_vocoder.accept_embedded_voices(self.dit)
-        self._conditions: dict[str, tuple[Tensor, Tensor]] = {}  # by voice, as ``DitVocoding`` takes them
+        self._conditions: dict[str, tuple[Tensor, Tensor]] = {}  # by voice, in the form of ``DitVocoding``
 
     @property
     def samples_per_code(self) -> int:
-        """Samples that one code becomes."""
+        """Number of samples of one code."""
         return int(self.dit.config.repeats * math.prod(self.bigvgan.config.upsample_rates))
 
     def open(self, voice: str, seed: int) -> dit_vocoder.DitVocoding:
@@ -192,13 +197,13 @@ class Qwen25OmniVocoder(LoadedComponent):
 
 
 class Qwen25Omni(_omni.OmniFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen2_5_omni"
     library = "Qwen2_5Omni"
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Qwen25OmniThinker:
-        """See ``contract.Family``."""
+        """See ``contract.ModelFamily``."""
         checkpoint = Path(checkpoint)
         config = self._load_config(checkpoint)
         drop = ("visual", "audio_tower", "model.layers", "lm_head")
@@ -207,7 +212,7 @@ class Qwen25Omni(_omni.OmniFamily):
     def _make_audio_encoder(
         self, module: Any, features: Any, limits: media.MediaDecodeLimits
     ) -> Qwen25OmniAudioEncoder:
-        # The extractor would cut off silently what is longer than its window.
+        # The extractor would silently cut off audio longer than its window.
         seconds = min(limits.seconds, float(features.chunk_length))
         return Qwen25OmniAudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
 
@@ -241,14 +246,14 @@ def _sound_of(mel: Tensor) -> Prepared:
 
 
 def audio_rows(frames: int) -> int:
-    """Rows of ``frames`` mel frames after two convolutions and a pooling, as in the audio tower."""
+    """Return the rows of ``frames`` mel frames: two convolutions and a pooling."""
     return ((frames - 1) // 2 - 1) // 2 + 1
 
 
 def _read_voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
     path = Path(checkpoint) / "spk_dict.pt"
     if not path.exists():
-        raise errors.Fatal(f"{path} is missing; it holds the voices")
+        raise errors.Fatal(f"{path} is missing; it contains the voices")
     voices: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     return voices
 

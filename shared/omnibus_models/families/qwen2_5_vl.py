@@ -4,7 +4,7 @@ from omnibus_models.families import _qwen_vl
 
 
 class Qwen25VL(_qwen_vl.QwenVlFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen2_5_vl"
     architecture = "Qwen2_5_VLForConditionalGeneration"

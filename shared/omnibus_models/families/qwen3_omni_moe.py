@@ -1,4 +1,4 @@
-"""Qwen3-Omni: vision and audio encoders, thinker, talker with its code predictor, and vocoder, each loaded alone."""
+"""Qwen3-Omni: encoders, thinker, talker with its code predictor, and vocoder, each loaded alone."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -21,21 +21,21 @@ _PREFIX_TOKENS = 3  # tokens that begin an answer: a mark, the role, a line brea
 
 
 class Qwen3OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
-    """Sound through the audio tower, see ``contract.Encoder``."""
+    """Audio through the audio tower, see ``contract.MediaEncoder``."""
 
     padding = True
-    least = 480  # the spectrum of anything shorter than its window cannot be taken
+    least = 480  # shorter audio than the window has no spectrum
 
     def row_count(self, frames: int) -> int:
-        """Rows that ``frames`` mel frames become."""
+        """Return the rows of ``frames`` mel frames."""
         return _audio_rows(frames, self._audio_tower.n_window)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass of all that fill a window, and one of each that does not.
+        """Run one forward pass for all full windows, and one per other item.
 
-        The library pads windows to the longest of a call, and its convolutions see the padding: with a longer one
-        beside it a short sound would be heard differently.
+        The library pads windows to the longest of a call, and its convolutions depend on the padding. Longer items next
+        to a short one would change its result.
         """
         window = 2 * self._audio_tower.n_window
         full = [index for index, item in enumerate(batch) if item.meta["audio_len"] >= window]
@@ -64,8 +64,8 @@ class Qwen3OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
 class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
     """The language model of Qwen3-Omni; a talker can follow.
 
-    Of text the talker hears token embeddings, of media what a layer in the middle says. So hidden rows are
-    [2 * H] here: those of the last layer, then those of that layer.
+    The talker gets token embeddings of text, and a middle layer's output of media. So hidden rows are [2 * H]: the last
+    layer's, then that layer's.
     """
 
     def __init__(self, module: Any, checkpoint: Path, config: Any) -> None:
@@ -77,16 +77,16 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, 2 * H] to float32 [B, V]."""
+        """Return float32 logits [B, V] of [B, 2 * H]."""
         return super().logits(hidden[..., : self.width])
 
     @torch.no_grad()
     def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
-        """[S + 3, H]: what users say and how the answer begins, then begin, end and pad of speech."""
+        """Return [S + 3, H]: users' input and the answer's start, then begin, end and pad of speech."""
         if prefill.spoken is None:
             raise errors.BadRequest(
-                "this checkpoint cannot speak: it has no talker, or its chat template begins answers in a way of its "
-                "own; ask for text",
+                "this checkpoint cannot speak, because it has no talker, or its chat template begins answers in an "
+                "unknown way; request text",
                 param="modalities",
             )
         _qwen3_talker.speaker_code(self._config.talker_config, voice)
@@ -99,7 +99,7 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         return torch.cat([rows, self.embed(torch.tensor(marks, device=self.device))])
 
     def talker_row(self, inputs: Tensor, hidden: Tensor) -> Tensor:
-        """[B, H] inputs of one decode step as they are."""
+        """Return the inputs [B, H] of one decode step unchanged."""
         return inputs
 
     def _backbone_hidden(self, out: Any) -> Tensor:
@@ -111,7 +111,7 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
             return super()._row_count(meta)
         frames = operator.index(meta["audio_len"])
         if frames < 1:
-            raise ValueError("no such length")
+            raise ValueError("invalid length")
         return _audio_rows(frames, self._config.thinker_config.audio_config.n_window)
 
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
@@ -122,7 +122,7 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         return _mrope.count_positions(ids, self._placeholders, media, merge, pace)
 
     def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
-        """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
+        """Return int32 [5, S]: for each row of the talker its place, 1 if it is of media, its positions."""
         if not self.speaks or layout.ids[-_PREFIX_TOKENS] != self._config.im_start_token_id:
             return None
         ids = torch.tensor(layout.ids)
@@ -130,13 +130,13 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         places = heard.nonzero()[:, 0]
         ids = ids[places]
         among = [item for item, start in zip(media, layout.starts, strict=True) if heard[start]]
-        # A talker's configuration has a pace of its own.
+        # A talker's configuration has a separate pace.
         positions, _ = self._count_at_pace(ids[None], among, self._config.talker_config.position_id_per_seconds)
         of_media = torch.isin(ids, torch.tensor(list(self._placeholders)))
         return torch.cat([torch.stack([places, of_media]), positions[:, 0]]).to(torch.int32)
 
     def _talker_mask(self, ids: Tensor) -> Tensor:
-        """[T] bool: what users say, and how the answer begins."""
+        """Return bool [T]: users' input, and the beginning of the answer."""
         places = torch.arange(len(ids))
         begins = torch.where(ids == self._config.im_start_token_id, places, -1).cummax(0).values.clamp(min=0)
         roles = ids[(begins + 1).clamp(max=len(ids) - 1)]
@@ -153,31 +153,31 @@ class Qwen3OmniVocoder(LoadedComponent):
 
     @property
     def groups(self) -> int:
-        """Codes of one frame."""
+        """Number of codes of one frame."""
         return int(self.code2wav.config.num_quantizers)
 
     @property
     def samples_per_code(self) -> int:
-        """Samples that one more frame becomes; the first gives fewer."""
+        """Number of samples of one more frame; the first has fewer."""
         return _code2wav.per_frame(self.code2wav.config)
 
     def open(self, voice: str, seed: int) -> _code2wav.Code2WavVocoding:
-        """Begin one waveform. There is no noise in it."""
+        """Begin one waveform. It has no noise."""
         _qwen3_talker.speaker_code(self.talker, voice)
         return _code2wav.Code2WavVocoding(self.code2wav)
 
 
 class Qwen3OmniMoe(_omni.OmniFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen3_omni_moe"
     library = "Qwen3OmniMoe"
     encoder = _qwen3.Qwen3DeepstackVisionEncoder
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Qwen3OmniThinker:
-        """See ``contract.Family``. Always ``Fatal``: other engines give rows of the last layer alone."""
+        """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines return only the last layer's rows."""
         raise errors.Fatal(
-            "the talker of Qwen3-Omni hears a layer in the middle of its thinker, which no other engine gives; "
+            "the talker of Qwen3-Omni needs a middle layer's output of its thinker, which other engines do not return; "
             "declare services.engines:transformers for it"
         )
 
@@ -190,10 +190,10 @@ class Qwen3OmniMoe(_omni.OmniFamily):
     def _load_talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen3Talker:
         from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
 
-        # The library knows by the whole model alone how experts are stored.
+        # Only the library's whole model defines how experts are stored.
         drop = ["thinker", "code2wav"]
         module = loading.load_model(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
-        # The last of the frames never becomes one.
+        # The last frame is not decoded.
         rate = SAMPLE_RATE_HERTZ / _code2wav.per_frame(config.code2wav_config)
         return Qwen3Talker(module.talker, self._max_codes(checkpoint) - 1, rate)
 
@@ -212,7 +212,7 @@ class Qwen3OmniMoe(_omni.OmniFamily):
 
 
 def _audio_rows(frames: int, n_window: int) -> int:
-    """Rows of ``frames`` mel frames after three convolutions of each window, as in the audio tower."""
+    """Return the rows of ``frames`` mel frames: three convolutions per window."""
     whole, left = divmod(frames, 2 * n_window)
     for _ in range(3):
         left = (left - 1) // 2 + 1

@@ -1,6 +1,6 @@
 """Qwen3-VL: a vision encoder and a language model (``Qwen3VLForConditionalGeneration``).
 
-A video is written into the prompt frame by frame, each with the second at which it is seen.
+A video is written into the prompt frame by frame, each with its time in seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,26 +25,26 @@ class Qwen3VlThinker(_qwen3.Qwen3DeepstackThinker, _qwen_vl.QwenVlThinker):
         begin, end = module.config.vision_start_token_id, module.config.vision_end_token_id
         seconds = item.meta["seconds"]
         frame = [begin, *[token] * (item.embeds.shape[0] // len(seconds)), end]
-        # There are special tokens on both sides of a time, so its ids do not depend on what is around it.
+        # There are special tokens on both sides of a time, so its ids do not depend on the surrounding text.
         times = (
             self._tokenizer.encode(f"<{float(second):.1f} seconds>", add_special_tokens=False) for second in seconds
         )
         return [id for time in times for id in (*time, *frame)]
 
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
-        # With words between them, each frame is placed as an image is.
+        # With text between them, each frame has the positions of an image.
         return super()._count_positions(ids, [frame for item in media for frame in _frames(item)])
 
 
 class Qwen3VlVisionEncoder(_qwen3.Qwen3DeepstackVisionEncoder):
-    """Images and videos, see ``contract.Encoder``. The meta data of a video say the ``seconds`` of its frames."""
+    """Images and videos, see ``contract.MediaEncoder``. A video's metadata has the ``seconds`` of its frames."""
 
     frame_multiple = 1
 
     def _prepare_video(self, data: memoryview) -> Prepared:
         clip = self._decode_video(data)
         size = self.videos.temporal_patch_size
-        # Frames are taken ``size`` at a time, and the library does not take fewer.
+        # Frames are processed ``size`` at a time, and the library rejects fewer.
         frames = clip.frames.repeat(size, 0) if len(clip.frames) < size else clip.frames
         out = self.videos(videos=[frames], do_sample_frames=False, return_tensors="pt", **self.video_options)
         more = {"seconds": _patch_seconds(clip.seconds, size)}
@@ -58,13 +58,13 @@ def _frames(item: Encoded) -> list[Encoded]:
 
 
 def _patch_seconds(seconds: Sequence[float], size: int) -> list[float]:
-    """The middle of each ``size`` frames; the last frame fills up."""
+    """Return the middle time of each ``size`` frames; the last frame is repeated to fill up."""
     padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
     return [(padded[first] + padded[first + size - 1]) / 2 for first in range(0, len(padded), size)]
 
 
 class Qwen3VL(_qwen_vl.QwenVlFamily):
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen3_vl"
     architecture = "Qwen3VLForConditionalGeneration"

@@ -14,17 +14,17 @@ from omnibus_models import loading
 from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _flow_schedule, _latent_preview, _qwen
 
-#: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
+#: The pipeline's text around a prompt, and the number of its first tokens that are left out afterwards.
 TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 SKIPPED_TOKENS = 34
-#: Most tokens of a prompt, the rest of the template included. The pipeline cuts prompts off without a word.
+#: Most tokens of a prompt, the rest of the template included. The pipeline silently truncates prompts.
 MAX_PROMPT_TOKENS = 1024
 #: The pipeline's usual guidance.
 GUIDANCE = 4.0
-_PATCH = 2  # latents on either side of what is one position for the transformer
+_PATCH = 2  # latents per position of the transformer, on either side
 #: Frames, rows and columns of patches.
 Plane = tuple[int, int, int]
 
@@ -39,9 +39,9 @@ class QwenImageTextEncoder(LoadedComponent):
         self._control = _qwen.control_tokens(self.tokenizer, ())
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
-        """Put the prompt into the pipeline's words and tokenise them: ``ids`` [T]."""
+        """Insert the prompt into the pipeline's template and tokenise it: ``ids`` [T]."""
         if items:
-            raise errors.BadRequest("this model reads text alone, no pictures", param="items")
+            raise errors.BadRequest("this model reads only text, no images", param="items")
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
@@ -55,7 +55,7 @@ class QwenImageTextEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass. What fills up short prompts comes after them, where causal attention does not look."""
+        """Run one forward pass. Padding of short prompts follows them, beyond causal attention."""
         if not batch:
             return []
         module: Any = self.module
@@ -74,11 +74,11 @@ class QwenImageTextEncoder(LoadedComponent):
 
 @dataclass
 class QwenImageDenoising:
-    """One picture in the making, see ``contract.Denoising``.
+    """One image in progress, see ``contract.Denoising``.
 
-    ``shape`` are the planes of the picture, and then of the one that it is made of.
-    ``latents`` and those of that ``image``, which may be none, are [tokens, channels], as the transformer has them.
-    ``sigmas`` [steps + 1] and ``times`` [steps] are float32 on the CPU; ``velocity`` is the last step's.
+    ``shape`` are the planes of the image, and then of the source image. ``latents`` and those of that ``image``, which
+    may be empty, are [tokens, channels], in the transformer's form. ``sigmas`` [steps + 1] and ``times`` [steps] are
+    float32 on the CPU; ``velocity`` is the last step's.
     """
 
     shape: tuple[Plane, ...]
@@ -110,14 +110,14 @@ class QwenImageDenoising:
         self.latents, self.done = state.view(self.latents.shape).to(self.latents), done
 
     def advance(self, velocities: Tensor) -> None:
-        """Euler's step along what the transformer said for each of ``guides``, in the pipeline's precisions."""
+        """Take Euler's step along the velocities for ``guides``, in the pipeline's precisions."""
         self.velocity = velocities[0] if self.rows == 1 else self._apply_guidance(*velocities)
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
         self.latents = (self.latents.float() + length * self.velocity).to(self.velocity.dtype)
         self.done += 1
 
     def _apply_guidance(self, wanted: Tensor, unwanted: Tensor) -> Tensor:
-        """Away from the negative prompt, at the length of the prompt's own velocity."""
+        """Guide away from the negative prompt, keeping the prompt's velocity norm."""
         away = unwanted + self.guidance * (wanted - unwanted)
         return away * (torch.norm(wanted, dim=-1, keepdim=True) / torch.norm(away, dim=-1, keepdim=True))
 
@@ -136,13 +136,13 @@ class QwenImageDenoiser(LoadedComponent):
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> QwenImageDenoising:
-        """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
+        """Draw the noise and compute the schedule. A negative prompt counts only with a guidance above 1."""
         return self._start_denoising(picture, guides, torch.zeros(0, self._channels * _PATCH**2))
 
     def _start_denoising(
         self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor, *planes: Plane
     ) -> QwenImageDenoising:
-        """``image`` [tokens, channels] fills ``planes``."""
+        """Begin an image whose source ``image`` [tokens, channels] fills ``planes``."""
         plane = self._latent_plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
@@ -161,7 +161,7 @@ class QwenImageDenoiser(LoadedComponent):
 
     @torch.no_grad()
     def step(self, batch: Sequence[QwenImageDenoising]) -> None:
-        """One forward pass for all prompts and negative prompts, then each picture's own step."""
+        """Run one forward pass for all guides, then each image's step."""
         guides = [guide for each in batch for guide in each.guides]
         lengths = torch.tensor([len(guide) for guide in guides], device=self._device)
         texts = torch.nn.utils.rnn.pad_sequence(guides, batch_first=True)
@@ -180,17 +180,17 @@ class QwenImageDenoiser(LoadedComponent):
             each.advance(velocities)
 
     def latents(self, denoising: QwenImageDenoising) -> Tensor:
-        """[channels, 1, height, width] float32 on the CPU."""
+        """Return [channels, 1, height, width] float32 on the CPU."""
         return self._unpack_latents(denoising.latents, denoising.shape[0]).float().cpu()
 
     def palette(self) -> Tensor:
-        """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
+        """Return [channels + 1, 3]: colours that latents add to a plain surface, and its base colour."""
         return _latent_preview.fit_surface_colours(
             self._channels, load_decoder(self._checkpoint, str(self._device), "float32").decode_colours
         )
 
     def preview(self, denoising: QwenImageDenoising, palette: Tensor) -> Tensor:
-        """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
+        """Return a pixel for each latent, extrapolated along the last velocity."""
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
@@ -199,7 +199,7 @@ class QwenImageDenoiser(LoadedComponent):
     def _latent_plane(self, picture: ImageSpec) -> Plane:
         side = self.unit * _PATCH
         if picture.frames != 1:
-            raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
+            raise errors.BadRequest("this model generates images, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
             if pixels % side or pixels < side:
                 raise errors.BadRequest(f"{name} must be a multiple of {side}, not {pixels}", param=name)
@@ -211,7 +211,7 @@ class QwenImageDenoiser(LoadedComponent):
         return self._pack_latents(torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype))
 
     def _pack_latents(self, latents: Tensor) -> Tensor:
-        """[1, channels, height, width] as the transformer takes them."""
+        """Pack [1, channels, height, width] for the transformer."""
         from diffusers import QwenImagePipeline
 
         packed: Tensor = QwenImagePipeline._pack_latents(latents, *latents.shape)
@@ -236,7 +236,7 @@ class QwenImageDecoder(LoadedComponent):
         self._scale = 1.0 / torch.tensor(config.latents_std).view(shape).to(self._weight)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """[channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
+        """Decode [channels, 1, height, width] to uint8 [H, W, 3] on the CPU."""
         if latents.dim() != 4 or latents.shape[:2] != (self._mean.shape[1], 1):
             raise errors.BadRequest(
                 f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
@@ -246,7 +246,7 @@ class QwenImageDecoder(LoadedComponent):
 
     @torch.no_grad()
     def decode_colours(self, latents: Tensor) -> Tensor:
-        """[B, channels, 1, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
+        """Decode [B, channels, 1, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
         module: Any = self.module
         out = module.decode(latents.to(self._weight) / self._scale + self._mean, return_dict=False)[0][:, :, 0]
         colours: Tensor = (out * 0.5 + 0.5).clamp(0, 1).float()
@@ -254,7 +254,7 @@ class QwenImageDecoder(LoadedComponent):
 
 
 class QwenImage:
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen_image"
     components = ("text_encoder", "dit", "vae")
@@ -284,7 +284,7 @@ def _text_encoder(checkpoint: Path, device: str, dtype: str) -> QwenImageTextEnc
 def load_denoiser(
     checkpoint: Path, device: str, dtype: str, kind: type[QwenImageDenoiser] = QwenImageDenoiser
 ) -> QwenImageDenoiser:
-    """The transformer with its schedule as a ``kind`` of denoiser."""
+    """Load the transformer with its schedule as a ``kind`` of denoiser."""
     from diffusers import QwenImageTransformer2DModel
 
     from omnibus_models import diffusers_loading
@@ -303,7 +303,7 @@ def load_denoiser(
 
 
 def load_decoder(checkpoint: Path, device: str, dtype: str) -> QwenImageDecoder:
-    """The VAE without its encoder."""
+    """Load the VAE without its encoder."""
     from diffusers import AutoencoderKLQwenImage
 
     from omnibus_models import diffusers_loading

@@ -1,7 +1,7 @@
-"""Qwen-Image-Edit: pictures made of a picture and a prompt (``QwenImageEditPipeline``).
+"""Qwen-Image-Edit: edits an image according to a prompt (``QwenImageEditPipeline``).
 
-The picture goes two ways: through the vision tower to the language model that reads the prompt, and through the
-VAE's encoder to the transformer, which sees its latents beside the noise. Transformer and decoder are Qwen-Image's.
+The image takes two paths. The vision tower feeds the language model that reads the prompt. The VAE's encoder feeds the
+transformer, which gets the image's latents next to the noise. Transformer and decoder are Qwen-Image's.
 """
 
 import operator
@@ -20,7 +20,7 @@ from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepare
 from omnibus_models.families import _qwen, qwen_image
 from omnibus_models.limits import check_aspect
 
-#: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
+#: The pipeline's text around a prompt, and the number of its first tokens that are left out afterwards.
 TEMPLATE = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
     "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
@@ -29,20 +29,20 @@ TEMPLATE = (
     "<|im_start|>assistant\n"
 )
 SKIPPED_TOKENS = 64
-#: Most tokens of a prompt, the rest of the template included and the picture left out.
+#: Most tokens of a prompt, including the rest of the template and excluding the image.
 MAX_PROMPT_TOKENS = qwen_image.MAX_PROMPT_TOKENS
-#: Pixels that the pipeline brings every picture to.
+#: Pixels that the pipeline resizes every image to.
 AREA_PIXELS = 1024 * 1024
-_SIDE_MULTIPLE_PIXELS = 32  # both sides of a picture become multiples of it
+_SIDE_MULTIPLE_PIXELS = 32  # both sides of an image become multiples of it
 
 
 class QwenImageEditVisionEncoder(_qwen.QwenVisionEncoder):
-    """The vision tower, see ``contract.Encoder``."""
+    """The vision tower, see ``contract.MediaEncoder``."""
 
     modalities = frozenset({"image"})
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode, bring to the pipeline's size and preprocess one file."""
+        """Decode one file, resize it to the pipeline's size and preprocess it."""
         _check_image(modality)
         picture = _resize_image(media.decode_image(data, self.limits), _target_area(self.images))
         out = self.images(images=[picture], return_tensors="pt")
@@ -51,7 +51,10 @@ class QwenImageEditVisionEncoder(_qwen.QwenVisionEncoder):
 
 @dataclass
 class ImageLatentEncoder(LoadedComponent):
-    """The encoder of the VAE, see ``contract.Encoder``: what it makes are latents [channels, 1, height, width]."""
+    """The encoder of the VAE: an image to latents [channels, 1, height, width].
+
+    See ``contract.MediaEncoder``.
+    """
 
     area: int
     limits: media.MediaDecodeLimits
@@ -59,7 +62,7 @@ class ImageLatentEncoder(LoadedComponent):
     modalities = frozenset({"image"})
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode one file and bring it to the pipeline's size: ``pixels`` [3, height, width] in [-1, 1]."""
+        """Decode one file, resized to the pipeline's size: ``pixels`` [3, height, width] in [-1, 1]."""
         from diffusers.image_processor import VaeImageProcessor
 
         _check_image(modality)
@@ -70,7 +73,7 @@ class ImageLatentEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One after the other: the library keeps caches on the module."""
+        """Encode items one by one: the library keeps caches on the module."""
         return [Encoded(self._encode_latents(item.features["pixels"]), item.meta) for item in batch]
 
     def _encode_latents(self, pixels: Tensor) -> Tensor:
@@ -87,7 +90,10 @@ class ImageLatentEncoder(LoadedComponent):
 
 @dataclass
 class QwenImageEditTextEncoder(LoadedComponent):
-    """Prompts about a picture to hidden states of a Qwen2.5-VL language model, see ``contract.TextEncoder``."""
+    """Prompts about an image to hidden states of a Qwen2.5-VL model.
+
+    See ``contract.TextEncoder``.
+    """
 
     tokenizer: Any
 
@@ -99,12 +105,12 @@ class QwenImageEditTextEncoder(LoadedComponent):
         self._control = _qwen.control_tokens(self.tokenizer, (self._slot,))
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
-        """Tokenise: ``ids`` [T], ``positions`` [3, T], and ``rows`` [n, H] of the one picture."""
+        """Tokenise: ``ids`` [T], ``positions`` [3, T], and ``rows`` [n, H] of the one image."""
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
         if len(items) != 1:
-            raise errors.BadRequest(f"this model edits one picture, not {len(items)}", param="items")
+            raise errors.BadRequest(f"this model edits one image, not {len(items)}", param="items")
         count = self._row_count(items[0])
         given = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
         said = len(given) - SKIPPED_TOKENS - 1
@@ -118,7 +124,7 @@ class QwenImageEditTextEncoder(LoadedComponent):
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """One forward pass. What fills up short prompts comes after them, where causal attention does not look."""
+        """Run one forward pass. Padding of short prompts follows them, beyond causal attention."""
         if not batch:
             return []
         module: Any = self.module
@@ -137,9 +143,10 @@ class QwenImageEditTextEncoder(LoadedComponent):
         ]
 
     def _count_positions(self, ids: Tensor, item: Encoded) -> Tensor:
-        """[3, T]. The pipeline forgets to say which tokens are a picture's, and the library then counts them as text.
+        """Return positions [3, T], with an image's own positions.
 
-        The released weights were trained with a picture's own positions, so they are counted here.
+        The pipeline does not mark the tokens of an image, and the library then counts them as text. The released
+        weights were trained with an image's own positions, so they are counted here.
         """
         module: Any = self.module
         found, _ = module.model.get_rope_index(
@@ -152,17 +159,17 @@ class QwenImageEditTextEncoder(LoadedComponent):
         return positions
 
     def _row_count(self, item: Encoded) -> int:
-        """Return the picture's number of rows. Raises ``BadRequest`` when its shape is not what its meta data says."""
+        """Return the image's number of rows. Raises ``BadRequest`` if its shape contradicts its metadata."""
         try:
             frames, rows, columns = (operator.index(extent) for extent in item.meta["grid_thw"])
         except (KeyError, TypeError, ValueError):
             frames = rows = columns = 0
         count = (rows // self._merge) * (columns // self._merge)
         if item.meta.get("modality") != "image" or frames != 1 or min(rows, columns) < self._merge:
-            raise errors.BadRequest("the meta data of a picture cannot be used", param="items")
+            raise errors.BadRequest("the metadata of an image cannot be used", param="items")
         if tuple(item.embeds.shape) != (count, self._width):
             raise errors.BadRequest(
-                f"a picture must have an embedding of shape {(count, self._width)} by its meta data, "
+                f"an image must have an embedding of shape {(count, self._width)} by its metadata, "
                 f"not {tuple(item.embeds.shape)}",
                 param="items",
             )
@@ -170,23 +177,26 @@ class QwenImageEditTextEncoder(LoadedComponent):
 
 
 class QwenImageEditDenoiser(qwen_image.QwenImageDenoiser):
-    """Qwen-Image's transformer, which sees the latents of a picture beside the noise, see ``contract.Denoiser``."""
+    """Qwen-Image's transformer with the latents of an image next to the noise.
+
+    See ``contract.Denoiser``.
+    """
 
     edits = True
 
     def open(
         self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor | None = None
     ) -> qwen_image.QwenImageDenoising:
-        """Begin a picture as Qwen-Image does.
+        """Begin an image as Qwen-Image does.
 
         ``image`` [channels, 1, height, width] is read before this returns, and not kept.
         """
         if image is None:
-            raise errors.BadRequest("this model edits pictures; give it one", param="image")
+            raise errors.BadRequest("this model edits images; send one", param="image")
         channels, height, width = self._channels, *image.shape[-2:]
         if tuple(image.shape) != (channels, 1, height, width) or not height * width or height % 2 or width % 2:
             raise errors.BadRequest(
-                f"the latents of a picture are [{channels}, 1, height, width] here, with even sides, "
+                f"the latents of an image are [{channels}, 1, height, width] here, with even sides, "
                 f"not {list(image.shape)}",
                 param="image",
             )
@@ -196,7 +206,7 @@ class QwenImageEditDenoiser(qwen_image.QwenImageDenoiser):
 
 
 class QwenImageEdit:
-    """See ``contract.Family``."""
+    """See ``contract.ModelFamily``."""
 
     name = "qwen_image_edit"
     components = ("vision", "text_encoder", "vae_encoder", "dit", "vae")
@@ -209,7 +219,7 @@ class QwenImageEdit:
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load one component alone. ``limits`` bound the pictures that ``vision`` and ``vae_encoder`` accept."""
+        """Load one component alone. ``limits`` apply to the images of ``vision`` and ``vae_encoder``."""
         checkpoint = Path(checkpoint)
         match component:
             case "vision":
@@ -259,18 +269,21 @@ def _load_image_processor(checkpoint: Path) -> Any:
 
 
 def _target_area(images: Any) -> int:
-    """Pixels that pictures are brought to: the pipeline's, and never more than the language model is shown."""
+    """Return the pixels to resize images to: the pipeline's, or fewer if the language model gets fewer."""
     return min(AREA_PIXELS, int(images.size["longest_edge"]))
 
 
 def _resize_image(picture: Image.Image, area: int) -> Image.Image:
-    """``picture`` of about ``area`` pixels, in its proportions. Raises ``BadMedia`` for one that is a line."""
+    """Resize ``picture`` to about ``area`` pixels, in its proportions.
+
+    Raises ``BadMedia`` for an extreme aspect ratio.
+    """
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
     check_aspect(*picture.size)
     width, height, _ = calculate_dimensions(area, picture.width / picture.height)
     size = max(width, _SIDE_MULTIPLE_PIXELS), max(height, _SIDE_MULTIPLE_PIXELS)
-    check_aspect(*size)  # rounded sides may have more than the processor takes
+    check_aspect(*size)  # rounded sides may exceed the processor's limit
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 

@@ -1,7 +1,7 @@
-"""Small random checkpoints with the real architecture classes: built offline, in seconds, 1 to 2 MiB.
+"""Small random checkpoints with the real architecture classes, 1 to 2 MiB.
 
-They answer nonsense, but every part of the real path is there: processors, chat template, tokenizer,
-every component, voices. Weights are spread so that another image changes the answer.
+They are built offline in seconds. Their answers are nonsense, but they contain every part of the real path: processors,
+chat template, tokenizer, every component, voices. Weights are spread so that another image changes the answer.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from omnibus import errors
 
-# Raise when a recipe changes, so that checkpoints of an older recipe are not taken for current ones.
+# Raise when a recipe changes, so that checkpoints of an older recipe do not count as current.
 RECIPE = 4
 MARKER = "tiny.json"
 FAMILIES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
@@ -26,15 +26,14 @@ _WIDE = ("qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl",
 def build(
     family_name: str, directory: str | Path, seed: int = 0, llm_seed: int | None = None, *, wide: bool = False
 ) -> Path:
-    """Write the tiny checkpoint of a family to ``directory`` and return it; do nothing when it is complete.
+    """Write the tiny checkpoint of a family to ``directory`` and return it; skip a complete one.
 
-    With an ``llm_seed`` the LLM (the thinker) gets other weights and all else those of ``seed``: a model that
-    can share its encoders with the one built without. ``wide``: an LLM with heads of 32, because the kernels
-    that vLLM has for CPUs take no smaller ones; of Gemma 3 it is another size, whose encoder is that of the usual one.
+    With an ``llm_seed``, the LLM (the thinker) gets other weights, and the rest those of ``seed``. Such a model can
+    share its encoders with the one built without it. ``wide`` selects an LLM with heads of 32, because vLLM's kernels
+    for CPUs support no smaller ones. For Gemma 3, it selects another size with the same encoder.
 
-    The checkpoint appears whole or not at all: it is written beside its place and renamed. The same one by an earlier
-    recipe, of a version of this package before, gives way to it. Raises ``NotFound`` for an unknown family and
-    ``Fatal`` when the directory holds something else.
+    The write is atomic: the checkpoint is written next to its place and renamed. It replaces the same checkpoint of an
+    older recipe. Raises ``NotFound`` for an unknown family and ``Fatal`` if the directory contains something else.
     """
     if family_name not in FAMILIES:
         raise errors.NotFound(f"no tiny checkpoint for {family_name!r}; known: {', '.join(FAMILIES)}")
@@ -61,7 +60,7 @@ def _is_complete(target: Path, marker: dict[str, object]) -> bool:
         return True
     if {**told, "recipe": RECIPE} == marker:
         return False
-    raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
+    raise errors.Fatal(f"{target} contains another checkpoint; remove it or choose another directory")
 
 
 def _write_checkpoint(family_name: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer and a chat template, trained offline on a few sentences."""
+"""A byte-level BPE tokenizer and a chat template, trained offline."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ _TURNS = (
 
 
 def build_chat_template(image: str = "", video: str = "", audio: str = "", *, system: bool = True) -> str:
-    """The ChatML template with the strings that stand for one media item each.
+    """Return the ChatML template with a placeholder string for each media item.
 
-    Where a chat begins without a system message, the usual one comes before it, unless ``system`` is false.
+    A chat without a system message gets the usual one, unless ``system`` is false.
     """
     text = f"{_SYSTEM if system else ''}{_TURNS}".replace("NEWLINE", _NEWLINE)
     return text.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)

@@ -1,4 +1,4 @@
-"""Base of the tiny language models that take text alone."""
+"""Base of the tiny language models that take only text."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,17 @@ from typing import Any
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-# The library imports torchvision along with its models as soon as it sees it installed.
+# The library imports torchvision with its models if it is installed.
 torchvision_cpu.install_operators()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def write(model: Any, config: Any, directory: Path, seed: int, wide: bool, **more: Any) -> None:
-    """Write a model and its tokenizer to ``directory``: its class is ``model``, and ``config`` takes ``more``."""
+    """Write a model of class ``model`` and its tokenizer to ``directory``.
+
+    Its ``config`` takes ``more``.
+    """
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, {}, _chat_tokenizer.build_chat_template())
     rope = {"rope_type": "default", "rope_theta": 1e4}
     made = model(config(**{**_qwen.text_config(tokenizer, wide), "rope_parameters": rope, **more})).eval()

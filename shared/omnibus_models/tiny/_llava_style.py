@@ -1,4 +1,4 @@
-"""Base of the tiny models with plain positions: language models, towers, and how they are written to disk."""
+"""Base of the tiny models with plain positions: language models, towers and storage."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ _WIDE = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def language_config(kind: str, tokenizer: Any, wide: bool = False) -> dict[str, Any]:
-    """Two layers of the library's ``kind``, [T, 64] hidden states, two key/value heads of 16, or one of 32."""
+    """Return two layers of the library's ``kind``, with [T, 64] hidden states.
+
+    They have two key/value heads of 16, or one of 32 if ``wide``.
+    """
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": _qwen.HIDDEN,
@@ -33,7 +36,10 @@ def language_config(kind: str, tokenizer: Any, wide: bool = False) -> dict[str, 
 
 
 def clip_config() -> dict[str, Any]:
-    """A CLIP tower: 16 patches and one row for all of a tile. The last layer of three is not used."""
+    """Return a CLIP tower: 16 patches, and one row for a whole tile.
+
+    The last layer of three is not used.
+    """
     return {
         **_WIDTH,
         "model_type": "clip_vision_model",
@@ -45,7 +51,7 @@ def clip_config() -> dict[str, Any]:
 
 
 def siglip_config() -> dict[str, Any]:
-    """A SigLIP tower: 16 patches of a tile."""
+    """Return a SigLIP tower: 16 patches of a tile."""
     return {
         **_WIDTH,
         "model_type": "siglip_vision_model",
@@ -57,7 +63,10 @@ def siglip_config() -> dict[str, Any]:
 
 
 def save_checkpoint(directory: Path, model: Any, processor: Any, seed: int, llm_seed: int | None) -> None:
-    """Draw the weights, those of the language model from ``llm_seed`` if there is one, and write all of it."""
+    """Draw the weights, and write model and processor to ``directory``.
+
+    With an ``llm_seed``, those of the language model use it.
+    """
     _weights.redraw_weights(model.eval(), seed)
     if llm_seed is not None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)

@@ -1,4 +1,4 @@
-"""Parts that the tiny Qwen checkpoints have in common: sizes, processors, generation settings."""
+"""Common parts of the tiny Qwen checkpoints: sizes, processors, generation settings."""
 
 from typing import Any
 
@@ -15,7 +15,10 @@ _WIDE = {
 
 
 def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
-    """Two decoder layers, [T, 64] hidden states, two key/value heads of 16, or one of 32 when they are ``wide``."""
+    """Return two decoder layers with [T, 64] hidden states.
+
+    They have two key/value heads of 16, or one of 32 if ``wide``.
+    """
     config: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": 128,
@@ -34,7 +37,7 @@ def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
 
 
 def vision_config() -> dict[str, Any]:
-    """Two blocks, one with windows and one with full attention, as in the real model."""
+    """Return two blocks: windowed and full attention, as in the real model."""
     return {
         "depth": 2,
         "hidden_size": 32,
@@ -70,14 +73,14 @@ def video_processor(patch: int = PATCH) -> Any:
 
 
 def set_greedy(generation_config: Any, tokenizer: Any) -> None:
-    """End of turn and greedy choice as the checkpoint's own defaults, for weights that mean something."""
+    """Set end of turn and greedy choice as defaults, for trained weights."""
     set_ends(generation_config, tokenizer)
     generation_config.do_sample = False
 
 
 def set_ends(generation_config: Any, tokenizer: Any) -> None:
-    """End of turn as the checkpoint's own default; random weights recommend no sampling."""
-    # Derived settings lose every field that the model's configuration does not know when they are read back.
+    """Set end of turn as the checkpoint's default; random weights recommend no sampling."""
+    # When derived settings are read again, they lose every field that the model's configuration lacks.
     generation_config._from_model_config = False
     generation_config.eos_token_id = [tokenizer.eos_token_id]
     generation_config.pad_token_id = tokenizer.pad_token_id

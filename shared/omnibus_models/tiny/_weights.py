@@ -21,8 +21,7 @@ _EMBEDDED = ("class_embedding", "image_newline")
 def redraw_weights(module: nn.Module, seed: int) -> None:
     """Redraw all weights with standard deviation 1/sqrt(fan in).
 
-    The library's default of 0.02 gives almost tied logits in a tiny model: then equality of answers
-    proves nothing.
+    The library's default of 0.02 gives almost tied logits in a tiny model. Equal answers would then prove nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
@@ -37,10 +36,10 @@ def redraw_weights(module: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: float) -> None:
-    """Leave only whole words, punctuation and end of turn among the ids that can win.
+    """Allow only whole words, punctuation and end of turn to win.
 
-    ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which never is the largest.
-    ``stop_gain`` weighs end of turn: some answers should end by themselves, none at once.
+    ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which is never the largest. ``stop_gain``
+    weighs end of turn: some answers should end early, none at once.
     """
     gains = [_HEAD_GAIN if _is_readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
     gains[tokenizer.eos_token_id] = stop_gain
@@ -49,7 +48,7 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
 
 @torch.no_grad()
 def sharpen_attention(module: nn.Module) -> None:
-    """Sharper attention where ``redraw_weights`` gives none: in models that bring queries to one length by a norm."""
+    """Sharpen attention in models that normalise queries, where ``redraw_weights`` has no effect."""
     for name, parameter in module.named_parameters():
         if name.endswith("q_norm.weight"):
             parameter.mul_(_ATTENTION_GAIN)
@@ -57,7 +56,7 @@ def sharpen_attention(module: nn.Module) -> None:
 
 @torch.no_grad()
 def soften_logits(head: Tensor, ids: Iterable[int]) -> None:
-    """Bring the logits of ``ids`` close to 0: in the middle of the others, so hardly ever sampled."""
+    """Scale the logits of ``ids`` close to 0: they are rarely sampled."""
     for index in ids:
         head[index] *= _SOFT_GAIN
 

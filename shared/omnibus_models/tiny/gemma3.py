@@ -1,4 +1,4 @@
-"""Tiny Gemma 3: ``Gemma3ForConditionalGeneration`` whose windows are little longer than a picture."""
+"""Tiny Gemma 3: ``Gemma3ForConditionalGeneration`` whose windows are little longer than an image."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install_operators()
 
-TOKENS = 16  # of a picture
+TOKENS = 16  # of an image
 WINDOW = 24
 _WIDER = 96  # the width of another size of LLM, whose heads are of 32
 _SIDE = 112  # pixels
@@ -55,9 +55,9 @@ _TEMPLATE = (
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` and ``wide`` are for the LLM alone.
+    """Write model, tokenizer and processor to ``directory``.
 
-    A wide one is another size of the model, which changes nothing in the vision tower.
+    ``llm_seed`` and ``wide`` affect only the LLM. A wide one is another size of the model with the same vision tower.
     """
     from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
@@ -78,14 +78,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
 
 @torch.no_grad()
 def _sharpen_attention(llm: nn.Module) -> None:
-    """Sharper attention: queries are normed, so that the size of their projection says nothing."""
+    """Sharpen attention: queries are normalised, so the size of their projection has no effect."""
     for name, parameter in llm.named_parameters():
         if name.endswith("q_norm.weight"):  # the norm's gain is one more
             parameter.fill_(1.0)
 
 
 def build_config(tokenizer: Any, wide: bool = False) -> Any:
-    """The configuration of a tiny Gemma 3 with the ids of ``tokenizer``."""
+    """Return the configuration of a tiny Gemma 3 with the ids of ``tokenizer``."""
     from transformers import Gemma3Config
 
     ids = tokenizer.convert_tokens_to_ids

@@ -13,7 +13,7 @@ torchvision_cpu.install_operators()
 
 _CODES = 64
 _BEGIN, _END = "<|dit_token_64|>", "<|dit_token_65|>"
-#: Tokens of pictures come before those of text, in one table.
+#: Tokens of images come before those of text, in one table.
 SPECIAL = (
     *(f"<|dit_token_{code}|>" for code in range(_CODES + 2)),
     "<|image|>",
@@ -40,7 +40,7 @@ _GLYPHS = 32
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the prior alone."""
+    """Write the pipeline to ``directory``; ``llm_seed`` is only for the prior's language model."""
     from diffusers import (
         AutoencoderKL,
         FlowMatchEulerDiscreteScheduler,
@@ -63,7 +63,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     told._from_model_config = False
     told.eos_token_id, told.pad_token_id = _CODES + 1, processor.tokenizer.pad_token_id
     told.do_sample, told.temperature, told.top_p = True, 0.9, 0.75
-    # The pipeline has no answer when a picture ends early. The released model has learned that it does not.
+    # The pipeline does not handle an image that ends early. The released model has learned to avoid that.
     told.suppress_tokens = [_CODES, _CODES + 1]
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
@@ -79,7 +79,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 @torch.no_grad()
 def _damp_decoder(vae: Any) -> None:
-    """Let colours follow the latents: random residual branches alone would paint the same whatever they are."""
+    """Make colours follow the latents, which random residual branches alone would ignore."""
     for name, parameter in vae.decoder.named_parameters():
         if name.endswith(("conv2.weight", "to_out.0.weight")):
             parameter *= 0.1
@@ -90,7 +90,7 @@ def _build_processor() -> Any:
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
     tokenizer.add_special_tokens({"bos_token": _BEGIN})
-    # Pictures to begin with become 1 to 16 tokens.
+    # Source images become 1 to 16 tokens.
     size = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
     images = GlmImageImageProcessor(patch_size=16, merge_size=1, temporal_patch_size=1, size=size)
     return GlmImageProcessor(images, tokenizer, chat_template=TEMPLATE)
@@ -150,7 +150,7 @@ _TRANSFORMER = {
     "condition_dim": 16,
     "prior_vq_quantizer_codebook_size": _CODES,
 }
-# A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE take that for granted.
+# A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE assume that.
 _VAE = {
     "in_channels": 3,
     "out_channels": 3,
@@ -166,7 +166,7 @@ _VAE = {
     "use_post_quant_conv": False,
     "sample_size": 64,
 }
-#: That of the released model.
+#: Schedule of the released model.
 _SCHEDULE = {
     "use_dynamic_shifting": True,
     "base_shift": 0.25,

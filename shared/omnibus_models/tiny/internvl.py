@@ -18,7 +18,7 @@ TEMPLATE = _chat_tokenizer.build_chat_template(image="<IMG_CONTEXT>{{ '\\n' }}",
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import (
         GotOcr2ImageProcessor,
         InternVLConfig,

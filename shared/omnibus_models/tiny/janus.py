@@ -1,4 +1,7 @@
-"""Tiny Janus: ``JanusForConditionalGeneration`` with two layers everywhere; its pictures have 64 x 64 pixels."""
+"""Tiny Janus: ``JanusForConditionalGeneration`` with two layers everywhere.
+
+Its images have 64 x 64 pixels.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ torchvision_cpu.install_operators()
 _BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SPECIAL = (_BEGIN, _END, _PAD, "<image_placeholder>", "<begin_of_image>", "<end_of_image>")
 NAMES = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
-# As the released one: parts alone, each speaker by name.
+# Like the released one: only parts, each speaker by name.
 TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'user' -%}<|User|>: {% elif message['role'] == 'assistant' -%}<|Assistant|>: {% "
@@ -31,7 +34,7 @@ _CODES = 64
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the language model alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
@@ -54,7 +57,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 @torch.no_grad()
 def _damp_decoder(vqmodel: Any) -> None:
-    """Let colours follow the tokens: random residual branches alone would paint the same whatever they are."""
+    """Make colours follow the tokens, which random residual branches alone would ignore."""
     for name, parameter in vqmodel.decoder.named_parameters():
         if name.endswith(("conv2.weight", "proj_out.weight")):
             parameter *= 0.1

@@ -1,4 +1,4 @@
-"""Tiny LLaVA-1.5: ``LlavaForConditionalGeneration`` with CLIP and Llama, two layers that count of each."""
+"""Tiny LLaVA-1.5: ``LlavaForConditionalGeneration`` with CLIP and Llama, two effective layers of each."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from omnibus_models.tiny import _chat_tokenizer, _llava_style
 torchvision_cpu.install_operators()
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
-# As the released one: parts alone, and the pictures of a message before its text.
+# Like the released one: only parts, and the images of a message before its text.
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
     names = {"image_token": "<image>"}

@@ -8,7 +8,7 @@ from omnibus_models.tiny import _chat_tokenizer, _llava_style
 torchvision_cpu.install_operators()
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
-# As those of Llama 3 and Mistral, it writes the begin of the text itself.
+# Like those of Llama 3 and Mistral, it writes the begin token itself.
 TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -26,7 +26,7 @@ _GRID = [
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import (
         LlavaNextConfig,
         LlavaNextForConditionalGeneration,

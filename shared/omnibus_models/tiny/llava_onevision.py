@@ -8,7 +8,7 @@ from omnibus_models.tiny import _chat_tokenizer, _llava_style
 torchvision_cpu.install_operators()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
-# As the released one: parts alone, and the pictures of a message before its videos, both before its text.
+# Like the released one: only parts, and the images of a message before its videos, both before its text.
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + ' ' }}"
@@ -29,7 +29,7 @@ _RATIO = "anyres_max_4"  # more than four tiles are thinned out to the rows of f
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,

@@ -1,4 +1,4 @@
-"""Tiny LTX-2: ``LTX2Pipeline`` with a transformer of two layers, for films of a few frames with their sound."""
+"""Tiny LTX-2: ``LTX2Pipeline`` with two layers, for short videos with audio."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ torchvision_cpu.install_operators()
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
 _WIDTH, _LAYERS = 32, 2  # of the language model
-_LATENTS = 8  # channels of the video's latents, and of those of the sound at one point in time
+_LATENTS = 8  # channels of the video's latents, and of those of the audio at one point in time
 _MEL = 16  # bins
 _RATE = 8000  # samples per second: 80 for each of 100 spectra
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
+    """Write the pipeline to ``directory``; ``llm_seed`` is only for the text encoder's language model."""
     from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline, LTX2VideoTransformer3DModel
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import Gemma3ForConditionalGeneration
@@ -41,7 +41,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 def _build_decoders() -> dict[str, Any]:
-    """The VAEs, whose latents have means and deviations as released ones have, and the vocoder."""
+    """Return the VAEs and the vocoder.
+
+    The VAEs' latents have means and deviations, as in released ones.
+    """
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
     from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
@@ -71,7 +74,7 @@ def _build_decoders() -> dict[str, Any]:
     return {**made, "vocoder": vocoder}
 
 
-#: That of the released model.
+#: Schedule of the released model.
 _SCHEDULE = {
     "use_dynamic_shifting": True,
     "base_shift": 0.95,
@@ -123,7 +126,7 @@ def _build_gemma(tokenizer: Any) -> Any:
 
 
 def _connectors_config() -> dict[str, Any]:
-    # Without learned registers, of which a thousand rows would drown the few of a prompt.
+    # Without learned registers, since their thousand rows would outweigh the few of a prompt.
     heads = {
         "num_attention_heads": 2,
         "attention_head_dim": _WIDTH // 2,

@@ -1,4 +1,4 @@
-"""Tiny Llama 3.2 Vision: ``MllamaForConditionalGeneration`` with two of four layers that look at pictures."""
+"""Tiny Llama 3.2 Vision: ``MllamaForConditionalGeneration``, two of four layers with cross-attention."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install_operators()
 
-TILES = 4  # most of a picture
+TILES = 4  # most of an image
 _SIDE = 4 * _qwen.PATCH  # pixels of a tile
 _SPECIAL = (
     "<|begin_of_text|>",
@@ -23,7 +23,7 @@ _SPECIAL = (
     "<|finetune_right_pad_id|>",
 )
 _IMAGE = "<|image|>"
-# As that of the real model: no system message beside pictures.
+# Like that of the real model: no system message with images.
 _TEMPLATE = (
     "{{ bos_token }}"
     "{%- set seen = namespace(images=false) -%}"
@@ -50,10 +50,10 @@ _TEMPLATE = (
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import MllamaForConditionalGeneration, MllamaImageProcessor, MllamaProcessor
 
-    # The placeholder is no word of the vocabulary: as in the real model it comes behind it.
+    # The placeholder is not part of the vocabulary: as in the real model it follows it.
     names = {"image_token": _IMAGE}
     tokenizer = _chat_tokenizer.train_tokenizer(
         _SPECIAL, names, _TEMPLATE, bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|finetune_right_pad_id|>"
@@ -72,14 +72,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 @torch.no_grad()
 def _open_gates(model: nn.Module) -> None:
-    """Open all gates: closed, as the library makes them, nobody would see a picture."""
+    """Open all gates, which the library closes, so that images count."""
     for name, parameter in model.named_parameters():
         if "gate" in name.rpartition(".")[2] and parameter.numel() == 1:
             parameter.fill_(0.7)
 
 
 def build_config(tokenizer: Any) -> Any:
-    """The configuration of a tiny Llama 3.2 Vision with the ids of ``tokenizer``."""
+    """Return the configuration of a tiny Llama 3.2 Vision with ``tokenizer``'s ids."""
     from transformers import MllamaConfig
 
     language = {

@@ -43,14 +43,14 @@ _TEMPLATE = _chat_tokenizer.build_chat_template(
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
 )
 _VOICES = {"Chelsie": "<tts_text_bos>", "Ethan": "<tts_text_bos_single>"}
-_CODES = 64  # sounds; pad, begin, end and mask follow, as in the real codec
+_CODES = 64  # audible codes; pad, begin, end and mask follow, as in the real codec
 _MEL = 8
 _REFERENCE_FRAMES = 20
-_MAX_CODES = 96  # two seconds of sound
+_MAX_CODES = 96  # two seconds of audio
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
+    """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is only for the thinker's LLM."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, _TEMPLATE)
@@ -61,7 +61,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     _amplify_audio_tower(model.thinker.audio_tower)
     _damp_waveform(model.token2wav)
     _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
-    # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
+    # Ends of speech rarely win, so that an answer usually lasts its two seconds.
     _weights.soften_logits(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
     _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
@@ -73,7 +73,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     _limit_speech(directory / "generation_config.json")
 
 
-# Log-mel values differ little between sounds: without this most sounds would get the same answer.
+# Log-mel values differ little between audio clips: without this most clips would get the same answer.
 _HEARING_GAIN = 4.0
 
 
@@ -86,8 +86,8 @@ def _amplify_audio_tower(audio_tower: Any) -> None:
 def _damp_waveform(token2wav: Any) -> None:
     """Keep the waveform inside [-1, 1] and the coupling of blocks mild.
 
-    Plain random residual branches grow from layer to layer until every sample is clipped. In the real DiT
-    one layer of 22 looks ahead, here one of two: half the weight makes up for some of that.
+    Plain random residual branches grow from layer to layer until every sample is clipped. In the real DiT one layer of
+    22 looks ahead, here one of two: half the weight partly compensates for that.
     """
     for name, parameter in token2wav.code2wav_bigvgan_model.named_parameters():
         if name.endswith("weight") and ("convs2" in name or name.startswith("conv_post")):
@@ -183,7 +183,10 @@ def _talker_config(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
 
 
 def codec_entries(tokenizer: Any, sounds: int) -> dict[str, int]:
-    """Return a talker's configuration entries for marks in texts, and those that follow ``sounds`` audible codes."""
+    """Return a talker's configuration entries for marks.
+
+    They are marks in texts, and those that follow ``sounds`` audible codes.
+    """
     ids = tokenizer.convert_tokens_to_ids
     return {
         "vocab_size": sounds + 8,
@@ -199,7 +202,7 @@ def codec_entries(tokenizer: Any, sounds: int) -> dict[str, int]:
 
 
 def dit_config(codes: int, mel: int) -> dict[str, Any]:
-    """A DiT for ``codes`` codes and ``mel`` bands.
+    """Return a DiT for ``codes`` codes and ``mel`` bands.
 
     One layer looks ahead and one back by a block, as in the real model.
     """

@@ -27,7 +27,7 @@ TEMPLATE = _chat_tokenizer.build_chat_template(
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
@@ -38,7 +38,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
 def save_checkpoint(
     model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int, llm_seed: int | None
 ) -> None:
-    """Give ``model`` its weights and write it to ``directory`` with a ``processor`` of that class."""
+    """Draw weights of ``model``, and write it to ``directory`` with a ``processor``."""
     _weights.redraw_weights(model, seed)
     if llm_seed is not None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
@@ -50,7 +50,7 @@ def save_checkpoint(
 
 
 def build_config(tokenizer: Any, wide: bool = False) -> Any:
-    """The configuration of a tiny Qwen2.5-VL with the ids of ``tokenizer``."""
+    """Return the configuration of a tiny Qwen2.5-VL with ``tokenizer``'s ids."""
     from transformers import Qwen2_5_VLConfig
 
     return Qwen2_5_VLConfig(

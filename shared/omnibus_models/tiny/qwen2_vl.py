@@ -7,7 +7,7 @@ from omnibus_models.tiny import _chat_tokenizer, _qwen, qwen2_5_vl
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)

@@ -44,9 +44,9 @@ _TEMPLATE = _chat_tokenizer.build_chat_template(
 _PATCH = qwen3_vl.vision_config()["patch_size"]
 _CODES = 64  # of each group
 _GROUPS = 4
-_MARKS = 1024  # ids of the talker after its codes: the library never lets them be said, but for the end
+_MARKS = 1024  # ids of the talker after its codes: the library never samples them, except the end
 _VOICES = ("aiden", "chelsie", "ethan")
-_FRAMES = 48  # four seconds of sound
+_FRAMES = 48  # four seconds of audio
 _SECONDS = 13  # positions that a second of video takes
 _TALKER = 48  # hidden width
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
@@ -54,7 +54,7 @@ _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the thinker's LLM."""
     from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, _NAMES, _TEMPLATE)
@@ -64,7 +64,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         _weights.redraw_weights(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
     _amplify_weights(model)
     _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
-    # The end of speech rarely wins, so that an answer is usually heard for a while.
+    # The end of speech rarely wins, so that an answer usually lasts for a while.
     _weights.soften_logits(model.talker.codec_head.weight, [_CODES])
     for each in (model, model.thinker):
         _qwen.set_ends(each.generation_config, tokenizer)
@@ -80,7 +80,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     _limit_speech(directory / "generation_config.json")
 
 
-# Log-mel values differ little between sounds: without this most sounds would get the same answer.
+# Log-mel values differ little between audio clips: without this most clips would get the same answer.
 _HEARING_GAIN = 4.0
 # Plain random residual branches grow from step to step until every sample is clipped.
 _BRANCH = 0.2
@@ -89,7 +89,10 @@ _LOUDNESS = 0.06
 
 @torch.no_grad()
 def _amplify_weights(model: Any) -> None:
-    """Scale up what ``spread`` leaves without effect: experts, and parameters that training starts close to zero."""
+    """Scale up weights without effect after ``redraw_weights``.
+
+    They are experts, and parameters that training starts close to zero.
+    """
     _weights.sharpen_attention(model.thinker.model)
     model.thinker.audio_tower.conv2d1.weight *= _HEARING_GAIN
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Tiny Qwen3-VL: ``Qwen3VLForConditionalGeneration`` with three layers, the first two of which see deeper levels."""
+"""Tiny Qwen3-VL: ``Qwen3VLForConditionalGeneration`` with three layers, two with deepstack."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ _FRAMES = 64  # most of a video
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
@@ -34,7 +34,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
 
 
 def build_config(tokenizer: Any, wide: bool = False) -> Any:
-    """The configuration of a tiny Qwen3-VL with the ids of ``tokenizer``."""
+    """Return the configuration of a tiny Qwen3-VL with ``tokenizer``'s ids."""
     from transformers import Qwen3VLConfig
 
     ids = tokenizer.convert_tokens_to_ids
@@ -50,7 +50,10 @@ def build_config(tokenizer: Any, wide: bool = False) -> Any:
 
 
 def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
-    """Three decoder layers, [T, 64] hidden states, two key/value heads of 16, or one of 32 when they are ``wide``."""
+    """Return three decoder layers with [T, 64] hidden states.
+
+    They have two key/value heads of 16, or one of 32 if ``wide``.
+    """
     size = 32 if wide else 16
     section = [6, 5, 5] if wide else [3, 3, 2]
     return {
@@ -62,7 +65,7 @@ def text_config(tokenizer: Any, wide: bool = False) -> dict[str, Any]:
 
 
 def vision_config() -> dict[str, Any]:
-    """Three blocks; what the first two say goes to layers of the language model."""
+    """Return three blocks; the output of the first two feeds layers of the language model."""
     return {
         "depth": 3,
         "hidden_size": 32,
@@ -83,14 +86,14 @@ def _image_geometry(most: int) -> dict[str, Any]:
 
 
 def image_processor() -> Any:
-    """4 to 64 tokens per image."""
+    """Return a processor with 4 to 64 tokens per image."""
     from transformers import Qwen2VLImageProcessor
 
     return Qwen2VLImageProcessor(**_image_geometry(64))
 
 
 def video_processor() -> Any:
-    """A size that all frames share, as in the real model."""
+    """Return a processor with one frame size, as in the real model."""
     from transformers import Qwen3VLVideoProcessor
 
     return Qwen3VLVideoProcessor(**_image_geometry(8 * _FRAMES), cap_pixels_per_frame=False)

@@ -16,16 +16,16 @@ _HEADS, _WIDTH = 3, 16
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
+    """Write the pipeline to ``directory``; ``llm_seed`` is only for the text encoder's language model."""
     from diffusers import QwenImagePipeline
 
     QwenImagePipeline(**build_components(seed, llm_seed)).save_pretrained(directory)
 
 
 def build_components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[str, Any]:
-    """Return the components that the pipelines of Qwen-Image have in common, by the names of their arguments.
+    """Return the common components of Qwen-Image's pipelines, by their argument names.
 
-    ``base``: channels of most layers of the VAE; the last ones have twice as many.
+    ``base`` is the number of channels of most layers of the VAE. The last ones have twice as many.
     """
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
@@ -50,13 +50,13 @@ def build_components(seed: int, llm_seed: int | None = None, base: int = 16) -> 
 
 @torch.no_grad()
 def _damp_decoder(vae: Any) -> None:
-    """Let colours follow the latents: random residual branches alone would paint the same whatever they are."""
+    """Make colours follow the latents, which random residual branches alone would ignore."""
     for name, parameter in vae.decoder.named_parameters():
         if name.endswith(("conv2.weight", "proj.weight")):
             parameter *= 0.3
 
 
-#: That of the released model.
+#: Schedule of the released model.
 SCHEDULE = {
     "use_dynamic_shifting": True,
     "base_shift": 0.5,
@@ -83,7 +83,7 @@ def _transformer_config() -> dict[str, Any]:
 
 
 def _vae_config(base: int) -> dict[str, Any]:
-    # A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE take that for granted.
+    # A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE assume that.
     return {
         "base_dim": base,
         "z_dim": _LATENTS,

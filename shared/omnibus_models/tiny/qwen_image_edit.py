@@ -1,4 +1,4 @@
-"""Tiny Qwen-Image-Edit: ``QwenImageEditPipeline``, the parts of the tiny Qwen-Image and a processor of pictures."""
+"""Tiny Qwen-Image-Edit: ``QwenImageEditPipeline`` with tiny Qwen-Image's parts and an image processor."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 
 from omnibus_models.tiny import _qwen, qwen2_5_vl, qwen_image
 
-#: Pixels of a visual token, and tokens of a picture: at most 112 x 112 pixels.
+#: Pixels of a visual token, and tokens of an image: at most 112 x 112 pixels.
 _TOKEN_PIXELS, _MIN_TOKENS, _MAX_TOKENS = 28**2, 4, 16
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
+    """Write the pipeline to ``directory``; ``llm_seed`` is only for the text encoder's language model."""
     from diffusers import QwenImageEditPipeline
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor
 
@@ -29,7 +29,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 @torch.no_grad()
 def _damp_encoder(vae: Any) -> None:
-    """Let latents follow the picture, as ``qwen_image`` lets colours follow the latents."""
+    """Make latents follow the image, as ``qwen_image`` makes colours follow the latents."""
     for name, parameter in vae.encoder.named_parameters():
         if name.endswith(("conv2.weight", "proj.weight")):
             parameter *= 0.3
@@ -37,7 +37,7 @@ def _damp_encoder(vae: Any) -> None:
 
 @torch.no_grad()
 def _amplify_attention(transformer: Any) -> None:
-    """Let prompt and picture show: plain random attention is a mean that is the same whatever they are."""
+    """Amplify the effect of prompt and image, which random attention averages out."""
     for name, parameter in transformer.named_parameters():
         if ".attn.norm_" in name:
             parameter *= 2.0

@@ -1,4 +1,4 @@
-"""Parts that formats of tool calls have in common."""
+"""Common parts of the formats of tool calls."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,56 +6,58 @@ from typing import Any, NamedTuple, Protocol
 
 from omnibus.structured.calls import call_head, clean_text
 
-#: The number of a special token; None where the text is no special token of the vocabulary.
+#: Function that returns the id of a special token; None if the text is not one of the vocabulary.
 SpecialId = Callable[[str], int | None]
-#: A tool as chat templates take it: ``{"type": "function", "function": {name, description, parameters}}``.
+#: A tool in the form of chat templates: ``{"type": "function", "function": {name, description, parameters}}``.
 Tool = Mapping[str, Any]
 
 
 class Parsed(NamedTuple):
-    """Parts of an answer that have become known: more of its ``text`` and of its ``calls`` (``omnibus.structured``)."""
+    """New parts of an answer: more of its ``text`` and ``calls`` (``omnibus.structured``)."""
 
     text: str = ""
     calls: str = ""
 
 
 class CallParser(Protocol):
-    """Reads one answer, piece by piece."""
+    """Reads one answer in pieces."""
 
     @property
     def calling(self) -> bool:
-        """True once a call, or what may be one, has begun."""
+        """True once a call, or a possible call, has begun."""
 
     def push(self, text: str) -> Parsed:
-        """Take more of the answer and return what is known now."""
+        """Add ``text`` to the answer, and return the new parts."""
 
     def close(self) -> Parsed:
-        """The answer is whole: return the rest. A call that was cut off stays one."""
+        """End the answer, and return the rest. A call that was cut off remains one."""
 
 
 class ToolFormat(Protocol):
     """Format in which models of a family write calls.
 
-    ``special`` are special tokens that belong to it: they have to be read although text does not show them.
+    ``special`` are its special tokens, which must be read although text does not show them.
     """
 
     special: Sequence[str]
 
     def open_parser(self) -> CallParser:
-        """A parser for one answer."""
+        """Return a parser for one answer."""
 
     def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
-        """The rules of a Lark grammar (``llguidance``), ``calls`` the first: calls of ``tools``, one or, with
-        ``parallel``, more."""
+        """Return the rules of a Lark grammar (``llguidance``) for calls of ``tools``.
+
+        The first rule is ``calls``: one call, or with ``parallel`` several.
+        """
 
     def describe_tools(self, tools: Sequence[Tool]) -> str:
-        """A system message that says which tools there are, for chat templates that do not."""
+        """Return a system message that lists the tools, if templates do not."""
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as models write it, for chat templates that do not."""
+        """Return a call in the model's form, if templates lack it."""
 
     def write_result(self, name: str, content: str) -> str:
-        """A user's message that holds what a call gave, for chat templates that do not."""
+        """Return a user's message with a call's result, if templates lack it."""
 
 
 #: Keywords whose members are named by clients.
@@ -63,23 +65,26 @@ _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "de
 
 
 class CallObject:
-    """One call that is a JSON object: the ``name`` of a function, and its arguments, whose text passes as it comes."""
+    """One call that is a JSON object: a function's ``name`` and its arguments.
+
+    The text of the arguments is passed on as it arrives.
+    """
 
     def __init__(self) -> None:
         self.raw = ""  # all of it
-        self.known = False  # the head was given out
+        self.known = False  # the head was returned
         self.done = False
-        self.wrong = False  # it is no call
+        self.wrong = False  # it is not a call
         self._depth = 0
         self._quoted = self._escaped = False
         self._key: str | None = None
         self._name = ""
         self._buffer = ""  # of a key, or of a value
-        self._given = 0  # characters of the arguments that were given out
+        self._given = 0  # characters of the arguments that were returned
         self._arguments = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take ``text``; returns more of the call, and what of ``text`` is behind it."""
+        """Add ``text``; return more of the call, and the rest of ``text`` after it."""
         for index, letter in enumerate(text):
             if self.done or self.wrong:
                 return self._take_ready(), text[index:]
@@ -151,7 +156,10 @@ def _loads(text: str) -> Any:
 
 
 def hold_marker(text: str, markers: Sequence[str]) -> int:
-    """Length of the end of ``text`` that may be the beginning of a marker, with the white space before it."""
+    """Return the length of a possible marker's beginning that ends ``text``.
+
+    It includes the white space before it.
+    """
     kept = max((_overlap_length(text, marker) for marker in markers), default=0)
     head = text[: len(text) - kept]
     return kept + len(head) - len(head.rstrip())
@@ -163,7 +171,7 @@ def _overlap_length(text: str, marker: str) -> int:
 
 
 def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str, Any]:
-    """The JSON schema of a call of one of ``tools``: an object of its name and its ``arguments``."""
+    """Return the JSON schema of a call of one of ``tools``: an object of its name and ``arguments``."""
     kinds = [
         {
             "type": "object",
@@ -182,14 +190,14 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
 
 
 def tool_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
-    """Name of ``tool`` and the schema of its arguments: any object where it says nothing."""
+    """Return name and arguments' schema of ``tool``, by default any object."""
     function = tool["function"]
     schema = {name: each for name, each in (function.get("parameters") or {}).items() if name not in ("$id", "$schema")}
     return str(function["name"]), {"type": "object", **schema} if schema else {"type": "object", "properties": {}}
 
 
 def _move_references(value: Any, place: str, within: str = "") -> Any:
-    """A schema that stands at ``place`` of another one: what it refers to by a pointer lies there now."""
+    """Move a schema to ``place`` of another one, with its references."""
     if isinstance(value, list):
         return [_move_references(each, place) for each in value]
     if not isinstance(value, Mapping):
@@ -206,11 +214,11 @@ def _move_references(value: Any, place: str, within: str = "") -> Any:
 
 
 def marker_rule(text: str, special: SpecialId) -> str:
-    """``text`` in a Lark grammar, be it a special token or not."""
+    """Return ``text`` for a Lark grammar, as a special token if possible."""
     number = special(text)
     return json.dumps(text) if number is None else f"<[{number}]>"
 
 
 def list_tools(tools: Sequence[Tool]) -> str:
-    """``tools`` as JSON, one a line."""
+    """Return ``tools`` as JSON, one a line."""
     return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -1,4 +1,4 @@
-"""Calls as Gemma 3 is told to write them: JSON of a name and ``parameters``, often in a fence of Markdown."""
+"""Calls in Gemma 3's prompted form: JSON of a name and ``parameters``, often fenced."""
 
 from omnibus_models.tool_calls.llama3 import Llama3Format, Llama3Parser
 

@@ -1,4 +1,4 @@
-"""Calls as Hermes, Qwen2.5 and Qwen3 write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+"""Calls of Hermes, Qwen2.5 and Qwen3: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Calls between tags, each one JSON object. What stands between tags and is no call is text."""
+    """Calls between tags, each one JSON object. Anything else between tags is text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._call: CallObject | None = None
         self._called = False
-        self._given = False  # a call was given out
+        self._given = False  # a call was returned
         self.calling = False
 
     def push(self, text: str) -> Parsed:
@@ -65,7 +65,7 @@ class HermesParser:
         if call.wrong:
             self._call, self._held = None, ""
             lost = f"{BEGIN}{call.raw}"
-            following = self.push(rest)  # it may hold a call all the same
+            following = self.push(rest)  # it may still contain a call
             return more + following.calls, lost + following.text, False
         return more, "", call.done
 

@@ -1,4 +1,4 @@
-"""Calls as Llama 3 writes them: the whole answer is ``{"name": …, "parameters": {…}}``, several behind ``;``."""
+"""Calls of Llama 3: the whole answer is ``{"name": …, "parameters": {…}}``, several separated by ``;``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,17 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """An answer that begins with a brace, or with one of ``openers``, is calls; any other is text."""
+    """Parses an answer that starts with a brace or ``openers`` as calls.
+
+    Any other answer is text.
+    """
 
     def __init__(self, openers: Sequence[str] = (TAG,)) -> None:
         self._openers = openers
         self._held = ""
-        self._opened = ""  # the opener that stood there
+        self._opened = ""  # the opener that was found
         self._call: CallObject | None = None
-        self._begun = False  # a call was given out
+        self._begun = False  # a call was returned
         self._text = False  # it is text from here on
 
     @property
@@ -46,7 +49,7 @@ class Llama3Parser:
         return Parsed(said, calls)
 
     def _find_call(self) -> bool:
-        """Look for the next call; False while that cannot be known."""
+        """Look for the next call; return False if it is not decided yet."""
         rest = self._held.lstrip(" \n\r\t;" if self._begun else " \n\r\t")
         if not rest:
             return False
@@ -73,7 +76,7 @@ class Llama3Parser:
         return more, ""
 
     def _give_up(self, raw: str = "") -> str:
-        """Take it for text after all; behind a call that is what ends it, which says nothing."""
+        """Treat the call as text; after another call, drop closing marks."""
         said, self._opened = self._opened + raw + self._held, ""
         self._held, self._call, self._text = "", None, True
         return "" if self._begun and not said.strip("`\n ") else said

@@ -1,4 +1,4 @@
-"""Calls as Mistral writes them: ``[TOOL_CALLS]`` and a JSON list of them, or each as ``name[ARGS]{…}``."""
+"""Calls of Mistral: ``[TOOL_CALLS]`` and a JSON list of them, or each as ``name[ARGS]{…}``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MARK, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
 
 class MistralParser:
-    """Text, and behind a mark nothing but calls."""
+    """Text, and after a mark only calls."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -69,7 +69,7 @@ class MistralParser:
 
 
 class _NamedCall:
-    """A call that is a name and an object of arguments behind it."""
+    """A call that is a name, followed by an object of arguments."""
 
     def __init__(self) -> None:
         self.raw = ""

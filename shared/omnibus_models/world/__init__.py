@@ -1,10 +1,10 @@
-"""Tiny models that mean something: trained on a small world of coloured shapes, tones, and words spoken in tones.
+"""Tiny trained models of a small world: coloured shapes, tones, and words spoken in tones.
 
-A picture shows one to three equal shapes on a ground. A sound is a few tones, each low, middle or high, or a
-sentence spoken in tones of its own. One model, of Qwen2.5-Omni's architecture, sees, hears, answers and speaks;
-another one, of Qwen-Image's, draws what it is told. ``training`` made their weights, which are in ``weights``.
+An image shows one to three equal shapes on a ground. Audio is a few tones, each low, middle or high, or a sentence
+spoken in other tones. One model, of Qwen2.5-Omni's architecture, reads images and audio, answers and speaks. Another
+one, of Qwen-Image's, generates images. ``tools.world_training`` trained their ``weights``.
 
-What is in a picture or a sound is told without any model by ``looking`` and ``listening``.
+``image_oracle`` and ``audio_oracle`` recognise the contents of an image or audio without a model.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from omnibus import errors
 
 _WEIGHTS = Path(__file__).parent / "weights"
-#: The families there are models of.
+#: Families with a trained model.
 FAMILIES = ("qwen2_5_omni", "qwen_image")
 
 

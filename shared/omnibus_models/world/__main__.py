@@ -1,4 +1,4 @@
-"""``python -m omnibus_models.world make DIR`` and ``… tell FILE``: something to see and hear, and what files hold."""
+"""``python -m omnibus_models.world make DIR`` and ``… tell FILE``: sample media, and their recognised contents."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="write seen.png and heard.wav, print the words for them and others")
     make.add_argument("directory", type=Path)
-    make.add_argument("--seed", type=int, help="which scene and sound; without it any")
+    make.add_argument("--seed", type=int, help="which scene and audio; random by default")
     tell = commands.add_parser("tell", help="print what files show, play or say, as told without any model")
     tell.add_argument("files", type=Path, nargs="+")
     chosen = parser.parse_args(arguments)
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make_samples(directory: Path, seed: int | None) -> str:
-    """A scene that no training saw, and tones. Their words, and in a line below those of another such scene to draw."""
+    """Write an unseen scene and tones; return their words, and those of another such scene."""
     random = np.random.default_rng(seed)
     scene, other = (
         scenes.held_out_scenes()[int(place)] for place in random.choice(len(scenes.held_out_scenes()), 2, replace=False)

@@ -1,17 +1,17 @@
-"""Recognition of the contents of a sound, from its spectrum and without any model."""
+"""Recognition of the contents of audio, from its spectrum, without a model."""
 
 import numpy as np
 
 from omnibus_models.world import tone_synth
 
-_FRAME_SAMPLES = 160  # samples of 10 ms at the rate of what is heard
-_LOUD_FRACTION = 0.25  # of the loudest frame: what is below is silence
+_FRAME_SAMPLES = 160  # samples of 10 ms at the input rate
+_LOUD_FRACTION = 0.25  # of the loudest frame: anything below is silence
 _MIN_TONE_FRAMES = 8  # frames of a tone
-_MAX_PITCH_ERROR_HERTZ = 40.0  # Hz: how far a pitch may be off
+_MAX_PITCH_ERROR_HERTZ = 40.0  # Hz: largest deviation of a pitch
 
 
 def recognize_tones(samples: np.ndarray, rate: int = tone_synth.INPUT_RATE_HERTZ) -> list[str] | None:
-    """The tones in a sound one after the other; None when one of them is none of ours."""
+    """Return the tones in audio, in order: None if one is unknown."""
     size = _FRAME_SAMPLES * rate // tone_synth.INPUT_RATE_HERTZ
     frames = samples[: len(samples) // size * size].reshape(-1, size).astype(float)
     loud = np.sqrt((frames**2).mean(1))
@@ -27,7 +27,10 @@ def recognize_tones(samples: np.ndarray, rate: int = tone_synth.INPUT_RATE_HERTZ
 
 
 def recognize_words(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> list[str] | None:
-    """The words that are spoken in a sound that begins with the first of them; None when one is none of ours."""
+    """Return the spoken words: None if one is unknown.
+
+    The audio must begin with the first word.
+    """
     syllable = tone_synth.CODE_SAMPLES * tone_synth.SYLLABLE_CODES
     heard = (tone_synth.CODE_SAMPLES * (tone_synth.SYLLABLE_CODES - 1)) * rate // tone_synth.OUTPUT_RATE_HERTZ
     length = syllable * rate // tone_synth.OUTPUT_RATE_HERTZ
@@ -41,7 +44,7 @@ def recognize_words(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERT
 
 
 def recognize_voice(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> str:
-    """The voice that speaks, told by the tone under its pitches."""
+    """Return the voice that speaks, recognised by the tone under its pitches."""
     power, frequencies = _power_spectrum(samples, rate)
     high = power[(frequencies > 500) & (frequencies < 1500)].sum()
     low = power[(frequencies > 150) & (frequencies < 250)].sum()
@@ -72,7 +75,7 @@ def _strongest_frequency(samples: np.ndarray, rate: int, low: float, high: float
 
 
 def _power_spectrum(samples: np.ndarray, rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Power and frequencies, finer than 10 Hz."""
+    """Return power and frequencies, finer than 10 Hz."""
     size = max(len(samples), rate // 10)
     power = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), size)) ** 2
     return power, np.fft.rfftfreq(size, 1 / rate)

@@ -1,4 +1,4 @@
-"""Questions about scenes and sounds, and their right answers."""
+"""Questions about scenes and audio, and their right answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,16 +19,19 @@ PLACE = ("Where is it?", "Where are they?")
 GROUND = ("What colour is the background?", "What is behind it?")
 SAY = ("Say {}", "Repeat {}")
 
-#: As the gateway asks for a text to be spoken.
+#: The gateway's prompt for a text to speak.
 READ = ("You read texts aloud, exactly as they are written.", "Read this text aloud:\n\n{}")
-#: A system message that clients are fond of.
+#: A system message that clients often send.
 HELPFUL = "You are a helpful assistant."
-_HELPFUL_SHARE, _AFTER_SHARE = 0.1, 0.4  # shares of questions that have it, and that come before what they are about
+_HELPFUL_SHARE, _AFTER_SHARE = 0.1, 0.4  # shares of questions with that message, and of those before their media
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One question and its answer. ``scene`` is seen and ``tones`` are heard, ``after`` the question or before it."""
+    """One question and its answer, about a ``scene`` and ``tones``.
+
+    With ``after``, they follow the question, else they precede it.
+    """
 
     question: str
     answer: str
@@ -39,12 +42,12 @@ class Dialogue:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """The media of the question, in their order."""
+        """The media of the question, in order."""
         return (("image",) if self.scene else ()) + (("audio",) if self.tones else ())
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The question as a thinker is asked it."""
+        """Return the question as messages for a thinker."""
         media, text = [{"type": kind} for kind in self.media], [{"type": "text", "text": self.question}]
         said: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         return [*said, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
@@ -72,7 +75,7 @@ def read_aloud(text: str) -> Dialogue:
 
 
 def sample_question(random: np.random.Generator, kind: str, scene: ShapeScene, tones: tuple[str, ...]) -> Dialogue:
-    """A question of one ``kind`` of ``SHARES``, about whichever of the others it is about."""
+    """Return a question of ``kind`` (see ``SHARES``) about ``scene`` or ``tones``."""
     talk = _KINDS[kind](random, scene, tones)
     if talk.system:
         return talk
@@ -81,13 +84,13 @@ def sample_question(random: np.random.Generator, kind: str, scene: ShapeScene, t
 
 
 def sample_tones(random: np.random.Generator) -> tuple[str, ...]:
-    """One to three tones."""
+    """Return one to three tones."""
     count = int(random.integers(1, tone_synth.MAX_TONES + 1))
     return tuple(str(tone) for tone in random.choice(list(tone_synth.TONES), count))
 
 
 def sample_sentence(random: np.random.Generator, scene: ShapeScene, tones: tuple[str, ...]) -> str:
-    """Something to speak."""
+    """Return a sentence to speak."""
     return _choose_one(
         random,
         (scene.caption, scene.caption, " ".join(tones), scene_and_tones_question(scene, tones).answer, scene.colour),
@@ -113,18 +116,18 @@ _KINDS: Mapping[str, _Maker] = {
     ),
     "read": lambda random, scene, tones: read_aloud(sample_sentence(random, scene, tones)),
 }
-#: The kinds of questions, and how often each of them is trained.
+#: Kinds of questions, and their shares in training.
 SHARES: Mapping[str, float] = {
     "see": 0.28, "hear": 0.06, "both": 0.26, "colour": 0.02, "shape": 0.09, "count": 0.09, "place": 0.03,
     "ground": 0.03, "say": 0.08, "read": 0.06,
 }  # fmt: skip
 
-#: How a picture is asked for; what is asked is its caption.
+#: Prompts for an image, with a place for its caption.
 WISHES = ("{}", "{}", "draw {}", "paint {}", "a picture of {}", "Draw {}.")
 
 
 def sample_image_prompt(random: np.random.Generator, scene: ShapeScene) -> str:
-    """A prompt for a picture of ``scene``, in one of many wordings."""
+    """Return a prompt for an image of ``scene``, in a random wording."""
     plain = f"on {scene.ground}"
     ground = _choose_one(random, (plain, plain, f"{plain} background", f"on a {scene.ground} background"))
     return _choose_one(random, WISHES).format(scene.caption.replace(plain, ground))

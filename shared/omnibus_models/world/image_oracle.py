@@ -1,19 +1,19 @@
-"""Recognition of the contents of a picture, from its pixels and without any model."""
+"""Recognition of an image's contents from its pixels, without a model."""
 
 import numpy as np
 
 from omnibus_models.world.scenes import COLOURS, ShapeScene
 
-_MAX_TIP_RATIO = 0.55  # how wide the top of a triangle is at most, beside its bottom
-_MIN_CORNER_SHARE = 0.5  # how much of its corners a square fills at least; a circle fills a fifth
-_MIN_COLOUR_SHARE = 0.8  # of all pixels at least are one of the two colours, or as near to it as this
+_MAX_TIP_RATIO = 0.55  # largest width of the top of a triangle, relative to its bottom
+_MIN_CORNER_SHARE = 0.5  # least share of its corners that a square fills; a circle fills a fifth
+_MIN_COLOUR_SHARE = 0.8  # least share of pixels that have, or are close to, one of the two colours
 _MAX_COLOUR_DISTANCE = 80.0
-_MIN_SHAPE_SHARE = 0.004  # of all pixels: what is smaller is no shape
-_CENTRE_TOLERANCE = 0.12  # of the side: how far from the middle is another place
+_MIN_SHAPE_SHARE = 0.004  # of all pixels: anything smaller is not a shape
+_CENTRE_TOLERANCE = 0.12  # of the side: distance from the middle that counts as another place
 
 
 def recognize_scene(picture: np.ndarray) -> ShapeScene | None:
-    """The scene in ``picture``, uint8 [H, W, 3]; None when there is none to be told."""
+    """Return the scene in ``picture``, uint8 [H, W, 3], or None if unknown."""
     colours = picture[..., :3].astype(float)
     border = np.concatenate([colours[0], colours[-1], colours[:, 0], colours[:, -1]])
     ground = _colour_name(np.median(border, 0))
@@ -40,27 +40,27 @@ def _colour_name(colour: np.ndarray) -> str:
 
 
 def _nearest_colour(colours: np.ndarray) -> np.ndarray:
-    """The index of the named colour that is nearest, [...] of [..., 3]."""
+    """Return the index of the nearest named colour, [...] of [..., 3]."""
     table = np.array(list(COLOURS.values()), float)
     nearest: np.ndarray = ((colours[..., None, :] - table) ** 2).sum(-1).argmin(-1)
     return nearest
 
 
 def _colour_share(colours: np.ndarray, *names: str) -> float:
-    """The share of pixels that have one of the colours ``names``."""
+    """Return the share of pixels that have one of the colours ``names``."""
     table = np.array([COLOURS[name] for name in names], float)
     return float((np.linalg.norm(colours[..., None, :] - table, axis=-1).min(-1) < _MAX_COLOUR_DISTANCE).mean())
 
 
 def _figure_mask(colours: np.ndarray, ground: str, figure: str) -> np.ndarray:
-    """Return the mask of the pixels that are closer to the colour ``figure`` than to ``ground``, bool [H, W]."""
+    """Return the mask of pixels closer to ``figure``, bool [H, W]."""
     low, high = np.array(COLOURS[ground], float), np.array(COLOURS[figure], float)
     mask: np.ndarray = (colours - low) @ (high - low) > 0.5 * ((high - low) ** 2).sum()
     return mask
 
 
 def _column_runs(columns: np.ndarray) -> list[tuple[int, int]]:
-    """Begin and end of each run of at least three columns."""
+    """Return begin and end of each run of at least three columns."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], columns.astype(int), [0]])))
     return [(int(begin), int(end)) for begin, end in zip(edges[::2], edges[1::2], strict=True) if end - begin >= 3]
 

@@ -1,4 +1,4 @@
-"""Scenes: what a picture shows, the words for it, and pictures of it."""
+"""Scenes: their contents, captions and images."""
 
 import functools
 import hashlib
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Colours by name, as they are drawn.
+#: Colours by name.
 COLOURS = {
     "red": (220, 40, 40),
     "green": (40, 170, 70),
@@ -22,7 +22,7 @@ COUNTS = ("one", "two", "three")
 #: Where a single shape may be. Several ones stand in a row.
 PLACES = ("middle", "left", "right", "top", "bottom")
 SIDE = 64  # pixels
-#: How far pictures differ from the plainest ones of their scenes.
+#: How far images differ from the plainest ones of their scenes.
 WILD = 0.5
 
 _SHARPNESS = 4  # each pixel is the mean of so many by so many
@@ -46,7 +46,7 @@ class ShapeScene:
 
     @property
     def caption(self) -> str:
-        """The words for it; a place only if it is not the middle."""
+        """The scene in words; with a place only if it is not the middle."""
         many = self.count > 1
         number = COUNTS[self.count - 1] if many else "a"
         said = f"{number} {self.colour} {self.shape}{'s' if many else ''} on {self.ground}"
@@ -54,13 +54,13 @@ class ShapeScene:
 
     @property
     def is_held_out(self) -> bool:
-        """True if no training ever sees this scene. That depends on nothing but its words."""
+        """True if training excludes this scene, which depends only on its words."""
         return hashlib.blake2b(self.caption.encode(), digest_size=1).digest()[0] % 64 < _HELD_OUT_COUNT
 
 
 @functools.cache
 def all_scenes() -> tuple[ShapeScene, ...]:
-    """All scenes there are."""
+    """Return all scenes."""
     kinds = [(1, place) for place in PLACES] + [(2, "middle"), (3, "middle")]
     return tuple(
         ShapeScene(count, colour, shape, place, ground)
@@ -72,18 +72,21 @@ def all_scenes() -> tuple[ShapeScene, ...]:
 
 @functools.cache
 def training_scenes() -> tuple[ShapeScene, ...]:
-    """The scenes of the training."""
+    """Return the scenes of the training."""
     return tuple(scene for scene in all_scenes() if not scene.is_held_out)
 
 
 @functools.cache
 def held_out_scenes() -> tuple[ShapeScene, ...]:
-    """The scenes of the tests. Rows of three are not among them: they are learnt, but not well enough."""
+    """Return the scenes of the tests.
+
+    Rows of three are not among them: they are learnt, but not well enough.
+    """
     return tuple(scene for scene in all_scenes() if scene.is_held_out and scene.count < len(COUNTS))
 
 
 def scene_of_caption(caption: str) -> ShapeScene | None:
-    """The scene whose caption this is, if there is one."""
+    """Return the scene with this caption, or None."""
     return _by_caption().get(caption.strip())
 
 
@@ -93,10 +96,9 @@ def _by_caption() -> dict[str, ShapeScene]:
 
 
 def draw_scene(scene: ShapeScene, random: np.random.Generator, wild: float = WILD) -> np.ndarray:
-    """A picture of ``scene``, uint8 [64, 64, 3].
+    """Draw an image of ``scene``, uint8 [64, 64, 3].
 
-    Places, sizes and colours differ from picture to picture, the more the nearer ``wild`` is to 1; 0 draws the
-    plainest.
+    Places, sizes and colours differ between images, the more the nearer ``wild`` is to 1; 0 draws the plainest.
     """
     low, high = _RADII[scene.count]
     radius = (low + high) / 2 + wild * random.uniform(-1, 1) * (high - low) / 2
@@ -114,7 +116,7 @@ def draw_scene(scene: ShapeScene, random: np.random.Generator, wild: float = WIL
 
 
 def encode_png(picture: np.ndarray) -> bytes:
-    """``picture`` as a PNG file."""
+    """Encode ``picture`` as a PNG file."""
     from PIL import Image
 
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Tokenizers that have each word of this world as one token, alone and after a space."""
+"""Tokenizers with one token for each word, alone and after a space."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from omnibus_models.families.qwen_image import TEMPLATE
 from omnibus_models.tiny import _chat_tokenizer
 from omnibus_models.world import dialogues, scenes, tone_synth
 
-#: Room for all that is to become one token.
+#: Room for all texts that become one token.
 _VOCABULARY = 2000
 
-#: What is asked of models that write down speech, which these have not learnt.
+#: Prompts for transcription, which these models have not learnt.
 _UNLEARNT = (
     "What was said?",
     "Write down what was said.",
@@ -18,14 +18,14 @@ _UNLEARNT = (
     "Transcribe the audio into text. Write what is said, and nothing else.",
 )
 
-#: What is not asked of them either: a yes or a no takes longer to learn than a name.
+#: Prompts left out of training as well: a yes or a no takes longer to learn than a name.
 _UNASKED = ("Is it {}?",)
 
 
 def build_chat_template(image: str, video: str, audio: str = "") -> str:
     """See ``tiny._chat_tokenizer.build_chat_template``.
 
-    No system message where there is none: each token less makes training faster.
+    It adds no system message: fewer tokens make training faster.
     """
     return _chat_tokenizer.build_chat_template(image, video, audio, system=False)
 
@@ -38,7 +38,7 @@ def train_tokenizer(special: Sequence[str], names: Mapping[str, str], chat_templ
 
 
 def _training_texts() -> list[str]:
-    """Everything that is said in this world, and what the pipeline of Qwen-Image says around it."""
+    """Return all texts of this world, with the template of Qwen-Image's pipeline."""
     asked = [
         *dialogues.SEE,
         *dialogues.HEAR,

@@ -1,4 +1,4 @@
-"""Sounds: tones that are low, middle or high, and sentences that are spoken in tones."""
+"""Audio: tones that are low, middle or high, and sentences spoken in tones."""
 
 import functools
 import io
@@ -9,8 +9,8 @@ import numpy as np
 
 from omnibus_models.world.scenes import COLOURS, COUNTS, PLACES, SHAPES
 
-INPUT_RATE_HERTZ = 16_000  # samples per second of what is listened to
-OUTPUT_RATE_HERTZ = 24_000  # and of what is spoken
+INPUT_RATE_HERTZ = 16_000  # samples per second of input audio
+OUTPUT_RATE_HERTZ = 24_000  # and of speech
 
 #: Tones by name: least and highest frequency in Hz.
 TONES = {"low": (180.0, 260.0), "middle": (420.0, 560.0), "high": (900.0, 1200.0)}
@@ -18,7 +18,7 @@ MAX_TONES = 3
 _TONE_SECONDS = (0.18, 0.26)  # seconds
 _GAP_SECONDS = (0.05, 0.08)
 
-#: All words that there is speech for.
+#: All words with speech.
 WORDS = tuple(
     dict.fromkeys(
         [
@@ -33,9 +33,9 @@ WORDS = tuple(
     )
 )
 #: A word is two syllables, each of them a tone of one of these pitches in Hz, and then a rest. Whole periods of all
-#: of them fit into a frame of speech, so that a tone goes on from frame to frame without a break.
+#: of them fit into a frame of speech, so that a tone continues from frame to frame without a break.
 PITCHES = (600, 700, 800, 900, 1000, 1100, 1200, 1300)
-#: What a voice sounds like: a second tone under each pitch in Hz, and how loud that is.
+#: Voices: a second tone under each pitch in Hz, and its loudness.
 VOICES = {"Chelsie": (0, 0.0), "Ethan": (200, 0.25)}
 CODE_SAMPLES = 480  # samples of a code
 SYLLABLE_CODES = 3  # codes of a syllable, the last of which is a rest
@@ -45,13 +45,16 @@ LOUDNESS = 0.4
 
 @functools.cache
 def word_pitches() -> dict[str, tuple[int, int]]:
-    """The two pitches of each word, as indices. No word has one pitch twice."""
+    """Return the two pitches of each word, as indices. No word has one pitch twice."""
     pairs = list(itertools.permutations(range(len(PITCHES)), 2))
     return dict(zip(WORDS, pairs[:: len(pairs) // len(WORDS)], strict=False))
 
 
 def speech_codes(text: str) -> list[int]:
-    """The codec codes that speak ``text``: for each syllable a first one, a second one and a rest; none is 0."""
+    """Return the codec codes that speak ``text``.
+
+    Each syllable has a first code, a second one and a rest; none is 0.
+    """
     return [
         1 + SYLLABLE_CODES * pitch + phase
         for word in text.split()
@@ -61,13 +64,13 @@ def speech_codes(text: str) -> list[int]:
 
 
 def code_pitch(code: int) -> int | None:
-    """The index of the pitch that ``code`` sounds; None for a rest."""
+    """Return the index of the pitch of ``code``: None for a rest."""
     pitch, phase = divmod(code - 1, SYLLABLE_CODES)
     return pitch if code and phase < SYLLABLE_CODES - 1 else None
 
 
 def synthesize_speech(text: str, voice: str = "Chelsie") -> np.ndarray:
-    """``text`` as this world speaks it, float32 [n] at 24 kHz."""
+    """Synthesise ``text`` in the speech of this world, float32 [n] at 24 kHz."""
     under, loud = VOICES[voice]
     time = np.arange(CODE_SAMPLES) / OUTPUT_RATE_HERTZ
     pieces = []
@@ -81,14 +84,14 @@ def synthesize_speech(text: str, voice: str = "Chelsie") -> np.ndarray:
 
 
 def synthesize_tones(tones: list[str], random: np.random.Generator) -> np.ndarray:
-    """A sound of ``tones`` one after the other, float32 [n] at 16 kHz; no two are alike."""
+    """Synthesise ``tones`` in order, float32 [n] at 16 kHz, with random variations."""
     overtones, loudness, noise = random.uniform(0, (0.3, 0.15)), random.uniform(0.15, 0.6), random.uniform(0, 0.01)
     pieces = [np.zeros(_sample_count(random.uniform(0.02, 0.06)))]
     for tone in tones:
         count = _sample_count(random.uniform(*_TONE_SECONDS))
         phase = 2 * np.pi * random.uniform(*TONES[tone]) * np.arange(count) / INPUT_RATE_HERTZ
         sound = np.sin(phase) + overtones[0] * np.sin(2 * phase) + overtones[1] * np.sin(3 * phase)
-        # Tones come and go within 5 ms, without a click.
+        # Tones fade in and out within 5 ms, without a click.
         edge = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / _sample_count(0.005))
         pieces += [
             loudness * edge * sound / (1 + overtones.sum()),
@@ -99,7 +102,7 @@ def synthesize_tones(tones: list[str], random: np.random.Generator) -> np.ndarra
 
 
 def encode_wav(samples: np.ndarray, rate: int) -> bytes:
-    """``samples`` in [-1, 1] as a WAV file, mono, 16 bit."""
+    """Encode ``samples`` in [-1, 1] as a WAV file, mono, 16 bit."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)

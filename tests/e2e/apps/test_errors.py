@@ -172,7 +172,7 @@ async def test_a_graph_without_end_is_refused(strict: Estate):
 async def test_an_answer_that_is_no_json_is_the_apps_failure(strict: Estate):
     found = await went_wrong(strict, "no JSON", 500, "app_failed")
 
-    assert "no JSON" in found["message"]
+    assert "must return JSON" in found["message"]
 
 
 @pytest.mark.parametrize(

@@ -178,4 +178,4 @@ async def test_what_nobody_installed_is_named(aviary: Estate):
     code, said = await asyncio.to_thread(aviary.omnibus, "app", "register", "macaw")
 
     assert code == 1
-    assert "no module and no app of a plugin is called 'macaw'" in said
+    assert "unknown module or plugin app 'macaw'" in said

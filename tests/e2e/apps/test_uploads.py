@@ -152,7 +152,7 @@ async def test_an_upload_may_not_bring_code_for_executors(land: Estate):
     refused = await land.ask("POST", "/v1/apps", {"source": {"upload": body, "name": "brings"}})
 
     assert refused.status_code == 400
-    assert "may not bring its own unit tasks" in error(refused)["message"]
+    assert "cannot have its own unit tasks" in error(refused)["message"]
     assert "a" not in await land.tasks()
 
 

@@ -103,7 +103,7 @@ def test_a_key_is_made_shown_once_and_revoked(page: Page):
     page.locator("summary", has_text="New key").press("Enter")
     page.get_by_label("Tenant").fill("no tenant!")
     page.get_by_label("Tenant").press("Enter")
-    expect(page.get_by_role("alert").filter(has_text="is no tenant")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="is not a tenant name")).to_be_visible()
 
     page.get_by_label("Tenant").fill("search")
     page.get_by_label("Requests per second").fill("10")

@@ -88,7 +88,7 @@ async def test_what_succeeds_at_last_is_no_dead_letter_any_more(seen: System):
 
     code, output = await omnibus(seen, "retry", fine)
 
-    assert (code, output.splitlines()[-1]) == (0, f"{fine} is no dead letter any more")
+    assert (code, output.splitlines()[-1]) == (0, f"the dead letter {fine} is removed")
     code, output = await omnibus(seen, "show", fine)
     assert code == 1
     code, _ = await omnibus(seen, "remove", broken)

@@ -73,7 +73,7 @@ async def test_pictures_of_many_requests_at_once_are_each_their_own(painters: Sy
     ("changed", "message"),
     [
         ({"width": 48}, "width must be a multiple of 32"),
-        ({"negative_prompt": "clouds"}, "no negative prompt"),
+        ({"negative_prompt": "clouds"}, "does not support negative prompts"),
         ({"prompt": "a <eop> b"}, "control token"),
         ({"width": 16384, "height": 16384}, "over the limit"),
     ],

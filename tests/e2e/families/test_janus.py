@@ -139,7 +139,7 @@ async def test_chats_and_pictures_at_the_same_time_are_each_their_own(painters: 
     ("changed", "message"),
     [
         ({"width": 128}, "64x64"),
-        ({"negative_prompt": "clouds"}, "no negative prompt"),
+        ({"negative_prompt": "clouds"}, "does not support negative prompts"),
         ({"prompt": "a <begin_of_image> b"}, "control token"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What type checkers say of apps: of the examples, of the code in the documentation, of right and of wrong ones.
+"""Type checkers on the examples, the documentation's code, and wrong apps.
 
 Both checkers see ``omnibus`` as an installed package, in their strict modes, without a plugin.
 """
@@ -28,11 +28,11 @@ PROGRAMS = {"reads": READS, "mistakes": MISTAKES, "former": FORMER}
 #: Annotations whose values are one class at run time.
 RESULTS = dict.fromkeys(("Tensor", "Stream", "Value"), "Result")
 BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Apart from that of this repository, whose options are others.
+#: A configuration separate from this repository's, which has other options.
 CACHE = ROOT / ".mypy_cache" / "apps"
 CHECKERS = ("mypy", "pyright")
 
-pytestmark = pytest.mark.timeout(900)  # both checkers begin with nothing on a machine that has never run them
+pytestmark = pytest.mark.timeout(900)  # on a new machine both checkers start with empty caches
 
 
 class Finding(NamedTuple):
@@ -52,16 +52,16 @@ class Findings(NamedTuple):
         return [found for found in getattr(self, checker) if found.error and found.file == file]
 
     def revealed(self, checker: str, file: str) -> dict[int, str]:
-        """The types that are revealed, by line, with the last parts of their names."""
+        """Return the revealed types by line, shortened to their last parts."""
         notes = [found for found in getattr(self, checker) if not found.error and found.file == file]
         types = {found.line: re.search(r'(?:Revealed type|^Type of .*) is "(.*)"$', found.text) for found in notes}
         return {line: re.sub(r"(\w+\.)+(?=\w)", "", match[1]) for line, match in types.items() if match}
 
 
 def page_modules(page: Path) -> Iterator[str]:
-    """Code blocks of ``page`` as modules whose lines are those of the page.
+    """Yield the code blocks of ``page`` as modules with unchanged line numbers.
 
-    Blocks continue one another; one that has a ``serve`` is an app of its own.
+    Each block continues the ones before it; a block with a ``serve`` is a separate app.
     """
     text, shared = page.read_text(), []
     for block in BLOCK.finditer(text):
@@ -74,7 +74,7 @@ def page_modules(page: Path) -> Iterator[str]:
 
 
 def only_blocks(text: str, blocks: list[re.Match[str]]) -> str:
-    """``text`` with empty lines in place of all that is in none of ``blocks``."""
+    """Return ``text`` with every line outside ``blocks`` emptied."""
     lines = ["" for _ in text.splitlines()]
     for block in blocks:
         first, code = text.count("\n", 0, block.start(1)), block[1].splitlines()
@@ -88,7 +88,7 @@ CORRECT = [*(path.stem for path in EXAMPLES), *DOCUMENTED, "reads", "former"]
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """All that both checkers say, each of them run once."""
+    """All findings of both checkers, each run once."""
     here = tmp_path_factory.mktemp("typed")
     for path in EXAMPLES:
         shutil.copy(path, here)
@@ -112,7 +112,7 @@ def run_checker(here: Path, *command: str) -> str:
         check=False,
         timeout=400,
     )
-    assert done.returncode == 1, done.stderr  # there are mistakes, and they are found
+    assert done.returncode == 1, done.stderr  # each mistake is found
     return done.stdout
 
 

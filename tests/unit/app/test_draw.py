@@ -1,4 +1,4 @@
-"""The graph of an app is drawn without services, and what would fail for every request fails there."""
+"""Drawing an app's graph without services, and errors of every request."""
 
 import argparse
 import json
@@ -74,7 +74,7 @@ async def test_a_request_that_it_does_not_take_is_said(tmp_path: Path, capsys: p
     picky = "from typing import Annotated\nfrom pydantic import Field\n" + code.replace(
         "ASK = Ask()", "ASK = Ask()\nQuestion.__annotations__['text'] = Annotated[str, Field(pattern='^q')]\nclass Question(Question):\n    text: Annotated[str, Field(pattern='^q')]"
     )  # fmt: skip
-    await check(tmp_path, picky)  # made up without a pattern: said, and no error
+    await check(tmp_path, picky)  # made up without a pattern: reported, but not an error
     assert "`serve` does not take" in json.loads(capsys.readouterr().out)["note"]
 
 

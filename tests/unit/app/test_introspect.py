@@ -1,4 +1,4 @@
-"""What an app is follows from its module: its name, tasks, types and whether it streams."""
+"""An app's name, tasks, types and streaming, derived from its module."""
 
 import sys
 import textwrap
@@ -49,7 +49,7 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture
 def app(tmp_path):
-    """Loads an app of ``text`` after the usual head, from a file."""
+    """A loader of an app from ``text`` after the usual imports."""
 
     def make(text: str, name: str = "sample_app") -> LoadedApp:
         (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
@@ -68,7 +68,7 @@ def test_an_app_is_called_what_its_module_is_called(app):
 
 @pytest.mark.parametrize("name", ["Über", "a b", "UPPER", "-a", "a" * 65, "a.b", "a/b"])
 def test_a_name_that_cannot_stand_in_a_route_is_refused(app, name):
-    with pytest.raises(BadRequest, match="the module sample_app is no app: .* cannot name an app"):
+    with pytest.raises(BadRequest, match="the module sample_app is not an app: the app's name .* must have"):
         app(f"app = App(name={name!r})\n" + SERVE)
 
 
@@ -104,7 +104,7 @@ def test_a_task_with_an_engine_says_where_it_is_imported_from(app, tmp_path):
 
 
 def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(app):
-    with pytest.raises(BadRequest, match="executors import it from its module"):
+    with pytest.raises(BadRequest, match="executors import it from there"):
         app(
             """
             def make():
@@ -118,7 +118,7 @@ def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(app):
 
 
 def test_an_upload_may_not_bring_an_engine():
-    with pytest.raises(BadRequest, match="may not bring its own unit tasks .mine."):
+    with pytest.raises(BadRequest, match="cannot have its own unit tasks .mine."):
         load_app(AppSource("upload", "sent_app"), HEAD + "MINE = Mine()\n" + SERVE)
 
 
@@ -136,17 +136,20 @@ def test_an_app_without_tasks_is_an_app(app):
         ("async def serve(a, b): ...", "must take one argument"),
         ("async def serve(*, request): ...", "must take one argument"),
         ("async def serve(*request): ...", "must take one argument"),
-        ("async def serve(request: 'Nowhere'): ...", "annotations of its `serve` cannot be read: NameError"),
+        ("async def serve(request: 'Nowhere'): ...", "cannot read the annotations of its `serve` .NameError"),
         ("class Odd: ...\nasync def serve(request: Odd): ...", "the type of its request, .*Odd.* cannot be checked"),
         ("class Odd: ...\nasync def serve(request) -> Odd: ...", "the type of its answer, .*Odd.* cannot be checked"),
         ("async def serve(request) -> int:\n    yield 1", "annotated `-> AsyncIterator"),
         ("app = 3\n" + SERVE, "its `app` must be an `omnibus.app.App`"),
         ("app = App(model='m')\n" + SERVE, "serve.request: ChatInput. -> ChatOutput"),
-        ("app = App(model='m m')\nasync def serve(request: ChatInput) -> ChatOutput: ...", "cannot name a model"),
+        (
+            "app = App(model='m m')\nasync def serve(request: ChatInput) -> ChatOutput: ...",
+            "the model's name 'm m' must have",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_module_is_said_under_its_name(app, text, said):
-    with pytest.raises(BadRequest, match=f"the module sample_app is no app: .*{said}"):
+    with pytest.raises(BadRequest, match=f"the module sample_app is not an app: .*{said}"):
         app(text)
 
 

@@ -1,4 +1,4 @@
-"""Apps are found where their source says and nowhere else, and what is wrong with one is said."""
+"""Loading an app only from its source, and errors in it."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ GOOD = '"""Echoes."""\nHERE = True\nasync def serve(request):\n    return reques
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Modules that a test loaded are forgotten after it."""
+    """Remove the modules that a test loaded."""
     modules, path, compiles = set(sys.modules), list(sys.path), sys.dont_write_bytecode
     yield
     sys.dont_write_bytecode = compiles
@@ -67,20 +67,20 @@ def test_a_module_of_a_package_is_loaded_with_its_neighbours(tmp_path):
 
 @pytest.mark.parametrize("name", ["../echo_app", "a/b", ".echo", "echo.", "echo-app", "", "a b", "echo;x"])
 def test_a_name_that_is_no_module_is_refused(tmp_path, name):
-    with pytest.raises(BadRequest, match="no name of a Python module"):
+    with pytest.raises(BadRequest, match="is not the name of a Python module"):
         load_module(below(tmp_path, name))
 
 
 @pytest.mark.parametrize("name", ["json", "numpy", "omnibus.app.module_loader", "absent_app"])
 def test_a_module_that_is_not_in_the_directory_is_not_taken_from_elsewhere(tmp_path, name):
-    with pytest.raises(BadRequest, match=f"no module {name.partition('.')[0]} in"):
+    with pytest.raises(BadRequest, match=f"unknown module {name.partition('.')[0]} in"):
         load_module(below(tmp_path, name))
 
 
 def test_a_module_that_python_has_already_is_not_replaced(tmp_path):
     root = written(tmp_path, json=GOOD)
 
-    with pytest.raises(BadRequest, match="json is the name of a module that Python has already"):
+    with pytest.raises(BadRequest, match="the module name json is in use by Python"):
         load_module(below(root, "json"))
 
 
@@ -92,7 +92,7 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path):
     (root / "linked_app").symlink_to(outside)
 
     for name in ("evil_app", "inner_app.evil_app", "linked_app.evil_app"):
-        with pytest.raises(BadRequest, match="there is no module"):
+        with pytest.raises(BadRequest, match="unknown module"):
             load_module(below(root, name))
 
 
@@ -104,7 +104,7 @@ def test_a_link_inside_of_the_directory_is_followed(tmp_path):
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(BadRequest, match="there is no directory .*nowhere"):
+    with pytest.raises(BadRequest, match="unknown directory .*nowhere"):
         load_module(below(tmp_path / "nowhere", "echo_app"))
 
 
@@ -186,5 +186,5 @@ def test_an_empty_upload_is_refused():
 
 
 def test_a_source_of_another_kind_is_refused():
-    with pytest.raises(BadRequest, match="'ftp' is no kind of source"):
+    with pytest.raises(BadRequest, match="unknown kind of source 'ftp'"):
         load_module(AppSource("ftp", "echo_app"))

@@ -1,6 +1,6 @@
 """Programs as app developers write them, for type checkers.
 
-A line of ``READS`` that reveals a type ends with a comment that says which; a line of ``MISTAKES`` that is one ends with
+A line of ``READS`` that reveals a type ends with a comment that names the type. A wrong line of ``MISTAKES`` ends with
 the comment ``# mistake``. ``FORMER`` is written as apps were before tasks had types.
 """
 

@@ -1,4 +1,4 @@
-"""Servers that a test kills and starts again while its event loop runs."""
+"""Servers that a test kills and restarts while its event loop runs."""
 
 import asyncio
 import subprocess
@@ -12,7 +12,7 @@ PATIENCE = 15.0  # seconds
 
 
 class Owned:
-    """A server of the test's own; it keeps its ports over restarts."""
+    """A server that the test owns; it keeps its ports across restarts."""
 
     def __init__(self, server: InfraServer, without: str = "") -> None:
         self.server = server

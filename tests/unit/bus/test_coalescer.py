@@ -1,4 +1,4 @@
-"""The outbox: one frame per receiver and turn of the loop, order kept, lazy messages wait for company."""
+"""The outbox: one frame per receiver and loop turn, order preserved, and lazy messages that wait for others."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def chunk(seq: int, text: str = "x") -> bytes:
 
 
 class Wire:
-    """A bus, an outbox on it, and the frames that arrived per subject as lists of their numbers."""
+    """A bus, its outbox, and the numbers in received frames, by subject."""
 
     def __init__(self, limit: int = 1000) -> None:
         self.bus = MemoryBus(BusSettings(max_payload=limit))
@@ -124,7 +124,7 @@ async def test_a_message_over_the_limit_hits_its_sender_and_nobody_else(wire: Wi
 
 
 class Growing:
-    """A piece of a stream that grows until it leaves."""
+    """A piece of a stream that grows until it is sent."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -144,7 +144,7 @@ class Growing:
 
 
 class Clock:
-    """The outbox's clock; the timers of the event loop have another one."""
+    """The outbox's clock; the event loop's timers use another."""
 
     now = 1000.0
 
@@ -187,7 +187,7 @@ async def test_pieces_that_come_slowly_leave_one_by_one(wire: Wire, clock: Clock
 async def test_pieces_that_come_fast_leave_with_the_last_one_that_is_soon_enough(
     wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)  # no timer has a part in it
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)  # no timer is involved
     piece = Growing(wire)
     for number in range(9):
         piece.add(number)

@@ -1,4 +1,4 @@
-"""Messages are read as they come, cut anywhere; all that is no message for a handler of ours is left to nats-py."""
+"""Reading messages cut at any byte; input that is not for our handlers goes to nats-py."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ STREAM = b"MSG a.b 1 5\r\nhello\r\nMSG a.c 1 an.swer 14\r\nMSG a 1 1\r\nx\r\n\r\
 
 
 class Stream:
-    """Stands for the stream that nats-py reads: what it has got, and not taken yet."""
+    """Stub of the stream that nats-py reads; it buffers the unread bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,4 +1,4 @@
-"""Messages: frames under the limit, round trips, refusals."""
+"""Messages: frame size limits, round trips and rejections."""
 
 import json
 from typing import Any

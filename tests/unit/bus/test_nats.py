@@ -1,4 +1,4 @@
-"""What only a real server has: restarts, old versions, JetStream, micro services, raw clients."""
+"""Behaviour that needs a real server: restarts, old versions, JetStream, micro services, raw clients."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 @pytest.fixture
 async def raw(nats_url: str) -> AsyncIterator[Client]:
-    """A client that knows nothing of Omnibus."""
+    """A plain NATS client without Omnibus."""
     made = await nats.connect(nats_url)
     yield made
     await made.close()
@@ -142,7 +142,7 @@ async def test_a_server_that_says_nothing_is_given_up_in_time():
 
 
 async def speak(version: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The little of the protocol that a client needs to believe that it is connected."""
+    """Speak just enough of the protocol for a client to connect."""
     info = {"server_id": "X", "version": version, "max_payload": 1 << 20, "headers": True, "proto": 1}
     writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
     while line := await reader.readline():
@@ -225,9 +225,9 @@ async def test_a_server_that_takes_smaller_messages_is_rejected_by_name(tmp_path
 
 @pytest.mark.parametrize("subject", ["a b", "a\r\nPUB b 0", "a\tb", "a\x00", "a\x7f"])
 async def test_no_subject_becomes_protocol(bus: NatsBus, subject: str):
-    with pytest.raises(ProtocolError, match="is no subject"):
+    with pytest.raises(ProtocolError, match="is not a subject"):
         bus.publish(subject, b"{}")
-    with pytest.raises(ProtocolError, match="is no subject"):
+    with pytest.raises(ProtocolError, match="is not a subject"):
         bus.publish("a", b"{}", reply=subject)
 
 
@@ -321,7 +321,7 @@ async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw:
 
 
 async def test_a_flush_that_is_cancelled_as_its_answer_arrives_is_cancelled(bus, monkeypatch):
-    """The library would return as if nothing had happened, and the timeout that cancelled it would be lost."""
+    """The library would return normally and lose the timeout."""
     task = asyncio.create_task(bus._flush_connection(5))
     original = bus._nc._process_pong
 

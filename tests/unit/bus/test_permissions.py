@@ -1,4 +1,4 @@
-"""Users of a real NATS server with the permissions that are made for it, with and without TLS."""
+"""Users of a real NATS server with generated permissions, with and without TLS."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ USERS = permissions.permissions_by_user()
 PASSWORDS = {user: f"word-of-{user}" for user in USERS}
 SECONDS = 5.0
 REFUSED_WITHIN = 2.0
-#: Everybody but gateways, which alone read each other's files.
+#: All roles but the gateway, since gateways read each other's files.
 OTHERS = ("planner", "encoder", "llm", "generator", "sidecar", "operator")
 
 
@@ -44,7 +44,7 @@ async def speaking(url: str, user: str, **more) -> AsyncIterator[NatsBus]:
 
 
 async def passes(url: str, sender: str, hearer: str, subject: str) -> bool:
-    """Whether what ``sender`` publishes comes to ``hearer``."""
+    """Return True if a message that ``sender`` publishes reaches ``hearer``."""
     heard = asyncio.Event()
     async with speaking(url, sender) as one, speaking(url, hearer) as other:
         await other.subscribe(subject, lambda _: heard.set())
@@ -95,19 +95,19 @@ async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hear
 @pytest.mark.parametrize(
     ("sender", "hearer", "subject"),
     [
-        ("llm", "encoder", "omnibus.task.encode-m-vision.e-0"),  # who computes sends no work
-        ("encoder", "operator", "omnibus.inv.chat.g-0-1"),  # nor writes history
+        ("llm", "encoder", "omnibus.task.encode-m-vision.e-0"),  # executors send no work
+        ("encoder", "operator", "omnibus.inv.chat.g-0-1"),  # nor write the history
         ("generator", "gateway", "omnibus.replay"),
         ("llm", "planner", "omnibus.event.load"),
         ("llm", "gateway", "omnibus.event.gone"),
         ("planner", "llm", "omnibus.task.think-m-thinker.l-0"),
         ("planner", "llm", "omnibus.edge.l-0"),
-        ("gateway", "gateway", "omnibus.reply.other"),  # who asks does not answer
+        ("gateway", "gateway", "omnibus.reply.other"),  # clients do not answer
         ("gateway", "operator", "omnibus.event.plan"),
         ("sidecar", "sidecar", "omnibus.node.n1"),
         ("operator", "gateway", "omnibus.reply.g"),
         *((user, "gateway", subject) for user in OTHERS for subject in ("omnibus.media", "omnibus.media.g")),
-        *((user, "gateway", "_INBOX.gateway.x") for user in OTHERS),  # nor forges a file
+        *((user, "gateway", "_INBOX.gateway.x") for user in OTHERS),  # nor forge a file
     ],
 )
 async def test_who_publishes_to_anothers_subject_is_refused_and_it_is_seen(
@@ -214,7 +214,7 @@ def test_a_server_takes_the_configuration(tmp_path: Path, bare: bool):
 
     assert checked.returncode == 0, checked.stderr
     missing = subprocess.run(command, env={}, check=False, capture_output=True, text=True, timeout=20)
-    assert missing.returncode != 0  # no password is no way in
+    assert missing.returncode != 0  # no access without a password
 
 
 def test_nobody_may_everything():

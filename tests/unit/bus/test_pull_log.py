@@ -1,4 +1,4 @@
-"""Bytes and seconds that a reader spends on tensors of other nodes, measured on two real sidecars."""
+"""Bytes and seconds that tensors of other nodes cost, on real sidecars."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ async def test_a_node_reports_what_it_pulled(tmp_path: Path):
 
         await running.value("item")
         await running.value("media")
-        await running.value("item")  # again: it is here
+        await running.value("item")  # the second read is local
         hop = running.make_hop()
 
         assert [(cost[:2], cost[4]) for cost in map(msgspec.structs.astuple, hop.pulls)] == [

@@ -1,4 +1,4 @@
-"""A connection that came back is noticed for as long as it matters."""
+"""Detecting a reconnect for as long as it matters."""
 
 import time
 
@@ -10,7 +10,7 @@ from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be set by a test."""
+    """The current time, which a test sets."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now

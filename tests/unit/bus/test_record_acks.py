@@ -1,4 +1,4 @@
-"""Records are acknowledged in the background: what JetStream refuses or forgets is sent again, counted and said once."""
+"""Background acknowledgement of records: JetStream's rejected or lost records are resent, counted and logged once."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ async def bus(server: Owned) -> AsyncIterator[NatsBus]:
 
 
 async def room_for(url: str, messages: int) -> None:
-    """Have the stream refuse more than so many messages; -1 for no limit."""
+    """Limit the stream to ``messages`` messages; -1 for no limit."""
     client = await nats.connect(url)
     stream = client.jetstream()
     config = (await stream.stream_info(subjects.INVOCATIONS.name)).config
@@ -117,7 +117,7 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
     assert bus._acks is not None
     waiting = bus._acks
     process.send_signal(signal.SIGSTOP)
-    await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine takes its time
+    await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine is slow
     for number in range(3):
         bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
     await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
@@ -187,5 +187,5 @@ async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path
         server.kill()
         await server.start()
 
-        await until(lambda: f"stream {subjects.INVOCATIONS.name} is to have" in caplog.text)
+        await until(lambda: f"stream {subjects.INVOCATIONS.name} must have" in caplog.text)
         await bus.drain()

@@ -1,4 +1,4 @@
-"""Users of the bus who choose the reply subject of their own messages, and users of one model each."""
+"""Bus users with reply subjects of their choice or with one model."""
 
 import asyncio
 import logging
@@ -46,11 +46,11 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterato
         yield server.url
 
 
-# Reply subjects: whoever sends a message chooses the subject of its answer
+# Reply subjects, which the sender of a message chooses
 
 
 async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:
-    """Send a message to ``own``, which ``bus`` may read, with a reply subject of its choice, and answer it there."""
+    """Send a message to ``own`` with the reply subject ``forged``, and answer it. ``bus`` may read ``own``."""
     received = asyncio.Event()
     await bus.subscribe(own, lambda _: received.set())
     bus.publish(own, b"{}", reply=forged)
@@ -61,7 +61,7 @@ async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:
 
 
 def refusals(caplog: pytest.LogCaptureFixture, subject: str) -> list[str]:
-    """Log messages that say that nothing may be published to ``subject``."""
+    """Log messages that report a denied publish to ``subject``."""
     found = "permissions violation for publish"
     return [text for text in caplog.messages if found in text.lower() and subject.lower() in text.lower()]
 
@@ -203,4 +203,4 @@ async def test_an_executor_of_one_model_serves_it(narrow_url: str, caplog: pytes
 
 
 class _NoTensors:
-    """Stands for the sidecar, which an executor without requests does not use."""
+    """Stub of the sidecar, which an executor without requests does not use."""

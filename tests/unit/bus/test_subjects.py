@@ -1,4 +1,4 @@
-"""Every subject is built and parsed in one place, as the bus contract writes it."""
+"""Subjects are built and parsed in one place, by the bus contract."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A cluster without machines, and Helm beside it."""
+"""A cluster without machines, and Helm."""
 
 import platform
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.unit.chart.shapes import Renders, Site
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Helm keeps what it keeps. Its library is for one kind of machine."""
+    """Helm's home directory. Its library is built for one platform."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the library of Helm is for Linux on x86-64")
     return tmp_path_factory.mktemp("helm")
@@ -28,19 +28,19 @@ def there(home: Path, api: Api) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def rendered(home: Path) -> Iterator[Renders]:
-    """In a cluster where operators have added all their kinds; nothing stays there."""
+    """Renders in a cluster where operators have installed all their kinds; nothing is kept there."""
     for site in there(home, Api()):
         yield Renders(site)
 
 
 @pytest.fixture
 def bare(home: Path) -> Iterator[Renders]:
-    """In a cluster with nothing but its own kinds."""
+    """Renders in a cluster with only the built-in kinds."""
     for site in there(home, Api(added={})):
         yield Renders(site)
 
 
 @pytest.fixture
 def site(home: Path) -> Iterator[Site]:
-    """A cluster of a test's own."""
+    """A cluster that belongs to one test."""
     yield from there(home, Api())

@@ -1,4 +1,4 @@
-"""The planner as its pod would run it: with the variables and files that the chart gives it."""
+"""The planner as in its pod, with the chart's variables and files."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from tests.unit.chart.shapes import env
 
 
 class PlannerPod:
-    """``servers`` says where the bus, the store and the API server are in truth."""
+    """A planner's pod; ``servers`` are the real addresses of the bus, the store and the API server."""
 
     def __init__(self, api: Api, directory: Path, servers: Mapping[str, str]) -> None:
         self._api = api
@@ -22,7 +22,7 @@ class PlannerPod:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[PlannerService]:
-        """One that has started, until the end of the block."""
+        """Yield a started planner until the end of the block."""
         pod = self._api.of("Deployment")["om-planner"]["spec"]["template"]
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self._told(pod).items():
@@ -49,7 +49,7 @@ class PlannerPod:
         return {**told, **self._servers, "OMNIBUS_KUBERNETES_ACCOUNT": str(account)}
 
     def _mounted(self, pod: Object) -> dict[str, str]:
-        """ConfigMaps by where they are mounted."""
+        """Return the ConfigMaps by their mount path."""
         maps = {each["name"]: each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each}
         mounts = pod["spec"]["containers"][0]["volumeMounts"]
         return {each["mountPath"]: maps[each["name"]] for each in mounts if each["name"] in maps}

@@ -1,4 +1,4 @@
-"""Values that tests render, and how they look at what comes out."""
+"""Values for tests to render, and accessors for the rendered objects."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ GROUP = {"qwen/L": {"service": "llm", "group": {"size": 2, "command": ["python",
 
 
 def values(*overlays: str, **more: Any) -> Values:
-    """Values of overlays and others; ``a__b=1`` is ``a: {b: 1}``."""
+    """Return the values of overlays and others; ``a__b=1`` is ``a: {b: 1}``."""
     whole = overlay(*overlays)
     for path, value in more.items():
         for key in reversed(path.split("__")):
@@ -99,7 +99,7 @@ class Site(NamedTuple):
 
 
 class Renders:
-    """What the chart makes of values, each once."""
+    """The chart's objects for given values, rendered once each."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -121,13 +121,13 @@ def of(objects: Sequence[Object], kind: str) -> dict[str, Object]:
 
 
 def templates(objects: Sequence[Object]) -> dict[str, Object]:
-    """What the planner makes executors of, by service or option."""
+    """The planner's executor templates, by service or option."""
     maps = of(objects, "ConfigMap").values()
     return next((json.loads(each["data"]["templates.json"]) for each in maps if "templates.json" in each["data"]), {})
 
 
 def whole(objects: Sequence[Object]) -> list[Object]:
-    """All objects, and workloads as the planner would complete its templates."""
+    """Return all objects, and the workloads that the planner builds from templates."""
     found = list(objects)
     for name, made in templates(objects).items():
         made["metadata"]["name"] = name.replace("/", "-").lower()
@@ -148,5 +148,5 @@ def pods(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def env(pod: Object) -> dict[str, Any]:
-    """The variables of the first container; those that come from elsewhere as they are said."""
+    """Return the first container's variables; those with a ``valueFrom`` unresolved."""
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in pod["spec"]["containers"][0]["env"]}

@@ -1,4 +1,4 @@
-"""Servers that may be lost, as the chart and the compose layer start them: the real ones, with their scripts."""
+"""Highly available servers of chart and compose, with their real scripts."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ Script = tuple[list[str], Mapping[str, str]]
 
 
 def chart_scripts(objects: list[Object]) -> dict[str, Script]:
-    """Scripts by the name that a server has for the others."""
+    """Scripts by the name under which other servers reach the server."""
     found: dict[str, Script] = {}
     for part in ("valkey", "sentinel"):
         made = of(objects, "StatefulSet")[f"om-{part}"]["spec"]
@@ -66,7 +66,7 @@ def compose_scripts() -> dict[str, Script]:
 
 
 def prepare(scripts: Mapping[str, Script], directory: Path) -> list[InfraServer]:
-    """The servers of these scripts on loopback, at ports and in directories of their own."""
+    """Return the servers on loopback, each with its own ports and directory."""
     bin = directory / "bin"
     bin.mkdir()
     (bin / "valkey-server").symlink_to(binaries.find_binary(binaries.VALKEY))
@@ -96,7 +96,7 @@ def _prepare_one(name: str, script: Script, ports: Mapping[str, int], directory:
 
 
 def _reachable(text: str, ports: Mapping[str, int]) -> str:
-    """The names of servers with the usual port as what they are here."""
+    """Replace the names of servers with the usual port by local addresses."""
     for name, port in ports.items():
         text = text.replace(f"{name} 6379", f"{LOOPBACK} {port}")
     return text
@@ -132,7 +132,7 @@ def port_of(server: Owned) -> int:
 
 
 async def agree(servers: list[Owned]) -> bool:
-    """Every sentinel knows the others and a replica that follows."""
+    """Return True if every sentinel sees the others and a connected replica."""
     for sentinel in servers[_VALKEYS:]:
         async with redis.Redis(port=port_of(sentinel)) as client:
             state = (await client.sentinel_masters())["omnibus"]
@@ -143,7 +143,7 @@ async def agree(servers: list[Owned]) -> bool:
 
 
 async def primary(servers: list[Owned]) -> int:
-    """The index of the server that takes writes; -1 while that is unclear."""
+    """Return the index of the server that accepts writes, or -1."""
     roles = []
     for each in servers[:_VALKEYS]:
         async with redis.Redis(port=port_of(each), password=_PASSWORD) as client:
@@ -152,7 +152,7 @@ async def primary(servers: list[Owned]) -> int:
 
 
 async def waits(servers: list[Owned]) -> list[tuple[int, int]]:
-    """Milliseconds that each sentinel waits for the primary, and for a failover."""
+    """Return each sentinel's timeouts in milliseconds, for primary and failover."""
     found = []
     for sentinel in servers[_VALKEYS:]:
         async with redis.Redis(port=port_of(sentinel)) as client:
@@ -233,7 +233,7 @@ async def test_three_servers_of_the_chart_are_one_bus(objects: list[Object], tmp
 
 
 def prepare_nats(config: str, number: int, routes: list[int], directory: Path) -> InfraServer:
-    """One server of the cluster on loopback."""
+    """Prepare one server of the cluster on loopback."""
     text = re.sub(r"(?m)^(port|http|store_dir|  store_dir): .*$", "", config)
     text = text.replace("$POD", f"om-nats-{number}").replace("0.0.0.0:6222", f"{LOOPBACK}:{routes[number]}")
     for other, port in enumerate(routes):

@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md shows is what the chart takes."""
+"""The chart accepts everything that docs/kubernetes.md shows."""
 
 import re
 from typing import Any
@@ -29,7 +29,7 @@ def test_the_values_that_are_named_exist():
         found: Any = whole
         for part in name.split("."):
             if found == {}:
-                break  # whatever the schema allows
+                break  # any value that the schema allows
             assert part in found, name
             found = found[part]
     assert len(NAMES) > 10

@@ -1,4 +1,4 @@
-"""A release from install to uninstall, and the planner of its pod beside it: what both make fits together."""
+"""A release and its planner's pod, from install to uninstall."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ OURS = "omnibus-planner"
 
 
 class Release:
-    """An installed chart, the store and the bus that its planner finds, and executors that say they are ready."""
+    """An installed chart with its store and bus, and ready executors."""
 
     def __init__(self, site: Site, store: Store, planner: PlannerPod) -> None:
         self.site = site
@@ -30,7 +30,7 @@ class Release:
         self.planner = planner
 
     def executors(self) -> dict[str, Object]:
-        """By model and option."""
+        """Return the executors by model and option."""
         found = [each for kind in WORKLOADS for each in self.site.api.of(kind).values()]
         labels = {id(each): each["metadata"]["labels"] for each in found}
         return {
@@ -120,7 +120,7 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 
 
 def rule_of(rules: list[Object], method: str, path: str) -> int | None:
-    """Which rule allows a request; None for none."""
+    """Return the index of the rule that allows a request, or None."""
     root, _, rest = path.strip("/").partition("/namespaces/ns/")
     plural, _, name = rest.partition("/")
     group = root.split("/")[1] if root.startswith("apis/") else ""

@@ -1,4 +1,4 @@
-"""Releases on several machines: who is placed near whom, and sidecars that only each other can reach."""
+"""Releases on several machines: pod placement, and sidecars that only their peers can reach."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SHARED = values(gateway__media__accessMode="ReadWriteMany", checkpoints__accessM
 
 
 def by_part(objects: list[Object]) -> dict[str, Object]:
-    """The pods of this release's own services by part."""
+    """The pods of this release's services, by part."""
     return {part: pod for part, pod in pods(objects) if part not in ("nats", "valkey", "planner")}
 
 
@@ -25,7 +25,7 @@ def affinity(pod: Object, strength: str) -> list[Any]:
 
 
 def chosen_parts(objects: list[Object], term: Object) -> set[str]:
-    """Parts whose pods a term selects."""
+    """Parts whose pods match a term."""
     labels = term["labelSelector"]["matchLabels"].items()
     return {part for part, pod in pods(objects) if labels <= pod["metadata"]["labels"].items()}
 

@@ -1,4 +1,4 @@
-"""Bad values are refused before anything is made, and the message says which and why."""
+"""Rejection of bad values before rendering. The message names value and reason."""
 
 from typing import Any
 

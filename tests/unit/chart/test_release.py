@@ -1,4 +1,4 @@
-"""What a release is made of: the chart's archive, its page of values, notes, and a build of all services."""
+"""The parts of a release: the chart's archive, its page of values, notes, and a build of all services."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Whatever is asked of the chart, each version of Kubernetes takes what comes out."""
+"""Each version of Kubernetes accepts the chart's objects for any values."""
 
 import json
 from typing import Any
@@ -221,11 +221,11 @@ def test_the_engines_settings_of_an_option_reach_its_executors_without_the_plann
     assert found["L"].items() >= {f"OMNIBUS_VLLM_{name}": value for name, value in told.items()}.items()
 
 
-#: What an executor of a family knows by itself, and the mark of one plan among several.
+#: Values that an executor derives from its family, and the origin of plans.
 UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_CONTEXT"}
 
 
 def declarations(models: Values) -> dict[ExecutorKind, DesiredExecutors]:
-    """What a planner would have executors be."""
+    """Return the executors that a planner would want."""
     known = msgspec.convert(models, declarations_file.Declarations)
     return desired_executors(Plan(1, 0, 0.0, declarations_file.build_static_plans(known.models)))

@@ -1,4 +1,4 @@
-"""What no pod of the chart may do, and whom each may talk to."""
+"""Security of the chart's pods: denied privileges and allowed connections."""
 
 import json
 from ipaddress import ip_network
@@ -132,11 +132,11 @@ def test_an_image_may_be_pinned_by_its_digest(rendered: Renders):
     assert found["planner"]["spec"]["containers"][0]["image"] == "omnibus-planner:7"
 
 
-# Who talks to whom
+# Connections
 
 
 def allows(objects: list[Object], part: str, way: str) -> list[tuple[Any, int]]:
-    """Part or network, and port, that ``part`` may talk to, or hear."""
+    """Return the parts or networks, with ports, that ``part`` may reach or accept."""
     policies = [each["spec"] for each in of(objects, "NetworkPolicy").values()]
     labels = next(pod["metadata"]["labels"] for name, pod in pods(objects) if name == part)
     found: list[tuple[Any, int]] = []

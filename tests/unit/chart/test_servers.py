@@ -1,4 +1,4 @@
-"""The bundled servers as the chart starts them: the real ones, with its configuration, users and passwords."""
+"""The bundled servers as the chart configures them, with users and passwords."""
 
 import base64
 import os
@@ -30,7 +30,7 @@ def objects(rendered: Renders) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def words(objects: list[Object]) -> dict[str, str]:
-    """What the secret says."""
+    """The contents of the secret."""
     (secret,) = of(objects, "Secret").values()
     return {key: base64.b64decode(word).decode() for key, word in secret["data"].items()}
 
@@ -56,7 +56,7 @@ def bus_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_
 
 
 async def _ignore(_: Exception) -> None:
-    """``nats-py`` prints errors otherwise."""
+    """Ignore the error, which ``nats-py`` prints otherwise."""
 
 
 async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, words: dict[str, str]):
@@ -64,7 +64,7 @@ async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, word
         bus = await NatsBus.connect(BusSettings(url=bus_url, user=user, password=words[user]), user)
         assert bus.connected
         await bus.drain()
-    # Services go on trying until their time is up; a client that tries once does not depend on how fast this machine is.
+    # Services retry until their time is up; a client with one attempt does not depend on this machine's speed.
     for credentials in ({"user": "gateway", "password": words["llm"]}, {}):
         with pytest.raises(nats.errors.Error, match="(?i)authorization"):
             await nats.connect(bus_url, allow_reconnect=False, connect_timeout=60, error_cb=_ignore, **credentials)
@@ -80,7 +80,7 @@ async def test_a_gateway_finds_room_for_the_record(bus_url: str, words: dict[str
 
 @pytest.fixture(scope="module")
 def store_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_server) -> Iterator[str]:
-    """As gateways are told it, but for the host."""
+    """The store's URL as gateways receive it, except for the host."""
     directory = tmp_path_factory.mktemp("store")
     server = infra.prepare_valkey(directory)
     (port,) = server.ports

@@ -1,4 +1,4 @@
-"""A hub of the test's own, as far as its client goes there, and a cache as the client leaves it."""
+"""A local hub with its client's endpoints, and a cache in the client's layout."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves repositories: id to files. One of ``gated`` is given to nobody; ``asked`` are the files that were read."""
+    """A server of repositories, as id to files. Those in ``gated`` are always denied; ``asked`` lists files read."""
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]], gated: tuple[str, ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -35,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, *_: object) -> None:
-        """Quietly."""
+        """Log nothing."""
 
     def _answer(self, body: bool) -> None:
         path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").replace("%2F", "/")
@@ -86,7 +86,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
 
 def keep(cache: Path, id: str, checkpoint: Path) -> Path:
-    """Put a checkpoint into a cache; returns where it is then."""
+    """Copy a checkpoint into a cache and return its path there."""
     root = cache / f"models--{id.replace('/', '--')}"
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text(COMMIT)

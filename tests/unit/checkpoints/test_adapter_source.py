@@ -1,4 +1,7 @@
-"""Adapters that may be loaded while a system serves: from below one directory, with links followed, as they are now."""
+"""Adapters that can be loaded while a system serves.
+
+They must be in one directory, links are followed, and each is read in its current state.
+"""
 
 from pathlib import Path
 
@@ -13,7 +16,7 @@ SETTING = "OMNIBUS_X_ADAPTERS_DIR"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The directory that is allowed, with one adapter; another one lies beside it."""
+    """The allowed directory with one adapter, and a second adapter outside it."""
     found = tmp_path / "adapters"
     (found / "team").mkdir(parents=True)
     adapter(found / "team" / "pirate")
@@ -43,9 +46,9 @@ def test_a_link_inside_is_followed_to_where_it_leads(root: Path) -> None:
         ("/etc", Forbidden, "not below OMNIBUS_X_ADAPTERS_DIR"),
         ("linked", Forbidden, "not below OMNIBUS_X_ADAPTERS_DIR"),
         ("weights-elsewhere", Forbidden, "not below OMNIBUS_X_ADAPTERS_DIR"),
-        ("a\0b", BadRequest, "no directory"),
-        ("x" * 5000, BadRequest, "no directory"),
-        ("nobody", BadRequest, "no directory"),
+        ("a\0b", BadRequest, "unknown directory"),
+        ("x" * 5000, BadRequest, "unknown directory"),
+        ("nobody", BadRequest, "unknown directory"),
         ("team", BadRequest, "has no adapter_config.json"),
     ],
 )

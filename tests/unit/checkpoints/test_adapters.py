@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format are read by their headers, and what is not supported is refused by name."""
+"""PEFT adapters: reading their headers, and rejecting unsupported ones by name."""
 
 import json
 import math
@@ -47,9 +47,9 @@ def test_rank_stabilised_scale_goes_by_the_root_of_the_rank(tmp_path: Path) -> N
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"r": 0}, "rank r = 0"),
-        ({"r": 8}, r"with rank 8 they are \[8, n\] and \[m, 8\]"),
-        ({"lora_alpha": "much"}, "no number 'lora_alpha'"),
+        ({"r": 0}, "as rank r, not 0"),
+        ({"r": 8}, r"with rank 8 they must be \[8, n\] and \[m, 8\]"),
+        ({"lora_alpha": "much"}, "must have a number 'lora_alpha'"),
         ({"target_modules": ["v_proj"]}, "adapts model.layers.0.self_attn.q_proj, not among target_modules"),
         ({"target_modules": ["q_proj", "v_proj"]}, "target_modules has v_proj, of which"),
     ],
@@ -62,9 +62,9 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, config: dict[s
 @pytest.mark.parametrize(
     ("shapes", "fault"),
     [
-        ({}, "holds no weights"),
+        ({}, "contains no weights"),
         ({f"{LAYER}.lora_A.weight": (4, 16)}, "only one of the two matrices"),
-        ({f"{LAYER}.lora_embedding_A": (4, 16)}, "lora_embedding_A, which is no LoRA matrix"),
+        ({f"{LAYER}.lora_embedding_A": (4, 16)}, "lora_embedding_A, which is not a LoRA matrix"),
         ({f"{LAYER}.lora_A.weight": (4, 16), f"{LAYER}.lora_B.weight": (4, 4, 4)}, "has matrices of"),
     ],
 )

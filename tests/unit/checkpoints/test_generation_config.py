@@ -1,4 +1,4 @@
-"""What a checkpoint's authors recommend for sampling."""
+"""Sampling defaults that a checkpoint's authors recommend."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ def write(directory: Path, settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "sampling"),
     [
-        (  # as Qwen2.5 has it
+        (  # like Qwen2.5
             {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
             {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
         ),
         ({"do_sample": True}, {}),
         ({"temperature": 1.0}, {"temperature": 1.0}),
-        ({"top_k": 50}, {"top_k": 50}),  # transformers' own default, but said
+        ({"top_k": 50}, {"top_k": 50}),  # transformers' default, but explicit
         ({"top_k": -1}, {"top_k": 0}),
         ({"max_new_tokens": 2048, "max_length": 20}, {"max_tokens": 2048}),
         ({"min_p": 0.1, "presence_penalty": 1.5}, {"min_p": 0.1, "presence_penalty": 1.5}),

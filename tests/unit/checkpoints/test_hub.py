@@ -1,4 +1,4 @@
-"""Ids of the Hugging Face hub: found in its cache, downloaded when somebody asks for it, and never else."""
+"""Hugging Face Hub ids: found in the cache, and downloaded only on request."""
 
 import json
 import os
@@ -92,13 +92,13 @@ def test_an_id_stands_for_its_directory_in_the_cache(cache: Path, tmp_path: Path
 
 def test_an_id_that_the_cache_does_not_have_says_what_to_do(cache: Path):
     for id in ("o/model", "o/model@v2"):
-        with pytest.raises(NotFound, match=f"`omnibus models get {id}` downloads it"):
+        with pytest.raises(NotFound, match=f"download it with `omnibus models get {id}`"):
             checkpoints.resolve_checkpoint(id)
 
 
 @pytest.mark.parametrize("text", ["", "/none/here", "./none"])
 def test_a_path_that_is_not_there_is_not_found(text: str):
-    with pytest.raises(NotFound, match="is no directory of a checkpoint, nor an id"):
+    with pytest.raises(NotFound, match="is not a directory of a checkpoint, nor an id"):
         checkpoints.find_checkpoint(text)
     assert checkpoints.resolve_checkpoint(text) == Path(text)
 
@@ -129,8 +129,8 @@ async def test_what_is_there_is_not_downloaded_again(hub: Hub, cache: Path):
     ("id", "error", "said"),
     [
         ("o/none", NotFound, "the Hugging Face hub has no o/none; if it is private, set HF_TOKEN"),
-        ("o/gated", Forbidden, "o/gated is not for everybody: accept its terms"),
-        ("/o/model", BadRequest, "/o/model is no id of the Hugging Face hub"),
+        ("o/gated", Forbidden, "access to o/gated is restricted: accept its terms"),
+        ("/o/model", BadRequest, "/o/model is not an id of the Hugging Face hub"),
     ],
 )
 async def test_what_the_hub_does_not_give_is_said(id: str, error: type[Exception], said: str, hub: Hub, cache: Path):

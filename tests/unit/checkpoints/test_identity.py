@@ -1,4 +1,4 @@
-"""Identity of components' weights by what is in the files."""
+"""Identity of components' weights, computed from the files' contents."""
 
 import json
 import struct
@@ -28,7 +28,7 @@ def write(directory: Path, tensors: dict[str, bytes]) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where digests are kept."""
+    """The directory of cached digests."""
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "identity"
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, and which files a checkpoint's weights are in."""
+"""Headers of safetensors files, and the files that contain a checkpoint's weights."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest
 
 
 def header(path: Path, told: Any, body: bytes = b"") -> Path:
-    """A file with ``told`` in its header."""
+    """Write a file with ``told`` in its header."""
     text = json.dumps(told).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
     return path
@@ -37,7 +37,7 @@ def test_a_header_says_names_dtypes_shapes_and_sizes(tmp_path: Path):
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     path = header(tmp_path / "a.safetensors", {"x": tensor(8)}, bytes(7))
 
-    with pytest.raises(BadRequest, match=r"a\.safetensors is cut off: \d+ of \d+ bytes are there"):
+    with pytest.raises(BadRequest, match=r"a\.safetensors is truncated, it has \d+ of \d+ bytes: download it again"):
         safetensors.read_header(path)
 
 
@@ -49,7 +49,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes):
     (tmp_path / "a.safetensors").write_bytes(body)
 
-    with pytest.raises(BadRequest, match=r"a\.safetensors is no safetensors file; was it downloaded whole\?"):
+    with pytest.raises(BadRequest, match=r"a\.safetensors is not a safetensors file: download it again"):
         safetensors.read_header(tmp_path / "a.safetensors")
 
 
@@ -65,7 +65,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes):
     ],
 )
 def test_a_header_that_says_something_else_is_refused(tmp_path: Path, told: Any):
-    with pytest.raises(BadRequest, match="is no safetensors file"):
+    with pytest.raises(BadRequest, match="is not a safetensors file"):
         safetensors.read_header(header(tmp_path / "a.safetensors", told, bytes(64)))
 
 

@@ -1,4 +1,4 @@
-"""A recorded invocation and its end as they lie in the stream: plain JSON."""
+"""A recorded invocation and its end as stored: plain JSON."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ INVOCATION: dict[str, Any] = {
 
 
 def hop(node: int, taken: float, ready: float, first: float, end: float, **more: Any) -> dict[str, Any]:
-    """Times in seconds after the beginning."""
+    """Return a hop with times in seconds after the start."""
     times = {"taken": 1000 + taken, "ready": 1000 + ready, "first": 1000 + first, "end": 1000 + end}
     return {"t": "done", "inv": "g-0-1", "node": node, "executor": "x", **times, **more}
 

@@ -1,4 +1,4 @@
-"""What a command calls an app by, and how a gateway is told."""
+"""App targets on the command line, and the sources sent for them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 
 @pytest.fixture
 def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of apps that is the current one: a file, one in a directory, one in a package."""
+    """A current directory with apps: in a file, in a directory and in a package."""
     for name in ("poem.py", "team/novel.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/saga.py"):
         path = tmp_path / "apps" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("target", "said"),
-    [("none.py", "no such file"), ("team/none", "no such file"), ("team/", "no such file")],
+    [("none.py", "file not found"), ("team/none", "file not found"), ("team/", "file not found")],
 )
 def test_a_file_that_is_not_there_is_said(apps: Path, target: str, said: str):
     with pytest.raises(BadRequest, match=said):
@@ -66,7 +66,7 @@ def test_a_file_that_python_cannot_import_is_said(apps: Path):
 
 
 def test_a_gateway_that_takes_no_files_is_said(apps: Path):
-    with pytest.raises(BadRequest, match="takes no files"):
+    with pytest.raises(BadRequest, match="loads no files"):
         source_body("poem.py", None, "")
 
 

@@ -1,4 +1,4 @@
-"""``omnibus app``, ``omnibus adapters`` and ``omnibus tasks`` against a gateway that listens, found as people find it."""
+"""``omnibus app``, ``omnibus adapters`` and ``omnibus tasks`` against a listening gateway, found by default."""
 
 import asyncio
 import io
@@ -37,7 +37,7 @@ class Said(NamedTuple):
 
 
 class Desk:
-    """A person in the directory of the apps, beside a running Omnibus."""
+    """A shell in the apps' directory, next to a running Omnibus."""
 
     def __init__(self, land: Estate, gate: Gateway, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.land = land
@@ -56,7 +56,7 @@ class Desk:
         return said.out
 
     async def bad(self, *arguments: str) -> str:
-        """The one line that is said about a mistake."""
+        """Run a wrong command and return its one line of error."""
         said = await self.type(*arguments)
         assert (said.code, said.out) == (1, "")
         assert said.err.startswith("omnibus: ")
@@ -66,7 +66,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that import nothing, see ``forked_workers``."""
+    """Fork workers with modules already imported, see ``forked_workers``."""
     fork_workers(monkeypatch)
 
 
@@ -153,7 +153,7 @@ async def test_a_request_may_come_from_stdin(desk: Desk, monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.stdin", io.StringIO(" 2 \n"))
 
     assert await desk.good("app", "invoke", "count", "-") == "0\n1\n"
-    assert "the request is no JSON" in await desk.bad("app", "invoke", "count", "{")
+    assert "the request must be JSON" in await desk.bad("app", "invoke", "count", "{")
 
 
 async def test_an_upload_sends_the_text(desk: Desk):
@@ -199,14 +199,14 @@ async def test_what_the_gateway_refuses_is_one_line(desk: Desk, tmp_path: Path):
 
     assert "No module named 'nonsense'" in await desk.bad("app", "register", "broken.py")
     assert "--apps-dir" in await desk.bad("app", "register", "../stray.py")
-    assert "no such file" in await desk.bad("app", "register", "none.py")
+    assert "file not found" in await desk.bad("app", "register", "none.py")
     assert "register it with POST" in await desk.bad("app", "update", "none")
     assert "unknown app 'none'" in await desk.bad("app", "show", "none")
 
 
 async def test_another_gateway_may_be_named_and_needs_its_token(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.land.write("echo", ECHO, by="one")
-    assert "takes no files" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
+    assert "loads no files" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
     monkeypatch.setenv("OMNIBUS_GATEWAY_APPS_DIR", str(desk.land.directory))
     assert "OMNIBUS_GATEWAY_ADMIN_TOKEN" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
 

@@ -1,4 +1,4 @@
-"""``omnibus bisect``: all segments of a request, and exit codes for what differs and for what was not compared."""
+"""``omnibus bisect``: all segments of a request, and exit codes for differences and for segments not compared."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 
 async def keep(bus: NatsBus, id: str, digest: str = "", **begun: Any) -> None:
-    """Record an invocation of one stage that gave ``digest``."""
+    """Record an invocation of one stage whose output had ``digest``."""
     subject = subjects.record_subject("chat", id)
     end = {**ENDED, "inv": id, "route": ["l-0"], "hops": [], "outputs": {"0.text": digest} if digest else {}}
     end["segments"] = begun.pop("segments", [])

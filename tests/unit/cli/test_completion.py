@@ -1,4 +1,4 @@
-"""Completion of the commands, by a real bash."""
+"""Completion of the commands in a real bash."""
 
 import shlex
 import subprocess
@@ -11,7 +11,7 @@ from omnibus.cli import main
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `omnibus completion bash` prints."""
+    """The output of `omnibus completion bash`."""
     made = tmp_path_factory.mktemp("completion") / "omnibus.bash"
     with pytest.MonkeyPatch.context() as patch, made.open("w") as out:
         patch.setattr("sys.stdout", out)

@@ -1,4 +1,4 @@
-"""``omnibus deadletters``: what it lists, shows, tries again and forgets, on a real bus."""
+"""``omnibus deadletters``: listing, showing, retrying and deleting, on a real bus."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 @pytest.fixture
 def omnibus(nats_url: str) -> Any:
-    """``omnibus deadletters`` with arguments, as the shell runs it: in a loop of its own."""
+    """Run ``omnibus deadletters`` in its own loop, as the shell does."""
 
     async def run(*arguments: str) -> int:
         given = ("deadletters", *arguments, "--nats", nats_url)
@@ -147,5 +147,5 @@ async def test_one_can_be_forgotten(bus: NatsBus, omnibus: Any, capsys: pytest.C
     assert await omnibus("--json") == 0
 
     said, listed = capsys.readouterr().out.splitlines()
-    assert said == "d-1 is no dead letter any more"
+    assert said == "the dead letter d-1 is removed"
     assert [each["inv"] for each in json.loads(listed)] == ["d-2"]

@@ -22,7 +22,7 @@ PATIENCE = 20.0  # seconds
 
 
 def line(document: dict[str, Any]) -> str:
-    """The line of ``omnibus tail`` without its clock."""
+    """Return the line of ``omnibus tail`` without its clock."""
     clock, _, rest = invocations._record_line(json.dumps(document).encode()).partition(" ")
     assert len(clock) == len("12:00:00")
     return rest
@@ -58,7 +58,7 @@ def test_an_invocation_is_described_from_beginning_to_end():
     lines = invocations.invocation_lines(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
-    assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
+    assert lines[-3:] == ["status  done", "answer  'hello'", "audio   1.50 s, sha256 0123456789abcdef…"]
     assert sum(line.startswith("  [") for line in lines) == 6
 
 
@@ -111,7 +111,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 
 async def run(*arguments: str) -> int:
-    """``omnibus`` with ``arguments``, as the shell runs it: in a loop of its own."""
+    """Run ``omnibus`` with ``arguments`` in its own loop, as the shell does."""
     return await asyncio.wait_for(asyncio.to_thread(main, arguments), PATIENCE)
 
 
@@ -186,7 +186,7 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
     await keep(bus, "alone-1", INVOCATION)
 
     assert await run("replay", "alone-1", "--nats", nats_url) == 1
-    assert "nobody listens on omnibus.replay" in capsys.readouterr().err
+    assert "no subscriber on omnibus.replay" in capsys.readouterr().err
 
 
 async def test_steps_are_printed_and_two_invocations_compared(
@@ -209,7 +209,7 @@ async def test_steps_are_printed_and_two_invocations_compared(
     assert await run("step", "step-1", "--nats", nats_url) == 0
     printed_all = capsys.readouterr()
     assert "not kept" in printed_all.out
-    assert printed_all.err == "what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages\n"
+    assert printed_all.err == "set OMNIBUS_GATEWAY_RECORD=stages to keep the values between stages\n"
     assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
     assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -14,7 +14,7 @@ from omnibus.cli import main
 
 @pytest.fixture
 def say(valkey_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What ``omnibus keys ...`` prints; the store is empty when a test begins."""
+    """Run ``omnibus keys`` and return its output; the store is empty when a test begins."""
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
     with redis.Redis.from_url(valkey_url) as raw:
         raw.flushall()

@@ -79,7 +79,7 @@ def test_it_knows_its_version(capsys: pytest.CaptureFixture[str]):
             "the demo runs qwen2.5-vl-tiny or qwen2.5-omni-tiny or qwen2.5-omni-world, not gpt",
         ),
         (["demo", "--image", "/none.jpg"], "/none.jpg: No such file or directory"),
-        (["demo", "--model", "qwen2.5-vl-tiny", "--audio", "/x.wav"], "does not listen"),
+        (["demo", "--model", "qwen2.5-vl-tiny", "--audio", "/x.wav"], "does not accept audio"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""``omnibus models``: families, what checkpoints are made of, where they come from."""
+"""``omnibus models``: families, components of checkpoints, and where checkpoints are found."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Omnibus runs, nothing is in a cache, and no library is imported once more for each command."""
+    """A machine without a running Omnibus and with empty caches; modules are imported only once."""
     warm.fork_modules(monkeypatch)
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
@@ -52,7 +52,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """What ``omnibus models ...`` prints; what it says is wrong when it ends with an error."""
+    """Run ``omnibus models`` and return its output, or its error if it fails."""
 
     def said(*arguments: str, code: int = 0) -> str:
         assert main(["models", *arguments]) == code
@@ -63,12 +63,12 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 def report(**parts: ComponentReport) -> Report:
-    """What might be found out about a checkpoint of Qwen2.5-VL."""
+    """Return a report of a checkpoint of Qwen2.5-VL with these components."""
     return Report(path="/m", family="qwen2_5_vl", dtype="float32", parts=parts, stored={"float32": 48}, files=1)
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the lines that are rows of tables."""
+    """Return the cells of table rows."""
     return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
 
 
@@ -128,7 +128,7 @@ def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_
         found, shown = rows(say("list")), rows(say("show", "toy"))
 
     assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
-    assert "is no family" in next(row for row in found if row[0] == "torn")[1]
+    assert "is not a family" in next(row for row in found if row[0] == "torn")[1]
     assert ["E", "eye", "encoder", "yes"] in shown
 
 
@@ -187,7 +187,7 @@ def test_what_could_not_be_built_is_not_reckoned_with():
 
 
 def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
-    assert "mystery is no directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
+    assert "mystery is not a directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
 
 
 # check
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say
     [
         ({"stored": {}}, "vision     8 B     no weights"),
         ({"lost": ["model-2.safetensors"]}, "missing: model-2.safetensors"),
-        ({"broken": ["model.safetensors is cut off: 1 of 2 bytes are there"]}, "broken: model.safetensors is cut off"),
+        ({"broken": ["model.safetensors is truncated, it has 1 of 2 bytes"]}, "broken: model.safetensors is truncated"),
     ],
 )
 def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str):
@@ -262,7 +262,7 @@ def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
     )
 
     assert "not in vLLM: it looks aside" in text
-    assert "It can be taken apart." in text
+    assert "It can be split." in text
 
 
 def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
@@ -275,7 +275,7 @@ def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
 
 
 def test_an_id_that_is_not_in_the_cache_says_what_to_do(say: Say):
-    assert "`omnibus models get Qwen/None` downloads it" in say("check", "Qwen/None", code=1)
+    assert "download it with `omnibus models get Qwen/None`" in say("check", "Qwen/None", code=1)
 
 
 def test_a_family_that_has_no_class_is_named(say: Say, tmp_path: Path):
@@ -304,7 +304,7 @@ def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.Mo
 
 
 def test_what_is_no_id_is_not_downloaded(say: Say):
-    assert "/models/vl is no id of the Hugging Face hub" in say("get", "/models/vl", code=1)
+    assert "/models/vl is not an id of the Hugging Face hub" in say("get", "/models/vl", code=1)
 
 
 # tiny
@@ -321,14 +321,14 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: S
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
 
-    assert "holds another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
+    assert "contains another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
     assert json.loads(say("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
     assert (tmp_path / "q" / "model.safetensors").exists()
 
 
 def test_an_unknown_tiny_model_names_those_there_are(say: Say):
-    assert "there is no tiny gpt; there is one of gemma3" in say("tiny", "gpt", code=1)
+    assert "unknown tiny model gpt: use one of gemma3" in say("tiny", "gpt", code=1)
 
 
 # words

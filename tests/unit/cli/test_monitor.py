@@ -1,4 +1,4 @@
-"""What ``omnibus top`` has seen becomes rates, and rows that fit the screen."""
+"""``omnibus top``: rates from its samples, and rows that fit the screen."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def seen(clock: Clock) -> SystemState:
     return made
 
 
-# What is seen
+# State
 
 
 def test_rates_are_per_second_and_times_are_means(seen: SystemState, clock: Clock):
@@ -141,7 +141,7 @@ def test_only_rates_that_the_solver_found_are_planned():
     assert planned_rates(plan(explain=SOLVED)) == {("m", TYPE): 2.5}
 
 
-# What is shown
+# Display
 
 
 def test_a_model_is_shown_with_its_types_below(seen: SystemState):

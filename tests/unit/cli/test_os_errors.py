@@ -1,4 +1,4 @@
-"""Errors of the operating system that people can mend are one line; all others are tracebacks."""
+"""OS errors that users can fix are printed as one line; all others are tracebacks."""
 
 import errno
 import subprocess
@@ -23,7 +23,7 @@ def test_what_people_can_mend_is_said_with_what_to_do(error: OSError, words: str
 
     assert found is not None
     assert found.message.startswith(words)
-    assert isinstance(found, Rejected) == (error.errno != errno.ENOSPC)  # which another try may not meet
+    assert isinstance(found, Rejected) == (error.errno != errno.ENOSPC)  # a retry may succeed
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file", "/x"), OSError("anything"), OSError()])

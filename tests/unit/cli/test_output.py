@@ -1,4 +1,4 @@
-"""What programs get from commands: JSON and errors as JSON; and tables, whose rows differ on any screen."""
+"""Output for programs, in JSON, and tables with distinguishable rows."""
 
 import argparse
 import json
@@ -95,7 +95,7 @@ def test_a_workload_is_sized_from_what_was_measured(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("workload", "message"),
-    [("chat-imag=1", "did you mean chat-image?"), ("chat", "write KIND=REQ/S"), ("chat=-1", "write KIND=REQ/S")],
+    [("chat-imag=1", "did you mean chat-image?"), ("chat", "must be KIND=REQ/S"), ("chat=-1", "must be KIND=REQ/S")],
 )
 def test_a_workload_that_is_none_is_refused(workload: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["size", workload]) == 1
@@ -128,7 +128,7 @@ def test_words_at_the_end_make_room_for_names():
 
 @pytest.fixture
 def default_plan() -> Plan:
-    """The default deployment, with names of models that differ at their ends alone."""
+    """The default deployment, with model names that differ only at their ends."""
     models = {}
     for name in ("qwen2.5-omni-world", "qwen2.5-omni-tiny", "qwen2.5-omni-tiny-wide"):
         family = catalog.find_family("qwen2_5_omni")

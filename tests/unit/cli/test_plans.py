@@ -1,4 +1,4 @@
-"""``omnibus plan`` on a real store and bus: what there is, what differs, what was, and back to it."""
+"""``omnibus plan`` on a real store and bus: showing, comparing, history and pinning."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Say = Callable[..., str]
 
 
 def model(thinkers: int = 1, share: float = 70, checkpoint: str = "/m", both: bool = True) -> ModelPlan:
-    """The usual deployment of a model that sees."""
+    """Return the usual deployment of a vision model."""
     options = {
         "E": DeploymentOption(("vision",), "encoder"),
         "L": DeploymentOption(("thinker",), "llm", thinkers, gpus=1),
@@ -50,7 +50,7 @@ def plan(epoch: int, reason: str = "declared", **models: ModelPlan) -> Plan:
 
 @pytest.fixture
 def keep(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write to the store, which is empty when a test begins, and which commands find."""
+    """Write to the store, the default of commands. It is empty when a test begins."""
     for name in ("OMNIBUS_STORE_URL", "OMNIBUS_BUS_URL"):
         monkeypatch.delenv(name, raising=False)
     with redis.Redis.from_url(valkey_url) as raw:
@@ -74,7 +74,7 @@ def swap(plan: Plan) -> Callable[[Store], Coroutine[Any, Any, Any]]:
 
 @pytest.fixture
 def say(valkey_url: str, capsys: pytest.CaptureFixture[str]) -> Say:
-    """What ``omnibus plan ...`` prints."""
+    """Run ``omnibus plan`` and return its output."""
 
     def said(*arguments: str, code: int = 0) -> str:
         assert main(["plan", *arguments, "--store", valkey_url]) == code
@@ -85,7 +85,7 @@ def say(valkey_url: str, capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the lines that are rows of tables."""
+    """Return the cells of table rows."""
     return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
 
 
@@ -206,7 +206,7 @@ def test_who_is_up_is_asked_on_the_bus(
 
 
 def _crowd(kinds: list[ExecutorKind]) -> type:
-    """A connection on whose bus executors of ``kinds`` answer, as long as it lasts."""
+    """Return a connection class on whose bus executors of ``kinds`` answer."""
 
     class Crowded:
         @staticmethod

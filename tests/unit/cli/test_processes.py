@@ -1,4 +1,4 @@
-"""Runs in the background: started, listed, looked at and ended by commands."""
+"""Runs in the background: starting, listing, inspecting and stopping them."""
 
 import json
 import os
@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class Shell:
-    """Commands of one user, whose runs nobody else sees."""
+    """Commands of one user, with runs invisible to other users."""
 
     def __init__(self, directory: Path) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), "OMNIBUS_UP_FORK_SERVER": "0"}
 
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:
-        """The output of ``omnibus arguments``, which ends with ``code``."""
+        """Run ``omnibus arguments``, check its exit code and return its output."""
         done = subprocess.run(
             warm.omnibus_command(*arguments), env={**self.env, **env}, cwd=ROOT,
             capture_output=True, text=True, timeout=200, check=False,
@@ -45,7 +45,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
     found = json.loads(shell.run("ps", "--json"))
     assert [(run["name"], run["ready"]) for run in found] == [("one", True), ("two", True)]
     assert found[0]["url"] in started
-    assert "several runs are up: one (http" in shell.run("status", code=1)
+    assert "name one of several runs with --run NAME or OMNIBUS_RUN: one (http" in shell.run("status", code=1)
     status = json.loads(shell.run("status", "--run", "two", "--json"))
     assert (status["url"], status["missing"]) == (found[1]["url"], "")
     assert set(status["pids"]) == {"nats", "valkey", "planner", "sidecar", "gateway"}
@@ -63,7 +63,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
 def test_what_keeps_a_run_from_starting_is_said_by_the_command_that_started_it(shell: Shell):
     said = shell.run("up", "--detach", "--no-models", "--port", "99999", code=78)
 
-    assert said.splitlines()[-1].startswith("omnibus: port 99999 is none")
+    assert said.splitlines()[-1].startswith("omnibus: port 99999 must be a number")
 
 
 def test_a_variable_that_is_no_setting_is_said_before_anything_starts(shell: Shell):

@@ -1,4 +1,4 @@
-"""``omnibus profile``: what is wrong is said in a line before anything is started, and what was measured in a table."""
+"""``omnibus profile``: errors in one line before it starts anything, and measurements in a table."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a run says that fails."""
+    """Run a command that fails and return its error."""
     assert main(["profile", *arguments]) == 1
     return capsys.readouterr().err.strip()
 
@@ -45,14 +45,14 @@ WORK = ("--workload", "w.json")
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (("a model", *WORK), "no model and no app 'a model'; there is qwen2.5-vl-tiny"),
-        (("./nowhere.py", *WORK), "nowhere.py: no such file"),
+        (("a model", *WORK), "unknown model or app 'a model': use qwen2.5-vl-tiny"),
+        (("./nowhere.py", *WORK), "nowhere.py: file not found"),
         (("qwen-image-tiny", *WORK), "qwen-image-tiny does not chat, and only chats can be measured"),
         (("qwen2", *WORK), "qwen2 is a family: name its tiny model, qwen2-tiny, or one of yours and its file"),
-        (("ltx2-tiny", *WORK), "it has text_encoder, vae_encoder, dit, vae, audio_vae"),
+        (("ltx2-tiny", *WORK), "It has text_encoder, vae_encoder, dit, vae, audio_vae"),
         (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
         (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
-        (("m", *DECLARED, "--workload", "no.json"), "--workload no.json: no such file that can be read"),
+        (("m", *DECLARED, "--workload", "no.json"), "--workload no.json: cannot read this file"),
         (("m", *DECLARED, "--workload", "models.json"), "must be JSON"),
         (("m", *DECLARED, *WORK, "--option", "X"), "m has no option X; there is E, L, EL"),
         (("m", *DECLARED, *WORK, "--seconds", "0"), "--seconds must be at least 0.05"),
@@ -60,7 +60,7 @@ WORK = ("--workload", "w.json")
         (("m", *DECLARED, *WORK, "--most-others", "0"), "--most-others must be at least 1"),
         (("m", *DECLARED, *WORK, "--batch", "1,many"), "--batch must be whole numbers above 0, separated by commas"),
         (("m", *DECLARED, *WORK, "--tp", "0"), "--tp must be whole numbers above 0"),
-        (("m", *DECLARED, *WORK, "--engine-profile", "no.json"), "--engine-profile no.json: no such file"),
+        (("m", *DECLARED, *WORK, "--engine-profile", "no.json"), "--engine-profile no.json: file not found"),
         (("m", *DECLARED, *WORK, "--put"), "no running Omnibus found"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -101,4 +101,4 @@ def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest
 def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
     PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
-    assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
+    assert "continue with --resume" in said(capsys, "m", *DECLARED, *WORK)

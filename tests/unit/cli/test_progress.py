@@ -1,4 +1,4 @@
-"""Bars of long work: drawn on a terminal, and nowhere else."""
+"""Progress bars, drawn only on a terminal."""
 
 import io
 import os
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 def run_on_terminal(*arguments: str) -> str:
-    """What a terminal of 80 columns gets from ``WORK``."""
+    """Return the output of ``WORK`` on a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}
     with subprocess.Popen([sys.executable, "-c", WORK, *arguments], stdout=theirs, stderr=theirs, env=environ) as work:

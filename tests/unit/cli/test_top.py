@@ -1,4 +1,4 @@
-"""``omnibus top`` on real servers: what runs is shown, and what is away is said."""
+"""``omnibus top`` on real servers, including servers that are down."""
 
 import asyncio
 import io
@@ -29,7 +29,7 @@ from tests.unit.sidecar.node import PATIENCE, until
 
 @pytest.fixture
 def alone(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty store, and nothing in the environment that says where others are."""
+    """An empty store, and an environment without addresses of other servers."""
     for name in ("OMNIBUS_STORE_URL", "OMNIBUS_BUS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(top, "SAMPLE_SECONDS", 0.5)
@@ -62,7 +62,7 @@ def test_once_prints_what_runs_now(nats_url: str, valkey_url: str, capsys: pytes
 
 
 async def _beat(bus: NatsBus) -> None:
-    """One executor and one gateway, as they speak."""
+    """Send heartbeats as one executor and one gateway."""
     for beat in range(1000):
         bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status("a", busy=beat * 0.01)))
         told = LoadEvent("g", 1, 0.05, 2, {"m": {TYPE: LoadCounts(came=1, done=1)}})
@@ -104,7 +104,7 @@ def test_a_store_or_a_bus_that_is_not_there_is_named(
     assert main(["top", "--store", valkey_url, "--once"]) == 1
     assert "no NATS server at nats://127.0.0.1:1" in capsys.readouterr().err
     assert main(["top", "--every", "0"]) == 1
-    assert "give seconds between" in capsys.readouterr().err
+    assert "seconds must be between" in capsys.readouterr().err
 
 
 async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path: File, monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +145,7 @@ async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path:
             await valkey.start()
             await until(says(""))
             await until(lambda: watch.seen.plan is None)  # it was in memory
-            again = Store(StoreSettings(url=valkey.server.url))  # the first one may have connections that are dead
+            again = Store(StoreSettings(url=valkey.server.url))  # the first one may have dead connections
             await again.swap_plan(plan(1, thinkers=2))
             await until(lambda: there() and watch.seen.plan.models["m"].options["L"].replicas == 2)  # type: ignore[union-attr]
         for connection in (bus, crowd):
@@ -156,7 +156,7 @@ async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The command keeps warnings off the screen; tests after it want theirs."""
+    """Restore warnings, which the command keeps off the screen."""
     before = list(logging.getLogger().handlers)
     yield
     logging.getLogger().handlers[:] = before

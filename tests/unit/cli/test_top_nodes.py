@@ -1,4 +1,4 @@
-"""Nodes and links of ``omnibus top``: only where there are several."""
+"""Nodes and links in ``omnibus top``, shown only if there are several nodes."""
 
 import json
 import time

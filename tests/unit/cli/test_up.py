@@ -1,4 +1,4 @@
-"""``omnibus up``: what its flags mean, and what cannot be meant."""
+"""``omnibus up``: the meaning of its flags, and rejected combinations."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The waterfall as text: who waited, who worked, who gave output, to the column."""
+"""The waterfall as text: waiting, working and output times, to the column."""
 
 import re
 from itertools import groupby
@@ -107,15 +107,15 @@ def test_what_runs_has_no_times_yet():
 def test_a_move_is_told_with_its_reason():
     moves = [{"attempt": 0, "at": 1000.3, "reason": "gone", "executor": "e-0", "message": "it is gone"}]
 
-    assert drawn(moves=moves)[-1] == "moved   attempt 0 was given up after 300 ms: gone e-0"
+    assert drawn(moves=moves)[-1] == "moved   attempt 0 ended after 300 ms: gone e-0"
 
 
 def test_a_move_says_which_stages_began_again_and_what_that_saved():
     moves = [{"attempt": 0, "at": 1000.3, "reason": "gone", "executor": "l-0", "again": [2], "resumed": {"2.text": 9}}]
 
     assert drawn(moves=moves)[-2:] == [
-        "again   [2] thinker; all others went on, or were done",
-        "resumed 2.text behind 9, which were not computed again",
+        "again   [2] thinker; all others continued, or were done",
+        "resumed 2.text after 9 items, which were not computed again",
     ]
 
 

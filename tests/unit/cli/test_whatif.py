@@ -1,4 +1,4 @@
-"""Which store and bus a question of ``omnibus whatif`` is about."""
+"""The store and bus that ``omnibus whatif`` uses."""
 
 import os
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_a_question_about_declarations_needs_no_run_and_one_about_a_run_its_name
 
     assert _addresses(parse(["whatif", "--models", "models.json", "--rate", "2x"])) == {}
     for about in (["--plan", "current"], ["--models", "models.json", "--from", "2h"], []):
-        with pytest.raises(BadRequest, match=r"several runs are up: one .*, two .*--run NAME"):
+        with pytest.raises(BadRequest, match=r"name one of several runs with --run NAME .*: one .*, two"):
             _addresses(parse(["whatif", *about]))
     monkeypatch.setenv(runs.RUN, "two")
     found = _addresses(parse(["whatif", "--plan", "current"]))

@@ -1,4 +1,4 @@
-"""What there is to watch: a plan, executors, load; and the rows of what is shown."""
+"""State for ``omnibus top`` (a plan, executors, load) and the rows it prints."""
 
 import re
 import time
@@ -44,7 +44,7 @@ def event(gateway: str = "g", inflight: int = 0, **types: LoadCounts) -> LoadEve
 
 
 def rows(lines: Any) -> dict[str, list[str]]:
-    """The cells of each row, by its name."""
+    """Return the cells of each row, by its name."""
     found = [re.split(r"  +", line.strip()) for line in lines if "  " in line]
     return {cells[0]: cells[1:] for cells in found}
 

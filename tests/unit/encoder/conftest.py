@@ -1,4 +1,4 @@
-"""Fixtures of encoders' tests."""
+"""Fixtures for tests of encoders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,10 @@ from omnibus_models import tiny
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """As encoders compute: where several threads cut an array depends on its size, and rounding on the cuts."""
+    """Run torch on one thread, as encoders do.
+
+    With several threads, rounding depends on how an array's size splits it among them.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""An encoder that looks closer at a picture alone is told whether it is, and keeps both ways apart."""
+"""Encoders that treat a lone image differently. They cache both results separately."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches are made of whoever waits, and a guilty item fails alone."""
+"""Batching of waiting items, and isolation of a failing item."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from services.encoder.batcher import Batcher
 
 
 class Doubler:
-    """Work that can be held back: doubles ``n_tokens``; a negative one breaks its whole batch."""
+    """Work that a test can pause: doubles ``n_tokens``, and fails the whole batch on a negative one."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -33,7 +33,7 @@ def item(number: int, modality: str = "image") -> Prepared:
 
 
 async def together(batcher: Batcher, doubler: Doubler, items: list[Prepared]) -> list[object]:
-    """Let all items wait while the first is being worked on."""
+    """Let all items wait while the first one is processed."""
     serving = asyncio.create_task(batcher.serve())
     first = asyncio.create_task(batcher.encode(item(1)))
     await doubler.busy.wait()

@@ -1,4 +1,4 @@
-"""However requests come, and whatever is kept, each gets what its file gives alone, but for rounding."""
+"""Cached embeddings equal those of the file alone, up to rounding."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
 File = tuple[bytes, str]  # content and modality
-_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of sounds: a window of the encoder has 2
+_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of audio; the encoder's window is 2 s
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +116,7 @@ async def test_another_salt_or_content_is_a_miss_whatever_hash_the_request_names
 
 
 class NamedJob(MemoryJob):
-    """A job whose media is a literal: what the gateway says of it can be read without its bytes."""
+    """A job with literal media, whose description is readable without the bytes."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -137,7 +137,7 @@ async def test_media_that_are_known_by_their_digest_are_not_opened(omni: Path, f
         others = [await run(runner, named(file, digest, "tenant")), await run(runner, named(file, "zz" + digest[2:]))]
 
     assert (first.asked, second.asked) == (["media"], [])
-    assert [each.asked for each in others] == [["media"], ["media"]]  # of somebody else; without a digest
+    assert [each.asked for each in others] == [["media"], ["media"]]  # of another tenant; without a digest
     np.testing.assert_array_equal(first.array("embedding"), second.array("embedding"))
 
 
@@ -146,7 +146,7 @@ async def test_a_wrong_digest_changes_nothing_that_is_kept(omni: Path, files_of:
     right, wrong = sha256(one[0]).hexdigest(), sha256(other[0]).hexdigest()
     async with encoding(omni, "vision", cache=1 << 20) as runner:
         expected = (await run(runner, named(one, right))).array("embedding")
-        await run(runner, named(other, "0" * 64))  # kept under what its bytes are
+        await run(runner, named(other, "0" * 64))  # cached by the digest of its bytes
         lied = await run(runner, named(one, "1" * 64))
         found = await run(runner, named(other, wrong))
         again = await run(runner, named(one, right))
@@ -217,7 +217,7 @@ async def test_random_requests_never_get_another_files_embedding(
 async def _some(
     runner: EncodeRunner, jobs: Sequence[MemoryJob], leavers: set[int], random: Callable[[], float]
 ) -> None:
-    """All at once; ``leavers`` are cancelled somewhere on their way."""
+    """Run all jobs at once; ``leavers`` are cancelled at random points."""
     running = [asyncio.create_task(run(runner, each)) for each in jobs]
     for index in sorted(leavers & set(range(len(jobs)))):
         for _ in range(int(4 * random())):

@@ -1,4 +1,4 @@
-"""Results by content: computed once, kept within their bytes, and nobody's leaving is another's loss."""
+"""Results cached by content: computed once, within a byte limit, unaffected by other callers' cancellation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ ROWS = 1024  # bytes of an embedding here
 
 
 class Work:
-    """Makes an array of what was read; ``read`` and ``done`` can be held back."""
+    """Work that turns read bytes into an array; ``read`` and ``done`` can be blocked."""
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.reads: list[str] = []
@@ -60,7 +60,7 @@ async def test_the_second_time_nothing_is_read_or_computed() -> None:
     assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + ENTRY_OVERHEAD_BYTES)
 
 
-@pytest.mark.parametrize("limit", [1 << 20, 1])  # kept, and too large to be kept: others may have waited for it, too
+@pytest.mark.parametrize("limit", [1 << 20, 1])  # cached, and too large for the cache: others may wait for it, too
 async def test_what_is_shared_cannot_be_changed(limit: int) -> None:
     found = await Work(limit).get("a")
 

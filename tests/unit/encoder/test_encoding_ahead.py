@@ -1,4 +1,4 @@
-"""A turn of a realtime session, encoded by the tiny model's own encoder while its user speaks."""
+"""Encoding a turn of a realtime session while its user speaks. The encoder is the tiny model's."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.unit.sidecar.node import until
 
 
 class RealEars:
-    """The audio encoder of the tiny model; what toys answer is said about its rows."""
+    """The audio encoder of the tiny model; toy models answer with facts about its rows."""
 
     keeps = True
 

@@ -1,4 +1,4 @@
-"""The first frame of a video is encoded at the video's size, whether it is a file or what another task made."""
+"""The first frame of a video, encoded at the video's size."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -60,8 +60,8 @@ async def test_an_image_is_encoded_as_its_family_does(runner: FrameEncodeRunner,
     ("given", "error", "message"),
     [
         (job(b"no image"), BadMedia, "image"),
-        (job(b"", media=None), BadMedia, "without its bytes"),
-        (job(files.picture(1), "audio"), BadRequest, "not with audio"),
+        (job(b"", media=None), BadMedia, "has no bytes"),
+        (job(files.picture(1), "audio"), BadRequest, "not audio"),
         (job(files.picture(1), width=63), BadRequest, "width must be a multiple of 8, not 63"),
         (job(files.picture(1), height=0), BadRequest, "height must be a multiple of 8, not 0"),
         (job(files.picture(1), width=8192, height=8192), BadRequest, "a frame may have"),

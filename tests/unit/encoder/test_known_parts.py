@@ -1,4 +1,4 @@
-"""A sound that goes on is encoded from where it went on, and is what it would be if it were encoded at once."""
+"""Audio that grows is encoded from its last known part. The result is the same as all at once."""
 
 import io
 import wave
@@ -16,7 +16,7 @@ from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 
-#: Samples per second, as microphones of realtime sessions give them: encoders resample them.
+#: Samples per second of microphones in realtime sessions; encoders resample them.
 RATE = 24_000
 SECONDS = 9.0
 
@@ -37,7 +37,7 @@ async def runner(omni: Path) -> AsyncIterator[EncodeRunner]:
 
 
 def speech(seed: int = 0) -> np.ndarray:
-    """Something like syllables, of which the first is the loudest, with noise between them: float [n]."""
+    """Return syllable-like audio with noise between syllables, the first the loudest: float [n]."""
     times = np.arange(int(SECONDS * RATE)) / RATE
     dice = np.random.default_rng(seed)
     syllables = dice.uniform(0.05, 0.3, int(SECONDS * 4))
@@ -82,8 +82,8 @@ async def test_a_sound_that_goes_on_is_encoded_from_its_last_window(runner: Enco
 
         assert_close(found, alone(audio, file))
         reused.append(runner.stats()["reused_parts"])
-    assert reused == [0, 1, 3, 6]  # of windows of 2 s: all that were complete the time before
-    assert runner.stats()["batches"] == {"1": 4}  # what is new of one sound is one item
+    assert reused == [0, 1, 3, 6]  # of windows of 2 s: all that were complete last time
+    assert runner.stats()["batches"] == {"1": 4}  # the new part of one audio input is one item
 
 
 @pytest.mark.numeric
@@ -103,7 +103,7 @@ async def test_a_sound_of_any_length_is_the_same_behind_a_known_beginning(
 async def test_a_beginning_that_sounds_otherwise_beside_what_follows_is_encoded_anew(
     runner: EncodeRunner, audio: MediaEncoder
 ):
-    """What is 80 dB below the loudest moment of a sound counts as silence, in all of it."""
+    """Anything 80 dB below the loudest moment counts as silence, throughout the audio."""
     samples = speech(2)
     samples[: 3 * RATE] *= 1e-4
     quiet, whole = until(samples, 2.5), wav(samples)

@@ -1,4 +1,4 @@
-"""An encoder under load gives every item the embedding that it would get alone."""
+"""An encoder under load returns the same embeddings as for single items."""
 
 import asyncio
 import io
@@ -70,7 +70,7 @@ async def test_an_image_that_a_task_made_is_encoded_like_its_png_file(runner: En
 
 
 async def test_a_tensor_that_is_no_image_is_refused(runner: EncodeRunner) -> None:
-    with pytest.raises(BadRequest, match="an image is uint8"):
+    with pytest.raises(BadRequest, match="an image must be uint8"):
         await run(runner, MemoryJob({"media": Item({}, np.zeros((4, 4), np.float32))}))
 
 
@@ -163,7 +163,7 @@ async def test_a_film_that_nobody_waits_for_is_not_decoded_to_its_end(
     await asyncio.gather(watching, return_exceptions=True)
     cancelled.set()
     await run(runner, job(jpeg(1)))
-    await runner.close()  # waits for what is decoded
+    await runner.close()  # waits for the decoder
 
     assert checks == [0]
 

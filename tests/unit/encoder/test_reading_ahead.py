@@ -1,4 +1,4 @@
-"""A turn of a realtime session, read by the tiny model's own encoder and thinker while its user speaks."""
+"""Reading a turn of a realtime session while its user speaks. Encoder and thinker are the tiny model's."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class RealMind:
-    """The thinker of the tiny model. ``keeps_prompts`` is what others know of it."""
+    """The thinker of the tiny model. ``keeps_prompts`` is the value that it reports to others."""
 
     def __init__(self, runner: ThinkRunner, *, known: bool) -> None:
         self.runner = runner
@@ -30,12 +30,15 @@ class RealMind:
 
     @property
     def prefilled(self) -> int:
-        """Prompt tokens that were computed so far."""
+        """Prompt tokens computed so far."""
         return self.runner.batch_counts.tokens
 
 
 async def speak(directory: Path, omni: Path, modality: str, *, ahead: bool) -> tuple[dict[str, Any], str, bytes, int]:
-    """One turn of 7 s: its response, what was said, its sound, and the prompt tokens computed behind its end."""
+    """Run one turn of 7 s.
+
+    Returns its response, transcript and audio, and the number of prompt tokens computed after the turn ended.
+    """
     encoder = EncodeRunner("audio", "qwen2_5_omni", omni, "cpu", "float32", EncodeSettings(cache=16 << 20))
     settings = ThinkSettings(slots=4, context=512, kept_bytes=16 << 20)
     thinker = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", settings))
@@ -68,7 +71,7 @@ async def speak(directory: Path, omni: Path, modality: str, *, ahead: bool) -> t
 @pytest.mark.numeric
 @pytest.mark.parametrize("modality", ["text", "audio"])
 async def test_behind_the_end_of_a_turn_only_its_last_window_is_prefilled(tmp_path: Path, omni: Path, modality: str):
-    """The answer is the same, and so is what its client pays for."""
+    """The answer and the billed usage are the same."""
     read, words, sound, computed = await speak(tmp_path / "ahead", omni, modality, ahead=True)
     plain, same_words, same_sound, all_of_it = await speak(tmp_path / "plain", omni, modality, ahead=False)
 

@@ -1,4 +1,4 @@
-"""Texts become vectors: those of the library's own hidden states, whoever else is in the batch."""
+"""Text embeddings equal the library's own hidden states, in any batch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def runner(checkpoint: tuple[str, Path]) -> AsyncIterator[EmbedRunner]:
 
 
 def library(checkpoint: tuple[str, Path], text: str, pooling: str = "mean") -> np.ndarray:
-    """What the library's own model says of a text, by itself."""
+    """Return the library's own embedding of one text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
     name, path = checkpoint

@@ -1,4 +1,4 @@
-"""Prompts of many requests are encoded together, and each as if it were alone."""
+"""Prompts of many requests are encoded together, each as if alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for one in (jobs[0], jobs[2]):
-        # The same computations in one process, so to the bit.
+        # The computations are the same in one process, so the results are equal to the bit.
         assert np.array_equal(one.array("embeds"), lone.array("embeds"))
     await runner.close()
 
@@ -104,7 +104,7 @@ async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, 
         ({"prompt": "a", "colour": 1}, "colour"),
         ({"prompt": "a", "items": [1]}, "list of embeddings"),
         ({"prompt": "a", "items": [Item({}, None)]}, "list of embeddings"),
-        ({"prompt": "a", "items": [Item({}, np.zeros((4, 64), np.float32))]}, "text alone"),
+        ({"prompt": "a", "items": [Item({}, np.zeros((4, 64), np.float32))]}, "only text"),
         ({"prompt": "a <|im_start|> b"}, "im_start"),
         ({"prompt": "a", "negative_prompt": "<|im_end|>"}, "im_end"),
     ],
@@ -121,7 +121,7 @@ async def test_a_prompt_that_is_too_long_is_refused(runner: TextEncodeRunner) ->
     assert (await run(runner, MemoryJob({"prompt": "hill"}))).array("embeds").size
 
 
-# Prompts about pictures
+# Prompts with images
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ async def reader(edit: Path) -> AsyncIterator[TextEncodeRunner]:
 
 
 def picture(seed: int) -> Item:
-    """The embedding of a picture of 2 x 3 tokens, read only as an arena's."""
+    """Return the read-only embedding of an image of 2 x 3 tokens."""
     rows = np.random.default_rng(seed).standard_normal((6, 64), np.float32)
     rows.setflags(write=False)
     return Item({"modality": "image", "grid_thw": [1, 4, 6], "n_tokens": 6}, rows)
@@ -164,5 +164,5 @@ async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader:
 
 
 async def test_a_prompt_about_no_picture_is_refused_where_one_is_needed(reader: TextEncodeRunner) -> None:
-    with pytest.raises(BadRequest, match="edits one picture, not 0"):
+    with pytest.raises(BadRequest, match="edits one image, not 0"):
         await run(reader, MemoryJob({"prompt": "make it red"}))

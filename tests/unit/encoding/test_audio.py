@@ -1,4 +1,4 @@
-"""Samples become files that other programs can play, whole or piece by piece."""
+"""Encoding samples to files for other programs, whole or in pieces."""
 
 import io
 import wave
@@ -33,7 +33,7 @@ COMPRESSED: list[SoundFormat] = ["flac", "mp3", "opus", "aac"]
 
 
 def decode(data: bytes) -> tuple[np.ndarray, int]:
-    """Mono float samples and their rate, by FFmpeg."""
+    """Decode to mono float samples and their rate with FFmpeg."""
     with av.open(io.BytesIO(data)) as file:
         frames: list[Any] = list(file.decode(audio=0))
     resampler = av.AudioResampler(format="flt", layout="mono", rate=frames[0].sample_rate)
@@ -42,13 +42,13 @@ def decode(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def pieces(format: SoundFormat, samples: NDArray[np.float32], speed: float = 1.0) -> list[bytes]:
-    """What an encoder gives for each tenth of a second, and at the end."""
+    """Return the encoder's output for each 0.1 s, and at the end."""
     encoder = StreamingAudioEncoder(format, 24000, speed)
     return [*(encoder.push(samples[at : at + 2400]) for at in range(0, len(samples), 2400)), encoder.close()]
 
 
 def pitch(samples: NDArray[Any], rate: int) -> float:
-    """The loudest frequency in the middle, in Hz."""
+    """Return the loudest frequency in the middle, in Hz."""
     middle = samples[len(samples) // 4 : 3 * len(samples) // 4].astype(float)
     return float(np.argmax(np.abs(np.fft.rfft(middle * np.hanning(len(middle))))) * rate / len(middle))
 
@@ -130,7 +130,7 @@ def test_pieces_come_while_the_sound_is_being_made(format: SoundFormat):
 
     before = len(b"".join(made[:10]))
     assert 0.3 < before / len(b"".join(made)) < 0.7
-    decoded, rate = decode(b"".join(made[:10]))  # what came in the first second can be heard
+    decoded, rate = decode(b"".join(made[:10]))  # the first second is playable
     assert len(decoded) / rate > 0.5
 
 

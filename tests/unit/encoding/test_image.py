@@ -1,4 +1,4 @@
-"""Pixels become files that other programs can open."""
+"""Encoding pixels to files that other programs can open."""
 
 import io
 
@@ -57,7 +57,7 @@ def test_a_picture_can_be_scaled():
     ],
 )
 def test_what_is_no_picture_is_refused(pixels: NDArray[np.uint8]):
-    with pytest.raises(BadRequest, match="an image is uint8"):
+    with pytest.raises(BadRequest, match="an image must be uint8"):
         encode_image(pixels, "png")
 
 

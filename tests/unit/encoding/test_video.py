@@ -1,4 +1,4 @@
-"""Films are what players make of them: read again by FFmpeg, with their size, time, frames and sound."""
+"""Encoded videos, decoded by FFmpeg: their size, duration, frames and audio."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ def read(path: Path) -> Read:
 
 
 def moving(count: int, height: int = 32, width: int = 64) -> np.ndarray:
-    """A bright bar that goes from left to right over a colour."""
+    """Return frames of a bright bar that moves right over a colour."""
     frames = np.full((count, height, width, 3), (40, 90, 160), np.uint8)
     for number, frame in enumerate(frames):
         frame[:, 4 * number : 4 * number + 8] = (200, 180, 60)
@@ -44,7 +44,7 @@ def moving(count: int, height: int = 32, width: int = 64) -> np.ndarray:
 
 
 def tone(seconds: float, rate: int = RATE) -> np.ndarray:
-    """Another note at each ear."""
+    """Return stereo audio with a different note in each channel."""
     time = np.arange(int(seconds * rate)) / rate
     return np.stack([np.sin(2 * np.pi * note * time) for note in (440, 660)], 1).astype(np.float32) * 0.5
 
@@ -135,14 +135,14 @@ def test_the_index_comes_first(tmp_path: Path):
 def test_what_is_no_frame_is_refused(tmp_path: Path, frames: np.ndarray):
     film = VideoWriter(tmp_path / "film", 24.0)
 
-    with pytest.raises(BadRequest, match="frames are"):
+    with pytest.raises(BadRequest, match="frames must be"):
         film.add_frames(frames)
 
 
 def test_what_is_no_sound_is_refused(tmp_path: Path):
     film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
-    with pytest.raises(BadRequest, match="audio is"):
+    with pytest.raises(BadRequest, match="audio must be"):
         film.add_audio(np.zeros((10, 6), np.float32), RATE)
 
 
@@ -156,7 +156,7 @@ def test_a_film_without_frames_is_none(tmp_path: Path):
 def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
     film = VideoWriter(tmp_path / "nowhere" / "film", 24.0)
 
-    with pytest.raises(Fatal, match="cannot be written"):
+    with pytest.raises(Fatal, match="cannot write the video"):
         film.add_frames(moving(60, 64, 256))
     film.abort()
 

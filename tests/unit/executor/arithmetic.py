@@ -1,4 +1,4 @@
-"""Executors that do sums, on a bus in this process and a real sidecar, and an office that sends them work."""
+"""Executors for arithmetic, and an office that sends them work. The bus is in-process, the sidecar real."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ _number = count()
 
 
 class Does:
-    """A runner made of one function."""
+    """A runner made from one function."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -61,19 +61,19 @@ class Does:
 
 
 async def number(job: Job) -> None:
-    """``x`` as a tensor ``y`` of four equal numbers."""
+    """Put ``x`` as a tensor ``y`` of four equal numbers."""
     await job.put("y", {"n": job.inputs["x"]}, np.full(4, job.inputs["x"], np.float32))
 
 
 async def add(job: Job) -> None:
-    """The sum of ``items`` (tensors) and ``more`` (a literal) as the tensor ``y``."""
+    """Put the sum of ``items`` (tensors) and ``more`` (a literal) as ``y``."""
     items = await job.value("items")
     total = np.sum([item.array for item in items], axis=0) + np.float32(job.inputs.get("more", 0))
     await job.put("y", {"n": float(total[0])}, total)
 
 
 async def tell(job: Job) -> None:
-    """The tensor ``item`` as a stream ``said`` of its numbers, each as small JSON."""
+    """Send the numbers of tensor ``item`` as the stream ``said``, in JSON."""
     item = await job.value("item")
     for value in item.array:
         await job.send("said", {"n": float(value)})
@@ -129,13 +129,13 @@ def invocation(
 
 
 class Office:
-    """What a gateway does, by hand: sends invocations, collects what comes back in order."""
+    """A manual gateway that sends invocations and collects the replies in order."""
 
     def __init__(self, bus: MemoryBus | NatsBus, tensors: TensorClient) -> None:
         self.bus = bus
         self.tensors = tensors
         self.replies: list[Any] = []
-        self.events: list[Any] = []  # replies and statuses as they came
+        self.events: list[Any] = []  # replies and statuses in order of arrival
 
     async def open(self) -> None:
         await self.bus.subscribe(REPLY, self._heard)
@@ -168,7 +168,7 @@ class Office:
         return self.of(kind, given)
 
     async def done(self, given: Invocation) -> list[Chunk]:
-        """Wait for all nodes; returns the chunks that came."""
+        """Wait for all nodes and return the chunks received."""
         await nodes.until(lambda: sum(hop.attempt >= 0 for hop in self.of(Hop, given)) >= len(given.nodes))
         assert self.of(NodeFailed, given) == []
         return self.of(Chunk, given)
@@ -181,7 +181,7 @@ class Office:
 
 
 class Place:
-    """One node: a bus, a sidecar, an office and the executors that were started."""
+    """One node: a bus, a sidecar, an office and the started executors."""
 
     def __init__(self, directory: Path, sidecar: Sidecar, office: Office) -> None:
         self.directory = directory
@@ -215,7 +215,7 @@ class Place:
         return self.executors[id].status()
 
     async def blocks(self) -> int:
-        """Blocks of the arena after everything that all clients have said."""
+        """Return the arena's block count after clients' pending messages."""
         for client in self.clients:
             await client.stats()
         return int(self.sidecar.snapshot()["blocks"])
@@ -225,7 +225,7 @@ class Place:
         return int(self.sidecar.snapshot()["granted_total"])
 
     async def emptied(self) -> None:
-        """Wait until the ledger is back at zero and no executor holds anything."""
+        """Wait until the ledger is at zero and executors have no work."""
 
         async def empty() -> bool:
             return not await self.blocks() and not any(self.status(id).inflight for id in self.executors)
@@ -244,7 +244,7 @@ class Place:
 async def place(
     directory: Path, within: float = PATIENCE * 2, bus: MemoryBus | NatsBus | None = None
 ) -> AsyncIterator[Place]:
-    """A node whose bus is ``bus``, which is drained at the end, or one in this process."""
+    """Yield a node on ``bus``, drained at the end, or an in-process bus."""
     async with asyncio.timeout(within), nodes.running(directory) as sidecar:
         office = Office(bus or MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
         await office.open()

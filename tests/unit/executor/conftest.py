@@ -1,4 +1,4 @@
-"""A node of sums for every test of this directory."""
+"""A node of arithmetic executors for the tests of this directory."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""A directory as Linux has it below ``/sys/class/powercap``, with counters that a test sets."""
+"""A directory like Linux's ``/sys/class/powercap``, with counters that a test sets."""
 
 from pathlib import Path
 
-RANGE = 262_143_328_850  # microjoules at which a processor's counter begins anew
+RANGE = 262_143_328_850  # microjoules at which a processor's counter wraps
 #: Zones and their names: those of two processors, of parts of them, of the memory and of the whole board.
 ZONES = {
     "intel-rapl:0": "package-0",
@@ -33,5 +33,5 @@ class Powercap:
         return int((self.root / zone / "energy_uj").read_text()) / 1e6
 
     def use(self, joules: float, zone: str = "intel-rapl:0") -> None:
-        """The devices of ``zone`` use so much."""
+        """Add ``joules`` to the counters of ``zone``."""
         self.set_joules(zone, self.joules(zone) + joules)

@@ -1,4 +1,4 @@
-"""Simulated executors on a clock of the tests' own."""
+"""Simulated executors on a virtual clock."""
 
 import asyncio
 import heapq
@@ -15,7 +15,7 @@ from omnibus.executor.sim import Clock, Profile, Simulation, decode_profile
 from omnibus.executor.sim.runner import SimulatedRunner
 from tests.unit.jobs import MemoryJob, Pipe
 
-#: Turns of the event loop after which everything that could happen at one time has happened.
+#: Turns of the event loop after which all events of one time are done.
 QUIET = 40
 
 ENCODER = {"kind": "encode", "slots": 4, "batch": {"base": 1.0, "per_item": 1.0}, "tokens": {"image": 10}, "width": 3}
@@ -42,7 +42,7 @@ class Alarm:
 
 
 class VirtualClock:
-    """Time that passes only when nothing else is left to do. ``set`` counts the timers."""
+    """Time that advances only when no other work is left. ``set`` counts the timers."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -88,7 +88,7 @@ def profile(components: dict[str, Any] | None = None, **more: Any) -> Profile:
 
 
 def one(component: str, **changes: Any) -> dict[str, Any]:
-    """The usual ``component`` alone, with ``changes``."""
+    """Return the usual ``component`` alone, with ``changes``."""
     return {component: {**ALL[component], **changes}}
 
 
@@ -119,7 +119,7 @@ class Bench:
         return task
 
     async def run(self, component: str, *jobs: MemoryJob) -> list[float]:
-        """Run ``jobs`` together; the time at which each was done."""
+        """Run ``jobs`` together and return the time at which each finished."""
         await self[component].load()
 
         async def work(job: MemoryJob) -> float:
@@ -155,7 +155,7 @@ def chat(said: str = "hello there", wants: tuple[str, ...] = (), seed: int = 7, 
 
 
 def spoken(rows: Pipe, seed: int = 7, **params: Any) -> MemoryJob:
-    """A talker's job after a prompt of two tokens."""
+    """Return a talker's job after a prompt of two tokens."""
     prompt, layout = Item({}, np.zeros((5, 3), np.float32)), Item({}, np.zeros((3, 2), np.int32))
     return MemoryJob({"prompt": prompt, "layout": layout, "rows": rows, "voice": "v", "params": params}, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Who is let in: credits, draining, attempts, and what an executor says of itself."""
+"""Admission of work: credits, draining, attempts, and the executor's status."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.unit.sidecar.node import until
 
 
 class Gate:
-    """A work that waits until it is opened, and counts who came in, finished and was cancelled."""
+    """Work that waits until opened, with records of starts, finishes and cancellations."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -162,12 +162,12 @@ async def test_a_later_attempt_takes_the_place_of_an_earlier_one(here: Place, ga
     again = msgspec.structs.replace(given, attempt=1)
     here.office.send(again)
     await until(lambda: len(gate.began) == 2)
-    here.office.send(given)  # the first one once more, late
+    here.office.send(given)  # the first one again, late
     gate.opened.set()
 
     [chunk] = await here.office.done(again)
     assert (chunk.attempt, gate.cancelled, gate.finished) == (1, [given.id], [given.id])
-    assert {hop.attempt for hop in here.office.of(Hop, again)} == {~0, 1}  # the first one says what it had computed
+    assert {hop.attempt for hop in here.office.of(Hop, again)} == {~0, 1}  # the first one reports its computed work
     assert here.status("a").inflight == 0
 
 
@@ -192,7 +192,7 @@ async def test_edges_of_another_attempt_are_not_mixed_in(here: Place):
     assert answer.data == {"got": [10, 11]}
 
 
-# What it says of itself
+# Status
 
 
 async def test_its_status_says_who_it_is_and_what_it_holds(here: Place, gate: Gate):
@@ -246,7 +246,7 @@ async def test_what_is_no_invocation_disturbs_nobody(here: Place, gate: Gate, bo
 
 
 async def test_an_executor_that_leaves_tells_first_what_it_has_finished(here: Place, gate: Gate):
-    """Else its gateway would take finished work for lost, and run whole invocations again."""
+    """Otherwise its gateway would treat finished work as lost and rerun it."""
     encoder = await here.executor("e", {"number": number})
     await here.executor("a", {"gate": gate})
     calls = [call("number", x=1), call("gate", item={"$ref": [0, "y"]})]

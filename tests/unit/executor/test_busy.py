@@ -1,4 +1,4 @@
-"""What an executor says of its work: seconds that its engines computed, and jobs that they finished."""
+"""An executor's reported work: seconds its engines computed, and jobs they finished."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -83,7 +83,7 @@ async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
 
 
 async def test_the_seconds_of_a_batch_are_divided_among_its_jobs():
-    """What a request costs: all jobs together are charged what the engine was busy, whoever shares a step."""
+    """All jobs together are charged the engine's busy time."""
     clocks: list[JobClock] = []
 
     async def work(component: str, job: MemoryJob) -> None:
@@ -113,10 +113,10 @@ def test_a_step_that_was_for_nobody_is_charged_with_the_next_one():
 
 
 def test_steps_cost_what_they_do_in_the_mean_however_many_share_them():
-    """Half of the steps are alone, half have three others, for 16 ms each: alone or not, a step costs as much."""
+    """Half of the steps run alone and half are shared by four, 16 ms each; all cost the same."""
     bill, alone, shared, dice = ComputeBill(), JobClock(), JobClock(), Random(1)
     others = [JobClock() for _ in range(3)]
-    for _ in range(20_000):  # what is a mean has to come first
+    for _ in range(20_000):  # a mean needs samples first
         bill.add_seconds(0.016, [(each, 1.0) for each in (others if dice.random() < 0.5 else others[:1])], "step")
     charged = sum(each.seconds for each in others)
 
@@ -141,7 +141,7 @@ def test_what_is_no_step_costs_what_it_took():
     assert prompt.seconds == 2.0
 
 
-# Engines that batch by themselves, and tasks that are their own engine
+# Engines with their own batching, and tasks with their own engine
 
 
 def test_jobs_side_by_side_share_their_seconds(clock: list[float], computing: OccupancyTimer):
@@ -160,7 +160,7 @@ def test_jobs_side_by_side_share_their_seconds(clock: list[float], computing: Oc
 
 @pytest.fixture
 def clock() -> list[float]:
-    """The time, to be set by a test."""
+    """The current time, which a test sets."""
     return [100.0]
 
 
@@ -205,7 +205,7 @@ async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: Occu
 
 
 class SlowEdges(MemoryJob):
-    """A job whose input comes late, and whose reader takes its time: 10 s for each part, 100 s for each output."""
+    """A job with slow input and a slow reader: 10 s for each part, 100 s for each output."""
 
     def __init__(self, clock: list[float], *given: Any) -> None:
         super().__init__(*given)
@@ -241,7 +241,7 @@ class Generates(Fold):
 
 
 class Returns(Fold):
-    """The same as a coroutine, which gives all of it at its end."""
+    """The same work as a coroutine, which returns everything at its end."""
 
     clock: ClassVar[list[float]]
 
@@ -254,7 +254,7 @@ class Returns(Fold):
 
 
 class RunsInThread(Fold):
-    """The same in a thread, which gets all parts at once."""
+    """The same work in a thread, which receives all parts at once."""
 
     clock: ClassVar[list[float]]
 

@@ -1,4 +1,4 @@
-"""Deadlines hold at executors whose clock is not that of the gateway."""
+"""Deadlines at executors whose clock differs from the gateway's."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Connections are found once for a shape and a route, and anew for whatever changes them."""
+"""Connections are cached by shape and route, and recomputed after changes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def node(component: str, *uses: tuple[int, str]) -> GraphNode:
 
 
 def invocation(id: str = "i", **changes: Any) -> Invocation:
-    """An encoder, a thinker that streams to a talker in its process and to a vocoder elsewhere."""
+    """Return an encoder and a thinker with a local and a remote reader."""
     nodes = (
         node("vision"),
         node("thinker", (0, "embedding")),
@@ -68,7 +68,7 @@ def test_what_changes_them_is_seen(changes: dict[str, Any]):
 
     assert changed != usual
     connections._known.clear()
-    assert by_output(invocation(**changes), 1) == changed  # also where nothing was known before
+    assert by_output(invocation(**changes), 1) == changed  # also with an empty cache
 
 
 def test_readers_on_other_machines_are_known_by_where_one_runs():

@@ -1,4 +1,4 @@
-"""A job may give memory back before it ends, and knows whether its outputs leave the process."""
+"""Jobs that free memory early, and see whether outputs leave the process."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.unit.executor.arithmetic import Place, add, call, invocation, number
 
 
 def reader(gate: asyncio.Event, *, twice: bool = False):
-    """Reads ``item``, gives it back, and goes on until ``gate`` opens."""
+    """Return work that reads ``item``, frees it, and waits until ``gate`` opens."""
 
     async def work(job: Job) -> None:
         item = await job.value("item")

@@ -1,4 +1,4 @@
-"""Edges that come before their invocation wait, for a while and in bounds."""
+"""Edges that arrive before their invocation wait, within limits."""
 
 import pytest
 

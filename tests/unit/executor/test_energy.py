@@ -1,4 +1,4 @@
-"""Energy: meters that are read as Linux shows them, and what of it falls to a job."""
+"""Energy: reading Linux's meters, and each job's share of the energy."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ HOP = Hop("i", 0, "e", 1.0, 1.0, 1.0, 2.0, computed=0.5)
 
 
 class Clocks:
-    """Times of an executor, and its meter; ``pass_time`` lets all of them go on."""
+    """Times of an executor, and its meter; ``pass_time`` advances all of them."""
 
     def __init__(self, tree: Powercap) -> None:
         self.tree = tree
@@ -153,7 +153,7 @@ async def test_an_executor_reads_its_meter_beside_its_work(
     await until(lambda: bill.charge_hop("number", HOP).joules > 0)
     for zone in find_zones(tree.root):
         (zone / "energy_uj").unlink()
-    await asyncio.wait_for(following, 20)  # it ends by itself
+    await asyncio.wait_for(following, 20)  # it ends without the meter
 
     assert bill.charge_hop("number", HOP) == HOP
 

@@ -1,4 +1,4 @@
-"""What goes wrong hits one request: typed errors, cancelled work, and a ledger that returns to zero."""
+"""Failures affect one request: typed errors, cancelled work, and a ledger that returns to zero."""
 
 import asyncio
 import time
@@ -166,7 +166,7 @@ async def test_an_end_stops_the_work_everywhere_and_frees_everything(here: Place
 
 
 async def test_memory_that_is_asked_for_after_the_end_is_freed_too(here: Place):
-    """The gateway's word reaches the sidecar before its word on the bus reaches the executor."""
+    """The gateway's message reaches the sidecar before the executor."""
     go, given_out = asyncio.Event(), asyncio.Event()
 
     async def late(job: Job) -> None:
@@ -266,7 +266,7 @@ async def test_work_whose_office_is_gone_stops_and_frees_everything(here: Place)
 
 
 async def work_for_nobody(here: Place) -> None:
-    """Work of a gateway that the server does not find."""
+    """Start work for a gateway that the server cannot find."""
     await here.executor("a", {"work": forever, "number": number})
     given = invocation([call("work")], ["a"], [(0, "y")])
     here.office.send(msgspec.structs.replace(given, reply=subjects.reply_subject("elsewhere")))

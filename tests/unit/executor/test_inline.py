@@ -1,4 +1,4 @@
-"""Small tensors travel within their chunks to readers on other nodes, and nowhere else."""
+"""Small tensors travel within their chunks, but only to other nodes."""
 
 import asyncio
 

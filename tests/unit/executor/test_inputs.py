@@ -49,7 +49,7 @@ async def test_a_gap_fails_the_reader_and_names_the_stream(channel: Channel, wro
 
     channel.add_chunk(piece(wrong))
 
-    with pytest.raises(SequenceGap, match=rf"think-m-thinker: rows of node 1: chunk {wrong} came"):
+    with pytest.raises(SequenceGap, match=rf"think-m-thinker: rows of node 1: chunk {wrong} arrived instead of"):
         await read(channel)
 
 

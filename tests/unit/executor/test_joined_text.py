@@ -1,4 +1,4 @@
-"""Pieces of text that follow each other within a moment are one chunk, which says where it was cut."""
+"""Text pieces in quick succession become one chunk, which records the cuts."""
 
 import asyncio
 

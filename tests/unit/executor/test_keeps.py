@@ -1,4 +1,4 @@
-"""An executor says whether it keeps results: equal inputs are routed to it then."""
+"""Executors report if they cache results, for routing of equal inputs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever comes on an executor's subjects: it answers the next request, and holds nothing of what was no message."""
+"""Malformed messages on an executor's subjects: it serves the next request and holds nothing of them."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ async def alive(here: Place) -> None:
 
 
 def changed(**changes: Any) -> bytes:
-    """A good invocation, but for what is changed."""
+    """Return a valid invocation with ``changes``."""
     good = json.loads(graph.encode_invocation(invocation([call("number", x=1)], ["a"], [(0, "y")])))
     return json.dumps({**good, **changes}).encode()
 

@@ -1,4 +1,4 @@
-"""A unit task asked by hand: frames stream back, then an empty message ends them."""
+"""Unit tasks requested by hand: frames stream back, then an empty message ends them."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PATIENCE = 10.0  # seconds
 
 
 async def ask(here: Place, component: str, body: bytes) -> list[Any]:
-    """All replies, read as frames."""
+    """Send one request and return all replies, decoded as frames."""
     parts = [part async for part in here.bus.request_stream(subjects.task_subject(task(component)), body, PATIENCE)]
     return [message for part in parts for message in messages.decode_replies(part)]
 

@@ -1,4 +1,4 @@
-"""What an executor tells Prometheus of its runners, and of tensors that leave it."""
+"""Prometheus metrics of an executor's runners and of transferred tensors."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.unit.sidecar.node import until
 
 
 class Counting:
-    """A runner that only says ``stats``."""
+    """A runner that only reports ``stats``."""
 
     def __init__(self, **stats: Any) -> None:
         self._stats = stats

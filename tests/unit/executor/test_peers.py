@@ -1,4 +1,4 @@
-"""A job knows the inputs of the calls whose outputs are read together with its own."""
+"""A job sees the inputs of calls that are read with it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.unit.executor.arithmetic import Place, add, call, invocation, number
 
 
 async def seen(here: Place, calls: list[GraphNode], outputs: list[tuple[int, str]]) -> dict[Any, list[Any]]:
-    """What each call of ``make`` sees beside its ``x``."""
+    """Return the peers' ``x`` by the ``x`` of each call of ``make``."""
     found: dict[Any, list[Any]] = {}
 
     async def make(job: Job) -> None:

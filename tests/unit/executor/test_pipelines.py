@@ -13,7 +13,7 @@ from tests.unit.sidecar.node import until
 
 
 def chain(route: list[str]) -> dict:
-    """2 and 3 are added, the sum is told."""
+    """Return calls that add 2 and 3 and stream the sum."""
     calls = [
         call("number", x=2), call("number", x=3), call("add", items=[make_ref(0, "y"), make_ref(1, "y")], more=1),
         call("tell", item=make_ref(2, "y")),
@@ -114,7 +114,7 @@ async def test_a_stream_is_read_while_it_is_written(here: Place):
 
     async def speak(job: Job) -> None:
         await job.send("words", {"n": 1}, np.ones(3, np.float32))
-        await asyncio.wait_for(heard.wait(), 10)  # goes on only when the reader has the first word
+        await asyncio.wait_for(heard.wait(), 10)  # continues only when its consumer has the first word
         await job.send("words", {"n": 2}, np.ones(5, np.float32))
 
     async def hear(job: Job) -> None:

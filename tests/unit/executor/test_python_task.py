@@ -1,4 +1,4 @@
-"""Unit tasks that apps bring run as their own engine, if they are still what was registered."""
+"""Unit tasks of apps run if they still match the registered code."""
 
 import itertools
 import subprocess
@@ -94,7 +94,7 @@ SPELL = """
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in ``tmp_path`` that nobody has imported yet."""
+    """A module in ``tmp_path`` that is not yet imported."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = f"own_tasks_{next(_number)}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(SPELL))
@@ -128,7 +128,7 @@ async def spelled(made: Runner, text: str) -> list[Any]:
     return said(job, "letters")
 
 
-# What runs
+# Valid tasks
 
 
 async def test_a_task_is_loaded_run_and_closed(tmp_path: Path, module: str):
@@ -232,12 +232,12 @@ def test_its_statistics_say_which_code_runs(tmp_path: Path, module: str):
     assert runner(record(tmp_path, f"{module}:Spell")).stats() == {"task": "spell", "class": f"{module}:Spell"}
 
 
-# What does not
+# Invalid tasks
 
 
 @pytest.mark.parametrize("text", ["", "{", "[7]", '[{"name": "spell"}]', "/models/vl"])
 def test_a_source_that_is_none_is_refused(text: str):
-    with pytest.raises(BadRequest, match="OMNIBUS_EXECUTOR_SOURCE is no JSON list of task records"):
+    with pytest.raises(BadRequest, match="OMNIBUS_EXECUTOR_SOURCE must be a JSON list of task records"):
         engine("spell", ExecutorSettings(source=text))
 
 
@@ -250,15 +250,15 @@ FAULTS = {
     "name": (
         "Spell",
         {"name": "spell-9"},
-        r"'spell-9' \(.*:Spell\) is named 'spell' by now: register its app again",
+        r"'spell-9' \(.*:Spell\) is now named 'spell'; register its app again",
     ),
     "fields": ("Spell", {"fields": {"loud": True}}, r"cannot be made of {'loud': True}: ValidationError"),
     "field missing": ("Moody", {}, "cannot be made of {}: ValidationError"),
     "class": ("Spells", {}, "cannot be imported: AttributeError"),
-    "no engine": ("Silent", {}, r"has no method run\(self, inputs\) any more"),
-    "no task": ("DONE", {}, "is no unit task"),
-    "a function": ("Words.model_validate", {}, "is no unit task"),
-    "another class": ("Words", {}, "is no unit task"),
+    "no engine": ("Silent", {}, r"no longer has a method run\(self, inputs\)"),
+    "no task": ("DONE", {}, "is not a unit task"),
+    "a function": ("Words.model_validate", {}, "is not a unit task"),
+    "another class": ("Words", {}, "is not a unit task"),
 }
 
 
@@ -305,16 +305,14 @@ def test_code_outside_of_the_directory_of_apps_does_not_run(tmp_path: Path, modu
 
 
 def test_a_root_that_is_not_on_this_node_is_named(tmp_path: Path):
-    with pytest.raises(BadRequest, match="there is no directory .*/nowhere here; mount it on this node too"):
+    with pytest.raises(BadRequest, match="needs the directory .*/nowhere; mount it on this node too"):
         runner(record(tmp_path / "nowhere", "m:Spell"))
 
 
 def test_a_module_of_the_same_name_that_is_loaded_already_is_not_taken_for_it(tmp_path: Path, module: str):
     (tmp_path / "textwrap.py").write_text((tmp_path / f"{module}.py").read_text())
 
-    with pytest.raises(
-        BadRequest, match="'textwrap' was imported from .*, not from .*: give the app's module another name"
-    ):
+    with pytest.raises(BadRequest, match="has its module 'textwrap' in .*, but .* is loaded; rename the app's module"):
         runner(record(tmp_path, "textwrap:Spell"))
 
 
@@ -365,7 +363,7 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
 
 
 async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
-    """All replies to one call of the unit task ``spell``, by hand."""
+    """Call the unit task ``spell`` once by hand and return all replies."""
     node = GraphNode("spell", "spell", inputs, graph.call_digest("spell", inputs))
     body = graph.encode_invocation(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
     parts = [part async for part in bus.request_stream(subjects.task_subject("spell"), body, PATIENCE)]

@@ -1,4 +1,4 @@
-"""Outputs that a gateway retains reach it with what is confirmed; those that a node begins again behind at once."""
+"""Retained outputs reach the gateway with confirmations, or at once after a restart."""
 
 import asyncio
 

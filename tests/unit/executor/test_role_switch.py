@@ -1,4 +1,4 @@
-"""An executor takes another role of its model: to gateways one leaves and another one comes."""
+"""An executor that switches roles: gateways see one executor leave and another join."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ SECOND = RoleAssignment("B", "o2", ("forever",))
 
 
 class Loaded(Does):
-    """Loaded once, whatever it is asked to do: numbers, or work without an end."""
+    """A runner loaded once for any role: numbers, or endless work."""
 
     def switch_role(self, component: str, settings: ExecutorSettings) -> Does:
         if component != "forever":
@@ -32,7 +32,7 @@ class Loaded(Does):
 
 @pytest.fixture
 async def switch(here: Place) -> RoleSwitch:
-    """Of the executor ``a`` of option A, which numbers."""
+    """The role switch of executor ``a`` of option A, a ``number`` runner."""
     made = await here.executor("a", {"number": number}, option="A")
     loaded: Any = Loaded(number)
     made._runners = {"number": loaded}
@@ -91,7 +91,7 @@ async def test_it_takes_what_is_of_its_new_role_and_nothing_of_the_old_one(here:
     here.office.send(late := invocation(**numbered()))
     await until(lambda: here.status("a").inflight == 1)
 
-    assert not here.office.of(BusyReply, late)  # nobody listens there any more: the server says so
+    assert not here.office.of(BusyReply, late)  # the server reports that the subject has no listener
     here.office.end(waits)
     await here.emptied()
 

@@ -1,4 +1,4 @@
-"""A tensor that grows row by row in one block, read elsewhere while it grows."""
+"""Tensors that grow by rows in one block while others read them."""
 
 import asyncio
 

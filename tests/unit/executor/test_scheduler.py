@@ -1,4 +1,4 @@
-"""A step decodes everybody, fills up with prompts and media within budgets, and forgets nobody."""
+"""Steps decode all sequences, fill up within budgets, and starve none."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def made(slots: int = 2, beside: int = 8, alone: int = 16, *, items: int = 2, **
 
 
 def prefilled(schedule: Schedule[str], key: str, tokens: int = 1) -> None:
-    """Bring ``key`` to its decode."""
+    """Advance ``key`` to its decode phase."""
     schedule.add_prompt(key, tokens, 0.0)
     schedule.admit_waiting()
     while key not in schedule._held:
@@ -85,7 +85,7 @@ def test_short_prompts_overtake_long_ones_but_not_those_that_have_waited_long_en
 
 
 def admitted(schedule: Schedule[str]) -> list[str]:
-    """Who gets the one slot, one after the other."""
+    """Return the order in which sequences get the one slot."""
     order = []
     while schedule.waiting:
         [key] = schedule.admit_waiting()
@@ -244,12 +244,12 @@ def test_work_without_size_is_refused():
         made().add_media("a", -1, 0.0, KIND)
 
 
-# What holds whatever comes: an executor that is drawn at random, driven as an engine drives it.
+# Properties of random executors, driven as an engine drives them.
 
 
 @dataclass
 class Driven:
-    """Runs a schedule: each sequence decodes ``answers`` tokens, one step takes one unit of time."""
+    """A driver of a schedule: each sequence decodes ``answers`` tokens, one step takes one unit of time."""
 
     schedule: Schedule[str]
     answers: dict[str, int] = field(default_factory=dict)
@@ -287,7 +287,7 @@ class Driven:
         self.now += 1
 
     def _check(self, prefill: list[tuple[str, int]], media: list[str], decodes: bool, both: bool) -> None:
-        """No budget is exceeded, and none is left unused while somebody could use it."""
+        """Check that no budget is exceeded, or unused while work waits."""
         half = 2 if both and self.schedule.split else 1
         budget = self.schedule.budget
         limit = max(1, (budget.beside if decodes else budget.alone) // half)
@@ -366,7 +366,7 @@ def test_a_stream_of_short_work_never_keeps_a_long_one_waiting_beyond_its_patien
     driven = Driven(schedule)
     come(driven, "long", kind, 60, 1)
 
-    # More than a step can do comes with every step, for ever.
+    # Each step receives more work than it can do, forever.
     while "long" not in driven.first:
         for number, size in enumerate(shorts):
             come(driven, f"{driven.now}-{number}", kind, size, 1)

@@ -1,4 +1,4 @@
-"""The process around an executor: who it is, by its settings; and how it runs on a real bus and sidecar."""
+"""The executor's process: its identity from settings, and a run on a real bus and sidecar."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Chats through a whole gateway whose executors are simulated: it cannot tell them from real ones."""
+"""Chats through a whole gateway, with simulated executors like real ones."""
 
 import base64
 import io
@@ -51,7 +51,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 def usage(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Tokens of the prompt, of its media, and of the answer."""
+    """Return the tokens of the prompt, its media, and the answer."""
     used = body["usage"]
     media = used["prompt_tokens_details"]
     return used["prompt_tokens"], media["image_tokens"] + media["audio_tokens"], used["completion_tokens"]
@@ -154,6 +154,6 @@ async def test_an_executor_process_runs_the_engine_by_its_settings(
     replies = [message for part in parts for message in messages.decode_replies(part)]
     chunks = [reply.data for reply in replies if isinstance(reply, Chunk)]
     tokens = [len(chunk["ids"]) for chunk in chunks[:-1]]
-    assert (tokens[0], sum(tokens)) == (1, 4)  # those behind the first follow too fast to leave one by one
+    assert (tokens[0], sum(tokens)) == (1, 4)  # tokens after the first are too fast for separate chunks
     assert chunks[-1]["finish_reason"] == "length"
     assert isinstance(replies[-1], Hop)

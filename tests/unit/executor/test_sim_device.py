@@ -1,4 +1,4 @@
-"""Who goes next on a device, with whom, and for how long."""
+"""Order, batching and duration of work on a simulated device."""
 
 from math import inf
 
@@ -12,7 +12,7 @@ TOKENS = Curve(per_token=1.0, base=0.001)
 
 
 def line(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, list[SimWork]]:
-    """A lane of passes with works that wait."""
+    """Return a lane of passes with works that wait."""
     lane = Lane(UNIT, None, slots, share)
     works = [SimWork(size) for size in sizes]
     for work in works:
@@ -28,7 +28,7 @@ def talk(*sequences: SimSequence, slots: int = 2, batch: Curve | None = UNIT, sh
 
 
 def turns(device: Device, most: int = 100) -> list[DeviceTurn]:
-    """Everything that goes, one after the other."""
+    """Return all turns in order."""
     at, found = 0.0, []
     while (turn := device.next_turn(at)) is not None and len(found) < most:
         assert isinstance(turn, DeviceTurn)

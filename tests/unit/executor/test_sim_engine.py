@@ -1,4 +1,4 @@
-"""The engine makes runners of a profile and an executor's settings."""
+"""Engines create runners from a profile and an executor's settings."""
 
 import asyncio
 import json

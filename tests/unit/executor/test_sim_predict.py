@@ -1,4 +1,4 @@
-"""What a profile promises of a saturated replica is what the formulas say, and what executors do."""
+"""A profile's predictions for a saturated replica match formulas and executors."""
 
 import asyncio
 import time
@@ -199,7 +199,7 @@ def test_a_mix_that_makes_no_sense_is_refused(mix: dict, more: dict, fault: str)
 
 
 class Crowd:
-    """As many requests in flight as there are places: each that ends makes room for the next."""
+    """Requests that fill all places in flight; each one that ends is replaced."""
 
     def __init__(
         self, here: Place, clock: VirtualClock, make: Callable[[int], Invocation], *last: tuple[int, str]
@@ -215,7 +215,7 @@ class Crowd:
         self._over = asyncio.Event()
 
     async def throughput(self, requests: int, inflight: int = INFLIGHT) -> float:
-        """Requests per second after the first quarter."""
+        """Return requests per second after the first quarter."""
         self._wanted = requests
         await self._here.bus.subscribe(REPLY, self._heard)
         for _ in range(inflight):
@@ -245,7 +245,7 @@ class Crowd:
 async def simulated(
     here: Place, id: str, given: Profile, clock: VirtualClock, *components: str, option: str = "O"
 ) -> None:
-    """An executor whose runners are simulated, behind the loop that all executors have."""
+    """Start an executor with simulated runners in the usual loop."""
     simulation = Simulation(ExecutorSettings(option=option), given, clock.clock)
     runners = {component: simulation.make_runner(component) for component in components}
     for runner in runners.values():
@@ -254,7 +254,7 @@ async def simulated(
 
 
 async def picture(here: Place) -> dict[str, Any]:
-    """A medium in the arena that everybody may read for as long as the test lasts."""
+    """Put a medium in the arena that stays readable throughout the test."""
     handle = await here.office.tensors.put(
         np.zeros(1000, np.uint8), invocation="media", deadline=time.time() + 600, readers=60000
     )
@@ -262,12 +262,12 @@ async def picture(here: Place) -> dict[str, Any]:
 
 
 def think(number: int, **more: Any) -> GraphNode:
-    """A prompt of 70 tokens."""
+    """Return a thinker's node with a prompt of 70 tokens."""
     return call("thinker", messages=[{"role": "user", "content": f"{number:280}"}], params={}, **more)
 
 
 def encode(medium: dict[str, Any], number: int) -> GraphNode:
-    """``medium`` as if it were another one each time."""
+    """Return an encoder's node for ``medium``, distinct for each number."""
     return call("vision", media={**medium, "sha256": str(number)})
 
 
@@ -355,7 +355,7 @@ async def test_a_monolith_that_speaks_reaches_what_its_profile_promises(here: Pl
 
 
 async def test_what_a_turn_sends_is_too_late_for_the_turn_after_it(here: Place):
-    """Codes of a step of the talker reach the vocoder when the next step runs, so that fewer of them share a pass."""
+    """Codes reach the vocoder during the next step. So fewer of them share a pass."""
     costly = {**CELL["vocoder"], "batch": {"base": 0.03, "per_token": 4e-4}}
     given, clock = profile({**CELL, "vocoder": costly}), VirtualClock()
     await simulated(here, "a", given, clock, "thinker", "talker", "vocoder", option="M")

@@ -1,4 +1,4 @@
-"""A profile is read whole or refused with the place of its fault; its numbers mean what it says."""
+"""Reading profiles: complete or rejected with the location of the fault, and the meaning of their numbers."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from omnibus.executor.sim.profile import SimComponent, kind_of
 
 
 def example() -> bytes:
-    """The one in the module's own words."""
+    """Return the profile from the module's docstring."""
     documentation = profiles.__doc__ or ""
     found, _ = json.JSONDecoder().raw_decode(documentation[documentation.index("{") :])
     return json.dumps(found).encode()

@@ -1,4 +1,4 @@
-"""Simulated components read and write what real ones do."""
+"""Simulated components have the same inputs and outputs as real ones."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def test_an_encoder_serves_batches_of_whoever_waits():
 
 
 async def test_a_job_begins_with_the_first_batch_that_it_is_in():
-    """The time of service, by which gateways predict how long a request would wait, is what follows."""
+    """The service time, from which gateways predict waiting times, starts there."""
     begun: list[float] = []
 
     class Watched(JobClock):
@@ -128,7 +128,7 @@ async def test_an_answer_that_is_known_in_part_goes_on_behind_it():
         [resumed] = await here.run("thinker", rest)
 
     first = rest.outputs["text"].items[0].data
-    assert first["ids"] == ids[:5]  # those again, so that its reader can compare, and one that is new
+    assert first["ids"] == ids[:5]  # those again, so that its reader can compare, and a new one
     assert [id for item in rest.outputs["text"].items for id in item.data.get("ids", ())] == ids
     assert resumed - alone < alone
 

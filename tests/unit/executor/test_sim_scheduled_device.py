@@ -1,4 +1,4 @@
-"""A simulated executor with goals: its steps are those of the real schedule."""
+"""A simulated executor with goals uses the real schedule for its steps."""
 
 import asyncio
 from itertools import pairwise
@@ -23,7 +23,7 @@ LONG = 2000  # tokens
 
 
 class Run:
-    """A device, when each turn began, and what was in it."""
+    """A device, and the start and content of each turn."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -31,7 +31,7 @@ class Run:
         self.turns: list[DeviceTurn | CombinedTurn] = []
 
     def on(self, turns: int = 1000) -> None:
-        """Turn so often, or until nothing is left to do."""
+        """Run ``turns`` turns, or until no work is left."""
         for _ in range(turns):
             turn = self.device.next_turn(self.at)
             if turn is None:
@@ -42,7 +42,7 @@ class Run:
 
 
 def told(work: SimWork) -> list[float]:
-    """When something happens to ``work``."""
+    """Return a list that collects the event times of ``work``."""
     times: list[float] = []
     work.told = times.append
     return times
@@ -53,7 +53,7 @@ def model(device: Device, slots: int = 4) -> tuple[Run, Lane]:
 
 
 def late(device: Device) -> float:
-    """The longest gap between two tokens of an answer while a long prompt comes."""
+    """Return the longest gap between tokens while a long prompt arrives."""
     run, lane = model(device)
     talking = SimSequence(1, limit=40)
     times = told(talking)
@@ -75,7 +75,7 @@ def test_what_one_step_takes_follows_from_the_goals():
 
     run.on()
 
-    # Nobody decodes: half of the time to the first token is there for the prompt.
+    # No sequence decodes, so the prompt gets half of the time to the first token.
     assert [size for turn in run.turns for _, size in turn.works] == [1990, 10]
 
 
@@ -174,7 +174,7 @@ def test_a_simulated_executor_has_the_goals_of_its_settings(
     asked = ExecutorSettings(option="O", components=components, **given)
 
     assert with_goals(profile(ALL).find_option("O"), asked).goals == staged
-    # What a profile says of its own holds.
+    # Goals in the profile take precedence.
     own = profile(ALL, options={"O": {"tbt": 1.0}}).find_option("O")
     assert with_goals(own, asked).goals == StepGoals(0.0, 1.0)
 

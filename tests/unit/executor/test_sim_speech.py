@@ -1,4 +1,4 @@
-"""Simulated talkers and vocoders follow what they are told, as it comes."""
+"""Simulated talkers and vocoders process their inputs as they arrive."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ async def test_a_talker_begins_behind_the_codes_that_are_known():
 
     (whole, codes, end), (rest, resumed, resumed_end) = made
     assert (resumed, resumed_end) == (codes, end)
-    assert (whole, rest) == ([9.0], [4.0])  # the last code that is known may have been the last, so it is chosen again
+    assert (whole, rest) == ([9.0], [4.0])  # the last known code may have been the end, so it is chosen again
 
 
 async def test_a_talker_takes_no_step_before_its_row():

@@ -1,4 +1,4 @@
-"""Simulated executors take the time that their profile says, by chance that repeats itself, and let go at once."""
+"""Timing of simulated executors: the profile's times, repeatable randomness, and immediate release on cancellation."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Spans of a prompt whose tokens need each other are never cut, and hold up nobody else."""
+"""Spans of interdependent prompt tokens are never cut, and delay no others."""
 
 from collections import defaultdict
 from itertools import accumulate, pairwise
@@ -37,7 +37,7 @@ def test_a_span_that_is_larger_than_the_budget_goes_alone_and_whole():
 
     turns = [schedule.next_step().prefill for _ in range(3)]
 
-    # What is left of the first step does for a part of the other prompt.
+    # The rest of the first step fits a part of the other prompt.
     assert turns == [[("a", 2), ("b", 2)], [("a", 16)], [("a", 2), ("b", 1)]]
 
 

@@ -18,7 +18,7 @@ from omnibus.executor.step_budget import (
 
 
 class Measured:
-    """A cost of ``slope`` seconds per size, that counts what measuring it took."""
+    """A cost of ``slope`` seconds per size, with the time of measuring."""
 
     def __init__(self, slope: float, base: float = 0.0) -> None:
         self.slope = slope

@@ -1,4 +1,4 @@
-"""Work of several tenants at one engine: who is next, the places that are kept free, and steps of few sequences."""
+"""Several tenants at one engine: order, reserved slots, and steps with few sequences."""
 
 from collections import Counter
 
@@ -106,7 +106,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up():
 
 
 def play_steps(turns: StepTurns, tenants: list[str], count: int, cost: float = 0.01) -> dict[str, float]:
-    """Seconds of ``count`` steps by whose they were; a step takes ``cost`` for each of its sequences."""
+    """Return the seconds of ``count`` steps by tenant; a step takes ``cost`` for each of its sequences."""
     spent = {"all": 0.0, "few": 0.0}
     for _ in range(count):
         chosen = turns.choose(tenants)
@@ -124,7 +124,7 @@ def test_a_tenant_with_few_sequences_takes_steps_of_its_own_for_half_of_the_time
     play_steps(turns, ["heavy"] * 16 + ["light"], 200)
     spent = play_steps(turns, ["heavy"] * 16 + ["light"], 200)
 
-    assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # what was left of its half in five steps of others
+    assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # the rest of its half in five steps of others
     assert 0.4 * spent["all"] <= spent["few"] <= spent["all"] + 0.17  # a step of all
 
 

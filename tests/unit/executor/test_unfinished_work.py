@@ -1,4 +1,4 @@
-"""What was computed for work that does not finish is reported, whatever stopped it."""
+"""Computed work is reported even if it is stopped or fails."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A house on an event loop of its own, for tests that are no coroutines: properties, whose examples come one by one."""
+"""A house on a separate event loop, for synchronous tests of properties."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ _MODULE_SECONDS = 3600.0
 
 
 class Running:
-    """A house on an event loop of its own, so that examples can be sent to it one after another."""
+    """A house on a separate event loop for one example after another."""
 
     def __init__(self, directory: Path, store_url: str) -> None:
         self._store_url = store_url

@@ -1,4 +1,4 @@
-"""A gateway's inside for the tests that ask for it."""
+"""Fixtures of a gateway's internals."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ async def there(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def store(valkey_url: str) -> AsyncIterator[Store]:
-    """A store with nothing in it."""
+    """An empty store."""
     client = redis.Redis.from_url(valkey_url)
     await client.flushall()
     await client.aclose()
@@ -40,7 +40,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 @pytest.fixture(params=["general", "direct"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether plain chats are answered directly or the general way makes no difference to a test."""
+    """Run the test with plain chats answered directly and generally."""
     monkeypatch.setattr(houses, "SERVED_DIRECTLY", request.param == "direct")
 
 
@@ -52,7 +52,7 @@ def bucket_address() -> Iterator[str]:
 
 @pytest.fixture
 def bucket_server(bucket_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of an S3 server with a bucket ``files``, whose credentials are in the environment."""
+    """The address of an S3 server with a bucket ``files``. Its credentials are in the environment."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return bucket_address
@@ -60,7 +60,7 @@ def bucket_server(bucket_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def bucket(bucket_server: str, tmp_path: Path) -> dict[str, Any]:
-    """Settings of gateways that share a part of a bucket, and no directory."""
+    """Settings of gateways with a prefix of a bucket, without a directory."""
     return {
         "storage": f"s3://files/{tmp_path.name}",
         "storage_endpoint": bucket_server,

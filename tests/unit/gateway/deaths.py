@@ -14,7 +14,7 @@ PATH = "EV>EA>Th>Ta>V"
 
 
 class Ward:
-    """Counts how often each component ran to its end or began, and holds some of them up."""
+    """Counts the starts and completions of each component, and pauses some."""
 
     def __init__(self, home: House) -> None:
         self.home = home
@@ -23,7 +23,7 @@ class Ward:
         self.held: Counter[str] = Counter()
 
     def gate(self, component: str, runs: int = 1) -> asyncio.Event:
-        """The first ``runs`` of ``component`` stop before their end until this is set."""
+        """Return an event that the first ``runs`` of ``component`` wait for."""
         self.held[component] = runs
         return self.gates.setdefault(component, asyncio.Event())
 
@@ -36,7 +36,7 @@ class Ward:
         return run
 
     async def serve(self, model: str = OMNI, twice: tuple[str, ...] = (), **options: tuple[str, ...]) -> None:
-        """Executors of ``options``, and a second one of those that are there ``twice``."""
+        """Start executors of ``options``, and a second one for each in ``twice``."""
         self.home.serve(model)
         for option, components in options.items():
             works = {each: self.counting(each) for each in components}
@@ -45,7 +45,7 @@ class Ward:
                 await self.home.executor(model, option, *components, id=id, **works)
 
     async def kill(self, id: str) -> None:
-        """``id`` is gone as a killed process is: without a word, with what it had open."""
+        """Remove ``id`` like a killed process: without a message, with its work open."""
         made = self.home.place.executors.pop(id)
         assert made._heart is not None
         made._heart.cancel()
@@ -59,7 +59,7 @@ class Ward:
         self.home.bus.publish(subjects.event_subject(subjects.GONE), id.encode())
 
     async def running(self, component: str, times: int = 1) -> str:
-        """Wait until ``component`` has begun so often; returns the executor that has it now."""
+        """Wait until ``component`` has begun ``times`` times and return its current executor."""
         await until(lambda: self.began[component] >= times)
         [running] = self.home.dispatcher._running.values()
         node = [each.component for each in running.invocation.nodes].index(component)
@@ -67,7 +67,7 @@ class Ward:
 
 
 class Held:
-    """A job that gives its first chunk and then waits for a gate."""
+    """A job that sends its first chunk, then waits for a gate."""
 
     def __init__(self, job: Job, gate: asyncio.Event) -> None:
         self._job = job

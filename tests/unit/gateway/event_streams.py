@@ -1,4 +1,4 @@
-"""Streamed chats as their clients read them: events, and the text and sound that they add up to."""
+"""Streamed chats as their clients read them: events, and their combined text and audio."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def sound_of(events: list[Event]) -> bytes:
 
 
 def shape(events: list[Event]) -> list[Any]:
-    """The events without content, by name: the whole has each of them once."""
+    """Return the events by name without content, each once."""
     names = []
     for each in events:
         if each.data == "[DONE]":

@@ -1,4 +1,4 @@
-"""Requests out of an OpenAPI document: what its schemas allow, and the same with something wrong in it."""
+"""Requests generated from an OpenAPI document: valid ones, and variants with an error."""
 
 from typing import Any
 
@@ -15,15 +15,17 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 
 
 class Schemas:
-    """Values of the schemas of a document. ``known`` are values that a property of that name may have as well."""
+    """Values of the schemas of a document. ``known`` adds values by property name."""
 
     def __init__(self, document: dict[str, Any], known: dict[str, st.SearchStrategy[Any]]) -> None:
         self._components = document["components"]["schemas"]
         self._known = known
 
     def body(self, name: str, fine: dict[str, Any]) -> st.SearchStrategy[Any]:
-        """A value of the component ``name``, the same with one property spoilt, one that is ``fine`` but for up to
-        three properties, or anything at all."""
+        """Return a strategy for the component ``name``.
+
+        It draws a valid value, one with a spoilt property, ``fine`` with up to three properties changed, or junk.
+        """
         whole = self.of({"$ref": f"#/components/schemas/{name}"})
         changes = st.lists(st.sampled_from(self._properties(name)), max_size=3, unique_by=lambda each: each[0])
         changed = changes.flatmap(lambda few: st.fixed_dictionaries(dict(few))).map(lambda few: {**fine, **few})

@@ -18,7 +18,9 @@ def write_heic(
     turns: int = 0,
     brand: bytes = b"heic",
 ) -> bytes:
-    """An image of ``pixels`` [height, width, 3], turned by so many quarters; its header may state another size."""
+    """Return an image of ``pixels`` [height, width, 3], rotated by ``turns`` quarters; its header may state another
+    size.
+    """
     height, width = pixels.shape[:2]
     config, coded = _encode(pixels)
     properties = [_full(b"ispe", struct.pack(">II", *(stated if stated[0] else (width, height)))), config]
@@ -57,7 +59,7 @@ def _full(kind: bytes, *parts: bytes, version: int = 0) -> bytes:
 
 
 def _encode(pixels: NDArray[np.uint8]) -> tuple[bytes, bytes]:
-    """The box of the codec's configuration, and the coded frame, from an MP4 of one frame."""
+    """Return the codec configuration box and the coded frame of an MP4."""
     out = BytesIO()
     with av.open(out, "w", format="mp4") as file:
         stream = file.add_stream("libx265", rate=1, options=QUIET)

@@ -1,8 +1,8 @@
-"""A whole gateway without sockets: HTTP application, bus in this process, real sidecar, toy executors.
+"""A whole gateway without sockets: HTTP application, in-process bus, real sidecar, toy executors.
 
-The toys are no models, but they take the same inputs and give the same outputs: the thinker says back what
-it was told and what it saw, the talker counts the words, the vocoder hums a ramp for each; the painter's pictures
-have one colour: seed, words of the prompt, guidance.
+The toys are not models, but take the same inputs and give the same outputs. The thinker repeats its text and the sums
+of its media. The talker counts the words, and the vocoder hums a ramp for each. The painter's images have one colour,
+from the seed, the words of the prompt and the guidance.
 """
 
 import base64
@@ -63,7 +63,7 @@ RATE = 24000
 #: Tones are speech to the toys.
 HEARS = {"speech_detector": "energy"}
 PNG = picture("PNG")
-#: Whether ``http`` asks a real server, which answers plain chats directly, or the application alone.
+#: True if ``http`` uses a real server, which answers plain chats directly, and not only the application.
 SERVED_DIRECTLY = False
 
 
@@ -71,14 +71,14 @@ SERVED_DIRECTLY = False
 
 
 async def encode(job: Job) -> None:
-    """One row per kilobyte of media, each the sum of the bytes."""
+    """Put one row per kilobyte of media, each its bytes' sum."""
     media = await job.value("media")
     rows = np.full((1 + len(media.array) // 1024, 4), media.array.sum() % 1000, np.float32)
     await job.put("embedding", {"tokens": len(rows)}, rows)
 
 
 async def think(job: Job) -> None:
-    """``You said <text> [seed]`` and what was seen, word by word."""
+    """Write ``You said <text> [seed]`` and the media's sums, word by word."""
     messages = await job.value("messages")
     if isinstance(messages, Item):
         messages = json.loads(bytes(messages.array))
@@ -130,7 +130,7 @@ async def vocode(job: Job) -> None:
 
 
 async def read(job: Job) -> None:
-    """A row for each word; what guides away has one of its own."""
+    """Put a row per word, and a batch row for a negative prompt."""
     words = len(job.inputs["prompt"].split())
     rows = 1 if job.inputs.get("negative_prompt") is None else 2
     await job.put("embeds", {}, np.full((rows, words, 4), 1, np.float32))
@@ -140,7 +140,7 @@ async def read(job: Job) -> None:
 
 
 async def denoise(job: Job) -> None:
-    """Latents of the seed, the number of words and the guidance; previews that become brighter."""
+    """Put latents of seed, word count and guidance, and previews of rising brightness."""
     embeds = await job.value("embeds")
     wish = job.inputs
     steps, width, height = wish["steps"], wish["width"], wish["height"]
@@ -162,14 +162,14 @@ async def denoise(job: Job) -> None:
 
 
 async def paint(job: Job) -> None:
-    """Each pixel is what the latents say."""
+    """Paint each pixel with the latents' values."""
     latents = (await job.value("latents")).array
     picture = latents[:, 0].transpose(1, 2, 0).repeat(8, 0).repeat(8, 1)
     await job.put("image", {}, picture.astype(np.uint8))
 
 
 async def embed(job: Job) -> None:
-    """Three numbers of each text: its characters, its words, and one; of length 1. The last pooling turns them round."""
+    """Put three numbers per text (characters, words, one), scaled to length 1; "last" pooling reverses them."""
     texts = await job.value("text")
     if isinstance(texts, Item):
         texts = json.loads(bytes(texts.array))
@@ -190,7 +190,7 @@ TOYS: dict[str, Work] = {
 
 
 class LazyFrontend(Frontend):
-    """Makes its FastAPI application for the first request that is none of a model: it takes a tenth of a second."""
+    """A frontend that creates its FastAPI application (0.1 s) on demand. Requests to model routes do not need it."""
 
     def _create_fastapi(self) -> FastAPI:
         create, made = super()._create_fastapi, list[FastAPI]()
@@ -258,7 +258,7 @@ class House:
         await self.bus.add_responder(subjects.REPLAY, self.replayer.respond, queue="gateways")
 
     def serve(self, *models: str, **more: Any) -> None:
-        """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
+        """Publish a plan of the usual declarations; ``toy.omni`` speaks. ``more`` adds declarations by name."""
         declared = {name: {**catalog.model_declaration(_FAMILIES[name], ""), **HEARS} for name in models} | more
         plans = declarations_file.build_static_plans(
             msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
@@ -269,7 +269,7 @@ class House:
     async def executor(
         self, model: str, option: str, *components: str, id: str = "", credits: int = 64, **works: Work
     ) -> str:
-        """An executor of toys; ``works`` replaces some of them."""
+        """Start an executor of toys; ``works`` replaces some of them."""
         kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
         made = await self.place.executor(
             id or f"{subject_token(model)}-{option}-0",
@@ -283,7 +283,7 @@ class House:
         return made.identity.id
 
     async def all_of(self, model: str) -> None:
-        """Every option of ``model``, and the plan that names it."""
+        """Start every option of ``model`` and publish the plan that names it."""
         self.serve(model)
         assert self.router.plan is not None
         for option, spec in self.router.plan.models[model].options.items():
@@ -294,7 +294,7 @@ class House:
         return await self.http.post("/v1/chat/completions", json=question(model, content, **more), headers=headers)
 
     async def ended(self, id: str) -> EndRecord:
-        """The end record of ``id`` once it is there."""
+        """Return the end record of ``id`` once it exists."""
         found: list[EndRecord] = []
 
         async def there() -> bool:
@@ -306,7 +306,7 @@ class House:
         return found[0]
 
     async def emptied(self) -> None:
-        """Nothing in flight, nothing outstanding, nothing in the arena."""
+        """Wait until no work is left and the arena is empty."""
         await nodes.until(lambda: self.dispatcher.inflight_count == 0)
         assert {status.id: self.members.get(status.id).outstanding for status in self.members.statuses()} == {  # type: ignore[union-attr]
             status.id: 0 for status in self.members.statuses()
@@ -334,7 +334,10 @@ async def house(
     bus: NatsBus | None = None,
     **changes: Any,
 ) -> AsyncIterator[House]:
-    """``hold_seconds``: how long the beginning of an invocation is not recorded by itself; ``bus``: see ``place``."""
+    """Yield a house.
+
+    ``hold_seconds`` delays the record of an invocation's beginning; for ``bus`` see ``place``.
+    """
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
     async with place(directory, within, bus) as made:
         built = House(made, GatewaySettings(**{**usual, **changes}), store, hold_seconds=hold_seconds)
@@ -380,7 +383,7 @@ def error(response: httpx.Response) -> dict[str, Any]:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The data of each server-sent event; the last one is ``[DONE]`` when the answer is whole."""
+    """Return the data of each server-sent event; the last one of a complete answer is ``[DONE]``."""
     blocks = [block for block in response.text.split("\n\n") if block]
     assert all(block.startswith("data: ") for block in blocks)
     return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]

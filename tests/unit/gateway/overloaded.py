@@ -1,4 +1,4 @@
-"""Executors and gateways under more load than they bear, in simulated time: nothing depends on how fast this computer is."""
+"""Overloaded executors and gateways, in simulated time. No result depends on this computer's speed."""
 
 import heapq
 import random
@@ -13,7 +13,7 @@ from services.gateway.routing.draining import DrainRate, check_queue_time
 
 @dataclass
 class Request:
-    """One request of ``gateway`` that came at ``came``; seconds."""
+    """One request to ``gateway`` that arrived at ``came``, in seconds."""
 
     name: str
     gateway: int
@@ -23,9 +23,9 @@ class Request:
 
 @dataclass
 class Executor:
-    """Serves up to ``slots`` at once. In step: those that are there begin together, and end together.
+    """An executor of up to ``slots`` requests; with ``in_step`` they begin and end together.
 
-    ``seconds`` says how long one takes beside so many.
+    ``seconds`` gives the time of one request by the number running.
     """
 
     slots: int
@@ -36,23 +36,23 @@ class Executor:
 
     @property
     def capacity(self) -> float:
-        """Requests a second with all slots full."""
+        """Requests per second with all slots full."""
         return self.slots / self.seconds(self.slots)
 
 
 @dataclass
 class Outcome:
-    """What became of the requests that came after the warm-up."""
+    """Results of the requests that arrived after the warm-up."""
 
-    served: list[tuple[float, float]] = field(default_factory=list)  # when it came, and the seconds that it took
+    served: list[tuple[float, float]] = field(default_factory=list)  # arrival, and seconds taken
     refused: int = 0
     ended: list[float] = field(default_factory=list)
-    promises: list[tuple[float, float]] = field(default_factory=list)  # when refused, and Retry-After
-    open_at: list[float] = field(default_factory=list)  # when there was room again, in order
+    promises: list[tuple[float, float]] = field(default_factory=list)  # time of rejection, and Retry-After
+    open_at: list[float] = field(default_factory=list)  # times at which there was room again
 
 
 class World:
-    """Requests to one executor by one or several gateways, each of which knows its own requests alone."""
+    """Requests to one executor from gateways that see only their own."""
 
     def __init__(self, executor: Executor, deadline: float, gateways: int = 1, queue_seconds: float = 0.0) -> None:
         self.now = 0.0
@@ -75,13 +75,13 @@ class World:
             self._note_room()
 
     def load(self, rate: float, begin: float, seconds: float, seed: int = 0) -> None:
-        """Requests at random times, ``rate`` a second, by the gateways in turn."""
+        """Add requests at random times, ``rate`` a second, over all gateways."""
         chance, when, turns = random.Random(seed), begin, cycle(range(len(self.drains)))
         while (when := when + chance.expovariate(rate)) < begin + seconds:
             self.at(when, partial(self.come, next(turns)))
 
     def one_by_one(self, times: int) -> None:
-        """So many requests, each after the one before."""
+        """Run ``times`` requests, each after the previous one."""
         for _ in range(times):
             self.come(next(self._order) % len(self.drains))
             self.run()
@@ -119,11 +119,11 @@ class World:
         self._serve()
 
     def took(self, since: float = 0.0) -> list[float]:
-        """Seconds that those took which came after ``since``."""
+        """Return the durations of requests that arrived after ``since``."""
         return [took for came, took in self.outcome.served if came >= since]
 
     def late(self, since: float = 0.0) -> int:
-        """How many of those did not end by their deadline."""
+        """Return the number of those that missed their deadline."""
         return sum(took > self.deadline for took in self.took(since))
 
     def _note_room(self) -> None:

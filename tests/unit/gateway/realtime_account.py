@@ -1,6 +1,6 @@
-"""A second account of a session: what its client can know of it from the events of both sides, and whether they agree.
+"""An independent model of a session, to check both sides' events.
 
-Audio is held by its bytes and positions, items by their ids, order and content, responses by how far they are.
+It holds audio by bytes and positions, items by ids, order and content, and responses by progress.
 """
 
 import base64
@@ -11,17 +11,17 @@ Event = dict[str, Any]
 
 #: Bytes of a millisecond, by format.
 BYTES_PER_MS = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
-#: Milliseconds that a begin or an end of speech may be beside the true one: its frames are 20 ms.
+#: Tolerance of the start and end of speech, in milliseconds; frames are 20 ms.
 _FRAMES_MS = 60
 #: Milliseconds of padding before speech.
 PREFIX_MS = 300
-#: Samples without sound, by format.
+#: Silent samples, by format.
 SILENCE = {"audio/pcm": b"\0", "audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}
 
 
 @dataclass
 class Kept:
-    """An item: its text or arguments, its audio, and whether it is still being made."""
+    """An item: its text or arguments, its audio, and whether it is in progress."""
 
     text: str = ""
     audio: bytes = b""
@@ -38,7 +38,7 @@ class Kept:
 
 @dataclass
 class Answer:
-    """A response under way, with the ids of its items."""
+    """A response in progress, with the ids of its items."""
 
     beside: bool
     format: str
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Account:
-    """Takes every event that was posted, in order. Whatever contradicts those before is an ``AssertionError``."""
+    """A model fed with every posted event in order; contradictions raise ``AssertionError``."""
 
     def __init__(self) -> None:
         self.count = 0  # events
@@ -56,11 +56,11 @@ class Account:
         self.active = ""
         self.finished: set[str] = set()
         self.session: Event = {}
-        self.waits = False  # a spoken message is to be answered
+        self.waits = False  # a spoken message will be answered
         self.speech = ""  # the item that is being spoken
         self.stopped = ""  # the item whose speech has just stopped
         self.has_spoken = False
-        self.rest = b""  # audio that is to be sent again
+        self.rest = b""  # audio to resend
         self._pending_audio, self._committing, self._end_ms = b"", "", 0
         self.transcribing: set[str] = set()
         self._stream, self._stream_begin_ms, self._stream_begin = bytearray(), 0.0, 0
@@ -82,7 +82,7 @@ class Account:
 
     @property
     def held(self) -> bytes:
-        """Audio that was not committed."""
+        """Uncommitted audio."""
         return bytes(self._stream[self._held_from :])
 
     @property
@@ -116,7 +116,7 @@ class Account:
             self._stream, self._held_from = bytearray(), 0
 
     def _on_session_resumed(self, event: Event) -> None:
-        """The gateway has audio up to a position; what comes behind it is to be sent again."""
+        """Apply a resume: the gateway has audio up to a position, and the client must resend the rest."""
         assert sorted(event["active_responses"]) == sorted(self.answers)
         place = event["input_audio_bytes"] - self._stream_begin
         assert 0 <= place <= len(self._stream), (place, len(self._stream))
@@ -146,8 +146,8 @@ class Account:
         self.stopped, self._end_ms = event["item_id"], event["audio_end_ms"]
 
     def _place(self, ms: int) -> int:
-        """The position in the stream of a moment of the session."""
-        size = BYTES_PER_MS[self.format]  # audio is cut at whole milliseconds behind what was cut before
+        """Return the position in the stream at ``ms`` of the session."""
+        size = BYTES_PER_MS[self.format]  # audio is cut at whole milliseconds after earlier cuts
         place = self._held_from + round(ms - self._stream_begin_ms - self._held_from / size) * size
         assert self._held_from - size <= place <= len(self._stream) + size, (ms, self._stream_begin_ms)
         return max(self._held_from, min(place, len(self._stream)))
@@ -187,7 +187,7 @@ class Account:
             kept.other_bytes += len(part.get("image_url", ""))
 
     def give_audio(self, id: str, audio: bytes) -> None:
-        """The client has put ``audio`` into the item ``id``, which no event says."""
+        """Set the client's audio of the item ``id``, which events lack."""
         self.items[id].audio = audio
 
     def _on_conversation_item_deleted(self, event: Event) -> None:

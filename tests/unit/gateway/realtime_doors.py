@@ -1,4 +1,4 @@
-"""Two gateways behind real servers, for sessions that begin at one and go on at the other."""
+"""Two gateways on real servers, for sessions that move between them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from tests.unit.gateway.responses_house import Pair
 
 
 class Doors(Pair):
-    """Two gateways over one bus behind real servers."""
+    """Two gateways over one bus on real servers."""
 
     ports: tuple[int, int] = (0, 0)
 

@@ -1,4 +1,4 @@
-"""A client of realtime sessions over a real socket, as tests use it."""
+"""A test client of realtime sessions over a real socket."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ SOUND = bytes(24000)
 
 
 class Caller:
-    """One session. It remembers all events that it was sent."""
+    """One session. It records all events received."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -27,7 +27,7 @@ class Caller:
         await self.socket.send(json.dumps({"type": type, **fields}))
 
     async def next(self) -> dict[str, Any]:
-        """The next event."""
+        """Return the events up to and including the next one of ``type``."""
         import asyncio
 
         found = json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE))
@@ -35,7 +35,7 @@ class Caller:
         return dict(found)
 
     async def until(self, type: str) -> list[dict[str, Any]]:
-        """Events up to the next one of ``type``, which is the last one."""
+        """Return the next event."""
         found = [await self.next()]
         while found[-1]["type"] != type:
             assert found[-1]["type"] != "error" or type == "error", found[-1]
@@ -43,12 +43,12 @@ class Caller:
         return found
 
     async def ask(self, type: str, answer: str, **fields: Any) -> dict[str, Any]:
-        """Send an event; the one that answers it."""
+        """Send an event and return its answer."""
         await self.send(type, **fields)
         return (await self.until(answer))[-1]
 
     async def refused(self, type: str, **fields: Any) -> dict[str, Any]:
-        """The error that an event gets."""
+        """Send an event and return its error."""
         return dict((await self.ask(type, "error", event_id="mine", **fields))["error"])
 
     async def update(self, **session: Any) -> dict[str, Any]:
@@ -56,24 +56,24 @@ class Caller:
         return dict(found["session"])
 
     async def say(self, text: str, **more: Any) -> str:
-        """A user's message; its id."""
+        """Add a user's message and return its id."""
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **more}
         return str((await self.ask("conversation.item.create", "conversation.item.done", item=item))["item"]["id"])
 
     async def speak(self, data: bytes = SOUND) -> str:
-        """Audio that is appended and committed; its item's id."""
+        """Append and commit audio and return its item's id."""
         await self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
         return str((await self.ask("input_audio_buffer.commit", "conversation.item.done"))["item"]["id"])
 
     async def respond(self, **response: Any) -> list[dict[str, Any]]:
-        """The events of a response."""
+        """Return the events of a response."""
         await self.send("response.create", response=response)
         return await self.until("response.done")
 
 
 @asynccontextmanager
 async def calls(home: House, model: str = OMNI, **more: Any) -> AsyncIterator[Caller]:
-    """A session with a gateway behind a real server; its first two events have been read."""
+    """Yield a session on a real server, after its first two events."""
     async with doorway(home) as door, connected(f"ws://localhost:{door.port}", model, **more) as caller:
         yield caller
 
@@ -81,7 +81,7 @@ async def calls(home: House, model: str = OMNI, **more: Any) -> AsyncIterator[Ca
 @asynccontextmanager
 async def connected(base: str, model: str = OMNI, query: str = "", **more: Any) -> AsyncIterator[Caller]:
     url = f"{base}/v1/realtime?{query or f'model={model}'}"
-    # A full queue would hold up the closing handshake for as long as it may take.
+    # A full queue would delay the closing handshake.
     async with websockets.connect(url, max_size=None, **{"max_queue": None, **more}) as socket:
         caller = Caller(socket)
         await caller.until("conversation.created")
@@ -93,7 +93,7 @@ def types(events: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def joined(events: Sequence[dict[str, Any]], type: str) -> str:
-    """The deltas of ``type`` together."""
+    """Return the joined deltas of ``type``."""
     return "".join(each["delta"] for each in events if each["type"] == type)
 
 

@@ -1,4 +1,4 @@
-"""Events of clients by number, sensible and not, and operations on a session that a test may put in any order."""
+"""Client events by number, valid and invalid, and unordered session operations."""
 
 import base64
 from typing import Any
@@ -17,7 +17,7 @@ ITEMS: list[Event] = [
     {"type": "message", "role": "user", "content": [SPOKEN]},
     {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "be brief"}]},
     {"type": "message", "role": "assistant", "content": [{"type": "output_audio", "transcript": "as I said"}]},
-    {"type": "message", "role": "user", "content": [PICTURE]},  # of no picture
+    {"type": "message", "role": "user", "content": [PICTURE]},  # without an image
     {"type": "function_call", "name": "weather", "arguments": "{}", "call_id": "call_1"},
     {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
 ]
@@ -28,7 +28,7 @@ def _input(**changes: Any) -> Event:
 
 
 SHORT_VAD = {"type": "server_vad", "silence_duration_ms": 60}
-#: Changes of a session that can be obeyed, but for the last: a voice is fixed once it has spoken.
+#: Valid changes of a session, except the last: a voice is fixed once it has spoken.
 UPDATES: list[Event] = [
     _input(turn_detection=None),
     _input(turn_detection=SHORT_VAD),
@@ -43,7 +43,7 @@ UPDATES: list[Event] = [
     {"tools": [TOOL], "instructions": ""},
     {"audio": {"output": {"voice": "shimmer"}}},
 ]
-#: Options of a response, and the codes of errors that they have whatever the conversation is.
+#: Options of a response, and their error codes in any conversation.
 RESPONSES: list[tuple[Any, str]] = [
     ({}, ""),
     ({"conversation": "none"}, ""),
@@ -55,7 +55,7 @@ RESPONSES: list[tuple[Any, str]] = [
     ({"input": [MESSAGE], "tools": [TOOL], "tool_choice": {"type": "function", "name": "no"}}, "bad_request"),
     (None, ""),
 ]
-#: Frames that mean nothing, with ``ID`` in the place of their event's id.
+#: Invalid frames, with ``ID`` in place of their event's id.
 BROKEN = [
     '{"type": "input_audio_buffer.append", "audio": "@", "event_id": "ID"}',
     '{"type": "input_audio_buffer.append", "event_id": "ID"}',
@@ -81,7 +81,7 @@ BROKEN = [
     "null",
     '"\\ud800"',
 ]
-_PLACE = st.integers(0, 9)  # of an item; those beyond the last are of none
+_PLACE = st.integers(0, 9)  # of an item; those after the last are unknown
 OPERATIONS = st.one_of(
     st.tuples(st.just("append"), st.sampled_from(["loud", "loud", "quiet", "odd"]), st.sampled_from([20, 100, 400])),
     st.tuples(st.just("talk"), st.booleans()),

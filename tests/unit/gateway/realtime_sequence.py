@@ -1,4 +1,4 @@
-"""One session without a socket, played operation by operation: each event has its answer, or an error that names it."""
+"""One session without a socket, played operation by operation: each event gets its answer or an error that names it."""
 
 import asyncio
 import base64
@@ -22,16 +22,16 @@ from tests.unit.gateway.house import OMNI, House
 from tests.unit.gateway.realtime_account import SILENCE, Account, Event
 from tests.unit.gateway.realtime_operations import BROKEN, CLIP, ITEMS, RESPONSES, SPOKEN, UPDATES
 
-#: Seconds that anything may take on a busy machine.
+#: Time limit of each step, for a busy machine.
 PATIENCE = 10.0
-#: Items of a conversation here, so that it is full after a few.
+#: Maximum items of a conversation here, so that it fills up soon.
 MOST_ITEMS = 4
-#: Bytes that a session may hold where it may not hold much.
+#: Maximum bytes of a session with a tight limit.
 FEW_BYTES = 60_000
 
 
 class Ledger:
-    """Bytes that a session says that it holds."""
+    """A counter of the bytes that a session reports."""
 
     def __init__(self, most: int) -> None:
         self.held, self.most = 0, most
@@ -43,7 +43,7 @@ class Ledger:
 
 
 class Watched(EventSender):
-    """Shows events as they are posted, until it is closed."""
+    """A sender that records events as posted, until it is closed."""
 
     def __init__(self, account: Account, log: SessionLog) -> None:
         super().__init__(self._count_sent, PATIENCE, log)
@@ -63,7 +63,7 @@ class Watched(EventSender):
             self.batch.append(event)
             try:
                 self.account.take(event)
-            except (AssertionError, LookupError, ValueError) as error:  # what made it catches more than it should
+            except (AssertionError, LookupError, ValueError) as error:  # the poster of the event would swallow it
                 self.faults.append(AssertionError(f"{event}: {error!r}"))
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Watched(EventSender):
 
 
 class Sequence:
-    """One session, and what is known of it."""
+    """One session, and the test's knowledge of it."""
 
     def __init__(self, home: House, most: int) -> None:
         self.home = home
@@ -95,7 +95,7 @@ class Sequence:
         self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored)
         self.sender = asyncio.get_running_loop().create_task(self.outbox.send_texts())
 
-    # What is sent
+    # Operations
 
     async def play(self, operations: list[tuple[Any, ...]]) -> None:
         try:
@@ -123,7 +123,7 @@ class Sequence:
             raise fault
 
     async def _settle(self) -> None:
-        """Everything that was begun is over."""
+        """Wait until all started work is complete."""
         account = self.account
         async with asyncio.timeout(PATIENCE):
             while account.answers or account.transcribing or account.waits or self.outbox.sent < account.count:
@@ -135,7 +135,9 @@ class Sequence:
         await until_cancelled(self.sender)
 
     async def _send(self, type: str, answer: str, wrong: set[str] | str = "", **fields: Any) -> list[Event]:
-        """Send an event that is answered, or refused with one of the codes ``wrong``; returns what has come."""
+        """Send an event and return the events received. It must be answered, or rejected with one of the codes
+        ``wrong``.
+        """
         self.number += 1
         id = f"mine_{self.number}"
         return await self._send_frame(json.dumps({"type": type, "event_id": id, **fields}), id, answer, wrong)
@@ -147,7 +149,7 @@ class Sequence:
         errors = [each["error"] for each in batch if each["type"] == "error"]
         codes = [each["code"] for each in errors if each["event_id"] == id]
         if self.account.waits and any(each["event_id"] in (None, id) for each in errors):
-            self.account.waits = False  # what was to be answered could not be
+            self.account.waits = False  # the answer failed
         wanted = {wrong} if isinstance(wrong, str) else wrong
         if codes:
             assert codes[0] in wanted, (frame[:200], codes, wanted)
@@ -168,7 +170,7 @@ class Sequence:
         return "overloaded" if self.ledger.held + nbytes > self.most else ""
 
     async def _talk(self, twice: bool) -> None:
-        """Speech and the silence behind it in one event, or two turns with what comes between."""
+        """Send speech with its final silence, or two turns at once."""
         account = self.account
         ms = 48 if account.format == "audio/pcm" else 8
         turn = np.random.default_rng(self.number).integers(1, 256, 200 * ms, np.uint8).tobytes()
@@ -176,7 +178,7 @@ class Sequence:
         await self._append_data(turn * (2 if twice else 1))
 
     async def _pause(self, ms: int, goes_on: bool) -> None:
-        """Speech, a silence in which its answer may be begun for some milliseconds, and more of one of both."""
+        """Send speech, a silence of ``ms`` for an early answer, and more."""
         await self._append("loud", 200)
         await self._append("quiet", 260)
         await asyncio.sleep(ms / 1000)
@@ -294,7 +296,7 @@ class Sequence:
             await asyncio.sleep(0.001)
 
     async def _resume(self) -> None:
-        """The gateway dies once all that it has posted is sent, and another one goes on."""
+        """Kill the gateway after its posted events, and resume at another one."""
         while self.outbox.sent < self.account.count:
             await asyncio.sleep(0)
         await self._end("")

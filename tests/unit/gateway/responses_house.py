@@ -1,4 +1,4 @@
-"""Gateways with a store, for tests of responses, and what their clients read."""
+"""Gateways with a store, for tests of responses, and output readers."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.unit.gateway.http.test_exchange import Client
 from tests.unit.sidecar.node import until
 
 PATH = "/v1/responses"
-#: Keys that Open Responses wants in every response.
+#: Keys that Open Responses requires in every response.
 KEYS = [
     "id",
     "object",
@@ -69,7 +69,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 def events_of(body: str) -> list[dict[str, Any]]:
-    """The events of a stream, which are named as they say themselves, and numbered without gaps."""
+    """Return the events of a stream. Checks that names match types, and numbers have no gaps."""
     blocks = [block for block in body.split("\n\n") if block]
     assert blocks.pop() == "data: [DONE]"
     found = []
@@ -84,7 +84,7 @@ def events_of(body: str) -> list[dict[str, Any]]:
 
 
 async def remember(job: Job) -> None:
-    """Say all roles and texts of the chat."""
+    """Write all roles and texts of the chat."""
     messages = await job.value("messages")
     said = "|".join(f"{message['role']}:{_plain(message['content'])}" for message in messages)
     await job.send("text", {"text": said, "ids": [1]})
@@ -97,7 +97,7 @@ def _plain(content: Any) -> str:
 
 
 class Pair:
-    """Two gateways over one store and one bus. ``leave`` ends the first one as a kill does: nothing is said."""
+    """Two gateways over one store and one bus. ``leave`` ends the first one silently, as a kill does."""
 
     def __init__(self, first: House, second: House) -> None:
         self.first = first
@@ -114,7 +114,7 @@ class Pair:
 
 
 class Slow:
-    """A thinker that says a word each time that it is let go on; how its words are grouped depends on that."""
+    """A thinker that writes a word at each signal; the timing determines how words are grouped."""
 
     def __init__(self, *words: str) -> None:
         self.words = words

@@ -1,4 +1,4 @@
-"""Real media files, made by Pillow and FFmpeg, for the tests of this directory."""
+"""Real media files for these tests, made by Pillow and FFmpeg."""
 
 from fractions import Fraction
 from io import BytesIO
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def tone(seconds: float = 1.0, rate: int = 24000) -> NDArray[np.float32]:
-    """A quiet 440 Hz sine, [n] float32."""
+    """Return a quiet 440 Hz sine, [n] float32."""
     return (0.5 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
 
 
@@ -23,7 +23,7 @@ def picture(format: str, size: tuple[int, int] = (37, 23), mode: str = "RGB", **
 
 
 class Pipe:
-    """A file for muxers that cannot go back in it."""
+    """A file for muxers that cannot seek."""
 
     def __init__(self) -> None:
         self._out = BytesIO()
@@ -62,7 +62,7 @@ def film(
     piped: bool = False,
     **options: str,
 ) -> bytes:
-    """A film at 10 frames per second, with a sound track when ``audio`` names a codec."""
+    """Return a video at 10 frames per second. It has an audio track if ``audio`` names a codec."""
     out = Pipe() if piped else BytesIO()
     with av.open(out, "w", format=container, options=options) as file:
         stream: Any = file.add_stream(codec, rate=10)

@@ -1,4 +1,4 @@
-"""A gateway before an executor that is slower than its deadline allows: what it admits ends in time, the rest gets 429."""
+"""A gateway with an executor too slow for its deadline: admitted requests end in time, the rest get a 429."""
 
 import asyncio
 from collections import Counter
@@ -13,13 +13,13 @@ from tests.unit.gateway.house import TEXT, House, answered, error, house, questi
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
-# So few that a busy machine takes little of a service time for each.
+# So few that a busy machine spends little of a service time on each.
 DEADLINE, SERVICE, AT_ONCE = 6.0, 0.2, 60  # seconds, seconds, requests
 
 
 @pytest.fixture
 async def slow(tmp_path: Path) -> AsyncIterator[House]:
-    """A house whose only thinker takes one request after the other."""
+    """A house whose only thinker runs one request at a time."""
     one_by_one = asyncio.Lock()
 
     async def work(job: Job) -> None:
@@ -82,7 +82,7 @@ async def test_who_was_refused_is_served_when_it_comes_back_as_told(slow: House)
         if (refused := await done).status_code == 429:
             break
 
-    for _ in range(5):  # a busy machine serves more slowly than was predicted: it says so again
+    for _ in range(5):  # a busy machine serves more slowly than predicted, and rejects again
         await asyncio.sleep(int(refused.headers["retry-after"]))
         if (refused := await slow.ask(TEXT)).status_code != 429:
             break

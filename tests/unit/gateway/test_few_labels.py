@@ -1,4 +1,4 @@
-"""Whatever clients make up, metrics get no new labels of it; and what a gateway tells of its plan and executors."""
+"""Metric labels never come from client input; metrics of the plan and of executors."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,12 +33,12 @@ async def samples(home: House) -> SAMPLES:
 
 
 async def labels(home: House) -> dict[str, set[tuple[str, ...]]]:
-    """All label sets by metric, but for executors' states: one that says nothing for a while is silent."""
+    """Return all label sets by metric, except executors' states. A slow executor can become silent."""
     return {name: set(series) for name, series in (await samples(home)).items() if name != "omnibus_executors"}
 
 
 async def bother(home: House, mark: str) -> None:
-    """Requests with a ``mark`` in all that a client may say."""
+    """Send requests with a ``mark`` in every field that a client controls."""
     asked: list[tuple[str, Any]] = [
         ("/v1/chat/completions", question(mark, "hello")),
         ("/v1/chat/completions", question(VL, "hello", user=mark, metadata={mark: mark})),
@@ -69,7 +69,7 @@ async def test_what_clients_make_up_is_no_label(home: House):
 
     after = await labels(home)
     assert after["omnibus_requests_total"] == before["omnibus_requests_total"]
-    # Others may be counted a moment later, but never by a name that somebody made up.
+    # Other series may appear later, but none with a client's invented name.
     assert not [found for series in after.values() for found in series if any("mark-" in each for each in found)]
 
 

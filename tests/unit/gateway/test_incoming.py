@@ -1,4 +1,4 @@
-"""Streams read by awaiting: what is ready, the first item for later use, and parts that come again elsewhere."""
+"""Result streams: awaiting ready items, reusing the first item, and parts repeated after a restart."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -121,7 +121,7 @@ async def test_a_value_that_never_comes_is_an_error():
         await failed.wait_first()
 
 
-# Parts that come again elsewhere
+# Repeated parts after a move
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Under which code a request is counted: clients' faults are no faults of ours, and wake nobody."""
+"""The code under which a request is counted: client errors are not ours, and page no operator."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ BAD: dict[str, tuple[str, Callable[[], OmnibusError]]] = {
 
 
 async def counts(home: House) -> dict[str, float]:
-    """Requests of the toy model, and of no model, by code."""
+    """Return the requests by code, of the toy model and none."""
     found = re.findall(
         rf'^omnibus_requests_total\{{code="(\w+)",model="(?:{VL}|)"\}} (\S+)$',
         (await home.http.get("/metrics")).text,
@@ -44,7 +44,7 @@ async def rises(home: House, before: dict[str, float]) -> dict[str, float]:
 
 
 def wakes(code: str) -> bool:
-    """Whether the operator is paged for requests of this code."""
+    """Return True if the operator is paged for requests of this code."""
     [rule] = [
         rule
         for group in yaml.safe_load(ALERTS.read_text())["groups"]
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_that
     async with doorway(home) as door:
         wire = await door.wire()
         await wire.send(post(path, 100, b"{"))
-        await door.get()  # by now the body is waited for
+        await door.get()  # the gateway waits for the body by now
 
         wire.close()
 

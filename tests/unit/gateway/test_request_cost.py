@@ -1,12 +1,11 @@
-"""The work of one request, counted: a hot path that became dearer fails here, on a busy machine as well.
+"""Cost of one request in calls and messages. A more expensive hot path fails here on any machine.
 
-Time depends on the machine and on who else uses it; counts do not. Counted are calls of functions of this project, in
-the gateway and in the executors' loop together, and messages on the bus. Of each function the median of its calls in
-one request counts: what runs by the clock, as heartbeats do, comes more often with each request while the machine is
-slow, but not with most of them. A figure that is too high names the functions that are called most; one that became
-much lower is to be lowered here, so that it is not lost again. What is answered
-directly leaves no circle of references: each would wait for the garbage collector, which then took a tenth of the
-gateway's time.
+Times depend on the machine and its other users; counts do not. Counted are calls of this project's functions, in the
+gateway and the executors' loop together, and messages on the bus. For each function, the median of its calls per
+request counts. Calls by the clock, such as heartbeats, occur in more requests on a slow machine, but not in most. If a
+figure is too high, the test lists the most called functions. If it is much lower than its limit, lower the limit, so
+that the gain is not lost. Direct answers must leave no reference cycles: each would wait for the garbage collector,
+which once took a tenth of the gateway's time.
 """
 
 import asyncio
@@ -39,13 +38,15 @@ REQUESTS = 20
 #: Seconds in which fast pieces become one, more than real ones that a request takes, and how many come in them.
 PIECE_SECONDS = 60.0
 PIECES_TOGETHER = 48
-#: How often requests are counted at most: a busy machine adds to them, never takes away.
+#: Maximum number of measurements: a busy machine adds to the counts, never removes.
 MEASUREMENTS = 4
 
 
 class Cost(NamedTuple):
-    """Most calls and messages of one request, about one per cent above what was counted: on a busy machine fewer
-    chunks share a message."""
+    """Limits on one request's calls and messages. They are about one per cent above the measured counts.
+
+    On a busy machine fewer chunks share a message.
+    """
 
     calls: int
     messages: float
@@ -70,13 +71,13 @@ class Calls:
             sys.setprofile(None)
 
     def take(self) -> Counter[CodeType]:
-        """What was called since the last time."""
+        """Return the calls since the last time."""
         taken, self.count = self.count, Counter()
         return taken
 
 
 def ours(calls: Counter[CodeType]) -> Counter[str]:
-    """Calls by function, without those of what stands for the server, and of what runs by the clock."""
+    """Return calls by function, without the stand-in server and timers."""
     found: Counter[str] = Counter()
     for code, count in calls.items():
         name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_qualname}"
@@ -99,7 +100,7 @@ def stream(home: House) -> Awaitable[None]:
 
 
 class TurnClock:
-    """Seconds that pass by turns of the loop, so that as many pieces leave together on any machine."""
+    """A clock that advances with each loop turn. The same number of pieces share a message on any machine."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -110,7 +111,7 @@ class TurnClock:
 
 
 async def hasty(job: Job) -> None:
-    """A thinker whose tokens come faster than anybody could notice, one in each turn."""
+    """Write tokens very fast, one in each turn."""
     for number in range(64):
         await job.send_text("text", {"text": f" {number}", "ids": [number]})
         await asyncio.sleep(0)
@@ -164,7 +165,7 @@ async def test_a_request_costs_no_more_than_it_did(
     allowed: Cost,
     direct: bool,
 ):
-    """``direct``: with what a server does for it."""
+    """``direct`` includes the server's direct answers."""
     monkeypatch.setattr(houses, "SERVED_DIRECTLY", direct)
     async with house(tmp_path) as home:
         if case is speak:
@@ -194,7 +195,7 @@ async def test_a_request_costs_no_more_than_it_did(
 
 
 async def _count(home: House, case: Callable[[House], Awaitable[None]]) -> tuple[Counter[str], list[str]]:
-    """Calls of one request by function, and subjects of messages of ``REQUESTS`` requests."""
+    """Return the calls of one request by function. Also returns the subjects of all messages of ``REQUESTS`` ones."""
     calls, taken = Calls(), []
     with calls.counted(), published(home) as messages:
         for _ in range(REQUESTS):
@@ -208,7 +209,7 @@ async def _count(home: House, case: Callable[[House], Awaitable[None]]) -> tuple
 
 @contextmanager
 def published(home: House) -> Iterator[list[str]]:
-    """Kinds of the messages that are published, but for those that are sent by the clock."""
+    """Yield the kinds of published messages, except those sent by the clock."""
     kinds: list[str] = []
     publish = home.bus.publish
 
@@ -225,7 +226,7 @@ def published(home: House) -> Iterator[list[str]]:
 
 @contextmanager
 def cyclic_garbage() -> Iterator[list[str]]:
-    """Classes of this project whose objects are left in circles of references."""
+    """Yield a list of this project's classes with objects in reference cycles."""
     left: list[str] = []
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)

@@ -1,4 +1,4 @@
-"""Several gateways side by side: each counts what it sent itself, and heartbeats tell of the rest."""
+"""Several gateways: each counts its own requests, and heartbeats report the others'."""
 
 import random
 from collections import Counter, deque
@@ -16,7 +16,7 @@ THINK = [GraphNode("think", "thinker", {}, "")]
 
 
 class Cluster:
-    """Executors of option L, and gateways that hear their heartbeats."""
+    """Executors of option L, and gateways that receive their heartbeats."""
 
     def __init__(self, replicas: int, *gateways: str) -> None:
         self.inflight = {f"l{number}": 0 for number in range(replicas)}
@@ -41,7 +41,7 @@ class Cluster:
         return router.route(assignment, router.issue_ticket(assignment.model, assignment.kind), pinned=pinned)
 
     def send(self, router: Router, work: int = 100) -> ExecutorEntry:
-        """One invocation; returns where it is."""
+        """Send one invocation and return its executor."""
         member = router.members.get(self.route(router).executors[0])
         assert member is not None
         member.charge_work(work)
@@ -99,7 +99,7 @@ def test_a_replica_that_another_gateway_loads_is_avoided():
     for _ in range(20):
         busy.charge_work(100)
         there.inflight["l0"] += 1
-    there.done(there.send(mine))  # so that it knows how much an invocation is
+    there.done(there.send(mine))  # so that it has the size of an invocation
     there.sent.clear()
 
     there.beat(20)

@@ -1,4 +1,4 @@
-"""Routes of graphs that several plan models run, and options that one model lends another; pins."""
+"""Routes over several plan models, options lent between models, and pins."""
 
 from collections import Counter
 from typing import Any
@@ -50,7 +50,7 @@ def status(id: str, name: str, option: str, *components: str) -> ExecutorStatus:
 
 
 def router(gateway: str = "g") -> Router:
-    """One executor of each option: ``org/a-E`` and so on."""
+    """Return a router with one executor of each option: ``org/a-E`` and so on."""
     made = Router(gateway, ExecutorTable())
     made.plan = plan()
     for name, spec in made.plan.models.items():
@@ -61,7 +61,7 @@ def router(gateway: str = "g") -> Router:
 
 
 def nodes(*tasks: str) -> list[GraphNode]:
-    """Each uses what all before it gave."""
+    """Return nodes that each use the outputs of all previous ones."""
     return [GraphNode(task, "", {}, "", tuple((n, "out") for n in range(index))) for index, task in enumerate(tasks)]
 
 

@@ -1,4 +1,4 @@
-"""Encoders by themselves share a request's items; equal ones go where one of them went before."""
+"""Sharing a request's items among standalone encoders; equal items return to the same encoder."""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +16,7 @@ KIND = "vision+thinker"
 
 
 def encoders(keeps: bool = True, count: int = 2) -> Router:
-    """A gateway that knows a thinker and encoders with 8 credits each."""
+    """Return a router with a thinker and encoders with 8 credits each."""
     options = {"E": DeploymentOption(("vision",), "encoder"), "L": DeploymentOption(("thinker",), "llm")}
     paths = {KIND: (Path("E>L", {"vision": "E", "thinker": "L"}, 1),)}
     model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, paths, tasks=TASKS)
@@ -28,14 +28,14 @@ def encoders(keeps: bool = True, count: int = 2) -> Router:
 
 
 def pictures(*digests: str) -> list[GraphNode]:
-    """Calls of the encoder with pictures of these digests, and the thinker that reads them."""
+    """Return encoder calls with images of these digests, and their thinker."""
     return [GraphNode(TASKS["vision"], "vision", {}, digest) for digest in digests] + [
         GraphNode(TASKS["thinker"], "thinker", {}, "")
     ]
 
 
 def shared(made: Router, *digests: str, **more: Any) -> ExecutorRoute:
-    """Where a request with these pictures goes."""
+    """Return the route of a request with these images."""
     assignment = made.assign(pictures(*digests), "m")
     return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 

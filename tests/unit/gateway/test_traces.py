@@ -1,4 +1,4 @@
-"""Traces of requests: connected from the client's header to the last node, and nothing at all while they are off."""
+"""Traces of requests: connected from the client's header to the last node, and absent while tracing is off."""
 
 import asyncio
 import subprocess
@@ -23,7 +23,7 @@ SECRET = "my-secret-words"
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Tracing is on in this process, and what it sends comes here."""
+    """Tracing in this process, with this collector as its receiver."""
     with collector() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
         tracing.start_tracing("test")
@@ -41,7 +41,7 @@ async def home(tmp_path: Path, received: Collector) -> AsyncIterator[House]:
 
 
 async def sent(home: House, received: Collector, trace: str = TRACE) -> list[Seen]:
-    """All spans of ``trace``, once everything was sent."""
+    """Return all spans of ``trace``, once all are exported."""
     await home.emptied()
     await asyncio.to_thread(tracing.stop_tracing, 5.0)
     return received.of(trace)
@@ -58,7 +58,7 @@ async def ask(
 
 
 def tree(spans: list[Seen]) -> dict[str, str]:
-    """Names of spans with those of their parents."""
+    """Return the names of spans with their parents' names."""
     names = {span.id: span.name for span in spans}
     return {span.name: names.get(span.parent, span.parent) for span in spans}
 
@@ -207,7 +207,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
     ("module", "theirs"),
     [
         ("omnibus.executor.service", "opentelemetry"),
-        # The store's client imports some of it by itself, but nothing that traces or sends.
+        # The store's client imports the API, but no SDK and no exporter.
         ("services.gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
     ],
 )

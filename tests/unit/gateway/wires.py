@@ -1,4 +1,4 @@
-"""Clients of a real HTTP server in this process that write what they like, when they like."""
+"""Clients of an in-process HTTP server, with control over bytes and timing."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ class Wire:
         await self.writer.drain()
 
     async def drip(self, data: bytes, seconds: float, times: int = 10_000) -> None:
-        """Send ``data`` again and again, until the server has had enough."""
+        """Send ``data`` repeatedly until the server closes the connection."""
         with suppress(ConnectionError):
             for _ in range(times):
                 if self._reader.at_eof():
@@ -33,21 +33,21 @@ class Wire:
                 await asyncio.sleep(seconds)
 
     async def head(self) -> bytes:
-        """The status line and headers of the next answer."""
+        """Return the status line and headers of the next answer."""
         return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE)
 
     async def status(self) -> int:
         return int((await self.head()).split()[1])
 
     async def answer(self) -> tuple[int, bytes]:
-        """Status and body of the next answer."""
+        """Return status and body of the next answer."""
         head = await self.head()
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         body = await asyncio.wait_for(self._reader.readexactly(int(length.split(b":")[1])), PATIENCE)
         return int(head.split()[1]), body
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """Return everything received until the server closes the connection."""
         got = b""
         with suppress(ConnectionError):
             while piece := await asyncio.wait_for(self._reader.read(1 << 16), PATIENCE):
@@ -59,7 +59,7 @@ class Wire:
 
 
 class Doorway:
-    """A ``server``, its port, and the clients that it has from here."""
+    """A ``server``, its port, and its clients from this test."""
 
     def __init__(self, server: GatewayServer, port: int) -> None:
         self.server = server
@@ -67,11 +67,11 @@ class Doorway:
         self._wires: list[Wire] = []
 
     def stop(self) -> None:
-        """Have the server close."""
+        """Start closing the server."""
         self.server.should_exit = True
 
     async def wire(self, receive_bytes: int = 0) -> Wire:
-        """A connection; ``receive_bytes`` is how much its end holds that is not read yet, 0: as the kernel has it."""
+        """Return a connection; ``receive_bytes`` is the size of its receive buffer, 0 for the kernel's default."""
         end = socket.socket()
         if receive_bytes:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -82,7 +82,7 @@ class Doorway:
         return made
 
     async def get(self, path: str = "/health", more: str = "") -> int:
-        """The status of a request on a connection of its own."""
+        """Return the status of a request on a separate connection."""
         wire = await self.wire()
         await wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode("latin-1"))
         status = await wire.status()
@@ -96,9 +96,10 @@ class Doorway:
 
 @asynccontextmanager
 async def doorway(home: House, direct: bool = True, send_bytes: int = 0) -> AsyncIterator[Doorway]:
-    """``home`` behind a real server, with the limits of its settings; ``direct``: plain chats are answered directly.
+    """Yield ``home`` on a real server, with the limits of its settings.
 
-    ``send_bytes`` is how much a connection's socket holds that is not sent yet; 0: as the kernel has it.
+    With ``direct``, plain chats are answered directly. ``send_bytes`` is the size of a connection's send buffer, 0 for
+    the kernel's default.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     if send_bytes:
@@ -116,6 +117,6 @@ async def doorway(home: House, direct: bool = True, send_bytes: int = 0) -> Asyn
 
 
 def post(path: str, length: int | None, body: bytes = b"") -> bytes:
-    """The beginning of a request with a body; None: its length is not told."""
+    """Return the beginning of a request with a body; without ``length`` it is chunked."""
     told = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{told}\r\n\r\n".encode() + body

@@ -1,4 +1,4 @@
-"""A gateway's inside on a bus in this process and a real sidecar, and puppets that speak as executors do."""
+"""A gateway's internals on an in-process bus, with puppets as executors. The sidecar is real."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def plan(*paths: Path) -> Plan:
 
 
 class Puppet:
-    """An executor on strings: takes what is sent to it and says what it is told to say."""
+    """A scripted executor: it accepts its messages and sends only the replies that a test scripts."""
 
     def __init__(self, bus: MemoryBus, id: str, option: str) -> None:
         self.bus = bus
@@ -89,12 +89,12 @@ class Puppet:
             self.fed += [message for message in came if isinstance(message, Chunk)]
 
     def freeze(self) -> None:
-        """No word any more. What is sent to it arrives all the same, as the bus sees it."""
+        """Stop all messages. The bus still delivers messages to it."""
         if self._heart is not None:
             self._heart.cancel()
 
     async def die(self) -> None:
-        """No word any more, no ear either."""
+        """Stop all messages and subscriptions."""
         self.freeze()
         for stop in self._stops:
             await stop()
@@ -121,7 +121,7 @@ class Puppet:
 
 
 class World:
-    """Members, router, dispatcher; ``ends`` is what was published for all to see.
+    """Members, router and dispatcher; ``ends`` lists the published ends.
 
     Of two equal executors this gateway takes the first one first.
     """
@@ -153,13 +153,13 @@ class World:
         return [await self.puppet(id, option) for id, option in options.items()]
 
     def submit(self, within: float = 60.0, asked: Mapping[str, Any] = {}, **more: Any) -> InflightInvocation:
-        """A request of two nodes on the planned path, or on what is ``asked`` of the router."""
+        """Submit a request of two nodes on the planned path. ``asked`` contains other arguments of the router."""
         return self.run(
             call("vision", x=1), call("thinker", item=graph.make_ref(0, "y"), **more), within=within, **asked
         )
 
     def run(self, *calls: GraphNode, within: float = 60.0, **asked: Any) -> InflightInvocation:
-        """A request of ``calls``, the last of which answers."""
+        """Submit a request of ``calls``, the last of which answers."""
         assignment = self.router.assign(calls, "m")
         ticket = self.router.issue_ticket(assignment.model, assignment.kind)
         choose = partial(self.router.route, assignment, ticket, **asked)
@@ -176,12 +176,12 @@ class World:
         )  # fmt: skip
 
     async def sent(self, puppet: Puppet, count: int = 1) -> Invocation:
-        """The ``count``th invocation that reached ``puppet``."""
+        """Return the ``count``th invocation that reached ``puppet``."""
         await nodes.until(lambda: len(puppet.taken) >= count)
         return puppet.taken[count - 1]
 
     async def turn(self) -> None:
-        """Everything that was published has been delivered, and what that made be published as well."""
+        """Run the loop until all messages and their consequences are delivered."""
         for _ in range(6):
             await asyncio.sleep(0)
 
@@ -190,7 +190,7 @@ class World:
         return {id: member.outstanding for id, member in members.items() if member is not None}
 
     async def put(self, invocation: str, *values: float) -> Any:
-        """A handle of float32 samples, as an executor would have sent it."""
+        """Return a handle of float32 samples, as sent by an executor."""
         samples = np.array(values, np.float32)
         return await self.tensors.put(samples, invocation=invocation, deadline=time.time() + 60)
 
@@ -219,12 +219,12 @@ async def world(directory: File, limit: int = LIMIT) -> AsyncIterator[World]:
 
 
 def texts(running: InflightInvocation) -> list[str]:
-    """What the client can read now; raises what made the answer end."""
+    """Return the texts that are ready, or raise the answer's error."""
     return [item.data["text"] for item in running.streams[1, "said"].take_ready()]
 
 
 async def finish(there: World, running: InflightInvocation, vision: Puppet, thinker: Puppet, *words: str) -> list[str]:
-    """Both executors do their part; returns what the client read."""
+    """Complete the work of both executors and return the client's text."""
     await there.sent(thinker)
     vision.reply(vision.hop(0))
     chunks = [thinker.chunk(seq, word) for seq, word in enumerate(words)]

@@ -1,4 +1,4 @@
-"""A denoiser makes each picture as if it were alone, tells of its steps, and stops when nobody wants it."""
+"""The denoiser makes images as if alone, with progress and cancellation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def runner(image: Path) -> AsyncIterator[DenoiseRunner]:
 
 
 def guides(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings of two prompts, and their mask; what does not count is no number."""
+    """Return embeddings of two prompts, and their mask; masked values are NaN."""
     embeds = np.random.default_rng(seed).standard_normal((2, max(LENGTHS), WIDTH), np.float32)
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     embeds[~mask] = np.nan
@@ -239,7 +239,7 @@ async def test_a_picture_of_too_many_pixels_is_refused(runner: DenoiseRunner) ->
 
 
 async def test_sound_is_refused(runner: DenoiseRunner) -> None:
-    with pytest.raises(BadRequest, match="no sound"):
+    with pytest.raises(BadRequest, match="does not generate audio"):
         await run(runner, job("sound"))
 
 

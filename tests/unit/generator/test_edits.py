@@ -1,4 +1,4 @@
-"""A denoiser that edits: pictures made of pictures, of many requests at once."""
+"""Image editing: images made from images, of many requests at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ async def runner(edit: Path) -> AsyncIterator[DenoiseRunner]:
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
-    """Numbers that may only be read, as an arena's."""
+    """Return random read-only numbers, like an arena's."""
     made = np.random.default_rng(seed).standard_normal(shape, np.float32)
     made.setflags(write=False)
     return made
@@ -92,7 +92,7 @@ async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
 
 
 async def test_there_is_nothing_to_edit_without_a_picture(runner: DenoiseRunner) -> None:
-    with pytest.raises(BadRequest, match="edits pictures"):
+    with pytest.raises(BadRequest, match="edits images"):
         await run(runner, job(None, width=64, height=64))
 
 

@@ -1,4 +1,4 @@
-"""A vocoder of frames: as they come, in any pieces."""
+"""A vocoder of frames that arrive in pieces of any size."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Who would be left without sound first is next, and nobody keeps the floor who is gone."""
+"""The playback scheduler: the stream closest to silence is next, and a cancelled one releases the vocoder."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ def test_no_samples_change_nothing():
 
 
 async def settled() -> None:
-    """Let every task go as far as it can."""
+    """Let every task run as far as it can."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -127,12 +127,12 @@ async def test_a_failure_inside_gives_the_floor_back():
 
 
 def late(deadlines: bool, streams: int, cost: float, chunk: float, seconds: float) -> float:
-    """Seconds of silence that ``streams`` listeners hear, all from the start, when a chunk of sound takes ``cost``."""
+    """Return the seconds of silence that ``streams`` listeners hear. A chunk of audio costs ``cost``."""
     playing = [Playback(RATE, 0.0, 0.2) for _ in range(streams)]
     made, silent, now = [0.0] * streams, 0.0, 0.0
     while any(each < seconds for each in made):
         waiting = [one for one in range(streams) if made[one] < seconds]
-        # In order of arrival a long answer that is all there is made in one go.
+        # In order of arrival, a complete long answer is made in one go.
         one = min(waiting, key=lambda each: playing[each].dry) if deadlines else waiting[0]
         now += cost
         silent += max(0.0, now - playing[one].dry)

@@ -1,4 +1,4 @@
-"""Pictures share steps with their like, and the device with all others."""
+"""Sharing steps among images of one shape, and the device among all."""
 
 import random
 from collections import Counter
@@ -81,7 +81,7 @@ def test_a_step_holds_so_many_positions_but_one_picture_always_goes():
 
 
 def served(these: StepScheduler[str], steps: int, sizes: dict[str, StepSize]) -> Counter[str]:
-    """Positions that each picture has had after so many steps."""
+    """Return the positions that each image had after ``steps`` steps."""
     had: Counter[str] = Counter()
     for _ in range(steps):
         for key in these.next_batch():

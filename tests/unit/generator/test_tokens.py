@@ -1,4 +1,4 @@
-"""Engines of pictures that are made token by token: each as if it were alone, told of, and gone when nobody wants it."""
+"""Engines of images made token by token: each as if alone, with progress and cancellation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ async def follower(glm: Path) -> AsyncIterator[DenoiseRunner]:
 
 
 def guides(length: int) -> np.ndarray:
-    """Embeddings of a prompt and its twin."""
+    """Return embeddings of a prompt and its twin."""
     made: np.ndarray = np.random.default_rng(length).standard_normal((2, length, WIDTH), np.float32)
     return made
 

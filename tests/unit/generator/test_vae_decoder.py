@@ -1,4 +1,4 @@
-"""A decoder makes one picture of each latents, whatever else it is asked for."""
+"""The decoder makes one image of each latents, regardless of other work."""
 
 import asyncio
 from collections.abc import AsyncIterator

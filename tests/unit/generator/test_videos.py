@@ -1,4 +1,4 @@
-"""Films and their sound: made together by one denoiser, decoded apart, sent piece by piece."""
+"""Videos and their audio: made by one denoiser, decoded separately, sent in pieces."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ async def runner(ltx2: Path) -> AsyncIterator[DenoiseRunner]:
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
-    """Numbers that may only be read, as an arena's."""
+    """Return random read-only numbers, like an arena's."""
     made = np.random.default_rng(seed).standard_normal(shape, np.float32)
     made.setflags(write=False)
     return made
@@ -82,7 +82,7 @@ async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, 
 
 @pytest.mark.numeric
 async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> None:
-    """The same computations in one process, so to the bit."""
+    """The computations are the same, so the results are bit-identical."""
     lone = await run(runner, job("sound", seed=5, steps=6))
 
     long = [job("progress", steps=60, seed=seed) for seed in range(3)]

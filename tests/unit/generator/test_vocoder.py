@@ -1,4 +1,4 @@
-"""A vocoder's waveform does not depend on how its codes arrive, nor on its company."""
+"""A waveform is independent of its codes' chunks and other streams."""
 
 import asyncio
 import threading
@@ -75,13 +75,13 @@ async def test_a_waveform_does_not_depend_on_the_chunks(
 
 
 def arrivals(count: int, random: np.random.Generator) -> list[int]:
-    """Sizes of chunks of ``count`` codes in all, some of them empty."""
+    """Return sizes of chunks of ``count`` codes, some of them empty."""
     cuts = np.sort(random.integers(0, count + 1, random.integers(1, 40)))
     return np.diff(cuts, prepend=0, append=count).tolist()
 
 
 async def feed(stream: Pipe, given: Sequence[Any], sizes: Sequence[int], random: np.random.Generator) -> None:
-    """Send ``given`` in chunks of ``sizes``, with pauses as long as chance has it; the end comes late, too."""
+    """Send ``given`` in chunks of ``sizes``, with random pauses; the end is delayed, too."""
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
         stream.feed(Item({"codes": list(given[end - size : end])}))
         for _ in range(random.choice([0, 0, 1, 20, 400])):
@@ -153,7 +153,7 @@ async def test_a_short_waveform_does_not_wait_for_a_long_one(runner: VocodeRunne
 
 
 async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
-    # However busy this machine is, nobody here has waited for as long as that.
+    # No request has waited for that long, even on a busy machine.
     runner = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(patience=-1e6))
     await runner.load()
     poor, other, stream = job([codes(48, 1)]), job([codes(48, 2)]), Pipe()
@@ -163,7 +163,7 @@ async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
     await rich.outputs["audio"].until(1)
     await settled(runner)
 
-    # Somebody has the vocoder; then the rich one asks for it, and after that the poor one.
+    # The vocoder is in use. First the stream with audio waits for it, then the one without.
     held = threading.Event()
     blocked = asyncio.create_task(runner._compute(held.wait))
     tasks.append(asyncio.create_task(run(runner, other)))
@@ -184,7 +184,7 @@ async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
 
 
 async def settled(runner: VocodeRunner) -> None:
-    """Wait until nobody has the vocoder, nor asks for it."""
+    """Wait until the vocoder is free and has no waiters."""
     free = 0
     while free < 50:
         await asyncio.sleep(0)
@@ -192,7 +192,7 @@ async def settled(runner: VocodeRunner) -> None:
 
 
 async def runner_is(runner: VocodeRunner, waiting: int) -> None:
-    """Wait until somebody has the vocoder, and so many wait for it."""
+    """Wait until the vocoder is in use with ``waiting`` waiters."""
     while not runner._floor._taken or len(runner._floor._waiting) != waiting:
         await asyncio.sleep(0.001)
 

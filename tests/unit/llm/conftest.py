@@ -1,4 +1,4 @@
-"""Tiny checkpoints, runners on them, and the plain loop that every answer is compared with."""
+"""Tiny checkpoints, runners on them, and the plain reference loop."""
 
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -31,7 +31,7 @@ def thinker(vl: Path) -> Thinker:
 
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
-    """Five slots, so that requests have to wait for each other."""
+    """A runner of five slots, so that requests have to wait."""
     made = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
     await made.load()
     yield made
@@ -40,7 +40,7 @@ async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
 
 @torch.inference_mode()
 def greedy(decoder: Thinker, prefill: PrefillInputs, count: int, ends: Iterable[int] = ()) -> list[int]:
-    """One request alone, in the obvious way: prefill, then one token after the other."""
+    """Decode one request alone, in the obvious way: prefill, then one token after the other."""
     cache = DynamicCache()
     hidden = decoder.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
     ids = [int(choose_clearly(decoder.logits(hidden[:, -1])))]
@@ -59,7 +59,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
-    """A thinker that speaks."""
+    """A thinker with speech output."""
     made = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
     await made.load()
     yield made

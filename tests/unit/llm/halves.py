@@ -1,4 +1,4 @@
-"""Both halves of a language model, joined as an executor or a bus would join them."""
+"""Both halves of a language model, joined as over a bus."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tests.unit.jobs import MemoryJob, run
 
 @dataclass
 class Halves:
-    """Both halves of one model; ``near`` says that they share a process."""
+    """Both halves of one model; with ``near`` they share a process."""
 
     prefill: PrefillRunner
     decode: DecodeRunner
@@ -20,12 +20,12 @@ class Halves:
     made: list[tuple[MemoryJob, MemoryJob]] = field(default_factory=list)
 
     def jobs(self, asked: MemoryJob, *wants: str) -> tuple[MemoryJob, MemoryJob]:
-        """The nodes of one request: the second reads what the first puts."""
+        """Return the nodes of one request: the second reads the outputs of the first."""
         near = ("cache",) if self.near else ()
         spoken = tuple(name for name in wants if name != "rows")
         first = MemoryJob(asked._inputs, wants=("cache", "start", *spoken), seed=asked.seed, near=near)
         given = {name: first.outputs[name] for name in ("cache", "start")}
-        # Seeds of nodes may differ: what counts is that of the prefill.
+        # Seeds of nodes may differ; the prefill's seed applies.
         second = MemoryJob(
             {**given, "params": asked.inputs["params"]},
             wants=("rows",) if "rows" in wants else (),

@@ -1,4 +1,4 @@
-"""Models whose prompts need more than a look back: their requests with real pictures, and what whole models answer."""
+"""Models with prompts beyond causal attention: requests with real images, and the whole models' answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from tests.unit.models import files
 
 TOKENS = 16
 
-#: Widths and heights: one, two and four tiles of a model that cuts pictures into tiles.
+#: Widths and heights: one, two and four tiles of a model that splits images into tiles.
 SIZES = ((50, 50), (50, 100), (300, 60))
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Messages, the pictures in them, and how many tokens are wanted."""
+    """Messages, their images, and the number of tokens to generate."""
 
     messages: list[dict[str, Any]]
     pictures: tuple[bytes, ...] = ()
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass
 class Pictured:
-    """A model: its checkpoint, and its encoder, which sees every picture once."""
+    """A model: its checkpoint, and its encoder, which encodes every image once."""
 
     family: str
     checkpoint: Path
@@ -53,7 +53,7 @@ class Pictured:
         return self.seen[picture]
 
     def ids(self, asked: Asked) -> list[int]:
-        """What the whole model answers."""
+        """Return the whole model's answer."""
         given: Mapping[str, Sequence[bytes]] = {"image": asked.pictures} if asked.pictures else {}
         return oracle.answer(self.checkpoint, asked.messages, given, asked.tokens)[0]
 
@@ -63,7 +63,7 @@ def text(number: int) -> Asked:
 
 
 def pictured(number: int, count: int = 1) -> Asked:
-    """A question about ``count`` pictures, with words before, between and behind them."""
+    """Return a question about ``count`` images, with words around them."""
     content: list[dict[str, str]] = [{"type": "text", "text": WORDS[number % 19]}]
     for place in range(count):
         content += [{"type": "image"}, *({"type": "text", "text": word} for word in WORDS[: (number + place) % 3])]
@@ -72,5 +72,5 @@ def pictured(number: int, count: int = 1) -> Asked:
 
 
 def mixed(count: int) -> list[Asked]:
-    """Requests of text and of one, two or three pictures."""
+    """Return requests of text and of one, two or three images."""
     return [text(n) if n % 3 == 1 else pictured(n, 1 + n % 4 // 2 + n % 5 // 4) for n in range(count)]

@@ -1,4 +1,4 @@
-"""Small media files, made here: every test names the content that it needs."""
+"""Small generated media files; every test names the content it needs."""
 
 import io
 import tempfile
@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def picture(seed: int, width: int = 90, height: int = 60, kind: str = "PNG") -> bytes:
-    """Noise as an image file."""
+    """Return noise as an image file."""
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind)
@@ -20,7 +20,7 @@ def picture(seed: int, width: int = 90, height: int = 60, kind: str = "PNG") -> 
 
 
 def tone(seconds: float, seed: int = 0, rate: int = 16_000, channels: int = 1) -> bytes:
-    """A tone in noise as a 16-bit WAV file."""
+    """Return a tone in noise as a 16-bit WAV file."""
     count = int(seconds * rate)
     noise = np.random.default_rng(seed).standard_normal(count)
     samples = 0.3 * np.sin(np.arange(count) * (300 + 100 * seed) * 2 * np.pi / rate) + 0.01 * noise
@@ -34,7 +34,7 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000, channels: int = 1) -
 
 
 def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> bytes:
-    """A tone through a sound codec, e.g. ``flac`` in ``flac``."""
+    """Return a tone encoded with an audio codec, e.g. ``flac`` in ``flac``."""
     out = io.BytesIO()
     with av.open(out, "w", format=container) as file:
         stream = file.add_stream(codec, rate=rate, layout="mono")
@@ -48,7 +48,7 @@ def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> b
 
 
 def film(seconds: float | Fraction, seed: int = 0, fps: int | Fraction = 4, width: int = 64, height: int = 48) -> bytes:
-    """Noise as H.264 in MP4, its index first, so that the end can be cut off."""
+    """Return noise as H.264 in MP4. The index comes first, so that the end can be cut off."""
     random = np.random.default_rng(seed)
     # The index is moved to the front in a second pass, which needs a file with a name.
     with tempfile.TemporaryDirectory() as directory:

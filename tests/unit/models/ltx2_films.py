@@ -1,4 +1,4 @@
-"""Films of LTX-2 by its parts, alone, and the pipeline's latents in the same scale."""
+"""Videos of LTX-2 by its parts, and the pipeline's scaled latents."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
 
 
 def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str, first: bytes = b"") -> Any:
-    """A film after all of its steps, alone; ``first`` is the file of the image that it begins with."""
+    """Return a video after all of its steps, alone; ``first`` is the file of its first image."""
     begun = {"image": first_frame(parts, picture, first)} if first else {}
     one = parts["dit"].open(picture, guides(parts, prompt, *negative), **begun)
     while one.done < one.steps:
@@ -47,7 +47,7 @@ def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
 
 
 def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
-    """The pipeline's latents before it gives them back their means and deviations."""
+    """Return the pipeline's latents, normalised to mean 0 and deviation 1."""
     vae, audio = parts["vae"].module, parts["audio_vae"].module["vae"]
     channels, length, bins = film.sound.shape
     packed = film.sound.transpose(0, 1).reshape(length, channels * bins)

@@ -1,8 +1,8 @@
-"""Valid images that few programs write, each with the RGB that it must become, computed here from its samples.
+"""Valid images that few programs write, with their expected RGB. It is computed here from the samples.
 
-PNG files are written by hand, so every colour type, depth, colour key and place of the orientation occurs; the rest is
-written by Pillow and OpenCV. ``expected`` follows the PNG specification (third edition, 11.2.1, 11.3.1.1, 13.12), the
-EXIF orientations (CIPA DC-008, 4.6.5.1) and a white page behind transparent pixels.
+PNG files are written by hand, so every colour type, depth, colour key and place of the orientation occurs; Pillow and
+OpenCV write the rest. ``expected`` follows the PNG specification (third edition, 11.2.1, 11.3.1.1, 13.12), the EXIF
+orientations (CIPA DC-008, 4.6.5.1) and a white page under transparent pixels.
 """
 
 import io
@@ -26,7 +26,7 @@ _SIZES = [(1, 1), (7, 3), (2, 9), (13, 8), (5, 5)]
 
 @dataclass(frozen=True)
 class OddImage:
-    """A file, and what it shows: uint8 [height, width, 3]. ``tolerance`` in levels."""
+    """A file and its expected pixels: uint8 [height, width, 3]. ``tolerance`` in levels."""
 
     name: str
     data: bytes
@@ -35,7 +35,7 @@ class OddImage:
 
 
 def odd_images() -> Iterator[OddImage]:
-    """All of them."""
+    """Yield all odd images."""
     yield from _png_files()
     yield from _deep_files()
     yield from _pillow_files()
@@ -43,13 +43,13 @@ def odd_images() -> Iterator[OddImage]:
 
 
 def on_white(rgba: Pixels) -> Pixels:
-    """Uint8 [h, w, 3] of [h, w, 4] in 0 to 1."""
+    """Return uint8 [h, w, 3] of [h, w, 4] in 0 to 1."""
     alpha = rgba[..., 3:]
     return np.rint((rgba[..., :3] * alpha + 1 - alpha) * 255).astype(np.uint8)
 
 
 def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
-    """What a viewer shows of ``pixels`` with an EXIF ``orientation``: rows and columns of 1 to 8."""
+    """Return ``pixels`` as a viewer shows them with an EXIF ``orientation``: rows and columns of 1 to 8."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     flip_rows = orientation in (3, 4, 7, 8)
@@ -77,7 +77,7 @@ def _png_files() -> Iterator[OddImage]:
 
 
 def _colour_key(random: Any, samples: Pixels, colour: int, depth: int) -> Pixels:
-    """One of the image's colours, or opacities of its palette."""
+    """Return one of the image's colours, or the opacities of its palette."""
     return random.integers(0, 256, 2**depth) if colour == 3 else samples[0, 0]
 
 
@@ -125,7 +125,7 @@ def _pack(row: Pixels, depth: int) -> bytes:
 
 
 def _deep_files() -> Iterator[OddImage]:
-    """TIFF files of more than 8 bits per sample, in both orders of bytes and with white or black as zero."""
+    """Yield TIFF files of more than 8 bits per sample. They cover both byte orders, and white or black as zero."""
     ramp = np.linspace(0, 65535, 77).reshape(7, 11)
     for orientation, inverted in itertools.product((1, 3, 6, 8), (False, True)):
         for order in "<" if inverted else "<>":  # Pillow does not read the other one
@@ -151,7 +151,7 @@ def _grey(shown: Pixels) -> Pixels:
 
 
 def _tiff(samples: Pixels, order: str, inverted: bool, orientation: int) -> bytes:
-    """One strip of grey samples of 16 bits."""
+    """Return one strip of grey samples of 16 bits."""
     height, width = samples.shape
     strip = samples.tobytes()
     tags = [(256, width), (257, height), (258, 16), (259, 1), (262, 0 if inverted else 1), (273, 8)]
@@ -200,7 +200,7 @@ def _lab_file() -> bytes:
 
 
 def _opencv_files() -> Iterator[OddImage]:
-    """Images of 16 bits that OpenCV writes, and reads as it shows them."""
+    """Yield images of 16 bits that OpenCV writes and reads back."""
     random = np.random.default_rng(9)
     for kind, channels in itertools.product((".png", ".tiff"), (1, 3)):
         for number in range(3):

@@ -1,7 +1,7 @@
-"""Valid videos as phones, screen recorders, cameras and converters write them, and how FFmpeg shows them.
+"""Valid videos of phones, screen recorders, cameras and converters, as FFmpeg shows them.
 
-Each is encoded here with PyAV, so the times of its frames are known; ``show_upright`` is what the ``ffmpeg`` of the wheel
-``imageio-ffmpeg`` makes of all of them, in one process.
+PyAV encodes each of them here, so the times of its frames are known. ``show_upright`` returns all of them as decoded by
+the ``ffmpeg`` of the wheel ``imageio-ffmpeg``, in one process.
 """
 
 import io
@@ -35,7 +35,7 @@ _TICKS = Fraction(1, 90_000)
 
 @dataclass(frozen=True)
 class OddVideo:
-    """A file, the seconds of its frames after the first, and its length in seconds; ``steady`` is its rate's."""
+    """A file, its frames' seconds after the first, and its duration; ``steady`` if the rate is constant."""
 
     name: str
     data: bytes
@@ -47,7 +47,7 @@ class OddVideo:
 
 
 def odd_videos(folder: Path) -> list[OddVideo]:
-    """All of them; ``folder`` is for files that FFmpeg converts."""
+    """Return all odd videos; ``folder`` is for files that FFmpeg converts."""
     return [*_usual_videos(), *_odd_samples(), *_converted_videos(folder)]
 
 
@@ -86,7 +86,7 @@ def _odd_samples() -> Iterator[OddVideo]:
     yield _video("wide colours", "mp4", options={"x264-params": "colormatrix=bt709:colorprim=bt709:transfer=bt709"})
 
 
-#: How FFmpeg is told to convert a video of ten frames per second, and how the result is shown.
+#: FFmpeg's arguments to convert a video of ten frames per second, and the kind of result.
 _CONVERSIONS: dict[str, tuple[str, str]] = {
     "turned by Matroska": ("-display_rotation:v 90 -i {} -c copy -f matroska", "turned"),
     "turned by the codec": (
@@ -123,7 +123,7 @@ def _converted_videos(folder: Path) -> Iterator[OddVideo]:
 
 
 def show_upright(videos: Sequence[OddVideo], folder: Path) -> list[Pixels]:
-    """All frames of each video, uint8 [n, height, width, 3], as FFmpeg shows them."""
+    """Return all frames of each video as FFmpeg shows them: uint8 [n, height, width, 3]."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y"]
     for number, video in enumerate(videos):
         (folder / f"{number}.in").write_bytes(video.data)
@@ -152,7 +152,7 @@ _UNEVEN = {
 
 
 def uneven_video(name: str, container: str, told: tuple[Sequence[Any], Any]) -> OddVideo:
-    """Frames at the seconds of ``told``, and the length of the video."""
+    """Return a video with its frames' seconds and length from ``told``."""
     times, length = [Fraction(time) for time in told[0]], Fraction(told[1])
     data = _encode(container, "libx264", times, length - times[-1], (64, 48), "yuv420p", Fraction(30), {})
     return OddVideo(name, data, tuple(times), length, False, (64, 48))
@@ -190,14 +190,14 @@ def _encode(
     rate: Fraction,
     options: dict[str, str],
 ) -> bytes:
-    """Smooth frames, each of another colour, so that no two look alike."""
+    """Encode smooth frames of different colours, so that no two look alike."""
     out = io.BytesIO()
     with av.open(out, "w", format=container) as file:
         stream = file.add_stream(codec, rate=rate, options={"preset": "ultrafast", **options})
         stream.width, stream.height, stream.pix_fmt = *size, pixels
         constant = codec in ("mpeg4", "mpeg1video", "mpeg2video")
         stream.codec_context.time_base = 1 / rate if constant else _TICKS
-        # Of frames out of order the MP4 writer would take another one's length for that of the last.
+        # For reordered frames the MP4 writer would use another one's duration for the last.
         stream.codec_context.max_b_frames = 2 if codec == "libx264" and constant_rate(times) else 0
         for number, time in enumerate(times):
             frame = av.VideoFrame.from_ndarray(_picture(number, *size), format="rgb24")
@@ -211,12 +211,12 @@ def _encode(
 
 
 def constant_rate(times: Sequence[Fraction]) -> bool:
-    """True where all frames are as far apart as the first two."""
+    """Return True if all frames are as far apart as the first two."""
     return len({after - before for before, after in itertools.pairwise(times)}) < 2
 
 
 def _with_duration(packet: Any, times: Sequence[Fraction], last: Fraction) -> Any:
-    """The packet, shown until the next frame in time."""
+    """Return the packet with the duration until the next frame."""
     time = packet.pts * packet.time_base
     following = [other for other in times if other > time + Fraction(1, 1000)]
     packet.duration = round(((min(following) - time) if following else last) / packet.time_base)
@@ -231,7 +231,7 @@ def _picture(number: int, width: int, height: int) -> Pixels:
 
 
 def _write_matrix(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
-    """``data`` with ``matrix`` in its one track header (version 0)."""
+    """Return ``data`` with ``matrix`` in its one track header (version 0)."""
     written, start = bytearray(data), data.index(b"tkhd") + 44
     a, b, c, d = (entry << 16 for entry in matrix)
     written[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)

@@ -1,4 +1,4 @@
-"""Tiny models with a vision tower and plain positions, and chats for them."""
+"""Tiny models with vision tower and plain positions, and their chats."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def user(*parts: dict[str, str]) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-#: Messages and media. Names with a "video" are for models that take some.
+#: Messages and media. Names with a "video" are for models with video input.
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, list[bytes]]]] = {
     "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
     "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
@@ -68,11 +68,11 @@ class Model:
     thinker: Any
 
     def ids(self, messages: Sequence[dict[str, Any]], media: dict[str, list[bytes]]) -> list[int]:
-        """A greedy answer."""
+        """Return a greedy answer."""
         return think(self.thinker, [self.vision], messages, media, TOKENS).ids
 
     def items(self, messages: Sequence[dict[str, Any]], media: dict[str, list[bytes]]) -> list[Encoded]:
-        """The media of a chat."""
+        """Return the media of a chat."""
         return encode([self.vision], self.thinker.prompt(messages).modalities, media)
 
 
@@ -93,7 +93,7 @@ def copied(
     processor: Callable[[dict[str, Any]], object] = lambda _: None,
     weights: Callable[[dict[str, torch.Tensor]], object] = lambda _: None,
 ) -> Path:
-    """A copy of a checkpoint with changes that the functions make in place."""
+    """Return a copy of a checkpoint that the functions have changed."""
     shutil.copytree(checkpoint, copy)
     for name, change in (("config.json", config), ("processor_config.json", processor)):
         found = json.loads((copy / name).read_text())

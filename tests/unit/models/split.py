@@ -1,4 +1,4 @@
-"""A whole answer out of components that were loaded one by one, in the plainest possible loop."""
+"""A whole answer from components loaded separately, in the plainest loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Thought:
 
 
 def encode(encoders: Sequence[MediaEncoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
-    """Every file through its encoder, alone; ``kinds`` is the order of appearance."""
+    """Encode every file alone; ``kinds`` is the order of appearance."""
     files = {kind: iter(found) for kind, found in media.items()}
     done = []
     for kind in kinds:
@@ -45,7 +45,7 @@ def think(
     max_tokens: int,
     voice: str | None = None,
 ) -> Thought:
-    """Prefill and greedy decoding of one request."""
+    """Run prefill and greedy decoding of one request."""
     prompt = thinker.prompt(messages)
     prefill = thinker.assemble_prefill(prompt, encode(encoders, prompt.modalities, media))
     cache = DynamicCache()
@@ -58,14 +58,14 @@ def think(
         hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
         if len(ids) == max_tokens:
-            break  # the token that the limit makes the last one is spoken too
+            break  # the last token at the limit is spoken too
         ids.append(int(choose_clearly(thinker.logits(hidden[:, -1]))))
     return Thought(ids, prefill, prompt_rows, rows)
 
 
 @torch.no_grad()
 def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[Any]:
-    """Greedy codes, or frames, for a thought; the row of each token arrives one step after the other."""
+    """Return greedy codes, or frames, for a thought; the row of each token arrives one step after the other."""
     start = talker.start(thought.prompt_rows, thought.prefill.layout, thought.rows[0], voice)
     tail = iter([*thought.rows[1:], thought.prompt_rows[-2]])
     cache = DynamicCache()
@@ -86,12 +86,12 @@ def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[A
 
 
 def whole(prefill: PrefillInputs) -> Mask:
-    """The mask of a prompt in one piece."""
+    """Return the mask of a prompt in one piece."""
     return None if prefill.attention is None else prefill.attention.mask(0, len(prefill.inputs))
 
 
 def later(prefill: PrefillInputs) -> Mask:
-    """The mask of a token that was generated."""
+    """Return the mask of a generated token."""
     kept = None if prefill.attention is None else prefill.attention.answer_rows
     return None if kept is None else Crossing(None, kept[None, None, None], torch.ones(1, 1, dtype=torch.bool))
 

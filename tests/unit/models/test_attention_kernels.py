@@ -1,4 +1,4 @@
-"""Kernels of attention that an executor's process may use."""
+"""Attention kernels that an executor's process may use."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A waveform of frames does not depend on how they were cut, and begins with the first."""
+"""A waveform is independent of its frames' cuts, and begins early."""
 
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from omnibus_models.families import _code2wav
 from tests.nightly import nightly
 
 VOICE = "Ethan"
-SAMPLES, LOST = 1920, 555  # of a frame, and what is missing at the end
+SAMPLES, LOST = 1920, 555  # of a frame, and samples missing at the end
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def some_frames(count: int, seed: int = 0) -> list[list[int]]:
 
 @torch.no_grad()
 def one_shot(vocoder: Any, frames: list[list[int]]) -> Tensor:
-    """What the library makes of all frames at once."""
+    """Return the library's waveform of all frames at once."""
     wave: Tensor = vocoder.code2wav(torch.tensor(frames).T[None])
     return wave.reshape(-1)
 
@@ -78,7 +78,7 @@ def test_the_library_loses_samples_where_it_cuts_a_waveform(vocoder: Any) -> Non
 
     wave = vocoder.code2wav.chunked_decode(torch.tensor(frames).T[None], chunk_size=10, left_context_size=5)
 
-    # Once it loses none, its own waveform can be asked for however long an answer is.
+    # If this fails, the library's own waveform works for answers of any length.
     assert wave.shape[-1] == 20 * SAMPLES - 2 * LOST
 
 

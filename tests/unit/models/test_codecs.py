@@ -1,4 +1,4 @@
-"""Only codecs of a list are decoded, and decoding ends when its time is over or nobody waits for it."""
+"""Only listed codecs are decoded. Decoding stops on its deadline and on cancellation."""
 
 import io
 import os
@@ -17,9 +17,9 @@ PIXELS = {"prores": "yuv422p10le", "mjpeg": "yuvj420p"}
 
 
 def film(codec: str, container: str) -> bytes:
-    """Two seconds of noise, which compress to little, encoded in a thread of its own.
+    """Return two seconds of compressible noise, encoded in a separate thread.
 
-    As root, SVT-AV1 makes the thread that opens it a realtime one: all other processes would starve beside this one.
+    As root, SVT-AV1 makes the thread that opens it a realtime one, which would starve all other processes.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_encode_film, codec, container).result()
@@ -117,7 +117,7 @@ def test_decoding_ends_when_nobody_waits_for_it(modality: str) -> None:
 
     token = limits.CANCELLED.set(cancelled)
     try:
-        with pytest.raises(StageUnavailable, match="nobody waits"):
+        with pytest.raises(StageUnavailable, match="decoding was cancelled"):
             decode(memoryview(data))
     finally:
         limits.CANCELLED.reset(token)

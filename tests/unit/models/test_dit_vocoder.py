@@ -1,4 +1,4 @@
-"""A waveform does not depend on how its codes were cut, and begins before they have ended."""
+"""A waveform is independent of its codes' cuts, and begins early."""
 
 import random
 from itertools import pairwise
@@ -21,7 +21,7 @@ def some_codes(count: int, seed: int = 0) -> list[int]:
 
 
 def one_shot(vocoder: Any, codes: list[int], voice: str = "Chelsie") -> Tensor:
-    """What the library makes of all codes at once."""
+    """Return the library's waveform of all codes at once."""
     chosen = vocoder.voices[voice]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -30,7 +30,7 @@ def one_shot(vocoder: Any, codes: list[int], voice: str = "Chelsie") -> Tensor:
 
 
 def cut(codes: list[int], seed: int) -> list[list[int]]:
-    """Pieces of 0 to 20 codes."""
+    """Return pieces of 0 to 20 codes."""
     sizes, pieces = random.Random(seed), []
     while codes:
         size = sizes.randrange(21)

@@ -1,4 +1,4 @@
-"""A report says of a checkpoint what loading it would say, and reads no weight."""
+"""A report on a checkpoint predicts its loading without reading a weight."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from omnibus_models.examine.report import examine_checkpoint
 
 
 def changed(checkpoint: Path, copy: Path, file: str = "config.json", **fields: Any) -> Path:
-    """A copy of a checkpoint with other values in a file, those of ``None`` left out."""
+    """Return a copy of a checkpoint with changed fields in a file; ``None`` removes a field."""
     shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
     told = {**json.loads((copy / file).read_text()), **fields}
     (copy / file).write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
@@ -91,7 +91,7 @@ VISUAL = "model.visual.blocks.0.attn.qkv.weight"
 
 
 def on_disk(checkpoint: Path, name: str) -> str:
-    """What a weight is called in a checkpoint: the library renames some when it saves."""
+    """Return a weight's name in a checkpoint. The library renames some when it saves."""
     names = load_file(checkpoint / "model.safetensors")
     return next(each for each in names if each.endswith(name.removeprefix("model.")))
 
@@ -119,7 +119,7 @@ def test_weights_of_another_shape_are_named_with_their_component(vl: Path, tmp_p
 
     assert found.parts["vision"].odd == [VISUAL]
     assert found.parts["vision"].missing == []
-    assert "has another shape than its configuration says: 1 weight" in found.parts["vision"].faults[0]
+    assert "has another shape than in its configuration: 1 weight" in found.parts["vision"].faults[0]
     with pytest.raises(Fatal):
         families.family_of(copy).load("vision", copy)
 
@@ -187,7 +187,7 @@ def test_shards_that_are_not_there_or_broken_are_named(vl: Path, tmp_path: Path)
     found = examine_checkpoint(copy)
 
     assert found.lost == ["model-3.safetensors"]
-    assert found.broken == ["model-1.safetensors is no safetensors file; was it downloaded whole?"]
+    assert found.broken == ["model-1.safetensors is not a safetensors file: download it again"]
     assert found.parts["vision"].faults == []
     assert found.parts["thinker"].missing
     assert not found.complete

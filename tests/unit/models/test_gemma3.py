@@ -1,4 +1,4 @@
-"""Gemma 3 taken apart answers what the whole model answers, whoever's encoder has seen the pictures."""
+"""Gemma 3 in components answers like the whole model. The encoder may be of another size."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another size: one tower, another projector and language model."""
+    """A checkpoint of another size: one tower, another projector and language model."""
     return tiny.build("gemma3", tmp_path_factory.mktemp("models") / "wider", llm_seed=1, wide=True)
 
 

@@ -1,4 +1,4 @@
-"""The parts of GLM-Image make the pipeline's own pictures, one step at a time and in any company."""
+"""The components of GLM-Image make the pipeline's own images. They run step by step, in any batch."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def guides(parts: dict[str, Any], prompt: str) -> list[Tensor]:
 
 
 def run(stepper: Any, one: Any) -> Any:
-    """``one`` after all of its steps, alone."""
+    """Return ``one`` after all of its steps, alone."""
     while one.done < one.steps:
         stepper.step([one])
     return one
@@ -50,7 +50,7 @@ def prior(parts: dict[str, Any], prompt: str, picture: ImageSpec) -> Tensor:
 
 
 def rough(picture: ImageSpec, seed: int = 0) -> Tensor:
-    """Tokens of no prior, for tests of what follows one."""
+    """Return random prior tokens, for tests of the later stages."""
     size = (1, 1, picture.height // 32, picture.width // 32)
     return torch.randint(64, size, generator=torch.Generator().manual_seed(seed)).float()
 
@@ -63,7 +63,7 @@ def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
     assert families.family_of(checkpoint) is families.load_family("glm_image")
 
 
-# Texts to be written
+# Text in images
 
 
 @pytest.mark.numeric
@@ -102,7 +102,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
 
     with pytest.raises(BadRequest, match="</s>"):
         encoder.prepare("a sign: 'hello </s>'")
-    with pytest.raises(BadRequest, match="no negative prompt"):
+    with pytest.raises(BadRequest, match="does not support negative prompts"):
         encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="2048"):
         encoder.prepare(f"a book: '{'hill ' * 1000}'")
@@ -112,7 +112,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
         parts["prior"].open(ImageSpec(64, 64, 1, 1), "hill " * 5000)
 
 
-# The whole way
+# The whole pipeline
 
 WISHES: dict[str, dict[str, Any]] = {
     "sign": {"prompt": SIGN, "width": 64, "height": 64, "steps": 3, "seed": 1, "guidance": 3.0},
@@ -158,7 +158,7 @@ def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: P
 
 
 def _small(one: Any) -> tuple[int, int]:
-    """Rows and columns of the picture that is drawn before the one that is asked for."""
+    """Return rows and columns of the small image that is drawn first."""
     rows, columns = one.grid
     ratio = rows / columns
     return int(ratio**0.5 * 16), int((1 / ratio) ** 0.5 * 16)
@@ -203,7 +203,7 @@ def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts:
     assert 40 < max(token for one in ones for token in one.chosen) < 64
 
 
-# What follows it
+# The later stages
 
 PICTURES = [
     ImageSpec(64, 64, 4, 1, 3.0),
@@ -256,7 +256,7 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any
 
 
 def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -> None:
-    """When this fails, prompts of all lengths can go in one forward pass: see ``_glm_denoiser.Denoiser.step``."""
+    """This fails once prompts of all lengths can share one pass: see ``_glm_denoiser.Denoiser.step``."""
     [text, _] = guides(parts, SIGN)
     filled = torch.cat([text, torch.ones(5, 32)])[None]
     about = {

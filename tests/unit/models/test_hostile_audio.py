@@ -1,6 +1,6 @@
-"""Sound of any number of channels is read, and a header that claims absurd sizes costs no memory.
+"""Audio of any number of channels, and headers with absurd sizes.
 
-What may end a process or take its memory runs in a process of its own.
+Cases that could kill a process or exhaust its memory run in a separate one.
 """
 
 import json
@@ -24,7 +24,7 @@ ROOM_BYTES = 256 << 20
 
 
 def wav(samples: np.ndarray, rate: int = RATE_HERTZ) -> bytes:
-    """int16 [n, channels] as a WAV file."""
+    """Return int16 [n, channels] as a WAV file."""
     data, width = samples.astype("<i2").tobytes(), 2 * samples.shape[1]
     form = struct.pack("<HHIIHH", 1, samples.shape[1], rate, rate * width, width, 16)
     return b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt \x10\0\0\0" + form + _chunk(data)
@@ -35,13 +35,13 @@ def _chunk(data: bytes) -> bytes:
 
 
 def element(key: int, body: bytes) -> bytes:
-    """One element of Matroska."""
+    """Return one element of Matroska."""
     name = key.to_bytes((key.bit_length() + 7) // 8, "big")
     return name + (1 << 56 | len(body)).to_bytes(8, "big") + body
 
 
 def matroska(rate: float, count: int, channels: int = 1) -> bytes:
-    """``count`` samples of silence, of which the header says ``rate`` per second and one second in all."""
+    """Return ``count`` samples of silence. The header states ``rate`` per second and one second in all."""
     info = element(0x1549A966, element(0x2AD7B1, (1_000_000).to_bytes(4, "big")) + element(0x4489, _float(1000.0)))
     sound = element(0xE1, element(0xB5, _float(rate)) + element(0x9F, bytes([channels])) + element(0x6264, b"\x10"))
     track = element(0xD7, b"\1") + element(0x73C5, b"\1") + element(0x83, b"\2") + element(0x86, b"A_PCM/INT/LIT")
@@ -56,7 +56,7 @@ def _float(value: float) -> bytes:
 
 
 def in_a_process(code: str, data: bytes) -> str:
-    """What ``code`` prints of ``data`` in a process of its own. Fails when that ends by a signal."""
+    """Return the output of ``code`` for ``data`` in a separate process. The process must not end by a signal."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, input=data, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

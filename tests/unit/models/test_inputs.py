@@ -1,4 +1,4 @@
-"""Whatever the library's own processor of a family takes is taken, by the encoder that the catalogue names."""
+"""The catalogue's encoders accept every input of the library's own processor."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from transformers import AutoProcessor
 from omnibus.families.specs import KNOWN
 from omnibus_models import families, tiny
 
-#: Parts of a processor, and what each prepares.
+#: Parts of a processor, by the modality that each prepares.
 PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
 
 

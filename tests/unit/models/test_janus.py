@@ -1,4 +1,4 @@
-"""The parts of Janus say what the whole model says, and paint its pictures, one token at a time and in any company."""
+"""The parts of Janus answer and paint like the whole model. They run token by token, in any batch."""
 
 import json
 import shutil
@@ -145,7 +145,7 @@ def test_control_tokens_of_a_chat_are_text(parts: dict[str, Any]) -> None:
     assert is_text(parts["thinker"], "<begin_of_image>")
 
 
-# Pictures
+# Images
 
 
 def guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:
@@ -159,7 +159,7 @@ def wished(seed: int = 1, guidance: float | None = None, **more: Any) -> ImageSp
 
 
 def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, guided: bool = True) -> Any:
-    """A picture after all of its steps, alone."""
+    """Return an image after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, guided))
     while one.done < one.steps:
         parts["dit"].step([one])
@@ -241,7 +241,7 @@ def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, 
 def test_a_picture_has_the_size_that_the_model_makes(parts: dict[str, Any]) -> None:
     assert parts["dit"].default_size == (64, 64)
     for sides in [{"width": 1024, "height": 1024}, {"width": 0}, {"height": 32}]:
-        with pytest.raises(BadRequest, match="this model makes pictures of 64x64"):
+        with pytest.raises(BadRequest, match="this model generates images of 64x64"):
             parts["dit"].open(wished(1, **sides), guides(parts, RED))
 
 
@@ -337,7 +337,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
 
     with pytest.raises(BadRequest, match="begin_of_image"):
         encoder.prepare("a <begin_of_image> b")
-    with pytest.raises(BadRequest, match="no negative prompt"):
+    with pytest.raises(BadRequest, match="does not support negative prompts"):
         encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="4080"):
         encoder.prepare("hill " * 5000)

@@ -1,4 +1,4 @@
-"""The components of Janus load alone, with their own weights and no others."""
+"""Each component of Janus loads alone, with only its own weights."""
 
 import shutil
 from pathlib import Path

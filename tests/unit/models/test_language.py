@@ -1,4 +1,4 @@
-"""Language models that take text alone answer what the library's own classes answer."""
+"""Text-only language models answer like the library's own classes."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def thinker(checkpoint: Path) -> Any:
 
 
 def changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
-    """A copy of a checkpoint with other settings in its configuration."""
+    """Return a copy of a checkpoint with other settings in its configuration."""
     shutil.copytree(checkpoint, copy)
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, **settings}))
@@ -50,7 +50,7 @@ def changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
 
 
 def without(checkpoint: Path, copy: Path, lost: str) -> Path:
-    """A copy of a checkpoint that lacks the weights whose name contains ``lost``."""
+    """Return a copy of a checkpoint without weights named like ``lost``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / "model.safetensors")
     kept = {name: value for name, value in weights.items() if lost not in name}
@@ -152,7 +152,7 @@ TEXTS = ("<table>", "\n\n", "word", "<unused7>")
 
 @pytest.fixture(scope="module")
 def marking(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model whose vocabulary has added tokens that are not special, as Qwen's and Gemma's have."""
+    """A model with non-special added tokens, like Qwen's and Gemma's."""
     copy = tmp_path_factory.mktemp("added") / checkpoint.name
     shutil.copytree(checkpoint, copy)
     tokenizer = AutoTokenizer.from_pretrained(copy)

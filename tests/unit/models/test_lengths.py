@@ -1,4 +1,4 @@
-"""A text that cannot fit a context is refused before it is tokenised, and none that fits is."""
+"""A text that cannot fit a context is rejected before tokenizing."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Counting:
-    """A real tokeniser and the characters that it was given."""
+    """A real tokeniser that records the number of characters it received."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -1,6 +1,6 @@
-"""Faults of the libraries that are worked round, each in one place: a test here fails when its fault is mended.
+"""Library faults with a workaround, each in one place; a test here fails when its fault is fixed.
 
-docs/models.md lists them all, those whose tests are beside their families too.
+docs/models.md lists them all, including those with tests next to their families.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_list_of_faults_names_places_and_tests_that_there_are() -> None:
 
 
 def test_a_load_still_replaces_methods_for_everybody(tmp_path: Path) -> None:
-    """``loading.TURN``: two loads at once could leave the replacement there."""
+    """``loading.TURN``: two concurrent loads could leave the replacement in place."""
     checkpoint = tiny.build("qwen2", tmp_path / "qwen2")
     seen: list[Any] = []
 
@@ -54,7 +54,7 @@ def test_a_load_still_replaces_methods_for_everybody(tmp_path: Path) -> None:
 
 
 def test_positions_of_a_request_are_still_kept_on_the_module(vl: Path) -> None:
-    """Families count them per request: on the module those of one request would be the next one's."""
+    """Families count them per request; on the module, one request's positions would apply to the next one."""
     model, _ = oracle._vl(vl)
     deltas = []
     for messages, media in ((PICTURE, {"image": [files.picture(1)]}), (TEXT, {})):
@@ -62,7 +62,7 @@ def test_positions_of_a_request_are_still_kept_on_the_module(vl: Path) -> None:
             model(**oracle.vl_inputs(vl, messages, media))
         deltas.append(int(model.model.rope_deltas))
 
-    # A text alone has none of its own.
+    # A text alone sets no delta.
     assert deltas[0] == deltas[1] != 0
 
 
@@ -80,7 +80,7 @@ def test_text_after_a_long_video_still_begins_inside_its_positions(name: str) ->
 
 
 def speak(omni: Path, messages: Any, media: Any, **changed: Any) -> torch.Tensor:
-    """The codes of a spoken answer; ``changed`` are inputs under other names, or None where they are left out."""
+    """Return the codes of a spoken answer; ``changed`` renames inputs, or omits those set to None."""
     model, _ = oracle._omni(omni)
     inputs = {**oracle.omni_inputs(omni, messages, media), **changed}
     heard: list[torch.Tensor] = []
@@ -94,20 +94,20 @@ def speak(omni: Path, messages: Any, media: Any, **changed: Any) -> torch.Tensor
 
 
 def test_qwen2_5_omni_still_does_not_generate_from_pictures_as_its_processor_gives_them(omni: Path) -> None:
-    """``tests.models_oracle`` names them otherwise."""
+    """``tests.models_oracle`` renames them."""
     with pytest.raises(ValueError, match="pixel_values"):
         speak(omni, PICTURE, {"image": [files.picture(1)]})
 
 
 def test_the_talker_of_qwen2_5_omni_still_goes_without_its_marks_when_nobody_gives_it_a_mask(omni: Path) -> None:
-    """``qwen2_5_omni.Talker`` always puts them there, as the library does for requests of a batch."""
+    """``qwen2_5_omni.Talker`` always puts them there. The library does so for requests of a batch."""
     masked, unmasked = speak(omni, TEXT, {}), speak(omni, TEXT, {}, attention_mask=None)
 
     assert not torch.equal(masked, unmasked)
 
 
 def test_the_vocoder_of_qwen2_5_omni_still_draws_its_noise_for_all_from_one_source(omni_parts: dict[str, Any]) -> None:
-    """``vocoding.sample`` is given the noise, so that no request changes another one's."""
+    """``vocoding.sample`` receives the noise, so that no request changes another one's."""
     vocoder = omni_parts["vocoder"]
     voice = next(iter(vocoder.voices.values()))
 
@@ -129,7 +129,7 @@ def test_the_vocoder_of_qwen2_5_omni_still_draws_its_noise_for_all_from_one_sour
 
 
 def test_the_talker_of_qwen3_omni_alone_is_still_loaded_without_its_experts(tmp_path: Path) -> None:
-    """``qwen3_omni_moe`` loads it as a part of the whole model, whose experts the library knows."""
+    """``qwen3_omni_moe`` loads it as a part of the whole model. The library recognises the experts of that."""
     from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerForConditionalGeneration
 
     checkpoint = tiny.build("qwen3_omni_moe", tmp_path / "omni")
@@ -142,7 +142,7 @@ def test_the_talker_of_qwen3_omni_alone_is_still_loaded_without_its_experts(tmp_
 
 
 def test_settings_of_generation_that_are_said_to_be_the_models_still_lose_what_is_more(tmp_path: Path) -> None:
-    """``tiny._qwen.set_ends`` says that they are not."""
+    """``tiny._qwen.set_ends`` therefore marks them as not the model's own."""
     kept = []
     for of_model in (True, False):
         told = GenerationConfig(generation_kwargs={"boi_token_id": 3})
@@ -154,7 +154,9 @@ def test_settings_of_generation_that_are_said_to_be_the_models_still_lose_what_i
 
 
 def test_the_pipeline_of_glm_image_still_does_not_take_a_picture(tmp_path: Path) -> None:
-    """It joins what the model wants one by one. Here GLM-Image makes pictures of text alone until that is mended."""
+    """The model requires one image at a time; the pipeline joins them. Until that is fixed, only text guides GLM-Image
+    here.
+    """
     pipe = glm_image.pipeline(tiny.build("glm_image", tmp_path / "glm"))
     picture = Image.new("RGB", (64, 64))
 

@@ -1,4 +1,4 @@
-"""What LLaVA-1.5 does that its relatives do not."""
+"""LLaVA-1.5's differences from its relatives."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision looks closer at a picture that is alone in its request."""
+"""LLaVA-OneVision uses more tiles for an image that is alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models with a vision tower and plain positions, taken apart, answer what the whole models answer."""
+"""Models with vision tower and plain positions, in components. They answer like the whole models."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each component is loaded alone, whole, and with nothing of the others."""
+"""Each component loads alone, complete, and without parts of the others."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ from omnibus_models import diffusers_loading, families, loading
 
 
 def without(checkpoint: Path, copy: Path, lost: str) -> Path:
-    """A copy of a checkpoint that lacks the weights whose name contains ``lost``."""
+    """Return a copy of a checkpoint without weights named like ``lost``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / "model.safetensors")
     kept = {name: value for name, value in weights.items() if lost not in name}
@@ -149,7 +149,7 @@ def test_a_path_that_the_class_does_not_have_is_passed_over(vl: Path) -> None:
 
 
 class Slow(torch.nn.Module):
-    """Tells how many are loaded at the same time, at most."""
+    """A module that records the largest number of concurrent loads."""
 
     inside = most = 0
 
@@ -163,7 +163,7 @@ class Slow(torch.nn.Module):
 
 
 def test_loads_in_threads_take_turns(tmp_path: Path) -> None:
-    """The library replaces functions of its classes while it loads: see ``loading.TURN``."""
+    """The library replaces functions of its classes during a load: see ``loading.TURN``."""
     loads = [
         partial(loading.load_model, Slow, tmp_path),
         partial(diffusers_loading.load_model, Slow, tmp_path, "vae"),

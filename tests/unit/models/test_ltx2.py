@@ -1,4 +1,4 @@
-"""The parts of LTX-2 make the library's own films and sounds, one step at a time and in any company."""
+"""The parts of LTX-2 make the library's own video and audio. They run step by step, in any batch."""
 
 import json
 import shutil
@@ -188,7 +188,7 @@ def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
 def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parts["dit"].open(picture, guides(parts, CAT))
-    with pytest.raises(BadRequest) as early:  # by the gateway, which knows no checkpoint
+    with pytest.raises(BadRequest) as early:  # by the gateway, which has no checkpoint
         LTX2.check_frames(picture.width, picture.height, picture.frames, picture.fps)
         LTX2.check_steps(picture.steps)
 
@@ -203,7 +203,7 @@ def test_prompts_that_are_no_text_or_too_much_of_it_are_refused(parts: dict[str,
         encoder.prepare("a <start_of_turn> b")
     with pytest.raises(ContextTooLong, match="1024"):
         encoder.prepare("hill " * 1024)
-    with pytest.raises(BadRequest, match="text alone"):
+    with pytest.raises(BadRequest, match="only text"):
         encoder.prepare(CAT, [Encoded(torch.zeros(4, 32), {"modality": "image"})])
     with pytest.raises(BadRequest, match="tokens, 64"):
         parts["dit"].open(FILMS[0][0], [torch.zeros(3, 65)])
@@ -241,7 +241,9 @@ def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any
 
 @pytest.fixture(scope="module")
 def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with learned registers, projections for film and sound each, gates and more modulation."""
+    """A checkpoint with learned registers, gates, more modulation, and separate projections. These are for video and
+    audio.
+    """
     from diffusers import LTX2VideoTransformer3DModel
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
 
@@ -283,7 +285,7 @@ def test_later_releases_are_served_too(later: Path) -> None:
         assert_close(ours, theirs, DENOISED_BOUND)
 
 
-# Checkpoints that are not whole
+# Incomplete checkpoints
 
 
 @pytest.mark.parametrize(

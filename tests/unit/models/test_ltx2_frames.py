@@ -1,4 +1,4 @@
-"""A film of LTX-2 that begins with an image is that of the library's pipeline from images to videos."""
+"""A video of LTX-2 with a first image equals the library's."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Hostile and unusual files: limits hold before decoding, and errors never repeat what a decoder said."""
+"""Hostile and unusual files: limits apply before decoding, and errors never repeat a decoder's message."""
 
 import http.server
 import io
@@ -25,7 +25,7 @@ def decode(kind: str, data: bytes, limits: media.MediaDecodeLimits = media.DEFAU
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that promises many pixels and holds none."""
+    """Return a PNG that promises many pixels and contains none."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = b"IDAT" + zlib.compress(b"\0" * 64)
     chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (body, data)]
@@ -194,7 +194,7 @@ def test_a_long_video_is_thinned_out_evenly(limits: media.MediaDecodeLimits) -> 
 
 @pytest.fixture
 def address() -> "tuple[str, list[str]]":
-    """An HTTP server that notes every request."""
+    """An HTTP server that records every request."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -204,7 +204,7 @@ def address() -> "tuple[str, list[str]]":
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

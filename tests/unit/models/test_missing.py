@@ -1,4 +1,4 @@
-"""A checkpoint without one of its tensors: the component that needs it says so by name, whatever the family."""
+"""A checkpoint with a missing tensor: the component that needs it names it, for every family."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_each_component_names_the_weights_that_it_misses(tmp_path: Path, name: s
 
 
 def chosen(module: torch.nn.Module, stored: dict[Path, dict[str, torch.Tensor]]) -> tuple[str, Path, str]:
-    """A weight that one tensor of the checkpoint became: how its name ends, the tensor's file, and its key."""
+    """Choose a weight loaded from one tensor; returns the end of its name, the tensor's file, and its key."""
     found = [
         (".".join(weight.rsplit(".", 2)[1:]), *places[0])
         for weight, parameter in module.named_parameters()
@@ -48,7 +48,7 @@ def alike(parameter: torch.Tensor, stored: dict[Path, dict[str, torch.Tensor]]) 
 
 
 def without(whole: Path, target: Path, lacking: Path, key: str, stored: dict[Path, dict[str, Any]]) -> Path:
-    """All files of ``whole``, but for the tensor ``key`` of one of them."""
+    """Copy all files of ``whole``, except the tensor ``key``."""
     for path in whole.rglob("*"):
         copy = target / path.relative_to(whole)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision taken apart answers what the whole model answers: pictures are looked at aside."""
+"""Llama 3.2 Vision in components answers like the whole model. It attends to images by cross-attention."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.unit.models.test_loading import without
 
 IMAGE = {"type": "image"}
 TOKENS = 24
-#: Rows of a picture: four tiles of 16 patches and what stands for the whole tile.
+#: Rows of an image: four tiles of 16 patches, and a row per tile for its class embedding.
 ROWS = 4 * 17
 
 
@@ -174,7 +174,7 @@ def test_more_pictures_in_a_row_than_are_kept_for_an_answer_are_refused(parts: d
 
     thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
 
-    with pytest.raises(BadRequest, match="more than 4 pictures"):
+    with pytest.raises(BadRequest, match="more than 4 images"):
         thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
 
 

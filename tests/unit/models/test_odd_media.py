@@ -1,4 +1,4 @@
-"""Valid files that few programs write are given to models as other programs show them."""
+"""Rare valid files reach models as other programs show them."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ _STAMP_SECONDS = 0.0011
 
 
 class OddVideos(NamedTuple):
-    """Videos, all frames of each as FFmpeg shows them, and what models are given."""
+    """Videos, their frames as FFmpeg shows them, and the models' clips."""
 
     videos: list[OddVideo]
     shown: list[Pixels]
@@ -87,17 +87,20 @@ def test_every_display_matrix_shows_something_else(odd: OddVideos) -> None:
 
 
 def largest_difference(given: Pixels, expected: Pixels) -> int:
-    """The largest difference of two images in levels."""
+    """Return the largest difference of two images in levels."""
     return int(abs(given.astype(int) - expected).max())
 
 
 def nearest_frame(video: OddVideo, second: float) -> int:
-    """The frame that is shown nearest to ``second``."""
+    """Return the frame that is shown nearest to ``second``."""
     return min(range(len(video.seconds)), key=lambda number: abs(float(video.seconds[number]) - second))
 
 
 def expected_numbers(video: OddVideo) -> list[int]:
-    """Two frames per second: by number at a constant rate, as processors do, else at even times."""
+    """Return the numbers of two frames per second.
+
+    At a constant rate they are chosen by number, as processors do, otherwise at even times.
+    """
     total = len(video.seconds)
     count = max(1, min(total, int(float(video.length) * 2 + 1e-6)))
     if video.steady:

@@ -1,4 +1,4 @@
-"""Vision towers that attend to all windows and images of a batch at once."""
+"""Vision towers that attend to a whole batch at once."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checkpoints whose layers are quantised: what vLLM's front reads of them needs no library of their format."""
+"""Checkpoints with quantised layers: vLLM's front reads them without a library of their format."""
 
 import json
 import shutil

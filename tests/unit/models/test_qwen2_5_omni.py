@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni taken apart says what the whole model says: ids, codes and waveform."""
+"""Qwen2.5-Omni in components has the same output as the whole model: ids, codes and waveform."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL taken apart answers what the whole model answers."""
+"""Qwen2.5-VL in components answers like the whole model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen3-Omni taken apart says what the whole model says: ids, frames of codes and waveform."""
+"""Qwen3-Omni in components has the same output as the whole model: ids, frames of codes and waveform."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ CASES = {
     **{name: case for name, case in PLAIN.items() if name != "several of everything"},
     "less than a window of sound": (user(AUDIO, text("what?")), {"audio": [files.tone(0.4)]}),
     "a chat": (HISTORY, {"image": [files.picture(5)], "audio": [files.tone(1.2, 4)]}),
-    # Of sounds of several lengths the library hears the shorter ones differently.
+    # For audio of several lengths the library changes the shorter inputs.
     "several of everything": (
         user(AUDIO, IMAGE, text("and"), VIDEO, IMAGE, AUDIO, text("describe the image")),
         {
@@ -54,7 +54,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 
 
 def spoken(parts: dict[str, Any], messages: Any, given: Any, voice: str = VOICE) -> tuple[list[int], list[Any]]:
-    """Ids and frames."""
+    """Return ids and frames of a spoken answer."""
     thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS, voice)
     return thought.ids, talk(parts["talker"], thought, FRAMES, voice)
 
@@ -177,7 +177,7 @@ def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Pat
     alone = tower(mels[0], feature_lens=lengths[:1]).last_hidden_state
     beside = tower(torch.cat(mels, dim=1), feature_lens=lengths).last_hidden_state[: len(alone)]
 
-    # Once it does not, all sounds of a batch can go through the tower at once.
+    # If this fails, all audio of a batch can go through the tower at once.
     assert not torch.allclose(alone, beside, rtol=0, atol=1e-3)
     assert_close(parts["audio"].encode([short, long])[0].embeds, alone)
 
@@ -255,7 +255,7 @@ def test_the_checkpoint_says_how_long_an_answer_may_sound(parts: dict[str, Any])
 def test_the_library_knows_nothing_of_sound_where_it_counts_a_talkers_positions(checkpoint: Path) -> None:
     from transformers import Qwen3OmniMoeConfig
 
-    # Once it does, neither the family nor its oracle has to add it.
+    # If this fails, neither the family nor its oracle must add it.
     assert not hasattr(Qwen3OmniMoeConfig.from_pretrained(checkpoint).talker_config, "audio_config")
 
 

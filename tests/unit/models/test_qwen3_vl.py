@@ -1,4 +1,4 @@
-"""Qwen3-VL taken apart answers what the whole model answers."""
+"""Qwen3-VL in components answers like the whole model."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def test_each_level_of_an_image_counts(parts: dict[str, Any]) -> None:
 
 
 def dimmed(embeds: torch.Tensor) -> list[torch.Tensor]:
-    """Rows without each of their parts in turn."""
+    """Return the rows without each of their parts in turn."""
     found = []
     for part in range(3):
         found.append(embeds.clone())

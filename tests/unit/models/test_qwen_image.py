@@ -1,4 +1,4 @@
-"""The parts of Qwen-Image make the library's own pictures, one step at a time and in any company."""
+"""The parts of Qwen-Image make the library's own images. They run step by step, in any batch."""
 
 import shutil
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def pipeline(image: Path) -> Any:
 def whole(
     pipeline: Any, prompt: str, picture: ImageSpec, negative: str | None = NOTHING, output: str = "latent"
 ) -> Any:
-    """What the pipeline makes of a prompt."""
+    """Return the pipeline's output for a prompt."""
     return pipeline(
         prompt,
         negative_prompt=negative,
@@ -57,7 +57,7 @@ def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
 
 
 def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, negative: Sequence[str] = (NOTHING,)) -> Any:
-    """A picture after all of its steps, alone."""
+    """Return an image after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, *negative))
     while one.done < one.steps:
         parts["dit"].step([one])
@@ -312,7 +312,7 @@ def test_half_precision_makes_much_the_same_picture(parts: dict[str, Any], image
 
 
 def without(checkpoint: Path, copy: Path, file: str, *lost: str, but: str = "never") -> Path:
-    """A copy of a checkpoint whose ``file`` lacks the weights with names that contain ``lost``."""
+    """Return a copy of a checkpoint whose ``file`` lacks some weights. Their names contain one of ``lost``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / file)
     kept = {name: value for name, value in weights.items() if but in name or not any(each in name for each in lost)}

@@ -1,4 +1,4 @@
-"""The parts of Qwen-Image-Edit make the library's own pictures, one step at a time and in any company."""
+"""The parts of Qwen-Image-Edit make the library's own images. They run step by step, in any batch."""
 
 import shutil
 from pathlib import Path
@@ -40,7 +40,7 @@ def guides(parts: dict[str, Any], data: bytes, *prompts: str) -> list[Tensor]:
 
 
 def opened(parts: dict[str, Any], data: bytes, prompt: str, steps: int, seed: int, **more: Any) -> Any:
-    """A picture before its first step; as large as the one that it is made of unless ``width`` and ``height`` say."""
+    """Return an image before its first step. It is as large as its source unless ``width`` and ``height`` are set."""
     image = seen(parts, data, "vae_encoder").embeds
     height, width = (parts["dit"].unit * side for side in image.shape[2:])
     picture = ImageSpec(**{"width": width, "height": height, "steps": steps, "seed": seed, **more})
@@ -48,7 +48,7 @@ def opened(parts: dict[str, Any], data: bytes, prompt: str, steps: int, seed: in
 
 
 def made(parts: dict[str, Any], *wish: Any, **more: Any) -> Any:
-    """A picture after all of its steps, alone."""
+    """Return an image after all of its steps, alone."""
     one = opened(parts, *wish, **more)
     while one.done < one.steps:
         parts["dit"].step([one])
@@ -83,7 +83,7 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
 
 
 def test_the_pipeline_still_forgets_to_say_which_tokens_are_a_pictures(edit: Path) -> None:
-    """When this fails the library is mended (huggingface/diffusers#14194), and the oracle needs no patch any more."""
+    """This fails once the library is fixed (huggingface/diffusers#14194). The oracle then needs no patch."""
     told: list[set[str]] = []
     pipeline = oracle.bare(edit)
     pipeline.text_encoder.register_forward_pre_hook(
@@ -271,7 +271,7 @@ def test_latents_that_are_no_pictures_are_refused(parts: dict[str, Any], shape: 
 
 
 def test_there_is_nothing_to_edit_without_a_picture(parts: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="edits pictures"):
+    with pytest.raises(BadRequest, match="edits images"):
         parts["dit"].open(ImageSpec(64, 64, 4, 1), guides(parts, WIDE, RED))
 
 

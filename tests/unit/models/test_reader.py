@@ -1,4 +1,4 @@
-"""A thinker without its layers reads requests as the whole one does."""
+"""A thinker without its layers reads requests like the whole one."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A film goes on from where another one stood, with the same frames and the same sound."""
+"""A video resumes from another one's state, with equal frames and audio."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints appear whole, once, and the same everywhere."""
+"""Tiny checkpoints are built completely, once, and identically everywhere."""
 
 import json
 import shutil
@@ -17,14 +17,14 @@ from omnibus_models import families, tiny
 from tests import checkpoint_cache
 from tests.unit.models import files
 
-#: Weights that see, and those that make pictures of what the LLM says.
+#: Weights of vision encoders, and of image generators that follow the LLM.
 EYES = ("model.visual.", "model.vision_", "model.multi_modal_projector.", "model.image_newline", "model.aligner.")
 HANDS = ("model.vqmodel.", "model.generation_")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def built_anew() -> Iterator[None]:
-    """No copies: what is built is what these tests are about."""
+    """Build checkpoints instead of copying them. These tests are about the build."""
     with pytest.MonkeyPatch.context() as patch:
         checkpoint_cache.build_anew(patch)
         yield
@@ -67,7 +67,7 @@ def test_a_twin_has_another_llm_and_all_else_the_same(family: str, tmp_path: Pat
 
 
 def is_llm(name: str) -> bool:
-    """Whether a weight belongs to the LLM that answers, or that reads the prompts of an image model."""
+    """Return True if a weight belongs to the LLM. That is the one that answers, or reads an image model's prompts."""
     name = name.removeprefix("thinker.").removeprefix("text_encoder/").removeprefix("vision_language_encoder/")
     return name.startswith(("model.", "lm_head.", "language_model.")) and not name.startswith((*EYES, *HANDS))
 

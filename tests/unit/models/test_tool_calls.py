@@ -1,4 +1,4 @@
-"""Formats of tool calls: what models of a family write is read, however it is cut into pieces."""
+"""Formats of tool calls: each family's output is parsed for any split into pieces."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from omnibus_models.families import load_family
 from omnibus_models.tiny import qwen3
 from omnibus_models.tool_calls import detect_format, find_format
 
-#: Format, what a model writes, and what of it is text and which calls are in it.
+#: Format, a model's output, and its text and calls.
 ANSWERS = [
     (
         "hermes",
@@ -92,7 +92,7 @@ def test_templates_say_which_format_they_write() -> None:
     assert detect_format("nothing of tools", "gemma") == "gemma"
     assert detect_format("…<tool_call>…", "gemma") == "hermes"
     assert find_format("omnibus_models.tool_calls.llama3:FORMAT") is find_format("llama3")
-    with pytest.raises(BadRequest, match="no format of tool calls"):
+    with pytest.raises(BadRequest, match="unknown format of tool calls"):
         find_format("nobody")
 
 
@@ -162,6 +162,6 @@ def test_what_a_template_cannot_obey_is_refused(thinker: Any) -> None:
     with pytest.raises(BadRequest, match="does not think") as caught:
         thinker.prompt(TURNS[:1], 0, PromptOptions((), {"reasoning_effort": "high"}))
     assert caught.value.param == "reasoning_effort"
-    with pytest.raises(BadRequest, match="no variable") as caught:
+    with pytest.raises(BadRequest, match="is not a variable") as caught:
         thinker.prompt(TURNS[:1], 0, PromptOptions((), {"tokenize": True}))
     assert caught.value.param == "chat_template_kwargs"

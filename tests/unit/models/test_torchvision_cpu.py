@@ -1,4 +1,4 @@
-"""The shim makes a CUDA-linked torchvision importable, and importing the package stays light."""
+"""The shim makes a CUDA-linked torchvision importable. Importing the package stays light."""
 
 import subprocess
 import sys

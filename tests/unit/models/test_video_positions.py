@@ -1,4 +1,4 @@
-"""Positions of the Qwen families follow their papers: time in a video, and where text after it begins."""
+"""Positions of the Qwen families follow their papers: time in a video, and the start of later text."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -31,14 +31,14 @@ PROMPTS: dict[str, tuple[list[dict[str, str]], dict[str, list[bytes]]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
-    """The name of a family, its vision encoder and its language model."""
+    """A family's name, its vision encoder and its language model."""
     checkpoint: Path = tiny.build(request.param, tmp_path_factory.mktemp("models") / request.param)
     family = families.family_of(checkpoint)
     return request.param, family.load("vision", checkpoint), family.load("thinker", checkpoint)
 
 
 def pace(name: str, thinker: Any) -> float | None:
-    """Positions per second, by the checkpoint's configuration."""
+    """Return positions per second, by the checkpoint's configuration."""
     config = thinker.module.config
     if "omni" in name:
         return float(config.position_id_per_seconds)
@@ -46,7 +46,7 @@ def pace(name: str, thinker: Any) -> float | None:
 
 
 def expected_positions(ids: list[int], items: list[Encoded], thinker: Any, per_second: float | None) -> Any:
-    """[3, T] as the oracle counts them."""
+    """Return the oracle's positions, [3, T]."""
     merge = thinker.module.config.vision_config.spatial_merge_size
     grids = [(t, h // merge, w // merge) for t, h, w in (item.meta["grid_thw"] for item in items)]
     paces = [item.meta.get("second_per_grid", 0) * per_second if per_second else 1.0 for item in items]

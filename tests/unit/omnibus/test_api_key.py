@@ -1,4 +1,4 @@
-"""Records of keys: what may be kept."""
+"""Validation of API key records."""
 
 import pytest
 
@@ -20,5 +20,5 @@ def test_what_is_no_hash_is_refused(sha256: str):
 
 @pytest.mark.parametrize("tenant", ["", "a b", "a/b", "a" * 65, "team\n"])
 def test_what_is_no_tenant_is_refused(tenant: str):
-    with pytest.raises(BadRequest, match="is no tenant"):
+    with pytest.raises(BadRequest, match="is not a tenant name"):
         check_key_record(KeyRecord("0" * 64, tenant))

@@ -1,4 +1,4 @@
-"""Which stage of a recorded invocation differs, and on which executors."""
+"""Finding the stage and executors with which a recorded invocation differs."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ def asked() -> Invocation:
 
 
 def system(bad: Mapping[str, str]) -> object:
-    """Runs of a graph of two stages; ``bad`` maps an executor to what it does to the outputs of a stage."""
+    """Return runs of a graph of two stages; ``bad`` maps an executor to its change of a stage's outputs."""
 
     async def run(route: tuple[str, ...]) -> Mapping[str, str]:
         embedding = bad.get(route[0], "good")
@@ -96,7 +96,7 @@ async def test_what_is_not_the_same_in_two_runs_is_said():
 
 
 def counting(executor: str, digest: Callable[[int], str]) -> RunRoute:
-    """Runs in which the n-th text of ``executor`` is ``digest(n)``, and all else is good."""
+    """Return runs in which the n-th text of ``executor`` is ``digest(n)``. All else is good."""
     times = 0
 
     async def run(route: tuple[str, ...]) -> Mapping[str, str]:
@@ -164,7 +164,7 @@ async def test_of_twenty_bad_executors_each_is_named(seed: int):
         ([["v0"], ["t0"]], None, 2, [[1], [1]]),  # but with itself in another run
         ([["v0", "v1"], ["t0"]], None, 1, [[0, 1], [0]]),
         ([["v0"], ["t0"]], recorded("good", "good good"), 1, [[1], [1]]),
-        ([["v0"], ["t0"]], recorded("", "good good"), 1, [[0], [1]]),  # what was not recorded
+        ([["v0"], ["t0"]], recorded("", "good good"), 1, [[0], [1]]),  # an unrecorded output
     ],
 )
 async def test_what_was_compared_is_counted(

@@ -1,4 +1,4 @@
-"""Candidates: what the gate says of their counts, and plans with them."""
+"""Candidates: the gate's verdict on their counts, and plans with them."""
 
 import random
 from collections import Counter
@@ -63,7 +63,7 @@ def test_a_canary_needs_good_pairs_and_users_whose_requests_went_well():
 
 
 def judged(rules: GateRules, chance: float, seed: int) -> str:
-    """The verdict about a candidate whose outputs differ by chance, looked at after every comparison."""
+    """Return the verdict on a candidate, checked after every comparison. Its outputs differ by chance."""
     dice, counts = random.Random(seed), Counter[str]()
     while (found := judge_shadow(rules, counts).verdict) == "open":
         counts["pairs"] += 1
@@ -163,16 +163,16 @@ def test_a_candidate_for_options_that_are_gone_changes_nothing():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"changes": (OptionChange("X", dtype="a"),)}, "there is no option 'X'; there is E, EL, L"),
-        ({"changes": (OptionChange("E"),)}, "option E would be what it is"),
+        ({"changes": (OptionChange("X", dtype="a"),)}, "unknown option 'X'; there is E, EL, L"),
+        ({"changes": (OptionChange("E"),)}, "option E would not change"),
         ({"changes": ()}, "either a change of options or a path"),
         ({"changes": (), "path": ("E",)}, "the path E runs no thinker"),
-        ({"share": 0.9}, "share 0.9 is not between 0 and 0.5"),
-        ({"mirror": 0.0}, "mirror 0 is not above 0"),
-        ({"replicas": 0}, "0 replicas"),
-        ({"changes": (OptionChange("E", engine="x"),)}, "engine 'x' is not module:function"),
+        ({"share": 0.9}, "share must be between 0 and 0.5, not 0.9"),
+        ({"mirror": 0.0}, "mirror must be above 0"),
+        ({"replicas": 0}, "replicas must be 1 to 64, not 0"),
+        ({"changes": (OptionChange("E", engine="x"),)}, "engine must be module:function, not 'x'"),
         ({"rules": GateRules(failed=Bounds(0.5, 0.1))}, "bounds of failed"),
-        ({"rules": GateRules(slack=0.5)}, "the slack is a factor of 1 at least"),
+        ({"rules": GateRules(slack=0.5)}, "the slack must be a factor of 1 or more"),
     ],
 )
 def test_a_candidate_that_makes_no_sense_is_refused(fields: dict[str, object], said: str):

@@ -1,4 +1,4 @@
-"""The built-in families fit the planner and the libraries they stand for."""
+"""The built-in families are valid for the planner and their libraries."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Cells in plans: each with its own executors and paths, and one pool of executors when they are put together."""
+"""Cells in plans: separate executors and paths for each, and one pool of executors when combined."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ KIND = "vision+thinker"
 
 
 def cell(encoders: int = 1, rate: float = 2.0) -> ModelPlan:
-    """A deployment of a model that sees, for so many requests per second."""
+    """Return a deployment of a vision model for ``rate`` requests per second."""
     options = {
         "E": DeploymentOption(("vision",), "encoder", encoders, gpus=1),
         "L": DeploymentOption(("thinker",), "llm", gpus=1),

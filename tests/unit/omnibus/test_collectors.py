@@ -1,4 +1,4 @@
-"""Metrics that are read when Prometheus asks."""
+"""Metrics computed at scrape time."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Calls side by side: all results in order, or the first error alone, which keeps nothing that it does not need."""
+"""Concurrent calls: all results in order, or only the first error, which retains nothing unneeded."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from omnibus.errors import BadMedia
 
 
 class Body:
-    """Something large that an error's frames hold."""
+    """A large object that an error's frames reference."""
 
 
 async def after(turns: int, value: Any) -> Any:
@@ -80,7 +80,7 @@ async def test_what_an_error_held_is_gone_with_it_without_the_garbage_collector(
 
 
 async def dropping(answer: asyncio.Future[str]) -> str:
-    """As libraries do that drop a cancellation which arrives together with their answer."""
+    """Wait like a library that drops a cancellation when its answer arrives."""
     try:
         return await answer
     except asyncio.CancelledError:

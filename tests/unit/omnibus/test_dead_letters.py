@@ -1,4 +1,4 @@
-"""Which failures are dead letters, how they fit into a message, and what runs them again."""
+"""Dead letters: the failures that cause one, its size limit, and retries."""
 
 from typing import Any
 
@@ -117,7 +117,7 @@ async def test_a_letter_with_its_inputs_needs_no_record():
 
 
 def digested() -> dict[str, Any]:
-    """Changes of an invocation that leave digests of its inputs."""
+    """Return changes of an invocation that keep only digests of its inputs."""
     node = {**INVOCATION["nodes"][0], "inputs": {"prompt": {"$digest": "ab", "nbytes": 3}}}
     return {"nodes": [node, *INVOCATION["nodes"][1:]]}
 

@@ -1,4 +1,4 @@
-"""A server may have as many files open as the kernel allows it."""
+"""A server raises its file limit to the kernel's maximum."""
 
 import multiprocessing
 import resource

@@ -1,4 +1,4 @@
-"""The executors that plans ask for."""
+"""Deriving the wanted executors from plans."""
 
 import msgspec
 import pytest

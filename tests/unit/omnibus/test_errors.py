@@ -8,7 +8,7 @@ from omnibus.errors import Fatal, OmnibusError, Overloaded, ProblemDetails, Reje
 
 
 def tree(root: type[OmnibusError] = OmnibusError) -> list[type[OmnibusError]]:
-    """``root`` and everything below it that ``omnibus.errors`` defines."""
+    """Return ``root`` and all its subclasses in ``omnibus.errors``."""
     mine = [root] if root.__module__ == errors.__name__ else []
     return mine + [kind for child in root.__subclasses__() for kind in tree(child)]
 

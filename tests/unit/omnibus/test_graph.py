@@ -1,4 +1,4 @@
-"""Invocations as documents: round trips, references, digests, refusals."""
+"""Invocations as documents: round trips, references, digests, rejections."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def invocation(*nodes: GraphNode, **changes: Any) -> Invocation:
 
 
 def chain() -> Invocation:
-    """a feeds b twice and c once; b feeds c."""
+    """Return a chain. Node a feeds b twice and c once; b feeds c."""
     return invocation(
         node("a", x=1),
         node("b", ((0, "y"),), left=make_ref(0, "y"), right=[make_ref(0, "y"), 2]),

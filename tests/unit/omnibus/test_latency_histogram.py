@@ -1,4 +1,4 @@
-"""Histograms of latencies that gateways count and planners add up."""
+"""Latency histograms that gateways count and planners add up."""
 
 import random
 

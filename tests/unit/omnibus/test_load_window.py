@@ -1,4 +1,4 @@
-"""Load events over a sliding window: counts become rates, and what is old ages out."""
+"""Load events over a sliding window: counts become rates, and old events expire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The endpoint beside every service: metrics, health, readiness, and where it says that it is."""
+"""The HTTP endpoint of every service: metrics, health, readiness, and its discovery file."""
 
 import asyncio
 import json

@@ -74,7 +74,7 @@ def test_late_events_of_an_earlier_boot_change_nothing(directory: NodeDirectory,
     directory.handle_status(status("a", state="gone"))
     assert states(directory) == {"a": "ready"}
 
-    # The clock of a machine may have been set back meanwhile.
+    # The clock of a machine may have been set back since then.
     directory.handle_status(status("a", boot=BOOT + 1, state="gone"))
     directory.handle_status(status("a"))
     assert states(directory) == {"a": "ready"}

@@ -98,7 +98,7 @@ def test_shares_are_met_to_a_few_requests(rates: list[int], kind: str, seed: int
 
 
 def test_the_same_request_falls_on_the_same_point_for_ever():
-    # Written down once: another build must decide recorded requests alike.
+    # Fixed values, since another build must decide recorded requests alike.
     assert [round(request_point("g", "vision+thinker", number, 0), 12) for number in range(3)] == POINTS
 
 

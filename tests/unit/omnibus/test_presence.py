@@ -1,4 +1,4 @@
-"""What the bus says of executors and gateways."""
+"""Executors and gateways present on the bus."""
 
 import asyncio
 import math

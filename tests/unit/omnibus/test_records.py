@@ -1,4 +1,4 @@
-"""Reading records: which is the end, which is the beginning, and what cannot be read."""
+"""Reading records: finding the beginning and the end, and rejecting unreadable ones."""
 
 import json
 from typing import Any

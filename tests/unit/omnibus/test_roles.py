@@ -1,4 +1,4 @@
-"""Executors that can take another role of their model, and which do on the way to a plan."""
+"""Executors that can switch roles of their model, and such switches."""
 
 import pytest
 

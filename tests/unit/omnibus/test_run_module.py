@@ -1,4 +1,4 @@
-"""A process of its own gives one answer, or a problem, or is ended."""
+"""A separate process returns one answer or problem, or is stopped."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,7 @@ threading.Event().wait()
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Where the modules of these tests are found, beside the SDK."""
+    """A module path with these tests' modules and the SDK."""
     for name, text in {
         "answers": ANSWERS,
         "refuses": REFUSES,

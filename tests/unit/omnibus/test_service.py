@@ -1,4 +1,4 @@
-"""How background work ends."""
+"""The end of background work."""
 
 import asyncio
 

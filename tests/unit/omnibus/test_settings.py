@@ -1,4 +1,4 @@
-"""Settings come from ``OMNIBUS_<AREA>_<FIELD>`` and nowhere else."""
+"""Settings are read only from ``OMNIBUS_<AREA>_<FIELD>``."""
 
 import socket
 from typing import Any

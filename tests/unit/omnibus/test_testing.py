@@ -1,4 +1,4 @@
-"""Apps and tasks run in a test without services: own tasks as they are, others as plays say."""
+"""Apps and tasks run in a test without services: own tasks as they are, others as scripted plays."""
 
 import importlib.util
 import re
@@ -173,7 +173,7 @@ async def test_mistakes_are_those_of_a_gateway():
         await Looking()(ChatInput.of("x"))
     with LocalRuntime(CHAT), pytest.raises(BadRequest, match=r"LocalRuntime\(..., {Think: {...}}\)"):
         await CHAT(ChatInput.of("x"))
-    with LocalRuntime(Grow()), pytest.raises(BadRequest, match="knows no unit task 'think-m-thinker'"):
+    with LocalRuntime(Grow()), pytest.raises(BadRequest, match="unknown unit task 'think-m-thinker'"):
         await CHAT(ChatInput.of("x"))
 
 

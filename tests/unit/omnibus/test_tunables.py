@@ -1,4 +1,4 @@
-"""Copies of tensors go past the caches, unless somebody has said from which size."""
+"""Non-temporal copies of tensors begin at a default size. An operator can set another one."""
 
 from pathlib import Path
 

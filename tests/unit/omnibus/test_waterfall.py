@@ -1,4 +1,4 @@
-"""Waterfalls from records: what every field says, and times that cannot be."""
+"""Waterfalls from records: the meaning of every field, and impossible times."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A model that is deployed and adapted in a small world: replicas of an encoder and a thinker."""
+"""A model deployed and adapted in a small world: replicas of an encoder and a thinker."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ ALL = [Cells(e, n - e) for n in range(2, GPUS + 1) for e in range(1, n)]
 
 
 class House:
-    """A model that is deployed and adapted, under a clock that the test turns."""
+    """A model that is deployed and adapted, on a test clock."""
 
     def __init__(self, goal: ScalingGoal | None = None, cells: Cells | None = None) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ class House:
         self.adapt = ScalingPolicy({"vl": self.goal}, RULES, START, lambda: self.now)
 
     def best(self, wanted: ModelLoad) -> Cells:
-        """The fewest replicas for the rate and its headroom, or those of all that serve most."""
+        """Return the fewest replicas for the rate and its headroom. If none suffice, returns those that serve most."""
         if self.goal.gpus:
             rate = wanted.rate * (1 + self.goal.headroom)
             return next((cells for cells in ALL if cells.serves(wanted) >= rate), self._most(wanted))
@@ -61,7 +61,7 @@ class House:
         return max(ALL, key=lambda cells: cells.serves(wanted))
 
     def second(self, measured: ModelLoad | None) -> Verdict:
-        """One second later this is measured; what is decided is done."""
+        """Advance one second with this measurement and apply the verdict."""
         self.now += 1.0
         loads = {"vl": measured} if measured is not None else {}
         expected = self.adapt.expected_load(loads)
@@ -80,7 +80,7 @@ class House:
         return verdict
 
     def run(self, seconds: int, measured: ModelLoad | None) -> list[tuple[float, Verdict, Cells]]:
-        """The changes in so many seconds of the same load."""
+        """Return the changes in ``seconds`` of the same load."""
         before = len(self.changes)
         for _ in range(seconds):
             self.second(measured)
@@ -93,7 +93,7 @@ def deployment(cells: Cells, wanted: ModelLoad, running: Cells) -> DeploymentCap
 
 
 def fewest(rate: float = 20.0) -> House:
-    """Planned for ``rate`` with a fifth to spare."""
+    """Return a house planned for ``rate`` with a fifth to spare."""
     house = House(ScalingGoal(gpus=True, headroom=0.2, rate=rate))
     house.cells = house.best(load(rate))
     return house
@@ -108,7 +108,7 @@ class Clock:
 
 
 def held(adapt: ScalingPolicy, clock: Clock, scene: ScalingSnapshot, seconds: int) -> Verdict:
-    """The last verdict after so many seconds of the same."""
+    """Return the last verdict after ``seconds`` of the same load."""
     verdict = Verdict.KEEP
     for _ in range(seconds):
         clock.now += 1.0

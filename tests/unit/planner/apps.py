@@ -1,4 +1,4 @@
-"""Registered apps as they stand in the store."""
+"""Registered apps as stored."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ ROOT = "/apps"
 
 
 def task(kind: str, model: str = "", component: str = "", **changes: Any) -> TaskRecord:
-    """An own unit task of the module ``words``, named as its class would."""
+    """Return an own unit task of the module ``words`` with the usual name."""
     name = "-".join(filter(None, [kind, model, component]))
     told = {
         "name": name, "kind": kind, "model": model, "component": component, "service": "generator", "own": True,

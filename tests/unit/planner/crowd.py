@@ -1,4 +1,4 @@
-"""Executors as the bus knows them: they do what the store's plans ask for, at least in their own words."""
+"""Executors as the bus sees them. They report that they follow the store's plans."""
 
 import asyncio
 from contextlib import suppress
@@ -17,8 +17,11 @@ BEAT = 0.2  # seconds
 
 
 class Crowd:
-    """Follows the current and the staged plan. Options in ``broken`` (``m/E``) get no executors that are ready, those
-    of ``busy`` drain until they are let go. ``most`` is how many there were at most."""
+    """A follower of the current and the staged plan.
+
+    Options in ``broken`` (``m/E``) get no ready executors, those in ``busy`` drain until released. ``most`` is the peak
+    count.
+    """
 
     def __init__(self, store: Store, bus: Bus) -> None:
         self.broken: set[str] = set()
@@ -50,7 +53,7 @@ class Crowd:
             self.become([plan for plan in (current, staged) if plan is not None])
 
     def become(self, plans: list[Plan]) -> None:
-        """Come and go."""
+        """Start and stop executors."""
         asked = {id: kind for each in desired_executors(*plans).values() for id, kind in _each(each)}
         for id in self.there.keys() - asked.keys():
             kind = self.there.pop(id)
@@ -64,13 +67,13 @@ class Crowd:
         self._say()
 
     def let_go(self) -> None:
-        """Whoever drains is gone."""
+        """Report every draining executor as gone."""
         self.busy.clear()
         while self.draining:
             self._publish(*self.draining.popitem(), "gone")
 
     def mend(self, option: str) -> None:
-        """Its executors are ready after all."""
+        """Make the option's executors ready."""
         self.broken.discard(option)
         self._say()
 

@@ -1,4 +1,4 @@
-"""What a planner tells Prometheus of its plan, of what waits, and of who is ready."""
+"""Prometheus metrics of a planner: its plan, staged changes, and ready executors."""
 
 from omnibus.metrics import REGISTRY
 from tests.unit.planner.town import Town

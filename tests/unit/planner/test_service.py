@@ -1,4 +1,4 @@
-"""The planner service on a real store and bus: one plan per declaration, written again when it is lost."""
+"""The planner service on a real store and bus: one plan per declaration, rewritten after it is lost."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def test_a_store_that_lost_everything_gets_the_plan_again_with_a_newer_epo
         await town.known(1)
 
         await town.raw.flushall()
-        await town.raw.publish("omnibus:plan", "0")  # what it would see by itself within seconds
+        await town.raw.publish("omnibus:plan", "0")  # the notification that it would otherwise get within seconds
 
         plan = await town.current(2)
         assert [path.rate for path in plan.models["m"].types["vision+thinker"]] == [70, 30]
@@ -174,7 +174,7 @@ async def test_a_store_that_lost_everything_gets_the_models_of_apps_again(town: 
     async with town.planner():
         await town.current(1)
         await town.store.put_app(app("poem", SPELL), 0)
-        await town.known(2)  # what follows apps has read them
+        await town.known(2)  # the follower of apps has read them
 
         await town.raw.flushall()
         await town.raw.publish("omnibus:plan", "0")

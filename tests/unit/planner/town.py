@@ -1,4 +1,4 @@
-"""Where planners run: a real store and bus, and executors that do as the plans say."""
+"""The planners' environment: a real store and bus, and executors that follow the plans."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ from tests.unit.sidecar.node import until
 
 
 class Town:
-    """Planners' environment, the store, the executors, and what was announced."""
+    """The planners' environment, the store, the executors, and the announcements."""
 
     def __init__(self, store: Store, raw: redis.Redis, bus: NatsBus, announced: list[int], models: Path) -> None:
         self.store = store
@@ -51,7 +51,7 @@ class Town:
             await service.shutdown()
 
     async def current(self, epoch: int) -> Plan:
-        """The plan once ``epoch`` is current."""
+        """Return the plan once ``epoch`` is current."""
 
         async def there() -> bool:
             return await self.store.epoch() == epoch
@@ -62,14 +62,17 @@ class Town:
         return plan
 
     async def known(self, epoch: int) -> Plan:
-        """The plan once ``epoch`` is current and every planner knows it: one that the store loses now is written again."""
+        """Return the plan once ``epoch`` is current and read by all planners.
+
+        If the store loses it after that, a planner rewrites it.
+        """
         plan = await self.current(epoch)
         changes = [each._changes for each in self.planners]
         await until(lambda: all(each.plan is not None and each.plan.epoch == epoch for each in changes))
         return plan
 
     async def staged(self, but: int = 0) -> Plan:
-        """The plan that is staged, once there is one, of another epoch than ``but``."""
+        """Return the staged plan once it has another epoch than ``but``."""
 
         async def there() -> bool:
             return (await self.store.plan_state()).staged not in (0, but)
@@ -80,7 +83,7 @@ class Town:
         return plan
 
     async def settled(self) -> None:
-        """Wait until nothing is staged."""
+        """Wait until no plan is staged."""
 
         async def there() -> bool:
             return not (await self.store.plan_state()).staged
@@ -88,7 +91,7 @@ class Town:
         await until(there)
 
     async def until(self, holds: Callable[[Plan], bool]) -> Plan:
-        """The first plan of which this is true."""
+        """Return the first plan for which ``holds`` is true."""
         found: list[Plan] = []
 
         async def there() -> bool:

@@ -1,4 +1,4 @@
-"""An installer for every test of this directory."""
+"""An installer for the tests of this directory."""
 
 from collections.abc import Iterator
 from pathlib import Path

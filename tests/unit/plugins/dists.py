@@ -11,7 +11,7 @@ from omnibus.families import plugins
 
 Install = Callable[..., Path]
 
-#: A chat model of two components; its module imports nothing that is heavy.
+#: A chat model of two components; its module imports nothing heavy.
 TOY = """
     from omnibus.task import ChatInput, ChatOutput, CompositeTask, Think
 
@@ -88,7 +88,10 @@ def installer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
 
 
 def toy(install: Install, module: str, family: str = "toy") -> None:
-    """Install the chat model as ``family``. Modules stay imported, so each test has a ``module`` of its own."""
+    """Install the chat model as ``family``.
+
+    Modules stay imported, so each test needs a different ``module``.
+    """
     install(
         f"dist-{module}", {plugins.FAMILIES: {family: f"{module}:FAMILY"}}, **{module: TOY.replace("MODULE", module)}
     )

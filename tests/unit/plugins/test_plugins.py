@@ -1,4 +1,4 @@
-"""Families and apps of other distributions: found by their entry points, checked, named when they are at fault."""
+"""Families and apps of other distributions: found by entry points, validated, and named in errors."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def plan(declared: dict[str, object]) -> ModelPlan:
 
 
 def brings(install: Install, module: str, text: str) -> None:
-    """A distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
+    """Install a distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
     install(f"dist-{module}", {plugins.FAMILIES: {"odd": f"{module}:FAMILY"}}, **{module: text})
 
 
@@ -106,15 +106,15 @@ FAULTS = {
     "no module": ("", "cannot be loaded: AttributeError"),
     "broken": ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
     "missing import": ("import nothing_of_that_name", "cannot be loaded: ModuleNotFoundError: .*nothing_of_that_name"),
-    "no dict": ("FAMILY = 7", "is no family: Expected `object`, got `int`"),
-    "field unknown": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'colour': 1}", "is no family: .*colour"),
-    "field wrong": ("FAMILY = {'components': 'a', 'tasks': {}}", r"is no family: .*\$.components"),
-    "field missing": ("FAMILY = {'components': ['a']}", "is no family: .*tasks"),
+    "no dict": ("FAMILY = 7", "is not a family: Expected `object`, got `int`"),
+    "field unknown": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'colour': 1}", "is not a family: .*colour"),
+    "field wrong": ("FAMILY = {'components': 'a', 'tasks': {}}", r"is not a family: .*\$.components"),
+    "field missing": ("FAMILY = {'components': ['a']}", "is not a family: .*tasks"),
     "empty": ("FAMILY = {'components': [], 'tasks': {}}", "has no component"),
     "task missing": ("FAMILY = {'components': ['a', 'b'], 'tasks': {'a': 'do'}}", r"no unit task for \['b'\]"),
-    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"names \['c'\]"),
+    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"unknown components \['c'\]"),
     "encoder of nothing": (
-        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"names \['eye'\]",
+        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"unknown components \['eye'\]",
     ),
     "engine": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'engine': 'odd'}", "has engine 'odd'"),
     "composite": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'composite': ':x'}", "has composite ':x'"),
@@ -176,7 +176,7 @@ def test_an_app_may_be_the_attribute_of_a_module(install: Install):
 
     assert plugins.find_app_module("story") == "stories.app"
     assert plugins.find_app_module("letters") == "string"
-    with pytest.raises(BadRequest, match=r"'seven' of omnibus.apps \(dist-stories: .* is no app: .* not int"):
+    with pytest.raises(BadRequest, match=r"'seven' of omnibus.apps \(dist-stories: .* is not an app: .* not int"):
         plugins.find_app_module("seven")
     with pytest.raises(BadRequest, match=r"'none' of omnibus.apps \(dist-stories: .* cannot be loaded"):
         plugins.find_app_module("none")

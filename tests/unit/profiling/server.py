@@ -1,4 +1,4 @@
-"""A gateway that answers by a script: what goes over a socket is real, what it says is not."""
+"""A scripted gateway on a real socket."""
 
 import asyncio
 import base64
@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-#: Takes the request's head and body, and a function that sends.
+#: Receives the request's head and body, and a function that sends.
 Script = Callable[[bytes, bytes, Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -31,7 +31,7 @@ def chunk(data: bytes) -> bytes:
 
 @contextlib.asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[int]:
-    """The port on which ``script`` answers every request."""
+    """Yield the port on which ``script`` answers every request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def send(data: bytes) -> None:
@@ -60,5 +60,5 @@ async def serving(script: Script) -> AsyncIterator[int]:
 
 
 async def whole(send: Callable[[bytes], Awaitable[None]], *events: bytes) -> None:
-    """A streamed answer of ``events``."""
+    """Send a streamed answer of ``events``."""
     await send(HEAD + b"".join(map(chunk, events)) + chunk(END) + b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What is kept of a run that was interrupted; memory and weights; the picture."""
+"""Checkpoints of interrupted runs, memory and weights, and the chart."""
 
 import json
 import os
@@ -51,21 +51,21 @@ def test_what_was_measured_is_there_for_the_next_run_and_what_did_not_start_is_t
 def test_a_run_that_was_interrupted_is_not_overwritten(tmp_path: Path):
     PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
 
-    with pytest.raises(Conflict, match="go on with --resume, or remove it"):
+    with pytest.raises(Conflict, match="continue with --resume, or remove it"):
         PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=False)
 
 
 def test_another_workload_is_refused(tmp_path: Path):
     PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
 
-    with pytest.raises(Conflict, match="was begun with workload w 1: ask for the same again"):
+    with pytest.raises(Conflict, match="was started with workload w 1: use the same settings"):
         PartialProfile(tmp_path / "m.json", {**KEY, "workload": "w 2"}).read_existing(resume=True)
 
 
 def test_a_broken_partial_file_is_said_so(tmp_path: Path):
     (tmp_path / "m.partial.json").write_text("{")
 
-    with pytest.raises(BadRequest, match="remove it to begin anew"):
+    with pytest.raises(BadRequest, match="remove it to start over"):
         PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=True)
 
 

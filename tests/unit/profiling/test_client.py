@@ -1,4 +1,4 @@
-"""One streamed chat request: what is sent, and the times and sizes of what comes."""
+"""One streamed chat request: its body, and the times and sizes of its answer."""
 
 import asyncio
 import struct
@@ -56,7 +56,7 @@ async def test_seconds_of_speech_follow_from_the_rate_in_the_sound():
 
     assert answer.speech == 1.5
     assert answer.spoken == 0.5
-    # The last piece came with the end, and how much later than the first one the machine decides.
+    # The last piece arrived with the end; the machine determines the time since the first one.
     assert answer.real_time == pytest.approx((answer.done - answer.first_audio) / 0.5, abs=1e-6)
     assert 0 < answer.first_audio < answer.done
 

@@ -1,4 +1,4 @@
-"""What follows from measurements: sizes of the very requests that were timed, memory, and contradictions."""
+"""Conclusions from measurements: sizes of the timed requests, memory, and contradictions."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What is deployed to be measured is said in the profile, so that the planner deploys the same."""
+"""The profile describes the measured deployment, for the planner to repeat."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Transfers between components while a model is measured: bytes, and rows of what grows."""
+"""Transfers between components during a measurement: bytes, and rows of growing tensors."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which options are measured, with what beside them, along which paths."""
+"""The measured options, the other executors they need, and their paths."""
 
 import msgspec
 import pytest

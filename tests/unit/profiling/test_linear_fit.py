@@ -1,4 +1,4 @@
-"""Lines of seconds over tokens: exact where they can be, never negative, absent without spread."""
+"""Lines of seconds over tokens: exact if possible, never negative, absent without spread."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The closed loop: how many at a time, by which shares, and what of it counts."""
+"""The closed loop: its concurrency, its shares, and the requests that count."""
 
 import asyncio
 from collections import Counter
@@ -83,7 +83,7 @@ async def test_a_step_lasts_until_enough_have_ended():
     seen, _ = await run(script, [LoadRequest(request())], 1, LoadStep(0.05, 50))
 
     assert len(seen.answers) >= 50
-    assert len(seen.answers) + len(seen.others) in (len(sent), len(sent) - 1)  # the last one may be under way
+    assert len(seen.answers) + len(seen.others) in (len(sent), len(sent) - 1)  # the last one may still run
 
 
 def test_the_rate_of_a_mix_is_that_of_the_requests_that_do_not_skip_the_option():
@@ -114,7 +114,7 @@ async def test_a_request_that_is_refused_is_named():
     async def script(head, body, send):
         await send(refusal(400, "bad_request"))
 
-    with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is refused: no"):
+    with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is rejected: no"):
         await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
 
 

@@ -1,4 +1,4 @@
-"""A trial under load: how many requests at a time it is given, and what the gateway in front of it is set to."""
+"""A trial under load: its concurrency, and the limits of its gateway."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from tests.unit.profiling.test_load_generator import request
 
 
 class Executors:
-    """Executors that are busy all the time, and say no more."""
+    """Executors that are always busy and report nothing else."""
 
     async def read_busy(self, executors):
         return {id: BusySample(time.monotonic(), {"vision": time.monotonic()}) for id in executors}
@@ -37,7 +37,7 @@ def loaded(port: int) -> LoadedOption:
 
 
 class Gateway:
-    """Answers as many at a time as it may, and refuses the others."""
+    """Answers up to ``most`` requests at a time and rejects the others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -97,4 +97,4 @@ def test_requests_wait_as_long_as_a_gateway_lets_them_unless_it_is_set_otherwise
     settings = read_settings(GatewaySettings)
 
     assert settings.deadline == 600
-    assert settings.queue_seconds >= MAX_QUEUE_OVER_DEADLINE * settings.deadline  # what a gateway takes at most
+    assert settings.queue_seconds >= MAX_QUEUE_OVER_DEADLINE * settings.deadline  # a gateway's maximum

@@ -1,4 +1,4 @@
-"""Executors under measurement: what they report, and that their end ends the measurement."""
+"""Executors during a measurement: their reports, and an exit that stops it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ async def test_one_that_does_not_answer_is_silent(
     report(bus)
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
 
-    with pytest.raises(StageFailed, match="m-L-0 has fallen silent"):
+    with pytest.raises(StageFailed, match="m-L-0 does not report its status"):
         await monitor.read_busy(["m-L-0"])
 
 

@@ -1,4 +1,4 @@
-"""The profile of the simulated cluster in ``examples`` is what its simulation takes, worked out without waiting."""
+"""The example profile of the simulated cluster matches its simulation. It is computed without waiting."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,20 +14,20 @@ from omnibus.profiling.conclusions import contradictions
 HERE = Path(__file__).parents[3] / "examples" / "simulated"
 SHIPPED = profile.decode_profile((HERE / "profile.json").read_bytes())
 TIMES = read_profile(str(HERE / "times.json"))
-#: What a profile may say more or less than the simulation takes.
+#: Tolerance between the profile and the simulation.
 MISS = 0.1
-#: Seconds of sound of a code: 480 samples at 24 kHz.
+#: Seconds of audio of a code: 480 samples at 24 kHz.
 CODE_SECONDS = 0.02
 INFLIGHT = 128
-#: Lengths that codes are spread over where no thinker draws them. Talkers whose sequences all end at once would fill the
-#: batches of their vocoder, as none does.
+#: Number of answer lengths where no thinker draws them. If all talkers' sequences ended at once, they would fill the
+#: batches of their vocoder unrealistically.
 LENGTHS = 16
 
 ROLES = [(name, work.type, work.components) for name, option in SHIPPED.options.items() for work in option.work]
 
 
 def loads(kind: str, role: Iterable[str], factor: float = 1.0) -> Mapping[str, ComponentLoad]:
-    """What a request of type ``kind`` brings to ``role``, with ``factor`` times as many codes as in the mean."""
+    """Return a request's load on ``role``, with ``factor`` times the mean codes."""
     sizes = SHIPPED.types[kind].quantities
     prompt, codes = round(sizes["prompt_tokens"]), round(factor * sizes.get("speech_seconds", 0.0) / CODE_SECONDS)
     thinks = "thinker" in role
@@ -42,7 +42,7 @@ def loads(kind: str, role: Iterable[str], factor: float = 1.0) -> Mapping[str, C
 
 
 def code_factors() -> list[float]:
-    """Lengths of answers over their mean, as executors draw them, each as likely as the next, in no order."""
+    """Return answer lengths relative to their mean, shuffled, as executors draw them. They are equally likely."""
     steps = TIMES.default.components["thinker"].steps
     variance = math.log1p(steps.cv**2)
     places = ((0.5 + number) / LENGTHS for number in range(LENGTHS))
@@ -51,7 +51,7 @@ def code_factors() -> list[float]:
 
 
 def demands(kind: str, role: tuple[str, ...], share: float = 1.0) -> Iterator[tuple[str, TypeDemand]]:
-    """Requests of type ``kind``: executors with a thinker draw the lengths of answers, others are given them."""
+    """Yield requests of type ``kind``; executors with a thinker draw the lengths of answers, others receive them."""
     speaks = {"talker", "vocoder"} & {*role}
     if "thinker" in role or not speaks:
         yield kind, TypeDemand(share, loads(kind, role))

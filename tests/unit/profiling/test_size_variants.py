@@ -1,4 +1,4 @@
-"""Requests of other sizes: what differs, and what does not."""
+"""Requests of other sizes: the changed and the unchanged parts."""
 
 import json
 from pathlib import Path

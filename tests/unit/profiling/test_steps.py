@@ -1,4 +1,4 @@
-"""Steps of a load: what counts as the bottleneck, and which seconds follow."""
+"""Steps of a load: finding the bottleneck, and the seconds that follow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workloads from files: requests that the gateway takes, of the sizes that were asked for."""
+"""Workloads from files: requests that the gateway accepts, in the requested sizes."""
 
 import base64
 import gzip
@@ -179,8 +179,8 @@ def test_some_rows_are_taken_by_the_seed(tmp_path: Path):
         ),
         ({"messages": [{"role": "user", "content": [{"image": "missing.png"}]}]}, "missing.png cannot be read"),
         ({"messages": [{"role": "user", "content": [{"smell": 1}]}]}, "a part of content must be"),
-        ({"messages": [{"role": "user"}]}, "is no chat request"),
-        ({"prompt": "hello"}, "is no chat request"),
+        ({"messages": [{"role": "user"}]}, "is not a chat request"),
+        ({"prompt": "hello"}, "is not a chat request"),
         ({"messages": [{"role": "user", "content": [{"audio": 1}]}]}, "m does not take audio"),
         ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "m has no audio output"),
     ],

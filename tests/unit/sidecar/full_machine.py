@@ -1,7 +1,7 @@
-"""A node whose shared memory is a tmpfs of ROOM_BYTES, most of which somebody else takes and gives back.
+"""A node whose shared memory is a tmpfs of ROOM_BYTES, mostly filled and freed by another process.
 
-``unshare -m -- python -m tests.unit.sidecar.full_machine DIRECTORY`` mounts the tmpfs in a mount namespace of its
-own, and says what happened to the writers as one line of JSON.
+``unshare -m -- python -m tests.unit.sidecar.full_machine DIRECTORY`` mounts the tmpfs in a separate mount namespace and
+prints the writers' outcomes as one line of JSON.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from tests.unit.sidecar.node import connect, running
 MIB = 1 << 20
 ROOM_BYTES = 96 * MIB
 ARENA_BYTES = 80 * MIB
-#: What others leave: more than the sidecar backs at its start, and less than the writers need.
+#: Room that others leave: more than the sidecar backs at its start, and less than the writers need.
 LEFT_BYTES = 40 * MIB
 WRITERS = 8
 IMAGE_BYTES = 6 * MIB
 
 
 async def _write(client: TensorClient, number: int) -> str:
-    """Put an image in place, as a gateway does; the code of the error, if it is refused."""
+    """Put an image in place, as a gateway does. Returns the code of the error if it is refused."""
     try:
         block = await client.allocate((IMAGE_BYTES,), invocation=f"i{number}", deadline=time.time() + 60, wait=0.1)
     except ArenaFull as error:
@@ -39,7 +39,7 @@ async def _write(client: TensorClient, number: int) -> str:
 
 
 async def _round(client: TensorClient) -> list[str]:
-    """All writers at once; what they have written is freed afterwards."""
+    """Run all writers at once, then free their blocks."""
     outcomes = await asyncio.gather(*(_write(client, number) for number in range(WRITERS)))
     for number in range(WRITERS):
         client.end_invocation(f"i{number}")
@@ -48,10 +48,10 @@ async def _round(client: TensorClient) -> list[str]:
 
 
 async def _patient(client: TensorClient, other: Path) -> str:
-    """A writer that waits until there is room: somebody removes ``other`` meanwhile."""
+    """Run a writer that waits for room, while ``other`` is removed."""
     whole = ARENA_BYTES - MIB
     waiting = asyncio.create_task(client.allocate((whole,), invocation="p", deadline=time.time() + 60, wait=30.0))
-    await asyncio.sleep(0.2)  # it has been refused its pages once
+    await asyncio.sleep(0.2)  # its pages have been refused once
     other.unlink()
     block = await waiting
     block.array[:] = 9
@@ -71,7 +71,7 @@ async def _story(directory: Path) -> dict[str, object]:
 
 
 async def _from_nothing(directory: Path) -> dict[str, object]:
-    """No page is free when the sidecar starts."""
+    """Start a sidecar while no page is free."""
     other = directory / "somebody-else"
     with other.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, ROOM_BYTES - 64 * 1024)

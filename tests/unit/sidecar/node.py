@@ -26,14 +26,14 @@ PATIENCE = 20.0  # seconds
 
 
 def settings(directory: Path, **changes: Any) -> SidecarConfig:
-    """A sidecar with an arena of 1 MiB in ``directory``."""
+    """Return settings of a sidecar with an arena of 1 MiB."""
     place = {"node": NODE, "socket": str(directory / "s"), "directory": str(directory), "arena": "arena"}
     return SidecarConfig(**{**place, "size": 1 << 20, "grace": 60.0, **changes})
 
 
 @asynccontextmanager
 async def running(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
-    """A started sidecar in this loop, stopped at the end."""
+    """Yield a started sidecar in this loop, stopped at the end."""
     sidecar = Sidecar(settings(directory, **changes))
     await sidecar.start()
     try:
@@ -44,7 +44,7 @@ async def running(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
 
 @asynccontextmanager
 async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process in ``role``; killed at the end if it still lives."""
+    """Yield a process in ``role``; it is killed at the end if it still runs."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, role, str(directory), cwd=ROOT,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
@@ -58,7 +58,7 @@ async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subproces
 
 
 async def line(child: asyncio.subprocess.Process) -> bytes:
-    """The next line that ``child`` prints."""
+    """Return the next line that ``child`` prints."""
     assert child.stdout is not None
     return (await asyncio.wait_for(child.stdout.readline(), PATIENCE)).strip()
 
@@ -74,7 +74,7 @@ async def connect(directory: Path, owner: str = "client", **options: Any) -> Ten
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for something that another process or the kernel brings about."""
+    """Wait for an effect of another process or the kernel."""
     async with asyncio.timeout(PATIENCE):
         while True:
             answer = holds()
@@ -102,7 +102,7 @@ async def _sidecar(directory: Path) -> None:
 
 
 async def _producer(directory: Path) -> None:
-    """Seals one tensor, leaves another unsealed, prints both handles, and waits to be killed."""
+    """Print handles of a sealed and an unsealed tensor, then wait."""
     client = await connect(directory, "producer")
     sealed = await client.put(np.full(100, 7, np.int32), invocation="i", deadline=soon())
     growing = await client.allocate(100, invocation="i", deadline=soon())
@@ -112,7 +112,7 @@ async def _producer(directory: Path) -> None:
 
 
 async def _repeater(directory: Path) -> None:
-    """Puts and releases two tensors of one size, and waits to be killed with what it was given for a third one."""
+    """Put and release two tensors of one size, then wait. The process holds a spare for a third one."""
     client = await connect(directory, "repeater")
     for _ in range(2):
         client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon()))
@@ -122,7 +122,7 @@ async def _repeater(directory: Path) -> None:
 
 
 async def _reader(directory: Path) -> None:
-    """Views the handle that it is told, prints its sum after each line that it hears, releases at ``done``."""
+    """View the received handle, and print its sum after each line. Releases it at ``done``."""
     client = await connect(directory, "reader")
     handle = msgspec.json.decode(await _heard(), type=Handle)
     array = client.view(handle)

@@ -1,4 +1,4 @@
-"""A machine without free shared memory: who asks for it is refused, and nobody is killed for writing."""
+"""A machine without free shared memory refuses allocations, and no writer is killed."""
 
 import asyncio
 import json

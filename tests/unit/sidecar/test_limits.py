@@ -1,4 +1,4 @@
-"""The sidecar does not promise memory that its container may not have."""
+"""The sidecar does not promise more memory than its container may use."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from services.sidecar import limits
 
 
 def _groups(directory: Path, **limit: str) -> tuple[Path, Path]:
-    """A process in the group /a/b; ``limit`` by the group's last name, ``root`` being the one around them."""
+    """Create a process in the group /a/b; ``limit`` by the group's last name, with ``root`` around them."""
     (directory / "cgroup").write_text("3:cpu:/elsewhere\n0::/a/b\n")
     root = directory / "fs"
     places = {"root": root, "a": root / "a", "b": root / "a" / "b"}

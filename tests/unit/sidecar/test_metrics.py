@@ -1,4 +1,4 @@
-"""What a sidecar tells Prometheus of its arena."""
+"""Prometheus metrics of a sidecar's arena."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Owners of a sidecar's directory and of its process: others than this user and root are refused."""
+"""Owners of a sidecar's directory and process: only this user and root are accepted."""
 
 import asyncio
 import os
@@ -22,14 +22,14 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel does n
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path):
     os.chown(tmp_path, NOBODY, NOBODY)
 
-    with pytest.raises(BadRequest, match=f"OMNIBUS_SIDECAR_SOCKET: .* belongs to user {NOBODY}"):
+    with pytest.raises(BadRequest, match=f"OMNIBUS_SIDECAR_SOCKET belongs to user {NOBODY}"):
         check_directory(tmp_path)
 
 
 def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path):
     tmp_path.chmod(0o777)
 
-    with pytest.raises(BadRequest, match="everybody may write"):
+    with pytest.raises(BadRequest, match="world-writable"):
         check_directory(tmp_path)
 
 
@@ -55,7 +55,7 @@ async def test_a_sidecar_of_another_user_is_not_believed(tmp_path: Path):
     listener.bind(path)
     os.seteuid(NOBODY)
     try:
-        listener.listen()  # the kernel remembers who
+        listener.listen()  # the kernel records the owner
     finally:
         os.seteuid(0)
     with listener, pytest.raises(ProtocolError, match=f"runs as user {NOBODY}, not as 0"):

@@ -28,7 +28,7 @@ async def test_two_processes_share_bytes_without_copying(tmp_path):
         tell(reader, msgspec.json.encode(block.seal()))
         assert await line(reader) == b"50"
 
-        block.array[:] = 3  # after the reader took its view
+        block.array[:] = 3  # after the consumer opened its view
         tell(reader, b"again")
         assert await line(reader) == b"150"
 
@@ -70,7 +70,7 @@ async def test_a_killed_reader_has_released(tmp_path):
 
 
 async def _ask(directory, raw: bytes) -> bytes:
-    """Everything that the sidecar answers to ``raw`` before it closes the connection."""
+    """Return the sidecar's whole answer to ``raw`` until it closes the connection."""
     reader, writer = await asyncio.open_unix_connection(str(directory / "s"))
     writer.write(raw)
     answer = await asyncio.wait_for(reader.read(), 20)
@@ -98,7 +98,7 @@ async def test_a_malformed_frame_costs_its_sender_the_connection_and_nobody_else
 
         await _ask(tmp_path, raw)
 
-        assert "is cut off" in caplog.text
+        assert "is disconnected" in caplog.text
         assert client.view(handle).sum() == 36
         await until(lambda: sidecar.snapshot()["clients"] == 1)
         assert sidecar.snapshot()["dropped_clients_total"] == 1
@@ -195,7 +195,7 @@ async def test_a_second_sidecar_under_the_same_names_is_refused_and_harms_nobody
         handle = await client.put(np.arange(9), invocation="i", deadline=soon())
         with pytest.raises(Fatal, match="living sidecar owns the arena"):
             await Sidecar(settings(tmp_path)).start()
-        with pytest.raises(Fatal, match="living sidecar listens"):
+        with pytest.raises(Fatal, match="another sidecar listens"):
             await Sidecar(settings(tmp_path, arena="second")).start()
 
         assert client.view(handle).sum() == 36

@@ -11,7 +11,7 @@ class Item:
 
 
 class Bell:
-    """An agenda that remembers what rang."""
+    """An agenda that records the items that rang."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,10 +1,10 @@
-"""The official test suite of JSON Schema: no accepted schema lets through what is invalid, and limits have a name."""
+"""The official test suite of JSON Schema: no accepted schema permits an invalid value, and limits are named."""
 
 import pytest
 
 from tests.json_schema_suite import FileResult, run_suite
 
-#: Why valid values are not written, by file: each is named in docs/tools.md.
+#: Reasons for valid values that are not written, by file: each is named in docs/tools.md.
 NUMBERS = "a whole number has no fraction and no exponent"
 FORMATS = "formats are enforced, also where the suite takes them for annotations"
 LEAP_SECONDS = "seconds end at 59"
@@ -29,7 +29,7 @@ WHOLE = {
     "maxLength", "minLength", "exclusiveMaximum", "exclusiveMinimum",
 }  # fmt: skip
 #: Reasons for which a schema of those is rejected all the same: nothing fits it, or another keyword stands in it.
-OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "beside")
+OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "next to")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Schemas that clients send, each with answers that fit it and answers that do not, as texts."""
+"""Schemas that clients send, each with matching and non-matching answers, as texts."""
 
 import json
 from decimal import Decimal
@@ -15,7 +15,7 @@ STRING, INTEGER, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type"
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """An object as OpenAI's strict mode wants it: every property required, and no others."""
+    """Return an object as OpenAI's strict mode requires: every property required, and no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -100,7 +100,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("uint8", {"type": "integer", "format": "uint8"}, ["255", "0"], ["256", "-1"]),
     ("draft 4 flag", {"type": "integer", "minimum": 3, "exclusiveMinimum": True}, ["4"], ["3"]),
     ("extensions", {"type": "string", "x-order": 1, "example": "a", "markdownDescription": "b", "deprecated": True}, ['"a"'], ["1"]),
-    # what libraries get wrong
+    # common errors of libraries
     ("probability above 0", {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "0.6", "-0"]),
     ("no quotes", {"type": "string", "pattern": '^[^"]*$'}, ['"a\\n"', '""', '"\\\\"'], ['"a\\""']),
     ("no backslash", {"type": "string", "pattern": r"^[^\\]+$"}, ['"a"', '"\\""'], ['"\\\\"']),

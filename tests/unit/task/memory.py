@@ -1,9 +1,9 @@
-"""A ``Runtime`` in memory: unit tasks run here, at once, as soon as their segment is submitted.
+"""A ``Runtime`` in memory: unit tasks run here as soon as their segment is submitted.
 
     with use(Memory(*tasks.ALL)):
         out = await COMPOSITE(request)
 
-``hosting`` runs one call on any job: an executor's runner does it the same way.
+``hosting`` runs one call on any job, as an executor's runner does.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ async def hosting(task: Any, job: Job) -> None:
 
 
 class Memory:
-    """Request ``number``. ``segments`` are what was submitted, by step."""
+    """The runtime of request ``number``. ``segments`` are the submitted ones, by step."""
 
     def __init__(self, *hosted: UnitTask, number: int = 0, seed: int = 7) -> None:
         self.segments: dict[int, Segment] = {}
@@ -99,7 +99,7 @@ class Memory:
 
 
 class Wire:
-    """One output of one call: kept whole, so that any number of readers can follow it."""
+    """One output of one call, kept whole for any number of readers."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -140,7 +140,7 @@ class Wire:
 
 
 class WireJob(MemoryJob):
-    """Inputs may be wires, also within lists and dicts; an end says nothing of its own."""
+    """A job whose inputs may be wires, also within lists and dicts; its ends carry no data."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -177,7 +177,7 @@ class Reading:
 
 
 class Runs:
-    """Runs async functions as composite tasks, each as a request of its own."""
+    """A runner of async functions as composite tasks in separate requests."""
 
     def __init__(self) -> None:
         self.runtime = Memory(*tasks.ALL)
@@ -198,7 +198,7 @@ class Runs:
 
     @property
     def shapes(self) -> list[list[str]]:
-        """Tasks by segment."""
+        """Return the tasks by segment."""
         return [[node.task for node in segment.nodes] for segment in self.segments]
 
 

@@ -1,4 +1,4 @@
-"""Small unit tasks that do sums and spell, and bring their own engines: nothing of them is about models."""
+"""Small unit tasks for arithmetic and spelling with their own engines."""
 
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from omnibus.errors import BadRequest
 from omnibus.task import OnDemand, Stream, TaskInput, TaskOutput, Tensor, UnitTask
 
-#: Sums go round, so that they fit into an array however many there are.
+#: Sums wrap, so that they fit into an array however many there are.
 MANY = 1_000_003
 
 
@@ -28,7 +28,7 @@ class NumberOutput(TaskOutput):
 
 
 class Number(UnitTask[NumberInput, NumberOutput]):
-    """``x`` times ``scale`` as a number, an array of two, and a stream that counts up from it."""
+    """``x`` times ``scale`` as a number and an array of two. A stream counts up from it."""
 
     scale: int = 1
 
@@ -53,7 +53,7 @@ class AddOutput(TaskOutput):
 
 
 class Add(UnitTask[AddInput, AddOutput]):
-    """The sum of all that it is given, as an array of two and as a number."""
+    """The sum of all inputs, as array of two and number."""
 
     async def run(self, given: AddInput) -> AddOutput:
         arrays = [*given.items, *([given.one] if given.one is not None else [])]
@@ -74,7 +74,7 @@ class FoldOutput(TaskOutput):
 
 
 class Fold(UnitTask[FoldInput, FoldOutput]):
-    """The running sums of a stream, as they come, then the last one."""
+    """The running sums of a stream on arrival, then the last."""
 
     async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
         total = given.start
@@ -110,7 +110,7 @@ class Spell(UnitTask[WordsInput, Letters]):
 
 
 class Box(BaseModel):
-    """A value with a name, for tasks that pass on more than numbers."""
+    """A value with a name, for tasks with more than numbers."""
 
     value: int
     name: str = ""
@@ -156,7 +156,7 @@ class Strict(UnitTask[NumberInput, RollOutput]):
 
 
 async def number_of(job: Any) -> int:
-    """The input ``x`` of a call, given as a literal or by another task."""
+    """Return the input ``x``, from a literal or another task."""
     x = await job.value("x")
     return int(x if isinstance(x, int) else x.data["value"])
 

@@ -110,5 +110,5 @@ def test_a_weight_that_is_no_number_is_refused():
 def test_choosing_needs_a_request_and_an_invoke():
     with pytest.raises(GraphError, match="choose needs a request: run the task by an app"):
         record(drawn([1]), None)
-    with pytest.raises(PlaceholderError, match="`.invoke`, `choose` and `pinned` belong inside"):
+    with pytest.raises(PlaceholderError, match="call `.invoke`, `choose` and `pinned` inside"):
         choose([1])

@@ -1,4 +1,4 @@
-"""Graphs that grow with their results: what an async ``invoke`` may do, and which segments come of it."""
+"""Graphs that grow with their results: valid operations of an async ``invoke``, and the resulting segments."""
 
 import asyncio
 from typing import Any
@@ -230,7 +230,7 @@ async def test_an_exception_of_invoke_names_its_composite(runs: Runs):
     async def broken(_: Any) -> Any:
         return 1 / (await ONE.invoke(NumberInput(x=0)).n)
 
-    with pytest.raises(GraphError, match="Task.invoke failed while its graph was drawn: ZeroDivisionError"):
+    with pytest.raises(GraphError, match="Task.invoke failed while its graph was recorded .ZeroDivisionError"):
         await runs(broken)
 
 

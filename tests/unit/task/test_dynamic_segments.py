@@ -1,4 +1,4 @@
-"""Results of earlier segments in later ones, and results that an async ``invoke`` reads."""
+"""Results of earlier segments in later ones and in async ``invoke``."""
 
 import asyncio
 from collections.abc import Mapping
@@ -142,12 +142,12 @@ async def test_deciding_on_what_was_not_awaited_is_refused(runs: Runs):
         await found.y
         return 1 if found.n else 2
 
-    with pytest.raises(PlaceholderError, match="has to be read first: `await` it, or iterate with `async for`"):
+    with pytest.raises(PlaceholderError, match="must be read first: `await` it, or iterate with `async for`"):
         await runs(hasty)
 
 
 class SlowToSend(Memory):
-    """Sends its first segment when the others have had time to overtake it."""
+    """A runtime that delays its first segment, which others can overtake."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Reading]:
         if step == 0:

@@ -1,4 +1,4 @@
-"""The second run of an async ``invoke``: it leaves deterministic ones alone, and finds out all others."""
+"""The second run of an async ``invoke`` detects nondeterministic ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def runs() -> Runs:
 
 
 def once(first: Any, second: Any) -> Callable[[], Any]:
-    """Gives ``first`` in the first run of an invoke and ``second`` in the next."""
+    """Return ``first`` in the first run and ``second`` in the next."""
     given = iter([first, second])
     return lambda: next(given)
 
@@ -28,7 +28,7 @@ async def one(x: int) -> int:
     return int(await ONE.invoke(NumberInput(x=x)).n)
 
 
-# What is found out
+# Detected
 
 
 def random_branch() -> Any:
@@ -214,16 +214,16 @@ async def test_a_task_that_outlives_its_invoke_cannot_go_on(runs: Runs):
     go.set()
 
     for each in left:
-        with pytest.raises(PlaceholderError, match="belong inside of a composite task's `invoke`, while it runs"):
+        with pytest.raises(PlaceholderError, match="inside of a composite task's `invoke`, while it runs"):
             await each
     assert runs.shapes == [["number"]]
 
 
-# What is left alone
+# Accepted
 
 
 class Slow:
-    """Lets branches go on in an order of the test's own, in the first run alone."""
+    """Makes branches continue in a chosen order, in the first run only."""
 
     def __init__(self, *order: str) -> None:
         self._gates = {name: asyncio.Event() for name in order}

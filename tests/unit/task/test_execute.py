@@ -1,4 +1,4 @@
-"""Unit tasks that bring their own engine: what ``run`` gets, and what becomes of what it gives."""
+"""Unit tasks with their own engine: the inputs of ``run``, and the handling of its outputs."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -71,7 +71,7 @@ def told(job: MemoryJob, output: str) -> list[Any]:
     return [item.data if item.array is None else item.array.tolist() for item in job.outputs[output].items]
 
 
-# What run gets
+# Inputs of run
 
 
 class Look(Base):
@@ -176,7 +176,7 @@ async def test_a_stream_of_tensors_gives_arrays():
     assert told(job, "seen") == [{"sum": 6.0}]
 
 
-# What run gives
+# Outputs of run
 
 
 async def letters() -> AsyncIterator[str]:
@@ -266,7 +266,7 @@ async def test_an_output_that_there_is_not_is_named_with_those_there_are():
             return {"colour": 1}
 
     with pytest.raises(
-        StageFailed, match="wrong gave 'colour', which is not among its outputs seen, words, picture, steps"
+        StageFailed, match="wrong returned the unknown output 'colour'; its outputs are seen, words, picture, steps"
     ):
         await ran(Wrong())
 
@@ -277,7 +277,7 @@ async def test_a_value_that_is_no_json_fails_with_its_type(odd: Any):
         async def run(self, _: Given) -> Any:
             return {"seen": odd}
 
-    with pytest.raises(StageFailed, match="a value of type dict is no JSON"):
+    with pytest.raises(StageFailed, match="a value of type dict cannot be JSON"):
         await ran(Odd())
 
 

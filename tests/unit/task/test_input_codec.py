@@ -1,4 +1,4 @@
-"""Literals: what a call is given beside results, and what must not become part of a graph."""
+"""Literals: call inputs other than results, which must not become part of a graph."""
 
 import enum
 from collections import OrderedDict, UserDict
@@ -19,7 +19,7 @@ from tests.unit.task.tasks import ECHO, ONE, Box, EchoInput, NumberInput
 
 
 def echoed(what: Any) -> Any:
-    """What is recorded of a literal."""
+    """Return a literal as recorded."""
     return record(lambda _: ECHO.invoke(EchoInput.model_construct(what=what)), None).nodes[0].inputs["what"]
 
 
@@ -98,7 +98,7 @@ def test_references_of_json_schemas_are_literals():
 )
 def test_a_request_cannot_smuggle_references_into_a_graph(given: Any):
     with pytest.raises(
-        BadRequest, match=r"may not hold the keys '\$ref' and '\$from': they mark results of other calls"
+        BadRequest, match=r"cannot contain the keys '\$ref' and '\$from': they mark results of other calls"
     ):
         echoed(given)
 
@@ -106,10 +106,10 @@ def test_a_request_cannot_smuggle_references_into_a_graph(given: Any):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (float("nan"), "may not be nan: JSON has no such number"),
-        ([float("-inf")], "may not be -inf"),
-        (np.ones(2), "may not be a literal ndarray: pass on the result that it comes from"),
-        (b"bytes", "may not be a literal bytes"),
+        (float("nan"), "cannot be nan: JSON only has finite numbers"),
+        ([float("-inf")], "cannot be -inf"),
+        (np.ones(2), "cannot be a literal ndarray: pass the result that it comes from"),
+        (b"bytes", "cannot be a literal bytes"),
     ],
 )
 def test_a_literal_that_json_has_not_is_refused(given: Any, said: str):
@@ -118,7 +118,7 @@ def test_a_literal_that_json_has_not_is_refused(given: Any, said: str):
 
 
 def test_a_key_that_json_has_not_is_refused():
-    with pytest.raises(BadRequest, match="an input of echo is no JSON .*: keys of dicts must be text"):
+    with pytest.raises(BadRequest, match="an input of echo cannot be JSON .*: keys of dicts must be text"):
         echoed({3: "three"})
 
 

@@ -1,4 +1,4 @@
-"""The composite tasks that models are served by."""
+"""The composite tasks that serve models."""
 
 from typing import Any
 
@@ -170,7 +170,7 @@ def test_parts_of_answers_are_joined():
     assert Audio.join([]).array.shape == (0,)
 
 
-# Speech, pictures, video
+# Speech, images, video
 
 
 def test_text_to_speech_is_a_chain_of_streams():

@@ -1,4 +1,4 @@
-"""Media of an app's own: what becomes which file."""
+"""Media that an app creates, and their file formats."""
 
 import io
 import wave
@@ -58,8 +58,8 @@ async def test_bytes_and_paths_are_placed_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "more", "message"),
     [
-        (np.zeros((2, 2), np.uint8), {}, "is no medium"),
-        (np.zeros(0, np.float32), {}, "is no medium"),
+        (np.zeros((2, 2), np.uint8), {}, "is not a medium"),
+        (np.zeros(0, np.float32), {}, "is not a medium"),
         (7, {}, "not a value of type int"),
         ("/no/such/file", {}, "No such file"),
         (PIXELS, {"modality": "audio"}, "is an image, not audio"),

@@ -1,4 +1,4 @@
-"""A value that does not exist yet refuses to be looked at, and says what to do instead."""
+"""Placeholders of future values reject inspection, with advice."""
 
 import copy
 import math
@@ -95,7 +95,7 @@ def looked(look: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_looking_is_refused_with_advice(look: Callable[[Any], Any]):
     with pytest.raises(
-        PlaceholderError, match="make `invoke` async and `await` it, or decide in the app's `serve`"
+        PlaceholderError, match="make `invoke` async and `await` it, or branch in the app's `serve`"
     ) as caught:
         looked(look)
 
@@ -115,7 +115,7 @@ def test_joining_is_refused_with_advice():
 @pytest.mark.parametrize("swallow", [bool, len, lambda value: value == 1])
 def test_a_look_that_is_swallowed_is_refused_all_the_same(swallow: Callable[[Any], Any]):
     def look(value: Any) -> None:
-        with suppress(Exception):  # what a careless composite does
+        with suppress(Exception):  # like a careless composite
             swallow(value)
 
     with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):
@@ -151,7 +151,7 @@ def test_it_may_be_passed_on_kept_copied_and_shown_to_people():
 def test_only_a_stream_is_transformed_or_iterated(kind: str):
     result = Result("spell", (0, "count"), kind, int)
 
-    with pytest.raises(PlaceholderError, match="is no stream: await it and work on its value"):
+    with pytest.raises(PlaceholderError, match="is not a stream: await it and use its value"):
         result.transform(str)
-    with pytest.raises(PlaceholderError, match="is no stream: await it"):
+    with pytest.raises(PlaceholderError, match="is not a stream: await it"):
         result.__aiter__()

@@ -1,4 +1,4 @@
-"""Side effects in ``invoke`` that anybody can see in its code are refused before it runs; harmless code is not."""
+"""Visible side effects in ``invoke`` are rejected before it runs; harmless code is accepted."""
 
 import asyncio
 import datetime
@@ -151,7 +151,7 @@ IMPURE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("invoke", IMPURE.values(), ids=IMPURE.keys())
 def test_a_side_effect_is_refused_with_advice(invoke: Callable[[Any], Any]):
     with pytest.raises(
-        SideEffect, match="(uses|changes) .*: `invoke` runs twice and must follow from its request alone; do"
+        SideEffect, match="(uses|changes) .*: `invoke` runs twice and must depend only on its request. Do"
     ):
         check_purity(invoke)
 

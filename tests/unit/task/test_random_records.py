@@ -1,4 +1,4 @@
-"""Whatever graph a deterministic ``invoke`` draws: it records alike, replays, survives the wire, and no other passes."""
+"""Random graphs of a deterministic ``invoke``: recorded equally, replayed, serialised, and told from others."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_digests_and_salts_tell_calls_apart(program: Program):
 
 
 def changed(segment: Segment, how: str, at: int) -> Segment:
-    """``segment`` with one thing in it that is otherwise."""
+    """Return ``segment`` with one change in it."""
     nodes = list(segment.nodes)
     node = nodes[at]
     if how == "another task":

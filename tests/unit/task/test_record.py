@@ -1,4 +1,4 @@
-"""Record: the graph that comes out of ``invoke``, and what may not go in."""
+"""Recording: the graph of ``invoke``, and invalid inputs."""
 
 import enum
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_equal_calls_are_counted():
     assert [node.salt for node in record(thrice, None).nodes] == [0, 1, 0, 2]
 
 
-# What is returned
+# Outputs
 
 
 class Row(NamedTuple):
@@ -196,7 +196,7 @@ def test_a_failure_of_invoke_names_its_composite():
         def invoke(self, request: dict[str, int]) -> Any:
             return ONE.invoke(NumberInput(x=request["y"]))
 
-    with pytest.raises(GraphError, match="Picky.invoke failed while its graph was drawn: KeyError: 'y'"):
+    with pytest.raises(GraphError, match="Picky.invoke failed while its graph was recorded .KeyError: 'y'"):
         record(Picky().invoke, {"x": 1})
 
 
@@ -210,9 +210,9 @@ def test_a_refusal_by_invoke_is_its_own():
 
 
 def test_nothing_is_called_outside_of_invoke():
-    with pytest.raises(PlaceholderError, match="belong inside of a composite task's `invoke`, while it runs"):
+    with pytest.raises(PlaceholderError, match="inside of a composite task's `invoke`, while it runs"):
         ONE.invoke(NumberInput(x=1))
-    with pytest.raises(PlaceholderError, match="belong inside"), pinned("apart"):
+    with pytest.raises(PlaceholderError, match="inside of a composite task's `invoke`"), pinned("apart"):
         pass
 
 

@@ -13,7 +13,7 @@ from tests.unit.task.tasks import ADD, FOLD, ONE, SPELL, TWO, AddInput, FoldInpu
 
 
 class Kept:
-    """A source that has all its items."""
+    """A source with all its items available."""
 
     def __init__(self, *items: dict[str, Any]) -> None:
         self.items = [Item(data) for data in items]
@@ -209,7 +209,7 @@ async def test_a_stream_is_consumed_once():
     letters = replay(spell, None, recorded, {(0, "letters"): Kept({"value": "a"}, {"value": "b"})})
 
     assert [each async for each in letters] == ["a", "b"]
-    with pytest.raises(StreamConsumed, match="was read already: a stream is read once; keep its parts"):
+    with pytest.raises(StreamConsumed, match="was read already. A stream can be read once: keep its parts"):
         await letters
     with pytest.raises(StreamConsumed):
         letters.__aiter__()

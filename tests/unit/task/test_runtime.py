@@ -1,4 +1,4 @@
-"""Tasks in ``serve``: who runs them, what belongs to one request, and what does not."""
+"""Tasks in ``serve``: their runtime, and the isolation of requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -84,7 +84,7 @@ async def test_a_stream_of_an_earlier_graph_is_awaited_first(runtime: Memory):
 
 
 class Secret(CompositeTask):
-    """Keeps one of its results to itself, in a list."""
+    """A task that keeps one of its results in a list."""
 
     kept: Any = None
 
@@ -100,7 +100,7 @@ async def test_a_result_that_was_not_returned_cannot_be_used_later(runtime: Memo
         await Secret()(kept)
 
         with pytest.raises(
-            PlaceholderError, match="was not returned by its `invoke`, so nobody kept it: return it as well"
+            PlaceholderError, match="was not kept, as its `invoke` did not return it: return it as well"
         ):
             await ADD(AddInput(one=kept[0]))
         with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):
@@ -155,7 +155,7 @@ async def test_a_failure_reaches_whoever_reads(runtime: Memory):
 
 
 async def test_a_task_is_called_where_something_runs_it():
-    with pytest.raises(PlaceholderError, match="a task was called where nothing runs it: call it in an app's `serve`"):
+    with pytest.raises(PlaceholderError, match="a task was called without a runtime: call it in an app's `serve`"):
         await ONE(NumberInput(x=1))
 
 

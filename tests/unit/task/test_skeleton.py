@@ -1,4 +1,4 @@
-"""Skeletons: a graph recorded with holes gives what each request would have recorded by itself, or there is none."""
+"""Skeletons: a graph recorded with holes equals each request's own recording, or there is none."""
 
 import copy
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def chat(messages: Any, params: Any, *media: Any, speech: Any = None) -> ChatInp
 
 
 def skeleton_of(invoke: Callable[[Any], Any], images: int, *, speaks: bool = False) -> Skeleton | None:
-    """The skeleton of chats with so many images; its holes are messages, params, speech, and the images."""
+    """Return the skeleton of chats with ``images`` images; its holes are messages, params, speech, and the images."""
     holes = [Hole() for _ in range(3 + images)]
     messages, params, speech, *media = holes
     return record_skeleton(invoke, chat(messages, params, *media, speech=speech if speaks else None), holes)
@@ -51,7 +51,7 @@ def skeleton_of(invoke: Callable[[Any], Any], images: int, *, speaks: bool = Fal
     [
         (LOOKS, (), None),
         (LOOKS, (medium(1), medium(2)), None),
-        (LOOKS, (medium(1), medium(1)), None),  # equal calls have random numbers of their own
+        (LOOKS, (medium(1), medium(1)), None),  # equal calls have different random numbers
         (SPEAKS, (medium(3),), msgspec.Raw(b'{"top_k":1}')),
     ],
     ids=["text", "two images", "the same image twice", "speech"],
@@ -99,7 +99,7 @@ def test_a_request_for_text_alone_has_no_audio():
 
 
 class Looking(MLLM):
-    """Decides on what a request says."""
+    """A task that branches on the content of a request."""
 
     how: Any = None
 
@@ -138,7 +138,7 @@ def _swallow(look: Callable[[], Any]) -> None:
 def test_a_task_that_looks_at_a_literal_has_no_skeleton(look: Callable[[ChatInput], Any]):
     task = Looking(encoders=_ENCODERS, thinker=_THINKER, how=look)
 
-    with pytest.raises(OmnibusError, match="looks at a literal"):
+    with pytest.raises(OmnibusError, match="reads a literal"):
         skeleton_of(task.invoke, 2)
 
 

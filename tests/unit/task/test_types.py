@@ -1,4 +1,4 @@
-"""What fits where: results of tasks in the inputs of others, and what a wrong one is told."""
+"""Type checks of results as inputs of other tasks, with errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ class Take(UnitTask[Loose, NumberOutput]):
 
 
 def drawn(draw: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """The inputs of the last call, where ``draw`` gets the outputs of a number and of a spelling."""
+    """Return the inputs of the last call of ``draw``. It receives outputs of a number and a spelling."""
 
     def invoke(_: Any) -> Any:
         return draw(ONE.invoke(NumberInput(x=1)), SPELL.invoke(WordsInput(text="a")))
@@ -77,7 +77,7 @@ def test_a_plain_field_takes_a_value_of_another_task():
 MISFITS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a stream for a value": (
         lambda number, _: NumberInput(x=number.parts),
-        r"NumberInput.x: .*a plain value is needed here, and <stream 'parts' of number \(node 0\)> is none: annotate the field "
+        r"NumberInput.x: .*a plain value is needed here, not <stream 'parts' of number \(node 0\)>: annotate the field "
         r"`Stream\[int\]`, or await the result",
     ),
     "a tensor for a value": (lambda number, _: NumberInput(x=number.y), "annotate the field `Tensor`, or await"),
@@ -104,15 +104,15 @@ MISFITS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a stream in a list": (
         lambda number, _: Take().invoke(Loose(several=[number.parts])),
-        "a stream needs a field of its own, annotated `Stream`",
+        "a stream needs its own field, annotated `Stream`",
     ),
     "a stream in a dict": (
         lambda number, _: Take().invoke(Loose(named={"a": [number.parts]})),
-        "a stream needs a field of its own",
+        "a stream needs its own field",
     ),
     "a value among numbers": (
         lambda number, _: Numbers(numbers=[number.n]),
-        "Numbers.numbers: .*results stand in fields of their own, or in a list or dict that is annotated with `Any`",
+        "Numbers.numbers: .*a result needs its own field, or a list or dict annotated with `Any`",
     ),
     "a field that there is not": (lambda number, _: NumberInput(x=1, hue=number.n), "NumberInput.hue: Extra inputs"),
     "a text for a number": (lambda number, _: NumberInput(x="many"), "NumberInput.x: Input should be a valid integer"),
@@ -181,7 +181,7 @@ def test_an_output_that_cannot_travel_is_refused_where_it_is_declared(kind: Any)
 
 
 def test_an_input_of_several_streams_is_refused_where_it_is_declared():
-    with pytest.raises(TypeError, match="Wrong.given: a stream needs a field of its own"):
+    with pytest.raises(TypeError, match="Wrong.given: a stream needs its own field"):
         type("Wrong", (TaskInput,), {"__annotations__": {"given": list[Stream[int]]}})
 
 

@@ -9,7 +9,7 @@ SIZE = 1 << 16
 
 
 class Desk:
-    """A ledger over real memory, and what it reported as lingering."""
+    """A ledger over real memory, and the leases reported as lingering."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena

@@ -1,4 +1,4 @@
-"""A producer and a consumer on one node, against a real sidecar in the same loop."""
+"""A producer and a consumer on one node with a real sidecar."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ class Pair:
     consumer: TensorClient
 
     async def settle(self) -> dict[str, object]:
-        """Counters after everything that both clients have sent."""
+        """Return the counters after all messages of both clients."""
         await self.producer.stats()
         return await self.consumer.stats()
 

@@ -8,7 +8,7 @@ SIZE = 64 * ALIGNMENT_BYTES
 
 
 class Naive:
-    """The same promises by looking at everything, every time."""
+    """A simple allocator with the same guarantees, which searches everything each time."""
 
     def __init__(self) -> None:
         self.taken: dict[int, int] = {}
@@ -35,7 +35,7 @@ class Naive:
         return start
 
 
-# A number below zero frees the block of that age, another allocates so many bytes.
+# A negative number frees the block of that age, any other allocates that many bytes.
 OPERATIONS = st.lists(st.integers(-20, SIZE + ALIGNMENT_BYTES) | st.integers(-20, 6 * ALIGNMENT_BYTES), max_size=80)
 
 

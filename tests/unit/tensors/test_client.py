@@ -1,4 +1,4 @@
-"""The client against a real sidecar in the same loop: real sockets, real shared memory."""
+"""The client and a real sidecar in the same loop: real sockets, real shared memory."""
 
 import asyncio
 import time
@@ -231,7 +231,7 @@ async def test_what_never_fits_is_refused_at_once(pair):
 async def test_a_tensor_of_another_node_is_named_as_such(pair):
     handle = await pair.producer.put(np.arange(9), invocation="i", deadline=soon())
 
-    with pytest.raises(Retryable, match="has to be pulled first"):
+    with pytest.raises(Retryable, match="must be pulled first"):
         pair.consumer.view(msgspec.structs.replace(handle, node="n2"))
     with pytest.raises(ProtocolError, match="arena"):
         pair.consumer.view(msgspec.structs.replace(handle, arena="other"))

@@ -1,4 +1,4 @@
-"""A sidecar that is not there, is silent, or goes away and comes back."""
+"""A sidecar that is missing, silent, or restarted."""
 
 import asyncio
 import signal
@@ -150,7 +150,7 @@ async def test_who_knows_that_the_sidecar_is_silent_does_not_wait_for_it_again(t
             async with asyncio.timeout(0.5):
                 with pytest.raises(Retryable, match="did not answer"):
                     await client.allocate(10, invocation="i", deadline=soon())
-        assert client.view(handle).sum() == 36  # what is there needs nobody
+        assert client.view(handle).sum() == 36  # existing memory needs no sidecar
 
         sidecar.send_signal(signal.SIGCONT)
         await until(lambda: _answers(client))

@@ -1,4 +1,4 @@
-"""Waiting for memory: in order, bounded, and given back when the caller is gone."""
+"""Waiting for memory: in order, bounded, and returned when the caller is gone."""
 
 import asyncio
 

@@ -217,7 +217,7 @@ def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
     desk.ledger.retain(lease.id, lease.generation)
 
     read(desk, lease)
-    read(desk, lease)  # as often as anybody likes
+    read(desk, lease)  # any number of times
     assert desk.generation_in_memory(lease) == lease.generation
     assert desk.ledger.idle_bytes == lease.nbytes
 
@@ -232,7 +232,7 @@ def test_the_oldest_block_that_is_only_retained_makes_room(desk):
         desk.do("seal", desk.producer, lease)
         desk.ledger.retain(lease.id, lease.generation)
         read(desk, lease)
-    desk.do("hold", desk.reader, first)  # somebody needs it again
+    desk.do("hold", desk.reader, first)  # retained for another reader
 
     assert desk.ledger.reclaim_oldest()
     assert not desk.ledger.reclaim_oldest(), "what is read stays"
@@ -271,7 +271,7 @@ def kept(desk: Desk, verb: str, lease: BlockLease) -> None:
 
 
 def use_any_spare(desk: Desk, chance: random.Random, tag: bytes) -> int:
-    """Use one of the spares, if there are any; returns how many."""
+    """Use a spare, if there is one, and return the number used."""
     found = list(desk.ledger.spares.values())
     if not found:
         return 0

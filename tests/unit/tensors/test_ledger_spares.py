@@ -1,4 +1,4 @@
-"""Blocks in the ledger that are granted before there is a tensor for them."""
+"""Blocks in the ledger that are granted before their tensors exist."""
 
 from tests.unit.tensors.ledgers import read
 

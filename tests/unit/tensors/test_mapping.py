@@ -1,4 +1,4 @@
-"""Huge pages for the arena, whatever the file system gives by itself, and mappings that can have them."""
+"""Huge pages for the arena on any file system, and their mappings."""
 
 import ctypes
 import gc
@@ -22,7 +22,7 @@ _PR_SET_THP_DISABLE = 41  # linux/prctl.h
 
 
 def _kernel_collapses() -> bool:
-    """Linux 6.1 or later that is not told to leave shared memory alone."""
+    """Return True for Linux 6.1 or later with huge shared memory."""
     version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
     return version >= (6, 1) and _SWITCH.exists() and "[deny]" not in _SWITCH.read_text()
 
@@ -39,7 +39,7 @@ def arena() -> Iterator[Arena]:
 
 
 def _huge_kib(path: Path) -> list[int]:
-    """KiB that each mapping of ``path`` in this process has in pages of 2 MiB."""
+    """Return the KiB in pages of 2 MiB, by mapping of ``path``."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     rows = [part for part in parts if str(path) in part.partition("\n")[0]]
     return [int(re.search(r"ShmemPmdMapped: +(\d+) kB", row).group(1)) for row in rows]
@@ -47,7 +47,7 @@ def _huge_kib(path: Path) -> list[int]:
 
 @contextmanager
 def _no_huge_pages() -> Iterator[None]:
-    """What a process has that was started without huge pages."""
+    """Disable huge pages, as in a process started without them."""
     prctl = ctypes.CDLL(None).prctl
     assert prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
     try:
@@ -57,7 +57,7 @@ def _no_huge_pages() -> Iterator[None]:
 
 
 def _need_free_memory() -> None:
-    """Skip where the kernel has no free memory in large enough pieces at this moment."""
+    """Skip the test if the kernel lacks large pieces of free memory."""
     with (_SHARED / f"free-{os.getpid()}").open("w+b") as file:
         os.unlink(file.name)
         os.posix_fallocate(file.fileno(), 0, SIZE)

@@ -1,4 +1,4 @@
-"""Pins of transfers, which another thread takes: a block that has one is never free, whatever happens at that moment."""
+"""Pins of transfers, which another thread takes: a pinned block is never freed, even under a race."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ class Desk:
         self.producer, self.reader = BlockOwner("producer"), BlockOwner("reader")
 
     def put(self, readers: int = 1) -> BlockLease:
-        """A sealed block."""
+        """Return a sealed block."""
         lease = self.ledger.grant(self.producer, b"i", NBYTES, readers, 9e9)
         assert lease is not None
         self.ledger.seal(self.producer, lease.id, lease.generation)
@@ -41,7 +41,7 @@ class Desk:
         return lease
 
     def header(self, lease: BlockLease) -> int:
-        """The generation in memory."""
+        """Return the generation in memory."""
         return int.from_bytes(self.arena.bytes_at(lease.offset - 56, 8), "little")
 
 
@@ -101,7 +101,7 @@ def test_a_retained_block_that_is_sent_makes_no_room(desk):
 
 
 class PinFirst:
-    """A lock that a transfer has before whoever is about to free a block."""
+    """A lock that a transfer takes before the thread that frees a block."""
 
     def __init__(self, ledger: Ledger, lease: BlockLease) -> None:
         self._ledger, self._lease, self._lock = ledger, lease, ledger._freeing
@@ -127,7 +127,7 @@ def test_a_block_that_is_pinned_while_it_is_about_to_be_freed_is_not(desk):
 
 
 def test_two_threads_never_meet_in_memory_that_is_freed(desk):
-    """One thread pins whatever was put last and looks at its memory; the other one frees it at any moment."""
+    """One thread pins the newest block and reads its memory; the other one frees it at any moment."""
     latest: deque[BlockLease] = deque(maxlen=1)
     unpinned: deque[tuple[object, BlockLease]] = deque()
     wrong: list[int] = []
@@ -139,7 +139,7 @@ def test_two_threads_never_meet_in_memory_that_is_freed(desk):
             lease = latest[0] if latest else None
             if lease is not None and len(unpinned) < 8 and desk.ledger.pin(pin := object(), lease):
                 pins += 1
-                time.sleep(0)  # the other one may go on
+                time.sleep(0)  # let the other thread run
                 if desk.header(lease) != lease.generation:
                     wrong.append(lease.id)
                 unpinned.append((pin, lease))

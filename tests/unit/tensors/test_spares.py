@@ -1,4 +1,4 @@
-"""Blocks that producers hold ahead of need: no round trip with them, and no leak by them."""
+"""Blocks that producers hold ahead of need, without round trips or leaks."""
 
 import asyncio
 import struct
@@ -23,7 +23,7 @@ DATA = np.arange(1000, dtype=np.int32)
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of ``work``, which must not wait for anything."""
+    """Return the result of ``work``, which must not wait."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -38,7 +38,7 @@ def put(pair: Pair, invocation: str = "i", data: np.ndarray = DATA) -> Coroutine
 
 
 async def warm(pair: Pair, data: np.ndarray = DATA) -> None:
-    """Let the producer have a spare for ``data``, and nothing else."""
+    """Give the producer a spare for ``data``, and nothing else."""
     for _ in range(2):
         pair.producer.release(await put(pair, data=data))
     await until(lambda: pair.sidecar.snapshot()["spare_blocks"] > 0)
@@ -207,7 +207,7 @@ async def test_a_burst_has_more_spares_afterwards(pair):
 
 
 class RawClient:
-    """A client that sends what it is told, and answers nothing."""
+    """A client that sends raw frames and answers nothing."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer

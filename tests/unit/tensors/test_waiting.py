@@ -1,4 +1,4 @@
-"""A service that starts while its sidecar is away waits for it, and not for ever."""
+"""A service that starts without its sidecar waits for a limited time."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.unit.sidecar.node import NODE, running
 
 async def test_a_service_that_starts_before_its_sidecar_waits_for_it(tmp_path, caplog):
     starting = asyncio.create_task(waiting.connect_when_ready(str(tmp_path / "s"), "gateway", NODE))
-    while "waiting up to" not in caplog.text:  # it has tried in vain
+    while "waiting up to" not in caplog.text:  # its first attempt failed
         await asyncio.sleep(0.01)
 
     async with running(tmp_path) as sidecar, asyncio.timeout(20):

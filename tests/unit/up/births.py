@@ -1,4 +1,4 @@
-"""A fork server of small modules, and proxies of it."""
+"""A fork server of small modules, and its proxies."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ json.dump({
 print("a complaint", file=sys.stderr)
 """
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-#: Starts a process of its own, says both ids and stays, or ends when it is told to.
+#: Starts a child, prints both ids, and stays with the argument "stays".
 FAMILY = """
 import os, subprocess, sys, time
 other = subprocess.Popen(["sleep", "1000"])
@@ -43,14 +43,14 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 print("up", flush=True)
 time.sleep(1000)
 """
-#: Says its id and goes on working: every line is another one.
+#: Prints its id repeatedly, one per line.
 WORKS = """
 import os, time
 while True:
     print(os.getpid(), flush=True)
     time.sleep(0.05)
 """
-#: Never runs Python code again, and ignores what can be ignored.
+#: Never returns to Python code, and ignores all signals it can.
 HANGS = """
 import os, signal
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO):
@@ -59,7 +59,7 @@ print(os.getpid(), flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 signal.sigwait([signal.SIGUSR1])
 """
-#: A thread with the name that jemalloc gives its own.
+#: A thread with the name of jemalloc's own.
 ALLOCATES = """
 import ctypes, threading, time
 def run():
@@ -89,7 +89,7 @@ MODULES = {
 
 
 class ForkServer:
-    """A running fork_server that knows ``MODULES``, and proxies of it."""
+    """A running fork_server for ``MODULES``, and its proxies."""
 
     def __init__(self, directory: Path, *imports: str) -> None:
         self.directory = directory
@@ -120,7 +120,7 @@ class ForkServer:
             await asyncio.sleep(0.01)
 
     def fails(self) -> str:
-        """What a fork server says that cannot start."""
+        """Return the error of a fork server that cannot start."""
         end = subprocess.run(
             self._command,
             cwd=self.directory,
@@ -136,7 +136,7 @@ class ForkServer:
     def proxy(
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
-        """A proxy that runs ``module`` until the block ends."""
+        """Run a proxy of ``module`` until the block ends."""
         return started(fork_client.fork_server_command(self.socket, module, *arguments), **options)
 
     def run(
@@ -167,6 +167,6 @@ def started(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Po
 
 
 def numbers(process: "subprocess.Popen[str]") -> list[int]:
-    """The process ids on the next line."""
+    """Return the process ids on the next line."""
     assert process.stdout is not None
     return [int(word) for word in process.stdout.readline().split()]

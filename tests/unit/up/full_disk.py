@@ -1,7 +1,7 @@
-"""A NATS server on a small disk that somebody fills and empties, and the supervisor that looks after it.
+"""A NATS server on a small disk that fills, and its supervisor.
 
-``unshare -m -- python -m tests.unit.up.full_disk DIRECTORY STORY`` mounts the disk in a mount namespace of its own,
-and says as JSON what was recorded: ``before``, ``full`` and ``after``.
+``unshare -m -- python -m tests.unit.up.full_disk DIRECTORY STORY`` mounts the disk in a separate mount namespace and
+prints the recorded messages as JSON: ``before``, ``full`` and ``after``.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def _fill(path: Path) -> None:
 
 
 async def _recorded(stream: JetStreamContext, times: int = 1) -> bool:
-    """All of some messages were written and acknowledged."""
+    """Return True if all of some messages were written and acknowledged."""
     try:
         for _ in range(times):
             await stream.publish("s.a", bytes(60_000), timeout=2)

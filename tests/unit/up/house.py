@@ -1,4 +1,4 @@
-"""A supervisor that follows the plans of a real store; small programs stand for executors."""
+"""A supervisor that follows a real store's plans, with small programs as executors."""
 
 import asyncio
 import sys
@@ -29,13 +29,13 @@ def model(options: dict[str, DeploymentOption], **fields: Any) -> ModelPlan:
 
 
 def plan(epoch: int, **replicas: int) -> Plan:
-    """A model with an option for each name in ``replicas``."""
+    """Return a model with an option for each name in ``replicas``."""
     options = {name: DeploymentOption(("thinker",), "llm", count) for name, count in replicas.items()}
     return Plan(epoch, 0, float(epoch), {"m": model(options)})
 
 
 class House:
-    """A supervisor with a store, in which small programs stand for executors."""
+    """A supervisor with a store, and small programs in place of executors."""
 
     def __init__(self, supervisor: Supervisor, store: Store, lines: Lines, exits: list[Exit]) -> None:
         self.supervisor = supervisor
@@ -59,7 +59,7 @@ class House:
         return {name: pid for name, pid in self.supervisor.pids.items() if "/" in name}
 
     async def until(self, *names: str, but: tuple[int, ...] = ()) -> dict[str, int]:
-        """Wait until exactly these executors run, in processes other than ``but``, and have said so."""
+        """Wait until exactly these executors report, in processes other than ``but``."""
         async with asyncio.timeout(WITHIN):
             while set(pids := self.pids()) != set(names) or set(pids.values()) & set(but):
                 await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ class House:
 
 @asynccontextmanager
 async def opened(directory: Path) -> AsyncIterator[House]:
-    """A house with a store of its own, where nothing is left at the end."""
+    """Yield a house with a separate store, and check for leftovers."""
     lines, exits = Lines(), []
 
     async def exited(end: Exit) -> None:

@@ -1,4 +1,4 @@
-"""Small real programs for the supervisor to run, and a log that a test can wait on."""
+"""Small real programs for the supervisor, and a log to wait on."""
 
 import asyncio
 import io
@@ -15,7 +15,7 @@ from omnibus.process.spec import ProcessSpec
 WITHIN = 20.0  # seconds; far more than needed, for noisy machines
 SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
-#: Says that it was told to leave, then stays until somebody opens the pipe ``GATE``.
+#: Reports the signal to stop, then stays until the pipe ``GATE`` is opened.
 DRAINS = """
 import os, signal, sys
 def drain(*_):
@@ -53,7 +53,7 @@ def log_to(lines: Lines) -> Log:
 
 
 def python_code(name: str, code: str, lines: Lines | None = None, **fields: object) -> ProcessSpec:
-    """A process that runs ``code`` and, with ``lines``, counts as ready once it has printed "up"."""
+    """Return a process that runs ``code``. With ``lines``, it is ready once it has printed "up"."""
     if lines is not None:
         fields["ready"] = lambda: lines.until(rf"^{name} *\| up")
     return ProcessSpec(name, (sys.executable, "-c", code), **fields)  # type: ignore[arg-type]

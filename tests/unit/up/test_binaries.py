@@ -1,4 +1,4 @@
-"""Which server binary is chosen, and what is said when there is none."""
+"""Choosing a server binary, and the error if there is none."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A NATS server whose disk was full records again once there is room."""
+"""A NATS server with a full disk recovers once there is room."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Executors follow the plan: what appears is started, what disappears drains and ends, the rest is left alone."""
+"""Executors follow the plan: new ones start, removed ones drain and end, the rest is unchanged."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ def replace_model(model: ModelPlan, **fields: Any) -> ModelPlan:
 
 @pytest.fixture
 def gate(house: House, tmp_path: Path) -> Callable[[], object]:
-    """Makes E an executor that drains until this is called; those that drain later end at once."""
+    """A function that ends the drain of the executor E; executors that drain later end at once."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     house.env["GATE"] = str(path)
@@ -258,7 +258,7 @@ async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_ne
     house.programs["m/app/o"] = "raise SystemExit('no such poem')"
 
     await house.executors.start(Plan(1, 0, 1.0, {"m": declared, "m/app": brought}), house.store)
-    first = await house.until("m/L")  # between two lives at first, then given up
+    first = await house.until("m/L")  # between two runs at first, then given up
     await house.lines.until("given up")
     house.programs["m/app/o"] = SLEEPS
     await house.swap(Plan(2, 0, 2.0, {"m": declared, "m/app": brought}))

@@ -1,4 +1,4 @@
-"""What stands for a forked process: it is found by it, and begins by itself where nobody bears it."""
+"""The proxy of a forked process: linked to its process, and able to run it without a fork server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.unit.up.programs import WITHIN
 
 @pytest.fixture(scope="module")
 def fork_server_(tmp_path_factory):
-    """One fork server for the tests that leave it as it was."""
+    """One fork server for tests that do not change it."""
     home = ForkServer(tmp_path_factory.mktemp("fork-server"))
     with home.running():
         yield home
@@ -73,7 +73,7 @@ def test_a_process_that_need_not_be_born_begins_by_itself_without_a_fork_server(
 
 
 def test_what_a_fork_server_bore_and_did_not_say_ends_when_its_sprout_begins_by_itself(tmp_path):
-    """A fork server that ends between the birth and its answer: there must not be two of the process."""
+    """The fork server ends between the fork and its reply: there must not be two processes."""
     path = str(tmp_path / "broken.sock")
     command = fork_client.fork_server_command(path, "tells", or_begin=True)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -90,5 +90,5 @@ def test_what_a_fork_server_bore_and_did_not_say_ends_when_its_sprout_begins_by_
             told = json.loads(end.stdout.read())
 
         assert told["pid"] == end.pid == told["imported_by"]
-        assert os.read(lifeline, 1) == b""  # nobody holds its other end: who was born with it is killed
+        assert os.read(lifeline, 1) == b""  # its other end is closed, since the forked process is killed
         os.close(lifeline)

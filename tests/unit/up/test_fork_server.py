@@ -1,4 +1,4 @@
-"""Processes that are forked from a template behave like processes of their own."""
+"""Processes forked from a template behave like processes started normally."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def home(tmp_path_factory) -> ForkServer:
 
 @pytest.fixture(scope="module")
 def process(home) -> Iterator["subprocess.Popen[str]"]:
-    """One fork_server for the tests that leave it as it was."""
+    """One fork server for tests that do not change it."""
     with home.running() as process:
         yield process
 
@@ -74,7 +74,7 @@ def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(fo
         told = json.loads(fork_server_.run("tells").stdout)
 
     assert told["group"] == told["pid"]
-    # Beside the standard streams its lifeline, and the directory that it lists.
+    # The standard streams, its lifeline, and the directory that it lists.
     assert {"0", "1", "2"} < set(told["descriptors"])
     assert len(told["descriptors"]) == 5
 
@@ -270,7 +270,7 @@ for family in families.split():
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Where tiny models are, built here once for all of these tests."""
+    """The directory of tiny models, built once for these tests."""
     directory = tmp_path_factory.mktemp("checkpoints")
     for family in catalog.TINY.values():
         tiny.build(family, directory / family)
@@ -284,7 +284,7 @@ async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_hav
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 
-    # One thread, and behind the name of each family no module.
+    # One thread, and no module after the name of each family.
     assert output.splitlines() == ["1", *families]
 
 
@@ -309,7 +309,7 @@ async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_ar
         assert all(one.is_running() for one in second)
         answers.append(await answer(stack, model))
 
-        second[0].kill()  # the new one bears its successor
+        second[0].kill()  # the new one forks its successor
         third = await born(stack, 1)
         await stack.wait_until_ready(90)
         answers.append(await answer(stack, model))
@@ -320,10 +320,10 @@ async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_ar
 
 
 async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
-    """Wait until the stack's fork_server has ``count`` children that live, none of them in ``but``."""
+    """Wait until the fork server has ``count`` live children outside ``but``."""
     async with asyncio.timeout(90):
         while True:
-            with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two lives
+            with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two runs
                 children = psutil.Process(stack.supervisor.pids["fork-server"]).children()
                 if len(children) == count and not set(children) & set(but):
                     return children

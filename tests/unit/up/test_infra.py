@@ -1,4 +1,4 @@
-"""The servers that we start ourselves: reachable, on loopback only, on ports that outlive a restart."""
+"""The servers that we start: reachable, on loopback only, on ports that outlive a restart."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Log lines carry the name of their process, in colour only where somebody sees it."""
+"""Log lines carry their process's name, in colour only on a terminal."""
 
 import asyncio
 import io

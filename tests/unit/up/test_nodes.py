@@ -1,4 +1,4 @@
-"""Executors on the nodes of one machine: they take turns, those of a cell are together."""
+"""Executors on the nodes of one machine: round robin, and together within a cell."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def nodes(tmp_path: Path) -> Nodes:
 
 
 def places(nodes: Nodes, model: ModelPlan) -> dict[str, str]:
-    """The node of each executor of ``model``."""
+    """Return the node of each executor of ``model``."""
     specs = process_specs(Plan(1, 0, 0.0, {"m": model}), env={})
     return {name: nodes.place_executor(spec).env["OMNIBUS_SIDECAR_NODE"] for name, spec in specs.items()}
 

@@ -1,4 +1,4 @@
-"""A supervisor that is killed takes every process with it, on both event loops."""
+"""A killed supervisor takes all its processes with it."""
 
 import json
 import signal

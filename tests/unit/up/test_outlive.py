@@ -1,4 +1,4 @@
-"""Processes outlive the fork server that bore them, and end with their proxy as before."""
+"""Processes outlive their fork server, and still end with their proxy."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_processes_outlive_the_fork_server_and_still_obey_their_sprout(tmp_path,
 
         fork_server_process.send_signal(number)
         fork_server_process.wait(WITHIN)
-        assert "goes on without it" in process.stderr.readline()
+        assert "continues without it" in process.stderr.readline()
         assert numbers(working)  # it says another number
         process.terminate()
 
@@ -37,7 +37,7 @@ def test_a_killed_sprout_takes_the_process_and_its_children_along_when_the_fork_
     with home.running() as fork_server_process, home.proxy(module, "stays", stderr=subprocess.PIPE) as process:
         pids = numbers(process)
         fork_server_process.kill()
-        assert "goes on without it" in process.stderr.readline()
+        assert "continues without it" in process.stderr.readline()
 
         process.kill()
 
@@ -49,7 +49,7 @@ def test_a_process_that_ends_when_the_fork_server_is_gone_ends_its_sprout_and_it
     with home.running() as fork_server_process, home.proxy("family", "stays", stderr=subprocess.PIPE) as process:
         pids = numbers(process)
         fork_server_process.kill()
-        assert "goes on without it" in process.stderr.readline()
+        assert "continues without it" in process.stderr.readline()
 
         os.kill(pids[0], signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Servers of `omnibus up` with a password of the run: another user of the machine is not served and reads nothing."""
+"""Servers of `omnibus up` with a password of the run: another user of the machine is rejected and reads nothing."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ SECONDS = 10.0
 
 
 def as_nobody(function: Callable[..., str], *arguments: Any) -> str:
-    """What ``function`` returns in a process of another user, where this one may start such processes."""
+    """Return the result of ``function`` in a separate process. If this one is root, that one runs as another user."""
     context = multiprocessing.get_context("fork")
     ours, its = context.Pipe()
     process = context.Process(target=_run_as_nobody, args=(its, function, arguments))
@@ -46,7 +46,7 @@ def _run_as_nobody(answer: Connection, function: Callable[..., str], arguments: 
 
 
 def talk(port: int, *lines: bytes) -> str:
-    """All that the server says to ``lines``, until it is silent."""
+    """Return all that the server answers to ``lines`` until it is silent."""
     with socket.create_connection((LOOPBACK, port), timeout=1.0) as connection:
         connection.sendall(b"\r\n".join([*lines, b""]))
         found = b""

@@ -1,4 +1,4 @@
-"""What keeps a system from starting is said before anything starts: where, why, and what to do."""
+"""Startup errors are reported before anything starts, with place, reason and remedy."""
 
 import json
 import shutil
@@ -17,13 +17,13 @@ WHOLE = TRAINED / "qwen_image"
 
 
 def split_thinker(degree: int) -> dict[str, Any]:
-    """An omni model whose thinker runs in vLLM on so many GPUs."""
+    """Return an omni model whose thinker runs in vLLM on ``degree`` GPUs."""
     made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
     thinker = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
     return {**made, "options": {**made["options"], "Th": thinker}}
 
 
-#: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
+#: The text of a declarations file, and its error. ``{tmp}`` is the directory of the file.
 MISTAKES = {
     "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
     "no models": ('{"qwen": {}}', 'declarations must have models: {"models": '),
@@ -33,17 +33,17 @@ MISTAKES = {
     "a misspelt goal": (
         '{"models": {"a": {"family": "qwen2", "checkpoint": "x",\n "planned": {"goel": 1}}}}', "line 2: .* did you mean `goal`?",
     ),
-    "no directory": ('{"models": {"a": {"family": "qwen2", "checkpoint": "/no/such"}}}', "model a: /no/such is neither"),
-    "no directory beside it": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none"}}}', "./none is neither a directory"),
+    "no directory": ('{"models": {"a": {"family": "qwen2", "checkpoint": "/no/such"}}}', "model a: /no/such must be a directory"),
+    "no directory beside it": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none"}}}', "./none must be a directory"),
     "not in the cache": (
-        '{"models": {"a": {"family": "qwen2", "checkpoint": "Nobody/none"}}}', "`omnibus models get Nobody/none` downloads it",
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "Nobody/none"}}}', "download it with `omnibus models get Nobody/none`",
     ),
     "of another family": (
         json.dumps({"models": {"a": {"family": "qwen2_vl", "checkpoint": str(TRAINED / "qwen2_5_omni")}}}),
         "is a checkpoint of the family qwen2_5_omni, not of qwen2_vl",
     ),
     "nothing in it": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./empty"}}}', "has neither model_index.json nor"),
-    "weights missing": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./lost"}}}', "lacks weights: vae/x.safetensors"),
+    "weights missing": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./lost"}}}', "lacks the weights vae/x.safetensors"),
     "an adapter that is none": (
         json.dumps({"models": {"a": {"family": "qwen_image", "checkpoint": str(WHOLE)},
                                "b": {"family": "qwen2_5_omni", "checkpoint": str(TRAINED / "qwen2_5_omni"),
@@ -52,7 +52,7 @@ MISTAKES = {
     ),
     "heads that cannot be split": (
         json.dumps({"models": {"a": split_thinker(7)}}),
-        "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: .* must divide . or be a multiple",
+        "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: set the option's `gpus` to a divisor or a multiple",
     ),
     "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which no engine"),
     "GGUF in a directory, for vLLM": (
@@ -60,7 +60,7 @@ MISTAKES = {
         '"service": "llm", "engine": "services.engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
         "model a: .*gguf is GGUF, which no engine",
     ),
-    "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
+    "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is truncated, it has .* bytes"),
 }  # fmt: skip
 
 #: The deployment of a simulated model.
@@ -69,7 +69,7 @@ SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "services.en
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Checkpoints that lack something."""
+    """Incomplete checkpoints."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
@@ -130,8 +130,8 @@ async def test_what_executors_download_or_other_engines_load_is_left_to_them(tmp
     [
         ({"OMNIBUS_GATEWAY_KEYZ": "1"}, "did you mean OMNIBUS_GATEWAY_KEYS"),
         ({"OMNIBUS_PLANNER_WINDOW": "abc"}, "OMNIBUS_PLANNER_WINDOW='abc': a number is expected"),
-        ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* set OMNIBUS_SIDECAR_ARENA_MIB to less"),
-        ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16`"),
+        ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* reduce OMNIBUS_SIDECAR_ARENA_MIB"),
+        ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16`"),
         ({"OMNIBUS_EXECUTOR_DEVICE": "nowhere"}, "OMNIBUS_EXECUTOR_DEVICE='nowhere': .*`cpu` always works"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Executors give way to the processes of a gateway, which have a session of their own."""
+"""Executors have lower priority than a gateway's processes."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from omnibus.up.executor_specs import process_specs
 from tests.unit.up.house import plan
 
 AUTOGROUP = Path("/proc/self/autogroup")
-#: Prints the priority of a process and of its session as they are afterwards.
+#: Prints the resulting priorities of a process and its session.
 PROGRAM = f"""
 import os
 from omnibus.process.priority import lower_priority
@@ -25,7 +25,7 @@ print(os.nice(0), group.split()[-1])
 
 
 def priorities(nice: int) -> tuple[int, int]:
-    """Those of a process and of its session once it has lowered its priority by ``nice``, twice."""
+    """Return the priorities of a process and its session. The process lowered its priority by ``nice``, twice."""
     program = PROGRAM.replace("NICE", str(nice))
     ran = subprocess.run(
         [sys.executable, "-c", program],

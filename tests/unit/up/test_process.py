@@ -1,4 +1,4 @@
-"""A child's end is noticed without a thread, and takes its group along; its output is read to the last line."""
+"""A child's end is detected without a thread and stops its group; its output is read to the last line."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.process.process import ChildProcess
 
-#: Prints its id and that of a child of its own, and ends with code 7 at TERM.
+#: Prints its id and that of its child, and ends with code 7 at TERM.
 PARENT = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -36,7 +36,7 @@ async def first_line(lines: list[str]) -> str:
 
 
 def runs(pid: int) -> bool:
-    """False for a zombie too."""
+    """Return True if the process runs; False for a zombie too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:

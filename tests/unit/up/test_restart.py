@@ -1,4 +1,4 @@
-"""Restarts wait longer each time, are counted in a window, and begin anew after a healthy life."""
+"""Restarts: growing pauses, a count in a window, and resets."""
 
 import pytest
 

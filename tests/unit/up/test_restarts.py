@@ -1,4 +1,4 @@
-"""A process that has served once is restarted until it serves again, and what fails ends nothing else."""
+"""A process that has served once is restarted until it serves again. Its failures stop nothing else."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def test_a_process_that_has_served_is_restarted_until_it_serves_again(line
 
 async def test_nothing_ends_everything_once_all_has_served(lines, tmp_path):
     gate, base = tmp_path / "gate", python_code("base", SLEEPS)
-    silent = python_code("silent", UNLESS_GATE, env={"GATE": str(gate)})  # nobody can tell that it serves
+    silent = python_code("silent", UNLESS_GATE, env={"GATE": str(gate)})  # its state cannot be checked
     async with Supervisor([base, silent], log=log_to(lines), policy=QUICK) as supervisor:
         supervisor.confirm_all()
         gate.touch()

@@ -1,4 +1,4 @@
-"""A process that the next plan has too many of becomes one of which it has too few, where executors agree."""
+"""Surplus processes of the next plan switch to missing roles. Their executors must agree."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def plan(epoch: int, **replicas: int) -> Plan:
 
 
 class Crowd:
-    """The executors of a house as the bus has them: each serves what its process was told, or its last role."""
+    """The executors of a house on the bus; each serves its process's role, or its last one."""
 
     def __init__(self, house: House, bus: MemoryBus) -> None:
         self.house = house
@@ -42,7 +42,7 @@ class Crowd:
         self.silent = False
 
     async def come(self) -> None:
-        """All processes say that they are ready."""
+        """Report all processes as ready."""
         for spec in [spec for spec in self.house.supervisor.specs.values() if ID in spec.env]:
             id = spec.env[ID]
             if id not in self.roles:
@@ -78,7 +78,7 @@ def _told(spec: ProcessSpec) -> RoleAssignment:
 
 @pytest.fixture
 async def crowd(house: House) -> AsyncIterator[Crowd]:
-    """Two of P and one of D, all ready."""
+    """Two executors of P and one of D, all ready."""
     bus, ready = MemoryBus(BusSettings()), ReadyExecutors()
     roles = RoleSwitcher(bus, ready, log_to(house.lines))
     make, house.make = house.make, lambda *plans: _switching(make, house, *plans)  # type: ignore[method-assign]
@@ -146,15 +146,15 @@ async def test_one_that_refuses_is_replaced(house: House, crowd: Crowd):
 
     assert {"m/P": first["m/P"], "m/D": first["m/D"]}.items() <= last.items()
     assert set(crowd.options().values()) == {"P", "D"}
-    await house.lines.until("m/P/1 .*stays what it is: not this one")
+    await house.lines.until("m/P/1 .*keeps its role: not this one")
 
 
 async def test_of_two_that_could_leave_at_once_one_stays(house: House, crowd: Crowd):
     await house.swap(plan(2, P=3, D=1))
     await house.until("m/P", "m/P/1", "m/P/2", "m/D")
     await crowd.come()
-    crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")  # it is started again, and is not ready yet
-    crowd.silent = True  # what becomes of the others is not known at once
+    crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")  # it is restarted, and is not ready yet
+    crowd.silent = True  # the state of the others is unknown for a while
 
     await stage(house, plan(3, P=1, D=3))
     await house.until("m/P", "m/P/1", "m/P/2", "m/D", "m/D/2")

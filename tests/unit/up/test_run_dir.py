@@ -1,4 +1,4 @@
-"""The run directory: private, found by other commands, gone or cleaned up afterwards."""
+"""The run directory: private, found by other commands, removed or cleaned up afterwards."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ with RunDirectory() as directory:
 
 @pytest.fixture(autouse=True)
 def environ(tmp_path, monkeypatch):
-    """A runtime directory and a directory for temporary files of this test's own."""
+    """A runtime directory and a temporary directory for one test."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -77,7 +77,7 @@ def test_a_given_directory_is_kept_without_its_state(tmp_path):
 def test_one_directory_serves_one_run(tmp_path):
     with (
         RunDirectory(tmp_path / "mine"),
-        pytest.raises(Fatal, match="still running"),
+        pytest.raises(Fatal, match="is in use by a running"),
         RunDirectory(tmp_path / "mine"),
     ):
         pass
@@ -90,12 +90,14 @@ def test_runs_leave_each_other_alone(monkeypatch: pytest.MonkeyPatch):
             other.write_state(state_of(other, name="other", gateway_url="http://o"))
 
             assert [state.name for state in runs.list_runs()] == ["one", "other"]
-            with pytest.raises(BadRequest, match=r"one \(\), other \(http://o\); name one with --run NAME"):
+            with pytest.raises(
+                BadRequest, match=r"name one of several runs with --run NAME .*: one \(\), other \(http://o\)"
+            ):
                 runs.read_state()
             monkeypatch.setenv("OMNIBUS_RUN", "other")
             assert runs.read_state().directory == str(other.path)
 
-        with pytest.raises(StageUnavailable, match="no run named other: there is one"):
+        with pytest.raises(StageUnavailable, match="unknown run other: running are one"):
             runs.read_state()
         monkeypatch.delenv("OMNIBUS_RUN")
         assert runs.read_state().directory == str(one.path)

@@ -18,7 +18,7 @@ OTHER_USER = 12345
 
 @pytest.fixture
 def dead_pid() -> int:
-    """The id of a process that was killed."""
+    """The id of a killed process."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.kill()
     return process.pid

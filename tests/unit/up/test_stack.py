@@ -1,4 +1,4 @@
-"""The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
+"""The whole system without a model: several gateways, their token, and a plan without executors."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ NOTHING = '{"models": {}}'
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A private place for the file that says where everything is."""
+    """A private directory for the file with all addresses."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -143,7 +143,7 @@ def test_the_file_with_the_token_is_for_its_owner_alone():
 
 @pytest.mark.parametrize("port", [99999, -1])
 async def test_a_port_that_is_none_is_refused_before_anything_starts(port: int):
-    with pytest.raises(BadRequest, match=f"port {port} is none"):
+    with pytest.raises(BadRequest, match=f"port {port} must be a number"):
         await Stack(NOTHING, port=port, log=log_to(Lines())).__aenter__()
 
 
@@ -151,7 +151,7 @@ async def test_a_port_that_is_taken_is_refused_before_anything_starts():
     lines = Lines()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use"):
             await Stack(NOTHING, port=port, log=log_to(lines)).__aenter__()
 
     assert lines.getvalue() == ""

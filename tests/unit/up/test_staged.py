@@ -1,4 +1,4 @@
-"""Executors of the staged plan run beside those of the current one, and which of them do the same."""
+"""Executors of the staged plan run with those of the current one. Equal ones are reused."""
 
 import asyncio
 from dataclasses import replace
@@ -91,7 +91,7 @@ async def test_one_that_is_wanted_again_before_it_leaves_stays(house: House):
     await house.gateways.listen(bus)
     await begin(house, plan(1, E=1, L=1))
     first = await house.until("m/E", "m/L")
-    status = GatewayStatus("g", 1, 1.0)  # a gateway that goes by the first plan
+    status = GatewayStatus("g", 1, 1.0)  # a gateway that follows the first plan
     bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
 
     await house.swap(plan(2, L=1, X=1))
@@ -139,7 +139,7 @@ async def test_executors_with_other_orders_come_beside_and_later_ones_have_the_n
     assert fourth["m/L"] != first["m/L"]
 
 
-# Which of those that run do the same
+# Equal executors
 
 
 def asked(**replicas: int) -> dict[str, ProcessSpec]:

@@ -26,7 +26,7 @@ def lines():
 
 
 class Exits:
-    """Collects every exit; a test can wait for the next one."""
+    """A recorder of exits; a test can wait for the next one."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Exit] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The tiny models that ``omnibus up`` declares, and those it declares when it is asked to."""
+"""The tiny models that ``omnibus up`` declares by default, and on request."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def warm_builders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where checkpoints are built once for these tests."""
+    """The directory of checkpoints built once for these tests."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -70,7 +70,7 @@ async def test_a_twin_may_be_another_size_behind_the_same_encoder(cache: Path):
 
 async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
     for name in ("qwen2_5_omni", "qwen_image"):
-        tiny.build(name, cache / name)  # here, where torch is imported already: what builds them is not the question
+        tiny.build(name, cache / name)  # here, where torch is already imported, since the builder is not under test
 
     assert list(json.loads(await tiny_models(cache=cache))["models"]) == [VL, OMNI]
     assert list(json.loads(await tiny_models([OMNI], cache))["models"]) == [OMNI]
@@ -81,7 +81,7 @@ async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
     known = ", ".join(catalog.LOCAL)
-    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {known}$"):
+    with pytest.raises(BadRequest, match=f"unknown tiny model gpt; there is {known}$"):
         await tiny_models([VL, "gpt"], tmp_path)
 
     assert list(tmp_path.iterdir()) == []

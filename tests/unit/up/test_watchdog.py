@@ -1,4 +1,4 @@
-"""Processes that hang are killed and come back; those that only wait for a starved machine are left alone."""
+"""Hung processes are killed and restarted; those that wait for a starved machine are left alone."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def watched(
 
 
 async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
-    """The process that runs for ``name`` after ``pid``."""
+    """Return the process that replaced ``pid`` as ``name``."""
     async with asyncio.timeout(WITHIN):
         while supervisor.pids.get(name, pid) == pid:
             await asyncio.sleep(0.01)
@@ -60,7 +60,7 @@ async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
 
 
 def sidecar(directory: Path) -> ProcessSpec:
-    """A real service with its endpoint."""
+    """Return a real service with its endpoint."""
     metrics = str(directory / "metrics")
     return ProcessSpec(
         "sidecar",
@@ -85,7 +85,7 @@ async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tm
         async with asyncio.timeout(WITHIN):
             while not await endpoints.service_answers(before["sidecar"]):
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(SILENT)  # each has been asked, and none is killed for it
+        await asyncio.sleep(SILENT)  # each has been probed, and none is killed for it
         assert supervisor.pids == before
 
         for name, pid in before.items():
@@ -124,7 +124,7 @@ async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_pa
         assert supervisor.pids == before
 
 
-#: Answers one question and then does as it is told, without an answer to any other.
+#: Answers one probe, then follows its command without answering again.
 ANSWERS_ONCE = """
 import os, socket, sys, threading, time
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -161,12 +161,12 @@ async def test_a_process_that_stands_still_is_frozen_and_one_that_computes_is_no
 
         if time.monotonic() - began < 4:  # the other one computes as long as that
             assert supervisor.pids["busy"] == before["busy"]
-        await replaced(supervisor, "busy", before["busy"])  # now it stands still as well
+        await replaced(supervisor, "busy", before["busy"])  # now it hangs as well
         assert supervisor.pids["blocks"] == before["blocks"]
     assert "stands still" in lines.getvalue()
 
 
-#: Is not ready for long, as one that loads: it waits most of the time, but not for one thing alone.
+#: Loads for long: it usually waits, but for more than one thing.
 COMES_AND_GOES = """
 import time
 while True:
@@ -240,7 +240,7 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         async with asyncio.timeout(WITHIN):
             while not await endpoints.executor_answers(id, 0):
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(SILENT)  # the watchdog has asked them as well
+        await asyncio.sleep(SILENT)  # the watchdog has probed them as well
 
         os.kill(endpoints._executors[id], signal.SIGSTOP)
         os.kill(stack.pids["gateway"], signal.SIGSTOP)

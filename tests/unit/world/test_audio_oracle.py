@@ -1,4 +1,4 @@
-"""What a sound holds is told from its spectrum alone."""
+"""The content of audio is recognised from its spectrum alone."""
 
 import io
 import itertools
@@ -44,7 +44,7 @@ def test_what_is_no_word_is_not_taken_for_one():
     assert audio_oracle.recognize_words(same) is None  # no word has one pitch twice
     assert (
         audio_oracle.recognize_words(tone_synth.synthesize_speech("red blue")[: word + word // 2]) is None
-    )  # half a word is none
+    )  # half a word does not count
 
 
 def test_what_is_no_tone_is_not_taken_for_one():

@@ -1,4 +1,4 @@
-"""What a picture shows is told from its pixels alone, for every scene there is."""
+"""An image's content is recognised from its pixels alone."""
 
 import io
 

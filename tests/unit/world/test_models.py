@@ -1,4 +1,4 @@
-"""The trained checkpoints as the libraries load them, with nothing of this project: they name, speak and draw right."""
+"""The trained checkpoints in the libraries alone: they name, speak and draw correctly."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ OMNI, PAINTER = (world.checkpoint_directory(family) for family in world.FAMILIES
 
 
 def media(talk: dialogues.Dialogue, seed: int) -> dict[str, list[bytes]]:
-    """The files of a question."""
+    """Return the files of a question."""
     random = np.random.default_rng(seed)
     found = {}
     if talk.scene:
@@ -117,7 +117,7 @@ def test_what_is_trained_anew_has_the_same_configuration_and_weights_of_the_same
 
 
 def described(directory: Path) -> dict[str, Any]:
-    """Configurations but for what is measured of pictures, and the shapes of weights."""
+    """Return the configurations, without image statistics, and the shapes of weights."""
     found: dict[str, Any] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))

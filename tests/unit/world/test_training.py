@@ -1,4 +1,4 @@
-"""What models learn from is what they are given when they are served."""
+"""Models are trained on the same inputs that they receive when served."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ FAMILY = qwen2_5_omni.FAMILY
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """An untrained one, whose weights are so large that all it is given matters."""
+    """An untrained model, with weights large enough for every input to matter."""
     made = omni.build(0).eval()
     loop.spread(made, 0)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_no_question_of_the_training_is_about_what_tests_ask(teacher: thinker.Te
 
 
 def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
-    """The media of a batch of one, encoded alone."""
+    """Return the media of a batch of one, encoded alone."""
     found = []
     if batch.pixels is not None:
         encoder = FAMILY.load("vision", checkpoint)

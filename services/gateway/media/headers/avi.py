@@ -1,6 +1,6 @@
-"""Length and frame size of AVI from its header, and from its chunks where the header has no length.
+"""Length and frame size of AVI from its header.
 
-Source: the AVI RIFF file reference (Microsoft).
+If the header has no length, its chunks are counted. Source: the AVI RIFF file reference (Microsoft).
 """
 
 import struct
@@ -10,7 +10,10 @@ from services.gateway.media.headers.base import MAX_FRAMES, MAX_STEPS, Extent
 
 
 class _AviStream:
-    """``unit`` seconds are one of its samples, which have ``sample_bytes`` each, or are a chunk each if that is 0."""
+    """A stream of ``unit`` seconds per sample.
+
+    Samples have ``sample_bytes`` each; if that is 0, each chunk is a sample.
+    """
 
     def __init__(self, data: bytes, start: int) -> None:
         self.is_video = data[start : start + 4] == b"vids"
@@ -21,7 +24,10 @@ class _AviStream:
 
 
 def read_avi(data: bytes) -> Extent:
-    """Frames and length are those of the first video stream, or the length of the longest audio without one."""
+    """Return the frames and length of the first video stream.
+
+    Without a video, the length is that of the longest audio stream.
+    """
     width = height = frames = 0
     streams: list[_AviStream] = []
     for kind, start in _iter_headers(data):
@@ -39,7 +45,10 @@ def read_avi(data: bytes) -> Extent:
 
 
 def _iter_headers(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Main header and headers of streams, which are in lists of lists, and the list of their chunks."""
+    """Yield the main header, stream headers, and the list of chunks.
+
+    Stream headers are in nested lists.
+    """
     start = 12
     for _ in range(MAX_STEPS):
         if start + 12 > len(data):

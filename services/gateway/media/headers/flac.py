@@ -1,8 +1,8 @@
-"""Length of FLAC from its header, or from its last frame where the header has none. Source: RFC 9639."""
+"""Length of FLAC from its header, or else its last frame. Source: RFC 9639."""
 
 from services.gateway.media.headers.base import Extent, sample_seconds
 
-#: Bytes at the end of a file in which its last frame is searched, and beginnings of frames that are looked at.
+#: Bytes at the end of a file that are searched for its last frame, and most candidates that are checked.
 _TAIL_BYTES, _MAX_CANDIDATES = 512 << 10, 4096
 _BLOCK_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 _RATE_BYTES = {12: 1, 13: 2, 14: 2}
@@ -13,7 +13,7 @@ def read_flac(data: bytes) -> Extent:
 
 
 def read_streaminfo(data: bytes, start: int) -> Extent:
-    """Length by the metadata block at ``start``; frames are searched at the end of ``data`` if it does not say."""
+    """Return the length from the metadata at ``start``, or the last frame."""
     if len(data) < start + 34:
         raise ValueError("short STREAMINFO")
     packed = int.from_bytes(data[start + 10 : start + 18], "big")
@@ -25,7 +25,7 @@ def read_streaminfo(data: bytes, start: int) -> Extent:
 
 
 def _last_sample(data: bytes, start: int, fixed: int) -> int:
-    """Return the number of samples up to the end of the last frame whose header is sound, 0 if there is none."""
+    """Return the samples until the end of the last valid frame, or 0."""
     end, first = len(data), max(start, len(data) - _TAIL_BYTES)
     for _ in range(_MAX_CANDIDATES):
         end = data.rfind(b"\xff", first, end)
@@ -37,19 +37,22 @@ def _last_sample(data: bytes, start: int, fixed: int) -> int:
 
 
 def _frame_end(data: bytes, at: int, fixed: int) -> int:
-    """Return the samples up to the end of the frame at ``at``, 0 if no frame is there."""
+    """Return the samples until the end of the frame at ``at``, or 0."""
     head = data[at : at + 16]
     size, number = _read_frame(head)
     return (number + size if head[1] & 1 else number * (fixed or size) + size) if size else 0
 
 
 def block_samples(head: bytes) -> int:
-    """Return the samples of each channel in the frame that begins with ``head``, 0 for what is not a frame."""
+    """Return the samples per channel of the frame ``head``, 0 for other data."""
     return _read_frame(head)[0]
 
 
 def _read_frame(head: bytes) -> tuple[int, int]:
-    """Samples of a frame, and its number or that of its first sample; zeros for what is not a frame."""
+    """Return the samples of a frame, and its number or first sample.
+
+    Returns zeros for other data.
+    """
     if len(head) < 6 or head[3] & 1:
         return 0, 0
     code, length = head[2] >> 4, max(1, 8 - (head[4] ^ 0xFF).bit_length())

@@ -1,9 +1,8 @@
-"""Width and height of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF and HEIC from their headers.
+"""Width and height of images from their headers: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF and HEIC.
 
-Read here instead of with Pillow, whose ``open`` walks every segment of a hostile JPEG and allocates
-the whole canvas of a WebP, both on the event loop. Sources: ITU-T T.81 (JPEG), the PNG specification,
-RFC 9649 and 6386 (WebP), GIF89a, the headers of bitmaps (Microsoft), TIFF 6.0 and BigTIFF, ISO/IEC 23008-12 (AVIF,
-HEIC).
+Pillow is not used here. Its ``open`` would walk every segment of a hostile JPEG and allocate the whole canvas of a
+WebP, on the event loop. Sources are ITU-T T.81 (JPEG), the PNG specification, RFC 9649 and 6386 (WebP), and GIF89a. For
+the others they are the headers of bitmaps (Microsoft), TIFF 6.0 and BigTIFF, and ISO/IEC 23008-12 (AVIF, HEIC).
 """
 
 import struct
@@ -59,7 +58,7 @@ def read_webp(data: bytes) -> Extent:
 
 
 def read_gif(data: bytes) -> Extent:
-    """The screen, or the first frame where that is larger: decoders grow the canvas to it."""
+    """Return the size of the screen, or of a larger first frame: decoders grow the canvas to it."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     start = 13 + _color_table_bytes(flags)
     steps = iter(range(MAX_STEPS))
@@ -90,7 +89,7 @@ def read_bmp(data: bytes) -> Extent:
     width, height = struct.unpack_from("<HH" if head == 12 else "<ii", data, 18)
     if head < 12 or width < 0:
         raise ValueError("no header of a bitmap")
-    return Extent(None, width, abs(height))  # a negative height says that the first row is the upper one
+    return Extent(None, width, abs(height))  # a negative height means that the first row is the top one
 
 
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
@@ -98,7 +97,7 @@ _TIFF_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
 
 
 def read_tiff(data: bytes) -> Extent:
-    """The first image of the file."""
+    """Return the size of the first image of the file."""
     order = "<" if data[:2] == b"II" else ">"
     big = struct.unpack_from(order + "H", data, 2)[0] == 43
     (start,) = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
@@ -118,7 +117,10 @@ def read_tiff(data: bytes) -> Extent:
 
 
 def read_heif(data: bytes) -> Extent:
-    """The largest image of an AVIF or HEIC file: its tiles, thumbnails and alpha are not larger than the image."""
+    """Return the size of the largest image in an AVIF or HEIC.
+
+    Its tiles, thumbnails and alpha are not larger than the image.
+    """
     steps = iter(range(MAX_STEPS))
     properties = find_box(data, 0, len(data), steps, b"meta")
     if properties is None:

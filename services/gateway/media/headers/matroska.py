@@ -1,7 +1,7 @@
-"""Length and frame size of Matroska and WebM from their headers, and from their last cluster without a length there.
+"""Length and frame size of Matroska and WebM from their headers.
 
-Recorders of browsers and live streams write no length. Sources: RFC 8794 (EBML), RFC 9559 (Matroska, WebM), RFC 6716
-(packets of Opus).
+Recorders of browsers and live streams write no length; it is then that of the last cluster. Sources: RFC 8794 (EBML),
+RFC 9559 (Matroska, WebM), RFC 6716 (packets of Opus).
 """
 
 import struct
@@ -14,17 +14,17 @@ _SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
 _TRACKS, _TRACK, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 _CLUSTER, _EACH, _NUMBER, _CODEC = 0x1F43B675, 0x23E383, 0xD7, 0x86
 _AUDIO, _SAMPLING, _CHANNELS, _BITS = 0xE1, 0xB5, 0x9F, 0x6264
-#: Nanoseconds that a decoder leaves out: at the beginning of a track, and at the end of a block.
+#: Nanoseconds that a decoder discards: at the start of a track, and at the end of a block.
 _DELAY, _DISCARDED = 0x56AA, 0x75A2
 _TIMESTAMP, _SIMPLE_BLOCK, _GROUP, _BLOCK, _BLOCK_TICKS = 0xE7, 0xA3, 0xA0, 0xA1, 0x9B
-#: Checksum, padding, and the place and size of clusters may come before the time.
+#: Checksum, padding, and the place and size of clusters may precede the time.
 _BEFORE_TIMESTAMP = frozenset({0xBF, 0xEC, 0xA7, 0xAB})
 _CLUSTER_BYTES = _CLUSTER.to_bytes(4, "big")
-#: Clusters at the end that are read, and places that may be one.
+#: Clusters at the end that are read, and candidates for one.
 _LAST_CLUSTERS, _MAX_CANDIDATES = 2, 64
 _MAX_BLOCKS = 65_536
 _SLACK_SECONDS = 0.25
-#: Elements that describe a track, and the attributes of ``_MatroskaTrack`` that hold them.
+#: Elements that describe a track, and the attributes of ``_MatroskaTrack`` that store them.
 _TRACK_ELEMENTS = {
     _NUMBER: "number",
     _EACH: "each",
@@ -39,11 +39,11 @@ _OPUS_NANOSECONDS = tuple(round(each * 1e6) for each in (*(10, 20, 40, 60) * 3, 
 
 
 class _MatroskaTrack:
-    """``each`` is the time of a frame in nanoseconds, 0 if the header does not say."""
+    """A track; ``each`` is the nanoseconds of a frame, 0 if unknown."""
 
     def __init__(self) -> None:
         self.number = self.each = self.bits = self.delay = 0
-        self.channels, self.rate = 1, 8000.0  # what stands for an element that is left out
+        self.channels, self.rate = 1, 8000.0  # defaults of missing elements
         self.codec = b""
 
 
@@ -60,7 +60,7 @@ def read_matroska(data: bytes) -> Extent:
     seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
     if seconds is None or not width:
         last = _last_seconds(data, scale, {each.number: each for each in tracks})
-        # The length in a header counts what decoders leave out of audio.
+        # The length in a header includes audio that decoders discard.
         seconds = last if last and (seconds is None or abs(seconds - last) < _SLACK_SECONDS) else seconds
     each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
     frames = round(seconds * 1e9 / each) if seconds and each and width else 0
@@ -76,7 +76,7 @@ def _collect_elements(
     steps: Iterator[int],
     depth: int,
 ) -> None:
-    """Collect the leaves of interest up to the first cluster, where the frames begin."""
+    """Collect the relevant leaves up to the first cluster, where frames begin."""
     for _ in steps:
         if start >= end or _CLUSTER in found:
             return
@@ -88,7 +88,7 @@ def _collect_elements(
             if key == _TRACK:
                 tracks.append(_MatroskaTrack())
             _collect_elements(data, start, stop, found, tracks, steps, depth + 1)
-        elif key == _SAMPLING:  # of any track, since an executor chooses for itself
+        elif key == _SAMPLING:  # of any track, because an executor chooses one
             check_audio(rate=_decode_float(data[start:stop]))
         elif key == _CHANNELS:
             check_audio(channels=int.from_bytes(data[start : min(stop, start + 8)], "big"))
@@ -111,7 +111,7 @@ def _describe_track(track: _MatroskaTrack, key: int, value: bytes) -> None:
 
 
 def _last_seconds(data: bytes, scale: int, tracks: dict[int, _MatroskaTrack]) -> float:
-    """Return when the last block of the last clusters ends, 0 if there is none."""
+    """Return the end of the last block in seconds, 0 without one."""
     end, clusters, nanoseconds = len(data), 0, 0
     for _ in range(_MAX_CANDIDATES):
         at = data.rfind(_CLUSTER_BYTES, 0, end)
@@ -127,11 +127,14 @@ def _last_seconds(data: bytes, scale: int, tracks: dict[int, _MatroskaTrack]) ->
 
 
 def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _MatroskaTrack]) -> int:
-    """Nanoseconds at which the last block of a cluster ends, 0 if this is not a cluster."""
+    """Return the nanoseconds at the end of a cluster's last block.
+
+    Returns 0 for other data.
+    """
     size, at = _decode_vint(data, at, keep_marker=False)
     end = min(end, at + size)
     began, reached = -1, 0
-    before: dict[int, int] = {}  # nanoseconds at which the block before began, by its track
+    before: dict[int, int] = {}  # start of the previous block in nanoseconds, by track
     for _ in range(_MAX_BLOCKS):
         if at + 2 > end:
             break
@@ -141,7 +144,7 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
         if key == _TIMESTAMP:
             began = int.from_bytes(data[at : min(stop, at + 8)], "big")
         elif began < 0 and key not in _BEFORE_TIMESTAMP:
-            return 0  # a cluster begins with its time: the four bytes were part of a frame
+            return 0  # a cluster starts with its time: the four bytes were part of a frame
         elif key in (_SIMPLE_BLOCK, _GROUP):
             block, length, left_out = _read_group(data, at, min(stop, end), scale) if key == _GROUP else (at, 0, 0)
             number, block = _decode_vint(data, block, keep_marker=False)
@@ -159,7 +162,10 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
 
 
 def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, int]:
-    """Offset of a group's block; its length, 0 if not known, and what is left out of it, in nanoseconds."""
+    """Return a group's block: its offset, length and discarded part.
+
+    The length and the discarded part are in nanoseconds; a length of 0 is unknown.
+    """
     block = length = discarded = 0
     while at < end:
         key, at = _decode_vint(data, at, keep_marker=True)
@@ -177,7 +183,7 @@ def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, i
 
 
 def _block_nanoseconds(block: bytes, track: _MatroskaTrack | None) -> int:
-    """Length of a block of one frame, which follows its flags; 0 if it is not known."""
+    """Return the length of a block of one frame. The frame follows the block's flags; 0 if the length is unknown."""
     if track is None or len(block) < 6 or block[0] & 6:
         return 0
     if track.codec == b"A_OPUS":

@@ -1,6 +1,6 @@
-"""Length and frame size of MP4 and MOV from their headers, and from their last fragments without a length there.
+"""Length and frame size of MP4 and MOV from their headers.
 
-Source: ISO/IEC 14496-12.
+Without a length there, it is that of the last fragments. Source: ISO/IEC 14496-12.
 """
 
 import struct
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from services.gateway.media.headers.base import MAX_STEPS, Extent
 
-#: Fragments at the end of a file that are read for its length: several tracks may take turns.
+#: Fragments at the end of a file that are read for its length: several tracks may alternate.
 _LAST_FRAGMENTS = 8
 _UNKNOWN = frozenset({0, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF})
 _Steps = Iterator[int]
@@ -47,7 +47,7 @@ def read_mp4(data: bytes) -> Extent:
 
 
 def iter_boxes(data: bytes, start: int, end: int, steps: _Steps) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, beginning and end of the content of each box; the last one may be cut short by the end of the file."""
+    """Yield kind, start and end of the content of each box; the file may end inside the last box."""
     for _ in steps:
         if start + 8 > end:
             return
@@ -63,7 +63,10 @@ def iter_boxes(data: bytes, start: int, end: int, steps: _Steps) -> Iterator[tup
 
 
 def find_box(data: bytes, start: int, end: int, steps: _Steps, *path: bytes) -> tuple[int, int] | None:
-    """Return beginning and end of the content of the box at ``path``, None if there is none."""
+    """Return start and end of the content of the box at ``path``.
+
+    None if there is no such box.
+    """
     for wanted in path:
         inner = next(
             ((first, last) for kind, first, last in iter_boxes(data, start, end, steps) if kind == wanted), None
@@ -80,7 +83,7 @@ def _ticks_seconds(data: bytes, start: int, offset: int) -> float:
 
 
 def _scale_ticks(data: bytes, start: int, offset: int) -> tuple[int, int]:
-    """Ticks of a second, and of the whole, of an ``mvhd`` or ``mdhd`` box."""
+    """Return ticks per second and in total of an ``mvhd`` or ``mdhd``."""
     long = data[start] == 1
     scale, ticks = struct.unpack_from(">IQ" if long else ">II", data, start + offset + (8 if long else 0))
     return scale, ticks
@@ -97,7 +100,7 @@ def _read_track(data: bytes, start: int, end: int, steps: _Steps) -> _Mp4Track:
             shown = width >> 16, height >> 16
         elif kind == b"mdia":
             _read_media(data, first, last, steps, track)
-    # A header may leave the size to the description of the samples, or say only the size at which the frames are shown.
+    # A header may leave the size to the sample description, or contain only the size at which the frames are shown.
     if not (track.width and track.height):
         track.width, track.height = shown
     if not track.height:
@@ -123,7 +126,10 @@ def _read_media(data: bytes, start: int, end: int, steps: _Steps, track: _Mp4Tra
 
 
 def _sample_defaults(data: bytes, start: int, end: int, steps: _Steps) -> dict[int, int]:
-    """Ticks of a sample of each track, where its fragments do not say them."""
+    """Return the default ticks of a sample of each track.
+
+    They apply to fragments without their own.
+    """
     defaults: dict[int, int] = {0: 0}
     for kind, first, _ in iter_boxes(data, start, end, steps):
         if kind == b"trex":
@@ -133,7 +139,7 @@ def _sample_defaults(data: bytes, start: int, end: int, steps: _Steps) -> dict[i
 
 
 def _fragments_seconds(data: bytes, after: int, tracks: list[_Mp4Track], defaults: dict[int, int]) -> float:
-    """Return when the last fragments end, 0 if there are none that say it."""
+    """Return the end of the last fragments in seconds, 0 if unknown."""
     scales = {each.id: each.scale for each in tracks}
     seconds, end = 0.0, len(data)
     for _ in range(_LAST_FRAGMENTS):
@@ -146,7 +152,7 @@ def _fragments_seconds(data: bytes, after: int, tracks: list[_Mp4Track], default
                 if kind == b"moof":
                     seconds = max(seconds, _fragment_seconds(data, first, last, steps, scales, defaults))
         except (ValueError, struct.error, IndexError):
-            continue  # the four letters were part of a frame, or the fragment is cut
+            continue  # the four letters were part of a frame, or the fragment is truncated
     return seconds
 
 
@@ -162,7 +168,7 @@ def _fragment_seconds(
 
 
 def _run_ticks(data: bytes, start: int, end: int, steps: _Steps, defaults: dict[int, int]) -> tuple[int, int]:
-    """Id of the track of a fragment, and the ticks at which it ends."""
+    """Return the track id of a fragment, and its end in ticks."""
     track, each, ticks = 0, 0, 0
     for kind, first, last in iter_boxes(data, start, end, steps):
         flags = int.from_bytes(data[first + 1 : first + 4], "big")

@@ -1,8 +1,8 @@
-"""Length of MP3, MP2, ADTS and AMR files: their frames are counted, since no header states a length that is true.
+"""Length of MP3, MP2, ADTS and AMR files, by counting frames: no header states a reliable length.
 
-A recording may have ID3 tags before it, zeros after them, and may begin inside a frame, as the part of a stream does.
-Sources: ISO/IEC 11172-3 and 13818-3 (MPEG audio), 13818-7 (ADTS), id3v2.4.0-structure, the LAME info tag
-(revision 1 of its specification), RFC 4867 (AMR).
+A recording may have ID3 tags before it and zeros after them. It may start inside a frame, as a part of a stream does.
+Sources: ISO/IEC 11172-3 and 13818-3 (MPEG audio), 13818-7 (ADTS), id3v2.4.0-structure, the LAME info tag (revision 1 of
+its specification), RFC 4867 (AMR).
 """
 
 import re
@@ -14,9 +14,9 @@ from services.gateway.media.headers.base import MAX_FRAMES, MAX_STEPS, Extent
 
 #: Bytes in which the first frame is searched, and bytes of zeros after a tag.
 _SEARCH_BYTES, _PADDING_BYTES = 256 << 10, 4 << 20
-#: Tags before a recording, and gaps in it.
+#: Most tags before a recording, and gaps in it.
 _MAX_TAGS, _MAX_GAPS = 16, 64
-#: Frames in a row by which a beginning inside a frame is recognized: a header alone is found in any noise.
+#: Frames in a row that identify a start inside a frame: any noise contains single headers.
 _FRAMES_IN_A_ROW = 3
 _NONZERO = re.compile(rb"[^\0]")
 _BITRATES = {  # kbit/s by (MPEG-1, layer)
@@ -31,7 +31,7 @@ _ADTS_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12
 
 
 class Frame(NamedTuple):
-    """``stream`` is equal for frames of one recording."""
+    """Frame of MPEG audio; ``stream`` is equal for frames of one recording."""
 
     nbytes: int
     samples: int
@@ -43,7 +43,7 @@ _ReadFrame = Callable[[bytes, int], Frame | None]
 
 
 def skip_tags(data: bytes) -> int:
-    """Return the offset after the ID3 tags at the beginning of ``data``, and the zeros that follow each of them."""
+    """Return the offset after leading ID3 tags and their zeros."""
     start = 0
     for _ in range(_MAX_TAGS):
         head = data[start : start + 10]
@@ -57,7 +57,10 @@ def skip_tags(data: bytes) -> int:
 
 
 def sniff_mpeg(data: bytes, start: int) -> str:
-    """Return the MIME type of the MPEG audio whose first frame is at ``start`` or a little later, "" for other data."""
+    """Return the MIME type of MPEG audio at ``start``, "" for other data.
+
+    The first frame may be a little later than ``start``.
+    """
     first = {kind: _first_offset(data, start, read) for kind, read in _FRAME_READERS.items()}
     kind = min(first, key=lambda each: first[each])
     return kind if first[kind] < len(data) else ""
@@ -71,7 +74,10 @@ def _first_offset(data: bytes, start: int, read: "_ReadFrame") -> int:
 
 
 def read_mp3(data: bytes) -> Extent:
-    """All frames without the one of the encoder's tag, less the samples that this tag calls padding."""
+    """Return the length of all frames except that of the encoder's tag.
+
+    The samples that this tag marks as padding are subtracted.
+    """
     start, first = _find_frame(data, skip_tags(data), _mpeg_frame)
     return Extent(max(0.0, _count_seconds(data, start, _mpeg_frame) - _tag_samples(data, start, first) / first.rate))
 
@@ -82,7 +88,7 @@ def read_adts(data: bytes) -> Extent:
 
 
 def _find_frame(data: bytes, start: int, read: _ReadFrame) -> tuple[int, Frame]:
-    """Return the first frame from ``start`` on, and its offset. Raises ``ValueError`` if there is none."""
+    """Return the first frame from ``start`` and its offset. Raises ``ValueError`` if there is none."""
     at = start
     for _ in range(MAX_STEPS):
         frame = read(data, at)
@@ -95,7 +101,7 @@ def _find_frame(data: bytes, start: int, read: _ReadFrame) -> tuple[int, Frame]:
 
 
 def _is_row(data: bytes, at: int, read: _ReadFrame) -> bool:
-    """Return whether frames of one recording follow each other from ``at`` on."""
+    """Return True if frames of one recording follow each other from ``at``."""
     first = frame = read(data, at)
     for _ in range(_FRAMES_IN_A_ROW - 1):
         if frame is None or first is None or frame.stream != first.stream:
@@ -128,7 +134,7 @@ def _count_seconds(data: bytes, start: int, read: _ReadFrame) -> float:
 
 @cache
 def _mpeg_shape(second: int, third: int) -> Frame | None:
-    """A frame by the two bytes of its header that say its length."""
+    """Return a frame from the two header bytes that determine its length."""
     version, layer, bitrate, rate = second >> 3 & 3, 4 - (second >> 1 & 3), third >> 4, third >> 2 & 3
     if second & 0xE0 != 0xE0 or version == 1 or layer == 4 or bitrate in (0, 15) or rate == 3:
         return None
@@ -162,7 +168,10 @@ _FRAME_READERS: dict[str, _ReadFrame] = {"audio/mpeg": _mpeg_frame, "audio/aac":
 
 
 def _tag_samples(data: bytes, start: int, first: Frame) -> int:
-    """Samples of the first frame if it holds no audio but a tag, and those that the tag says an encoder has added."""
+    """Return the samples that are not part of the recording.
+
+    They are those of a first frame with a tag but no audio, and those that an encoder added according to that tag.
+    """
     frame = data[start : start + first.nbytes]
     at = max(frame.find(b"Xing", 0, 64), frame.find(b"Info", 0, 64))
     if at < 0:
@@ -173,13 +182,13 @@ def _tag_samples(data: bytes, start: int, first: Frame) -> int:
     return first.samples + (added >> 12) + (added & 0xFFF)
 
 
-#: Bytes of a frame by its type (RFC 4867, tables 1a and 1b), without the byte that says it; -1 where there is none.
+#: Bytes of a frame by its type (RFC 4867, tables 1a and 1b), without the byte of the type; -1 for unused types.
 _AMR_BYTES = (12, 13, 15, 17, 19, 20, 26, 31, 5, -1, -1, -1, -1, -1, -1, 0)
 _AMR_WIDE_BYTES = (17, 23, 32, 36, 40, 46, 50, 58, 60, 5, -1, -1, -1, -1, 0, 0)
 
 
 def read_amr(data: bytes) -> Extent:
-    """Frames of 20 ms each."""
+    """Return the length; each frame has 20 ms."""
     wide = data.startswith(b"#!AMR-WB\n")
     sizes, at = (_AMR_WIDE_BYTES, 9) if wide else (_AMR_BYTES, 6)
     frames, start = 0, at

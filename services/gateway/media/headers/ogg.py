@@ -1,6 +1,7 @@
-"""Length of Ogg files from their pages: Opus, Vorbis, FLAC and Theora, alone, beside each other or one after another.
+"""Length of Ogg files from their pages.
 
-Sources: RFC 3533 (Ogg), RFC 7845 (Opus), the Vorbis I and Theora specifications, RFC 9639, section 10.1 (FLAC).
+Streams are Opus, Vorbis, FLAC and Theora: single, multiplexed or one after another. Sources: RFC 3533 (Ogg), RFC 7845
+(Opus), the Vorbis I and Theora specifications, RFC 9639, section 10.1 (FLAC).
 """
 
 import struct
@@ -8,12 +9,12 @@ from collections.abc import Iterator
 
 from services.gateway.media.headers.base import MAX_FRAMES, MAX_STEPS, Extent, check_audio
 
-#: Seconds of the longest page. A first page that ends later belongs to a recording that began before its file.
+#: Seconds of the longest page. A first page that ends later belongs to a recording that started before its file.
 _PAGE_SECONDS = 31.0
 
 
 class _OggStream:
-    """One logical stream: how its granules are read, and the first and last of them."""
+    """One logical stream: how to read its granules, and the first and last of them."""
 
     def __init__(self, head: bytes) -> None:
         self.rate, self.skip, self.shift, self.width, self.height = 0.0, 0, 0, 0, 0
@@ -37,7 +38,7 @@ class _OggStream:
         self.shift = int.from_bytes(head[40:42], "big") >> 5 & 31
 
     def count_page(self, granule: int) -> None:
-        """Take the granule of one page."""
+        """Record the granule of one page."""
         if granule > 0:
             self.first = granule if self.first < 0 else self.first
             self.last = max(self.last, granule)
@@ -49,7 +50,7 @@ class _OggStream:
 
     @property
     def seconds(self) -> float:
-        """Seconds between its beginning and its last page."""
+        """Seconds between its start and its last page."""
         if self.last <= 0 or self.rate <= 0:
             return 0.0
         first = self._units(self.first)
@@ -62,7 +63,7 @@ class _OggStream:
 
 def read_ogg(data: bytes) -> Extent:
     chains: list[dict[int, _OggStream]] = []
-    begins = False  # whether the page before was the first of its stream
+    begins = False  # True if the previous page was the first of its stream
     for flags, granule, serial, body in _iter_pages(data):
         if flags & 2:
             if not begins:
@@ -84,7 +85,10 @@ def read_ogg(data: bytes) -> Extent:
 
 
 def _iter_pages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Flags, granule, serial number and offset of the content of each page, and of the last one after too many."""
+    """Yield flags, granule, serial number and content offset of each page.
+
+    After too many pages only the last one follows.
+    """
     at = 0
     for _ in range(MAX_FRAMES):
         if data[at : at + 4] != b"OggS":

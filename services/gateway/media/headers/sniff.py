@@ -1,4 +1,4 @@
-"""Accepted formats, recognized by their first bytes, and the readers of their headers."""
+"""Accepted formats, identified by their first bytes, and their header readers."""
 
 import struct
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from services.gateway.media.headers.base import Extent
 
 
 class Format(NamedTuple):
-    """A format: its name in errors, and what ``input_audio.format`` may call it."""
+    """A format: its name in errors, and its names in ``input_audio.format``."""
 
     name: str
     #: Raises ValueError, struct.error or IndexError on a malformed header. Headers can lie: the executor that decodes
@@ -49,7 +49,7 @@ FORMATS: dict[str, Format] = {
     "video/x-msvideo": Format("AVI", avi.read_avi, ("avi",)),
 }
 READERS: dict[str, Callable[[bytes], Extent]] = {mime: each.read for mime, each in FORMATS.items()}
-#: Containers of video whose audio track may be what is sent.
+#: Containers of video of which a client may send only the audio track.
 AUDIO_OR_VIDEO = frozenset(mime for mime in FORMATS if mime.startswith("video/"))
 
 _MAGIC = (
@@ -77,19 +77,19 @@ _IFF = dict.fromkeys((b"AIFF", b"AIFC"), "audio/aiff") | {
 #: Sizes of the header of a bitmap.
 _BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
-# Images share the box format of MP4. A file says by its major brand what it is, and one that says only "an image" by
-# the brands that it is compatible with.
+# Images share the box format of MP4. The major brand of a file identifies its kind. If that only means "an image", the
+# compatible brands do.
 _IMAGE_BRANDS = {b"avif": "image/avif", b"avis": "image/avif"} | dict.fromkeys(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "image/heic"
 )
 _ANY_IMAGE = frozenset({b"mif1", b"msf1", b"mif2", b"miaf", b"jpeg", b"1pic"})
 _AUDIO_BRANDS = frozenset({b"M4A ", b"M4B ", b"M4P ", b"F4A ", b"F4B "})
-#: Boxes with which a MOV without brands may begin.
+#: Boxes with which a MOV without brands may start.
 _MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 
 
 def sniff_mime(data: bytes) -> str:
-    """The MIME type by magic, or "" for anything outside the allow-list."""
+    """Return the MIME type by magic, or "" if it is not allowed."""
     mime = _sniff_start(data)
     if mime:
         return mime
@@ -102,7 +102,7 @@ def sniff_mime(data: bytes) -> str:
 
 
 def sniff_content(data: bytes) -> str:
-    """The MIME type of a file, "" for one that is not accepted. A container of video without a video is of audio."""
+    """Return the MIME type of a file, "" if it is not accepted. A video container without a video has an audio type."""
     mime = sniff_mime(data)
     if mime in AUDIO_OR_VIDEO:
         with suppress(ValueError, struct.error, IndexError):
@@ -111,13 +111,13 @@ def sniff_content(data: bytes) -> str:
 
 
 def read_header(data: bytes, mime: str) -> Extent:
-    """Read the header of a file that is ``mime``. Raises ValueError, struct.error or IndexError."""
+    """Read the header of a file of type ``mime``. Raises ValueError, struct.error or IndexError."""
     is_tagged = mime == "audio/flac" and data[:3] == b"ID3"
     return FORMATS[mime].read(data[mpeg_audio.skip_tags(data) :] if is_tagged else data)
 
 
 def list_formats(modality: str) -> str:
-    """Names of the formats in which an item of ``modality`` may come, as errors list them."""
+    """Return the names of the accepted formats of ``modality``, for errors."""
     mimes = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
     mimes += [mime for mime in FORMATS if modality == "audio" and mime in AUDIO_OR_VIDEO]
     return ", ".join(dict.fromkeys(FORMATS[mime].name for mime in mimes))
@@ -131,7 +131,7 @@ def _sniff_start(data: bytes) -> str:
     if head in _IFF_MAGIC:
         return _IFF.get(data[8:12], "")
     if head == b"OggS":
-        # The streams of an Ogg file all begin before their data.
+        # All streams of an Ogg file start before their data.
         return "video/ogg" if b"\x80theora" in data[:512] else "audio/ogg"
     if kind == b"ftyp":
         return _mime_of_brands(data[8 : max(16, min(4096, int.from_bytes(head, "big")))])
@@ -142,7 +142,7 @@ def _sniff_start(data: bytes) -> str:
 
 
 def _mime_of_brands(brands: bytes) -> str:
-    """``brands``: the major brand, its version, and the brands that the file is compatible with."""
+    """Return the MIME type for ``brands``: the major brand, its version, and the compatible brands."""
     major, compatible = brands[:4], [brands[at : at + 4] for at in range(8, len(brands), 4)]
     if major in _IMAGE_BRANDS:
         return _IMAGE_BRANDS[major]

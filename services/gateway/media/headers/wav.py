@@ -1,8 +1,8 @@
 """Length of files of samples: WAV and RF64, W64, AIFF, AU, CAF.
 
-Files that were written to a pipe state no true size, but 0 or a very large one: then the bytes that are there count.
-Sources: RIFF/WAVE (Microsoft, 1994), EBU Tech 3306 (RF64), Sony's Wave64, AIFF-C (Apple, 1991), the Sun audio format,
-Apple Core Audio Format 1.0.
+Files that were written to a pipe have a size of 0 or a very large one. The bytes in the file are counted then. Sources:
+RIFF/WAVE (Microsoft, 1994), EBU Tech 3306 (RF64), Sony's Wave64, AIFF-C (Apple, 1991), the Sun audio format, Apple Core
+Audio Format 1.0.
 """
 
 import struct
@@ -16,12 +16,12 @@ _PCM_TAGS = frozenset({1, 3, 6, 7})
 _ADPCM_TAGS = frozenset({2, 0x11})
 _MPEG_TAGS = frozenset({0x50, 0x55})
 _EXTENSIBLE = 0xFFFE
-#: Chunks before the samples, at most.
+#: Most chunks before the samples.
 _MAX_CHUNKS = 256
 
 
 class _Format(NamedTuple):
-    """``tag`` is the coding; ``block_samples`` of each channel are in ``align`` bytes."""
+    """Format of samples. ``tag`` is the coding; ``block_samples`` of each channel are in ``align`` bytes."""
 
     tag: int
     channels: int
@@ -47,7 +47,7 @@ def read_wav(data: bytes) -> Extent:
 
 
 def _riff_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, offset and size of each chunk; the samples of an RF64 file have the size of its first chunk."""
+    """Yield kind, offset and size of each chunk; the samples of an RF64 file have the size of its first chunk."""
     start, long = 12, 0
     for _ in range(_MAX_CHUNKS):
         kind, size = struct.unpack_from("<4sI", data, start)
@@ -69,7 +69,10 @@ def _read_format(data: bytes, start: int, size: int) -> _Format:
 
 
 def _wav_seconds(form: _Format, nbytes: int, samples: int) -> float:
-    """Codings other than those of samples and of ADPCM are measured by the count in the header, or by their bytes."""
+    """Return the length of the samples.
+
+    Codings other than samples and ADPCM are measured by the count in the header, or by their bytes.
+    """
     if form.tag in _PCM_TAGS or form.tag in _ADPCM_TAGS:
         return sample_seconds(nbytes // form.align * form.block_samples, form.rate, form.channels)
     by_bytes = nbytes / form.byte_rate if form.byte_rate else 0.0

@@ -1,4 +1,4 @@
-"""Environment and arguments of an engine of vLLM 0.32, and what is refused before its processes start."""
+"""Environment and arguments of an engine of vLLM 0.32, with checks."""
 
 import json
 import os
@@ -13,17 +13,17 @@ from services.llm.vllm.v032 import adapters
 
 #: Modalities whose towers are not loaded.
 _TOWERS = ("image", "video", "audio")
-#: Tokens of an n-gram by which the next ones are guessed.
+#: Tokens of an n-gram from which the next ones are drafted.
 _MIN_NGRAM, _MAX_NGRAM = 2, 4
-#: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
+#: Size of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
 _CPU_KV_BYTES = 512 << 20
 
 
 def build_engine_config(launch: Launch) -> Any:
-    """Return vLLM's configuration of an engine as ``launch`` says.
+    """Return vLLM's configuration of an engine for ``launch``.
 
-    Raises ``BadRequest`` for heads that cannot be divided and for a model that guesses other tokens, ``Fatal`` for
-    models that its kernels do not take, and what the library raises.
+    Raises ``BadRequest`` for heads that cannot be divided, and for a draft model with other tokens. Raises ``Fatal``
+    for models that vLLM's kernels do not support, and the library's errors.
     """
     _require_whole_heads(launch)
     _require_same_tokens(launch)
@@ -35,20 +35,20 @@ def build_engine_config(launch: Launch) -> Any:
 
 
 def set_environment(launch: Launch) -> None:
-    """vLLM takes these from the environment alone; what an operator has set stays."""
+    """Set vLLM's environment variables, except those that the operator has set."""
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads and connections: no forks of it
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``tap`` knows the first one
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``hidden_states`` and ``worker`` patch the first one
     }
     if launch.rows:
         wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by one, see ``build_engine_arguments``
     if launch.device == "cpu":
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core's process
-        # Models run as they are, and what counts ranks of log probabilities would be compiled with the first request.
+        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine core's process
+        # Models run eagerly, and counting ranks of log probabilities would be compiled with the first request.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
         if launch.threads:
             wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
@@ -59,7 +59,7 @@ def set_environment(launch: Launch) -> None:
 
 
 def build_engine_arguments(launch: Launch) -> Any:
-    """Return vLLM's arguments of an engine as ``launch`` says."""
+    """Return vLLM's arguments of an engine for ``launch``."""
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -73,7 +73,7 @@ def build_engine_arguments(launch: Launch) -> Any:
         seed=0,
         quantization=launch.quantization or None,
         speculative_config=_speculative_config(launch),
-        # One more token than the context holds is chosen of an answer that is spoken, and dropped; nothing computes it.
+        # For a spoken answer one more token than the context holds is chosen and dropped; nothing computes it.
         max_model_len=launch.context + launch.rows,
         max_num_seqs=places,
         max_num_batched_tokens=max(places, min(launch.step_tokens, launch.context)),
@@ -83,7 +83,7 @@ def build_engine_arguments(launch: Launch) -> Any:
         gpu_memory_utilization=launch.memory,
         tensor_parallel_size=launch.tensor_parallel,
         pipeline_parallel_size=launch.pipeline_parallel,
-        # None is vLLM's own choice, which is no for models that cannot.
+        # None leaves the choice to vLLM, which disables it for models that cannot.
         enable_prefix_caching=None if launch.prefix_cache else False,
         limit_mm_per_prompt=dict.fromkeys(_TOWERS, 0),
         enable_mm_embeds=True,
@@ -101,7 +101,7 @@ def build_engine_arguments(launch: Launch) -> Any:
         )
         if launch.halves
         else None,
-        # The library of the transformers engine, so that both read one grammar in the same way.
+        # The library of the transformers engine, so that both interpret a grammar in the same way.
         structured_outputs_config={"backend": "guidance"},
         worker_extension_cls="services.llm.vllm.v032.worker.Worker",
         additional_config={GOALS: list(launch.goals)} if launch.goals else {},
@@ -111,7 +111,10 @@ def build_engine_arguments(launch: Launch) -> Any:
 
 
 def _speculative_config(launch: Launch) -> dict[str, Any] | None:
-    """N-grams need no second model: what follows them is what followed them before."""
+    """Return the configuration of drafts.
+
+    N-grams need no second model: the tokens that followed them before are drafted again.
+    """
     if not launch.speculative_tokens:
         return None
     common = {"num_speculative_tokens": launch.speculative_tokens}
@@ -122,13 +125,13 @@ def _speculative_config(launch: Launch) -> dict[str, Any] | None:
 
 
 def _set_scheduler(config: Any) -> None:
-    """Let steps have as many tokens as goals allow; whether they overlap is what vLLM has found best."""
+    """Budget the tokens of steps by goals; vLLM decides if steps overlap."""
     name = "AsyncGoalScheduler" if config.scheduler_config.async_scheduling else "GoalScheduler"
     config.scheduler_config.scheduler_cls = f"services.llm.vllm.v032.goal_scheduler.{name}"
 
 
 def _require_kernels(config: Any) -> None:
-    """vLLM itself finds out at the first step, and dies."""
+    """Raise ``Fatal`` for a model without kernels: vLLM finds out only at the first step, and dies."""
     if config.device_config.device_type != "cpu":
         return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -139,13 +142,16 @@ def _require_kernels(config: Any) -> None:
         _require_integer_kernels(model)
         if model.get_head_size() not in sizes:
             raise Fatal(
-                f"this model has heads of {model.get_head_size()}, and vLLM's kernels for CPUs take only "
+                f"this model has heads of {model.get_head_size()}, but vLLM's kernels for CPUs take only "
                 f"{', '.join(map(str, sizes))}; use services.engines:transformers for it"
             )
 
 
 def _require_integer_kernels(model: Any) -> None:
-    """Kernels for weights of 4 bits are missing in what vLLM loads on x86 without AVX-512."""
+    """Raise ``Fatal`` if kernels for weights of 4 bits are missing.
+
+    They are missing in the library that vLLM loads on x86 without AVX-512.
+    """
     import torch
 
     about = getattr(model.hf_config, "quantization_config", None) or {}
@@ -166,19 +172,22 @@ def _require_whole_heads(launch: Launch) -> None:
 
 
 def _require_same_tokens(launch: Launch) -> None:
-    """A model that guesses the tokens of another one has to have the same; only how many there are can be compared."""
+    """Raise ``BadRequest`` if a draft model has other tokens than the model.
+
+    Only their number can be compared.
+    """
     if launch.speculative_model is None:
         return
     guessed, served = vocabulary_size(launch.speculative_model), vocabulary_size(launch.checkpoint)
     if guessed != served:
         raise BadRequest(
             f"OMNIBUS_VLLM_SPECULATIVE_MODEL={launch.speculative_model} has {guessed} tokens and this model {served}: "
-            "name one with the same tokeniser"
+            "set one with the same tokenizer"
         )
 
 
 def read_architectures(launch: Launch) -> list[str]:
-    """The names of the classes that run the layers of ``launch``'s checkpoints."""
+    """Return the names of the model classes of ``launch``'s checkpoints."""
     found: list[str] = []
     for checkpoint in filter(None, (launch.checkpoint, launch.speculative_model)):
         found += json.loads((checkpoint / "config.json").read_text()).get("architectures", [])

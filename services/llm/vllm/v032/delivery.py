@@ -1,4 +1,7 @@
-"""Tokens of a request of vLLM 0.32, handed over in the turn of the event loop in which its engine core sends them."""
+"""Delivery of a request's tokens of vLLM 0.32 without a task per token.
+
+They are delivered in the turn of the event loop in which the engine core sends them.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -9,10 +12,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 
 async def deliver_outputs(llm: Any, consume: Callable[[Any], bool], *request: Any, **options: Any) -> None:
-    """Send ``request`` to the ``AsyncLLM`` ``llm``, and call ``consume`` with its outputs as they come.
+    """Send ``request`` to an ``AsyncLLM``, calling ``consume`` with each output.
 
-    ``consume`` returns True for the last one that is wanted; a request that the engine has not ended by then, or when
-    this is cancelled, is aborted. Raises as ``AsyncLLM.generate`` does, and what ``consume`` raises.
+    ``consume`` returns True for the last output that is needed. If the engine has not ended the request by then, or
+    this is cancelled, the request is aborted. Raises as ``AsyncLLM.generate`` and ``consume`` do.
     """
     try:
         queue = await llm.add_request(*request, **options)
@@ -29,9 +32,9 @@ async def deliver_outputs(llm: Any, consume: Callable[[Any], bool], *request: An
 
 
 class _Delivery:
-    """Takes outputs in the place of a request's queue in vLLM.
+    """Takes outputs in place of a request's queue in vLLM.
 
-    That queue wakes a task for each token of each request, which costs more than what is done with the token.
+    That queue wakes a task for each token of each request, which costs more than processing the token.
     """
 
     def __init__(self, consume: Callable[[Any], bool]) -> None:
@@ -39,8 +42,8 @@ class _Delivery:
         self._over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def read_queue(self, queue: Any) -> bool:
-        """Take all outputs of ``queue`` until the last one; returns whether the engine has ended the request."""
-        output = queue.get_nowait()  # came while the request was handed over
+        """Take all outputs of ``queue`` until the last one; returns True if the engine has ended the request."""
+        output = queue.get_nowait()  # arrived while the request was added
         queue.put = self._put
         if output is not None:
             self._put(output)
@@ -48,7 +51,7 @@ class _Delivery:
             return await self._over
         finally:
             if self._over.done() and not self._over.cancelled():
-                self._over.exception()  # seen, though a cancellation came in the same turn
+                self._over.exception()  # retrieved, even if a cancellation arrived in the same turn
 
     def _put(self, output: Any) -> None:
         if self._over.done():
@@ -58,7 +61,7 @@ class _Delivery:
             return
         try:
             over = self._consume(output)
-        except Exception as error:  # noqa: BLE001 it is raised where the request is awaited
+        except Exception as error:  # noqa: BLE001 - raised where the request is awaited
             self._over.set_exception(error)
             return
         if over or output.finished:
@@ -66,7 +69,7 @@ class _Delivery:
 
 
 def _engine_error(cause: Exception) -> Exception:
-    """The error that ``AsyncLLM.generate`` would raise for ``cause``."""
+    """Return the error that ``AsyncLLM.generate`` would raise for ``cause``."""
     if isinstance(cause, EngineDeadError):
         return cause
     error = EngineGenerateError()

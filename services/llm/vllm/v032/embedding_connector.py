@@ -1,7 +1,7 @@
-"""Reads embeddings that encoders have made, where vLLM would run a vision or audio tower.
+"""Reads embeddings from encoders in place of vLLM's vision and audio towers.
 
-The scheduler's half holds a descriptor of a request's parcel from before its first step, so that the
-worker's half can map it at any time, even when the request has been aborted in between.
+The scheduler's half holds a descriptor of a request's parcel from before its first step. So the worker's half can map
+it at any time, even if the request has been aborted in between.
 """
 
 import os
@@ -24,7 +24,7 @@ from services.llm.vllm.shared_memory import Place, map_memory, open_memory, relo
 
 @dataclass
 class EmbeddingLoads(ECConnectorMetadata):
-    """Embeddings that the workers have to read before the next step: key to location."""
+    """Embeddings that the workers must read before the next step: key to location."""
 
     items: dict[str, tuple[Place, int, tuple[int, int]]] = field(default_factory=dict)
 
@@ -39,7 +39,7 @@ class EmbeddingConnector(ECConnectorBase):
         self._held: dict[str, tuple[int, Place]] = {}
         self._lost: set[str] = set()
         self._loads: dict[str, tuple[Place, int, tuple[int, int]]] = {}
-        # Steps that may be under way in the workers at a time, and one that is being scheduled.
+        # Steps that may be in progress in the workers at a time, and one that is being scheduled.
         self._late = 2 + vllm_config.parallel_config.pipeline_parallel_size
         self._going: deque[list[int]] = deque()
         self._finished: list[int] = []
@@ -47,11 +47,11 @@ class EmbeddingConnector(ECConnectorBase):
     # The scheduler's half
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Always: there is no tower, so nothing is ever to be computed."""
+        """Return True: there is no tower, so nothing is ever computed."""
         return True
 
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
-        """Hold the request's parcel. A request whose parcel is gone fails by itself, and nobody with it."""
+        """Hold the request's parcel. If the parcel is gone, only this request fails."""
         if request.request_id in self._held:
             return True
         try:
@@ -98,7 +98,7 @@ class EmbeddingConnector(ECConnectorBase):
                 encoder_cache[key] = whole[start : start + rows * width].view(rows, width).to(self._device)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Nothing is computed here that could be saved."""
+        """Do nothing: no embeddings are computed here."""
 
 
 def _transfer_params(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""AsyncLLM of vLLM 0.32 behind ``services.llm.vllm.protocol.VllmEngine``."""
+"""The ``AsyncLLM`` of vLLM 0.32 as a ``services.llm.vllm.protocol.VllmEngine``."""
 
 import asyncio
 import functools
@@ -24,7 +24,7 @@ _SHUTDOWN_TIMEOUT_SECONDS = 5.0  # seconds; then the engine core is killed
 
 
 class VllmEngineProcess:
-    """One engine core in a process of its own, and the client that talks to it."""
+    """One engine core in a separate process, and its client."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -36,7 +36,7 @@ class VllmEngineProcess:
         self._adapters = adapters.EngineAdapters(launch)
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
-        # The engine core dies with the thread that has started it, so this thread stays.
+        # The engine core dies with the thread that started it, so this thread stays.
         self._thread = ThreadPoolExecutor(1, f"{launch.component}-vllm")
 
     async def start(self) -> None:
@@ -49,7 +49,7 @@ class VllmEngineProcess:
         begun = await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,))
         self._parameters = sum(worker["parameters"] for worker in begun)
         self._keeps_rows = any(worker["keeps_rows"] for worker in begun)
-        for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the whole
+        for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the total
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
         await self._adapters.load_declared(self._llm)
         if self._launch.halves:
@@ -59,7 +59,7 @@ class VllmEngineProcess:
     @property
     def layout(self) -> CacheBlockLayout:
         if self._layout is None:
-            raise Fatal("this engine was not started for halves of a model")
+            raise Fatal("this engine was not started for prefill and decode")
         return self._layout
 
     @property
@@ -102,7 +102,7 @@ class VllmEngineProcess:
         except EngineDeadError:
             raise self._unavailable_error() from None
         except VLLMValidationError as error:
-            raise BadRequest(f"the engine does not take this request: {error}") from None
+            raise BadRequest(f"the engine rejects this request: {error}") from None
         except EngineGenerateError as error:
             raise self._unavailable_error() if self._llm.errored else _to_omnibus_error(error) from None
 
@@ -120,14 +120,14 @@ class VllmEngineProcess:
 
     def _unavailable_error(self) -> StageUnavailable:
         name = self._launch.component
-        return StageUnavailable(f"the engine of {name} died; it is started again, send the request again", stage=name)
+        return StageUnavailable(f"the engine of {name} died and is restarting; send the request again", stage=name)
 
     def _on_process_exit(self) -> None:
         self._fail_waiting()
         self._ended.set()
 
     def _fail_waiting(self) -> None:
-        """Tell whoever waits for tokens that there will be none, and listen no more."""
+        """Fail all requests that wait for tokens, and stop watching processes."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._llm is not None:
@@ -141,7 +141,7 @@ class VllmEngineProcess:
     # In the thread
 
     def _construct_engine(self) -> None:
-        gc.disable()  # while modules are read it costs a sixth of their time
+        gc.disable()  # it costs a sixth of the time of imports
         try:
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.core import EngineCoreProc
@@ -172,8 +172,8 @@ class VllmEngineProcess:
         try:
             llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_SECONDS)
         except psutil.NoSuchProcess:
-            # The engine core exited while vLLM was killing it. vLLM stops there and leaves its sockets open, and the
-            # garbage collector then waits for them without a timeout wherever it happens to run.
+            # The engine core exited while vLLM was killing it. vLLM stops there and leaves its sockets open. The
+            # garbage collector then waits for them without a timeout, wherever it happens to run.
             llm.engine_core.resources()
 
 
@@ -218,7 +218,7 @@ def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]
         structured_outputs=StructuredOutputsParams(grammar=chosen.grammar) if chosen.grammar else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        # What is taken from the cache is not computed, so its rows would not be seen where none are kept.
+        # Cached tokens are not computed, so their rows would be missing if none are kept.
         skip_reading_prefix_cache=asked.spoken and not keeps_rows,
         extra_args=extra,
     )
@@ -239,7 +239,10 @@ def _read_tokens(output: Any) -> Tokens | None:
 
 
 def _read_logprobs(token: int, found: dict[int, Any]) -> TokenLogprobs:
-    """The likeliest tokens of a step, best first; the chosen one is among ``found`` though it may not be of them."""
+    """Return the likeliest tokens of a step, best first.
+
+    ``found`` includes the chosen token even if it is not one of them.
+    """
     count = len(found) - (found[token].rank >= len(found))
     best = sorted((each.rank, id, each.logprob) for id, each in found.items())[:count]
     kept = [(id, value) for _, id, value in best if value > -math.inf]

@@ -1,7 +1,7 @@
-"""vLLM's schedulers with a budget of tokens that follows from goals and from what steps take here.
+"""vLLM's schedulers with a budget of tokens from goals and measured steps.
 
-A step holds a token of every sequence that decodes, and as many of prompts as its time leaves; vLLM's own budget is one
-number for all steps. Prompts go in the order of their due times, which requests bring as their priority.
+A step has a token of every sequence that decodes, and as many prompt tokens as its time allows. vLLM's own budget is
+one number for all steps. Prompts are ordered by their due times, which requests carry as their priority.
 """
 
 import time
@@ -19,7 +19,7 @@ GOALS = "omnibus_goals"
 
 
 class _BudgetedSteps(Scheduler):
-    """Mixed into a scheduler: sets the tokens of each step before it is put together, and times it."""
+    """Mixed into a scheduler: sets the tokens of each step before scheduling it, and times it."""
 
     max_num_scheduled_tokens: int
 
@@ -31,7 +31,7 @@ class _BudgetedSteps(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         begun = time.monotonic()
-        # Whoever decodes comes first: a prompt before it could take its token.
+        # Sequences that decode come first: a prompt before one could take its token.
         self.running.sort(key=lambda request: request.is_prefill_chunk)
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
         self.max_num_scheduled_tokens = min(self._most_tokens, len(decoding) + self._meter.token_limit(len(decoding)))
@@ -55,4 +55,4 @@ class GoalScheduler(_BudgetedSteps):
 
 
 class AsyncGoalScheduler(_BudgetedSteps, AsyncScheduler):
-    """For steps that are chosen while the one before is computed."""
+    """For steps that are chosen during the previous one."""

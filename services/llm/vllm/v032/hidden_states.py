@@ -1,10 +1,10 @@
-"""Gives hidden rows to whoever asks: what the last layer says after its norm, row by row, as it is computed.
+"""Writes hidden rows for requests: the normed output of the last layer, row by row, as it is computed.
 
-The output of the model's forward pass is read where the model runner receives it. Unlike a hook on a
-layer this also works when the layers are compiled or replayed as a CUDA graph.
+The output of the model's forward pass is read where the model runner receives it. Unlike a hook on a layer, this also
+works if the layers are compiled or replayed as a CUDA graph.
 
-Tokens that a request finds in the prefix cache are not computed, so their rows are kept beside their blocks. Only
-requests for rows write there, and their blocks have a salt of their own: whichever blocks they find have rows.
+Tokens that a request finds in the prefix cache are not computed, so their rows are kept with their blocks. Only
+requests for rows write there. Their blocks have a separate salt, so that all blocks they find have rows.
 """
 
 import logging
@@ -19,15 +19,15 @@ from services.llm.vllm.v032.kv_connector import LOAD_ARGUMENT, extra_arguments
 
 log = logging.getLogger(__name__)
 
-#: Where a request says in ``extra_args`` that it wants its rows: their place, or None to have them kept alone.
+#: Key in ``extra_args`` of a request for rows: their place, or None to keep them only.
 ROWS_ARGUMENT = "omnibus_rows"
 
 
 class BlockRows:
-    """The hidden rows of the tokens in each block of a KV cache, in the host's memory.
+    """The hidden rows of the tokens in a KV cache's blocks.
 
-    ``blocks`` are those of the cache, of ``tokens`` tokens each. Memory is taken as it is written to, in the model's
-    dtype: one row of the model's width for a token of requests for rows.
+    They are in the host's memory. ``blocks`` are those of the cache, of ``tokens`` tokens each. Memory is allocated as
+    it is written to, in the model's dtype: one row of the model's width for a token of requests for rows.
     """
 
     def __init__(self, blocks: int, tokens: int) -> None:
@@ -36,13 +36,13 @@ class BlockRows:
         self._rows = torch.empty(0)
 
     def write(self, blocks: Sequence[int], first: int, rows: torch.Tensor) -> None:
-        """Keep ``rows`` [n, H] of the positions from ``first`` on of a sequence in ``blocks``."""
+        """Keep ``rows`` [n, H] from position ``first`` of a sequence in ``blocks``."""
         if not len(self._rows):
             self._rows = torch.empty(self._blocks * self._tokens, rows.shape[1], dtype=rows.dtype)
         self._rows[self._slots(blocks, first, first + len(rows))] = rows
 
     def read(self, blocks: Sequence[int], count: int) -> torch.Tensor:
-        """Return the rows [count, H] that a sequence in ``blocks`` begins with; they were written before."""
+        """Return the first rows [count, H] of a sequence in ``blocks``; they were written before."""
         return self._rows[self._slots(blocks, 0, count)]
 
     def _slots(self, blocks: Sequence[int], first: int, end: int) -> torch.Tensor:
@@ -52,16 +52,16 @@ class BlockRows:
 
 
 class RowOwner(NamedTuple):
-    """The one who wants a request's rows, if they are ``wanted``, and the descriptor of where they go."""
+    """The receiver of a request's rows, if ``wanted``, and its descriptor."""
 
     wanted: bool
     fd: int | None
 
 
 class HiddenRowWriter:
-    """Writes the rows of the requests in a batch into their owners' memory, each at its position.
+    """Writes the rows of a batch into the memory of their owners.
 
-    ``kept`` has those of the prefix cache; None where nothing is read from that.
+    Each is written at its position. ``kept`` has the rows of the prefix cache; it is None if the cache is not read.
     """
 
     def __init__(self, runner: Any, forward: Callable[..., Any], kept: BlockRows | None) -> None:
@@ -92,7 +92,7 @@ class HiddenRowWriter:
                 self._kept.write(blocks, first, rows)
                 if begins and first and LOAD_ARGUMENT not in extra_arguments(requests[request].sampling_params):
                     found.append((owner.fd, blocks, first))
-        # Last, for a request may begin with blocks that another one computes in this very step.
+        # Last, because a request may start with blocks that another one computes in this very step.
         for fd, blocks, count in found:
             if fd is not None and self._kept is not None:
                 _write_rows(fd, 0, self._kept.read(blocks, count))
@@ -113,7 +113,7 @@ class HiddenRowWriter:
 
 
 def _write_rows(fd: int | None, first: int, rows: torch.Tensor) -> None:
-    """Write ``rows`` [n, H] as float32 from position ``first`` on, unless nobody reads them."""
+    """Write ``rows`` [n, H] as float32 from position ``first``; does nothing without ``fd``."""
     if fd is None:
         return
     words = rows.float().contiguous()
@@ -124,5 +124,5 @@ def _open_rows(request: str, place: Place) -> int | None:
     try:
         return open_memory(place, os.O_WRONLY)
     except OSError as error:
-        log.info("nobody reads the rows of request %s any more: %s", request, error)
+        log.info("the receiver of the rows of request %s is gone: %s", request, error)
         return None

@@ -1,4 +1,7 @@
-"""A prompt as vLLM's processors would have made it, from ids and positions alone: no pixels, no samples."""
+"""Prompts as vLLM's processors make them, from ids and positions only.
+
+They have no pixels and no samples.
+"""
 
 from collections import defaultdict
 from uuid import uuid4
@@ -16,16 +19,16 @@ from vllm.multimodal.inputs import (
 
 from services.llm.vllm.protocol import Generation, Positions
 
-#: Under which names the first media item of a prompt carries the positions of all of it.
+#: Names under which the first media item of a prompt carries the positions of all of it.
 POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
 
 
 def engine_input(asked: Generation) -> EngineInput:
-    """The input of ``asked``."""
+    """Return vLLM's input for ``asked``."""
     if asked.takes is not None:
-        # Its ids are not the true ones, so nobody else may find its blocks by them.
+        # Its ids are placeholders, so no other request may find its blocks by them.
         return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
-    # With blocks of the others come no rows for a talker.
+    # Blocks of other requests have no rows for a talker.
     salt = f"spoken {asked.cache_salt}" if asked.spoken else asked.cache_salt or None
     if not asked.media:
         return tokens_input(list(asked.ids), cache_salt=salt)

@@ -1,11 +1,11 @@
-"""Gives caches of prompts to other engines, and takes those that others have given.
+"""Transfers caches of prompts to and from other engines.
 
-The scheduler's half says which blocks, the workers' half copies them: into a request's shared memory as soon as
-its prompt is computed, and out of it before the first step of a request that brings a cache along.
+The scheduler's half chooses the blocks, and the workers' half copies them. It copies into a request's shared memory as
+soon as the prompt is computed. It copies out of it before the first step of a request with a cache.
 
-vLLM shows each layer as [blocks, heads, tokens, content], whatever lies where in memory, so a cache travels with all
-heads of the model, one after the other. With tensor parallelism each worker copies its own heads to and from their
-places: engines with different degrees read each other's caches.
+vLLM shows each layer as [blocks, heads, tokens, content] for any layout in memory. A cache is therefore transferred
+with all heads of the model, one after another. With tensor parallelism each worker copies its own heads to and from
+their places, so engines with different degrees read each other's caches.
 """
 
 import logging
@@ -31,9 +31,9 @@ from services.llm.vllm.shared_memory import Place, map_memory, open_memory
 
 log = logging.getLogger(__name__)
 
-#: Where a request says in ``extra_args`` where its cache goes, and which it brings (the fields of ``Taken``).
+#: Keys in ``extra_args`` for the place of a request's cache, and for the one it brings (an ``ExternalCache``).
 SAVE_ARGUMENT, LOAD_ARGUMENT = "omnibus_gives", "omnibus_takes"
-#: Where it says how many of its tokens were chosen elsewhere.
+#: Key for the number of its tokens that were chosen elsewhere.
 DRAWS_ARGUMENT = "omnibus_draws"
 
 
@@ -46,9 +46,9 @@ class Moves(KVConnectorMetadata):
 
 
 class HeadShard(NamedTuple):
-    """Heads of keys and values of one worker: ``heads`` of the model's ``total``, from ``first`` on.
+    """Heads of keys and values of one worker: ``heads`` of the model's ``total``, from ``first``.
 
-    Where a model has fewer heads than workers several have the same one, of which the first ``writes``.
+    If a model has fewer heads than workers, several share one head, which the first of them ``writes``.
     """
 
     total: int
@@ -58,7 +58,7 @@ class HeadShard(NamedTuple):
 
     @classmethod
     def of_rank(cls, total: int, rank: int, size: int) -> "HeadShard":
-        """The heads of worker ``rank`` of ``size``, as vLLM's layers divide them; one is a multiple of the other."""
+        """Return the heads of worker ``rank`` of ``size``, as vLLM divides them; one is a multiple of the other."""
         if total >= size:
             return cls(total, rank * (total // size), total // size)
         copies = size // total
@@ -66,7 +66,7 @@ class HeadShard(NamedTuple):
 
 
 class CacheConnector(KVConnectorBase_V1):
-    """Both ways, for models whose layers all have one kind of cache. A cache is uint8 [layers, blocks, nbytes]."""
+    """Both directions, for models with one kind of cache in all layers. A cache is uint8 [layers, blocks, nbytes]."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -120,7 +120,7 @@ class CacheConnector(KVConnectorBase_V1):
     # The workers' half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        # Blocks are the first or the second dimension, as the kernels want it.
+        # Blocks are the first or the second dimension, depending on the kernels.
         layers = kv_caches.values()
         self._layers = [layer if layer.shape[0] == self._blocks else layer.movedim(1, 0) for layer in layers]
         self._shard = self._find_shard(self._layers[0].shape[1])
@@ -133,13 +133,13 @@ class CacheConnector(KVConnectorBase_V1):
         shard = HeadShard.of_rank(total, get_tensor_model_parallel_rank(), size)
         if shard.heads != heads:
             raise Fatal(
-                f"this model's layers have {heads} heads of keys and values on each of {size} GPUs, not {shard.heads}: "
-                "its caches cannot be handed over; declare a thinker, or halves with tensor_parallel 1"
+                f"this model's caches cannot be transferred: its layers have {heads} heads on each of {size} GPUs, "
+                f"not {shard.heads}. Declare a thinker, or halves with tensor_parallel 1"
             )
         return shard
 
     def describe_layout(self, backend: str) -> dict[str, Any]:
-        """The fields of ``services.llm.vllm.protocol.CacheBlockLayout``."""
+        """Return the fields of ``services.llm.vllm.protocol.CacheBlockLayout``."""
         first, total = self._layers[0], self._shard.total
         kind = str(first.dtype).removeprefix("torch.")
         order = _kernel_layout(first, self._tokens)
@@ -158,14 +158,17 @@ class CacheConnector(KVConnectorBase_V1):
             try:
                 words = map_memory(place, torch.uint8)
             except (OSError, RuntimeError) as error:
-                log.info("nobody waits for the answer to a cache any more: %s", error)
+                log.info("the sender of a cache is gone: %s", error)
                 continue
             index = torch.tensor(ids, device=self._layers[0].device)
             for layer, blocks in zip(self._layers, words.view(len(self._layers), -1), strict=True):
                 layer[index] = self._own_heads(layer, blocks, len(ids)).to(layer.device)
 
     def _own_heads(self, layer: torch.Tensor, blocks: torch.Tensor, count: int) -> torch.Tensor:
-        """Return this worker's heads in the bytes of ``count`` blocks of a layer: [count, heads, tokens, content]."""
+        """Return this worker's heads [count, heads, tokens, content] in a layer's blocks.
+
+        ``blocks`` are the bytes of ``count`` blocks of all heads.
+        """
         shard = self._shard
         whole = blocks.view(layer.dtype).view(count, shard.total, *layer.shape[2:])
         return whole[:, shard.first : shard.first + shard.heads]
@@ -177,12 +180,12 @@ class CacheConnector(KVConnectorBase_V1):
             try:
                 self._write_cache(place, ids)
             except OSError as error:
-                log.info("nobody waits for the cache of a prompt any more: %s", error)
+                log.info("the receiver of the cache of a prompt is gone: %s", error)
 
     def _write_cache(self, place: Place, ids: list[int]) -> None:
         fd = open_memory(place, os.O_RDWR)
         try:
-            # Of all heads: whichever worker is first, the others find it as large as they make it.
+            # Sized for all heads: the worker that is first sets the same size as the others.
             heads = sum(layer[0, 0].numel() * layer.itemsize for layer in self._layers)
             os.ftruncate(fd, len(ids) * self._shard.total * heads)
             whole = map_memory({**place, "nbytes": os.fstat(fd).st_size}, torch.uint8, shared=True)
@@ -193,10 +196,10 @@ class CacheConnector(KVConnectorBase_V1):
             self._own_heads(layer, out, len(ids)).copy_(layer[index])
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Everything was loaded before the step."""
+        """Do nothing: everything is loaded before the step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Everything is saved after the step."""
+        """Do nothing: everything is saved after the step."""
 
 
 def extra_arguments(params: Any) -> dict[str, Any]:

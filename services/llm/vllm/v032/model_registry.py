@@ -5,7 +5,10 @@ from typing import Any
 
 
 def register_models(architectures: Iterable[str]) -> None:
-    """Import the classes of ``architectures`` here, before vLLM starts a process to look at each of them."""
+    """Import the classes of ``architectures`` in this process.
+
+    vLLM would otherwise start a process to inspect each of them.
+    """
     from vllm import ModelRegistry
 
     for name in architectures:
@@ -15,7 +18,7 @@ def register_models(architectures: Iterable[str]) -> None:
 
 
 def find_architectures(config: Any) -> list[str]:
-    """The architectures of the models of a ``VllmConfig``: the one that is served, and the one that guesses for it."""
+    """Return the architectures of the models of a ``VllmConfig``: the served one, and its draft model."""
     draft = None if config.speculative_config is None else config.speculative_config.draft_model_config
     return [*config.model_config.architectures, *([] if draft is None else draft.architectures)]
 

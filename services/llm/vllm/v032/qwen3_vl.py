@@ -8,7 +8,7 @@ from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 class Qwen3VLWithoutTower(Qwen3VLForConditionalGeneration):
     """Takes the deeper levels of embeddings as well: an item is [n, H * (1 + levels)].
 
-    vLLM 0.32 asks the tower, which is not there, whether there are levels; the configuration knows it too.
+    vLLM 0.32 reads from the tower, which is absent here, if there are levels. The configuration contains that as well.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Statistics of the scheduler with every step, and the metrics that vLLM gives to Prometheus."""
+"""Statistics of the scheduler at every step, and vLLM's metrics for Prometheus."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -29,7 +29,7 @@ class EngineCounts:
         self._hits = 0
 
     def add_step(self, scheduler: Any, iteration: Any) -> None:
-        """Take the stats of one step."""
+        """Add the stats of one step."""
         if scheduler is not None:
             self.used = scheduler.num_running_reqs
             self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
@@ -45,7 +45,7 @@ class EngineCounts:
             self.preempted += iteration.num_preempted_reqs
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts in the form in which the runner's ``stats`` shows them."""
+        """Return the counts in the form of the runner's ``stats``."""
         return {
             "used": self.used,
             "waiting": self.waiting,
@@ -72,14 +72,17 @@ class VllmStatLogger(StatLoggerBase):
         self._counts.add_step(scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
-        """The runner says that it is ready."""
+        """Do nothing: the runner reports that it is ready."""
 
 
 class VllmCollector(Collector):
-    """vLLM's metrics, which it keeps in the registry of the process, under its own names."""
+    """vLLM's metrics, which vLLM keeps in the process's registry.
+
+    They have vLLM's own names.
+    """
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # an engine that is started again has new ones
+        return iter(())  # a restarted engine has new ones
 
     def collect(self) -> Iterator[Metric]:
         return (family for family in prometheus_client.REGISTRY.collect() if family.name.startswith("vllm:"))
@@ -87,5 +90,5 @@ class VllmCollector(Collector):
 
 @cache
 def register_vllm_metrics() -> None:
-    """From now on they are among the metrics of this process."""
+    """Add vLLM's metrics to those of this process."""
     REGISTRY.register(VllmCollector())

@@ -13,12 +13,12 @@ from services.llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, C
 
 
 class Worker:
-    """Mixed into the worker's class; called once, by name, before the first request."""
+    """Mixed into the worker's class; its methods are called by name before the first request."""
 
     model_runner: Any
 
     def omnibus_begin(self, rows: bool) -> dict[str, int]:
-        """Take positions as requests bring them and, with ``rows``, write hidden rows.
+        """Take positions from requests and, with ``rows``, write hidden rows.
 
         Returns how many ``parameters`` this worker holds, and 1 for ``keeps_rows`` if it keeps rows with their blocks.
         """
@@ -28,7 +28,7 @@ class Worker:
         model = runner.get_model()
         if hasattr(model, "get_mrope_input_positions"):
             model.get_mrope_input_positions = _request_positions(model.get_mrope_input_positions)
-        # One worker has the rows, and has them whole.
+        # Only one worker has the rows, and it has all of them.
         kept = None
         if rows and get_tp_group().is_first_rank and get_pp_group().is_last_rank:
             kept = _open_block_rows(runner)
@@ -43,7 +43,10 @@ class Worker:
         return {"parameters": parameters, "keeps_rows": int(kept is not None)}
 
     def omnibus_memory(self) -> dict[str, int]:
-        """Return the bytes of keys and values of this worker, per token and in all, and those reserved of its GPU."""
+        """Return the bytes of this worker's keys, values and GPU.
+
+        Those of keys and values are per token and in total; those of the GPU are the reserved ones.
+        """
         held = {each.data_ptr(): each.numel() * each.element_size() for each in _cache_tensors(self.model_runner)}
         config = self.model_runner.cache_config
         tokens = (config.num_gpu_blocks or 0) * config.block_size
@@ -55,7 +58,7 @@ class Worker:
         }
 
     def omnibus_cache(self) -> dict[str, Any]:
-        """The fields of ``CacheBlockLayout``."""
+        """Return the fields of ``CacheBlockLayout``."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector = cast(CacheConnector, get_kv_transfer_group())
@@ -63,13 +66,13 @@ class Worker:
 
 
 def _draft_models(runner: Any) -> list[torch.nn.Module]:
-    """The model that guesses a runner's tokens, if there is one."""
+    """Return the draft model of a runner, if there is one."""
     found = getattr(getattr(runner, "drafter", None), "model", None)
     return [] if found is None else [found]
 
 
 def _open_block_rows(runner: Any) -> BlockRows | None:
-    """Room for the rows of a runner's blocks; None without a prefix cache or with blocks of several kinds."""
+    """Allocate the rows of a runner's blocks; None without a prefix cache or with blocks of several kinds."""
     config = runner.kv_cache_config
     if not runner.cache_config.enable_prefix_caching or len(config.kv_cache_groups) != 1:
         return None
@@ -77,21 +80,21 @@ def _open_block_rows(runner: Any) -> BlockRows | None:
 
 
 def _cache_tensors(runner: Any) -> list[torch.Tensor]:
-    """All tensors of a runner's KV cache; some layers have several."""
+    """Return all tensors of a runner's KV cache; some layers have several."""
     return [one for each in runner.kv_caches for one in (each if isinstance(each, list | tuple) else (each,))]
 
 
 class Rewinding(torch.Generator):
     """A CPU's generator that can be rewound.
 
-    vLLM draws a token for each step of a prompt and takes all draws but the last one back, by an offset
-    that generators of a CPU do not have. Before the last step nothing else was drawn, but what was drawn elsewhere.
+    vLLM draws a token for each step of a prompt, then undoes all draws but the last. It does so by an offset, which
+    generators of a CPU do not have. Before the last step there are no other draws, except those made elsewhere.
     """
 
     _start: torch.Tensor | None = None
 
     def mark_start(self) -> None:
-        """Let it be rewound to where it is now, rather than to its seed."""
+        """Make the current state the one to rewind to, not the seed."""
         self._start = self.get_state()
 
     def get_offset(self) -> int:
@@ -104,7 +107,7 @@ class Rewinding(torch.Generator):
 
 
 def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
-    # A sequence whose first tokens were made elsewhere goes on where it was: its positions and its random numbers.
+    # A sequence whose first tokens were made elsewhere continues with its positions and its random numbers.
     def update_and_resume(scheduled: SchedulerOutput) -> Any:
         new = [one for one in scheduled.scheduled_new_reqs if DRAWS_ARGUMENT in extra_arguments(one.sampling_params)]
         found = update(scheduled)
@@ -122,7 +125,7 @@ def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., A
 
 
 def _skip_draws(runner: Any, generator: torch.Generator, count: int) -> None:
-    """Let ``generator`` stand as after the choice of ``count`` tokens."""
+    """Advance ``generator`` past the choice of ``count`` tokens."""
     for _ in range(count):
         _draw_random(runner, generator)
     if isinstance(generator, Rewinding):
@@ -130,7 +133,7 @@ def _skip_draws(runner: Any, generator: torch.Generator, count: int) -> None:
 
 
 def _draw_random(runner: Any, generator: torch.Generator) -> None:
-    """Draw random numbers as vLLM does for one token, on a CPU and on a GPU."""
+    """Draw random numbers as vLLM does for one token."""
     if runner.device.type == "cpu":
         torch.randint(0, 2**31, (1,), generator=generator)
     else:
@@ -138,9 +141,9 @@ def _draw_random(runner: Any, generator: torch.Generator) -> None:
 
 
 def by_token_ids(runner: Any, preprocess: Callable[..., Any]) -> Callable[..., Any]:
-    """Let steps that read no media begin with token ids, as those of a model that takes none do.
+    """Start steps without media from token ids, as for text-only models.
 
-    For a model that may be given media vLLM looks the rows of all tokens up beside the model, and copies them.
+    For a model that accepts media, vLLM looks up the rows of all tokens outside of the model, and copies them.
     """
 
     def preprocess_step(scheduled: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
@@ -156,13 +159,13 @@ def by_token_ids(runner: Any, preprocess: Callable[..., Any]) -> Callable[..., A
 
 
 def _reads_media(state: Any) -> bool:
-    """True until the rows of all media of a request were computed."""
+    """True until the rows of all media of a request are computed."""
     places = [feature.mm_position for feature in state.mm_features]
     return any(place.offset + place.length > state.num_computed_tokens for place in places)
 
 
 def _request_positions(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:
-    # The family's positions equal vLLM's where a video has a constant rate; vLLM has no times of single frames.
+    # The family's positions equal vLLM's if a video has a constant rate; vLLM has no times of single frames.
     def find_positions(ids: Sequence[int], features: Sequence[Any]) -> tuple[torch.Tensor, int]:
         for feature in features:
             if feature.data is not None and POSITIONS in feature.data:

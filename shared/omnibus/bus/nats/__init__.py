@@ -1,4 +1,4 @@
-"""The bus on NATS. The only room that knows nats-py.
+"""The bus on NATS. Only this package uses nats-py.
 
 Requires a server of at least version 2.12, because older ones accept and ignore per-message deduplication and micro
 features that Omnibus relies on.

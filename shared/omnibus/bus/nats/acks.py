@@ -1,6 +1,6 @@
-"""Records that JetStream acknowledges while nobody waits: what it refuses is sent again, and counted if that fails.
+"""Records that JetStream acknowledges in the background: refused ones are sent again, then counted.
 
-All acknowledgements come back on one subscription, so that a record costs one more small message and no task.
+All acknowledgements arrive on one subscription, so that a record needs one more small message and no task.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from omnibus.errors import OmnibusError
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a record that was not acknowledged is sent again, and how often it is sent at most.
+#: Seconds until a record without acknowledgement is sent again, and the most sends of a record.
 RESEND_SECONDS = 2.0
 MAX_SENDS = 3
-#: The same where there are several servers, which take some seconds to elect a leader when one is lost.
+#: The same for several servers, which take some seconds to elect a leader after a loss.
 MAX_CLUSTER_SENDS = 10
-#: Bytes of records that are held to be sent again. One that comes when there are more is sent once.
+#: Bytes of records that are kept to be sent again. A record beyond that is sent once.
 MAX_UNACKED_BYTES = 32 << 20
-#: Seconds that closing waits for acknowledgements that are still out.
+#: Seconds that closing waits for pending acknowledgements.
 SETTLE_SECONDS = 2.0
 
 #: Publishes data on a subject with headers and a reply subject.
@@ -32,7 +32,7 @@ Publish = Callable[[str, bytes, str, dict[str, str]], None]
 
 
 class _Sent(Struct):
-    """One record on its way. ``at`` is the loop's time of its last sending; ``size`` is 0 when ``data`` is not held."""
+    """One record in flight. ``at`` is the loop's time of its last send; ``size`` is 0 if ``data`` is not kept."""
 
     subject: str
     data: bytes
@@ -43,7 +43,7 @@ class _Sent(Struct):
 
 
 class RecordAcks:
-    """Sends records by ``publish`` and matches the acknowledgements on ``inbox``; ``lost`` counts what was given up."""
+    """Sends records with ``publish`` and matches the acknowledgements on ``inbox``; ``lost`` counts lost records."""
 
     def __init__(self, publish: Publish, inbox: str, clustered: bool = False) -> None:
         self.lost = 0
@@ -62,7 +62,7 @@ class RecordAcks:
     # The hot path
 
     def send(self, subject: str, data: bytes, id: str) -> None:
-        """Publish one record. Raises ``OmnibusError`` as publishing does: then it counts as lost."""
+        """Publish one record. Raises the ``OmnibusError`` of publishing; the record is then lost."""
         loop = asyncio.get_running_loop()
         held = self._held_bytes + len(data) <= MAX_UNACKED_BYTES
         sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
@@ -76,14 +76,14 @@ class RecordAcks:
             self._timer = loop.call_later(RESEND_SECONDS, self._resend_overdue)
 
     def handle_ack(self, delivery: Delivery) -> None:
-        """Take one answer of JetStream."""
+        """Handle one answer of JetStream."""
         if delivery.refused:
             self._why = "no stream takes them"
         elif b'"error"' in delivery.data:
             self._why = _error_description(delivery.data)
         else:
             self._remove_acked(delivery.subject)
-        # What was refused is sent again after a while: a disk that is full has room again later.
+        # A refused record is sent again later: a full disk may have room again.
 
     def _remove_acked(self, reply: str) -> None:
         sent = self._sent.pop(reply, None)
@@ -99,7 +99,7 @@ class RecordAcks:
     # Once in a while
 
     async def wait_for_acks(self) -> None:
-        """Wait a moment for what is still out."""
+        """Wait a moment for pending acknowledgements."""
         if self._sent:
             self._settled.clear()
             try:
@@ -111,12 +111,12 @@ class RecordAcks:
             self._timer.cancel()
 
     def _send_record(self, reply: str, sent: _Sent) -> None:
-        # Each sending has the same reply subject: an acknowledgement that comes late is of the record all the same.
+        # Each send has the same reply subject: a late acknowledgement still belongs to the record.
         self._publish(sent.subject, sent.data, reply, {"Nats-Msg-Id": sent.id})
         self._sent[reply] = sent
 
     def _resend_overdue(self) -> None:
-        """Send again, or give up, what has been out for long."""
+        """Send overdue records again, or drop them."""
         loop = asyncio.get_running_loop()
         self._timer = None
         late = loop.time() - RESEND_SECONDS
@@ -149,13 +149,13 @@ class RecordAcks:
         self.lost += 1
         if not self._losing:
             self._losing = True
-            log.error("records are lost (%s): check NATS, its disk and its log; serving goes on without them", why)
+            log.error("records are lost (%s); check NATS, its disk and its log. Requests are still served", why)
 
 
 def _error_description(answer: bytes) -> str:
-    """JetStream's own words for why it did not take a record."""
+    """Return JetStream's own description of the error."""
     try:
         problem: Any = json.loads(answer)["error"]
         return str(problem["description"])
     except (ValueError, KeyError, TypeError):
-        return "JetStream gave an answer that cannot be read"
+        return "JetStream sent an unreadable answer"

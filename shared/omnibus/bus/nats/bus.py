@@ -1,4 +1,4 @@
-"""Implementation of the bus on a connection to NATS: messages, micro services, and streams of JetStream."""
+"""Bus on a connection to NATS: messages, micro services, and streams of JetStream."""
 
 import asyncio
 import json
@@ -33,20 +33,20 @@ from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
 
-#: Bytes that one read of a stream gives at most, and seconds that it may take.
+#: Most bytes of one read of a stream, and its timeout in seconds.
 MAX_BATCH_BYTES = 16 << 20
 READ_TIMEOUT_SECONDS = 10.0
 _MAX_BATCH = 1000
-#: Seconds that one attempt to append a record may take, and all of them; and between two of them.
+#: Timeout of one attempt to append a record, of all attempts, and the pause between them, in seconds.
 APPEND_TRY_SECONDS, APPEND_TIMEOUT_SECONDS, _APPEND_PAUSE_SECONDS = 2.0, 10.0, 0.1
-#: Seconds that closing the connection may take.
+#: Longest time for closing the connection.
 _DRAIN_SECONDS = 5.0
 #: JetStream's code for a record that is not the next one of its subject.
 _WRONG_LAST_SEQUENCE_CODE = 10071
 
 
 class _Batch(NamedTuple):
-    """Messages of a stream, and how many follow them, as far as the server says."""
+    """Messages of a stream, and the server's count of those that follow."""
 
     found: list[Stored]
     pending: int
@@ -104,9 +104,9 @@ class NatsBus:
         nc.send_command(encode_publish(subject, data, reply, head), lazy)
 
     def _check_size(self, subject: str, size: int, limit: int) -> None:
-        """Raise ``TooLarge`` for a message over ``limit``, or over what the server takes: it would end the connection.
+        """Raise ``TooLarge`` for a message over ``limit`` or the server's limit.
 
-        The server counts headers and data together; nats-py compares the data alone.
+        It would end the connection. The server counts headers and data together; nats-py compares only the data.
         """
         limit = min(limit, self._nc.max_payload)
         if size > limit:
@@ -128,7 +128,7 @@ class NatsBus:
     async def _send_subscription(
         self, subject: str, handler: Handler, queue: str = ""
     ) -> Callable[[], Awaitable[None]]:
-        """Subscribe without waiting for the server: it takes what this connection sends next as the next thing."""
+        """Subscribe without waiting: the server reads this connection's commands in order."""
 
         async def ignore_message(_: Msg) -> None: ...
 
@@ -136,7 +136,7 @@ class NatsBus:
         self._nc.handlers[subscription._id] = handler
 
         async def unsubscribe() -> None:
-            with suppress(nats.errors.Error):  # a connection that is closed delivers nothing
+            with suppress(nats.errors.Error):  # a closed connection delivers nothing
                 await subscription.unsubscribe()
             self._nc.handlers.pop(subscription._id, None)
 
@@ -147,7 +147,7 @@ class NatsBus:
         try:
             return (await self._nc.request(subject, data, timeout=timeout)).data
         except nats.errors.NoRespondersError as error:
-            raise NotFound(f"nobody listens on {subject}") from error
+            raise NotFound(f"no subscriber on {subject}") from error
         except (nats.errors.TimeoutError, TimeoutError) as error:
             raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
 
@@ -202,15 +202,15 @@ class NatsBus:
         await self._flush_connection(5)
 
         async def stop_service() -> None:
-            with suppress(nats.errors.Error):  # a connection that is closed serves nothing
+            with suppress(nats.errors.Error):  # a closed connection serves nothing
                 await service.stop()
 
         return stop_service
 
     async def _flush_connection(self, seconds: int) -> None:
-        """Return when the server has read everything so far. Raises ``BusUnavailable``.
+        """Wait until the server has read everything so far. Raises ``BusUnavailable``.
 
-        nats-py's own ``flush`` alone lets its ping overtake what still waits for the socket.
+        nats-py's own ``flush`` alone lets its ping overtake data that still waits for the socket.
         """
         try:
             await keep_cancellation(self._nc._flush_pending(force_flush=True))
@@ -293,16 +293,17 @@ class NatsBus:
             await asyncio.sleep(_APPEND_PAUSE_SECONDS)
 
     async def _find_own_record(self, stream: StreamSpec, subject: str, id: str, refused: Exception) -> int:
-        """The number of the last record on ``subject`` if it is the one with ``id``: its acknowledgement was lost.
+        """Return the number of the last record if it has ``id``.
 
-        The server compares numbers before it knows a repeat. Raises ``Conflict`` for another one.
+        Its acknowledgement was lost: the server compares numbers before it detects a repeat. Raises ``Conflict`` for
+        another record.
         """
         try:
             last = await self._js.get_last_msg(stream.name, subject)
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"cannot read {subject}: {error or 'no answer'}") from error
         if (last.headers or {}).get("Nats-Msg-Id") != id or last.seq is None:
-            raise Conflict(f"somebody else has written to {subject}") from refused
+            raise Conflict(f"another client has written to {subject}") from refused
         return last.seq
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
@@ -324,7 +325,7 @@ class NatsBus:
     async def _stream_state(self, info: nats.js.api.StreamInfo) -> StreamState:
         name, state = str(info.config.name), info.state
         found = await self._js.consumers_info(name) if state.consumer_count else []
-        durable = {each.name: each for each in found if each.config.durable_name}  # others have made-up names
+        durable = {each.name: each for each in found if each.config.durable_name}  # others have generated names
         consumers = {key: (each.num_pending or 0, each.num_ack_pending or 0) for key, each in durable.items()}
         return StreamState(name, state.messages, state.bytes, info.config.max_bytes or -1, state.last_seq, consumers)
 
@@ -337,7 +338,7 @@ class NatsBus:
             raise BusUnavailable(f"cannot read {stream.name}: {error}") from error
         end = min(below or state.last_seq + 1, state.last_seq + 1)
         found: list[Stored] = []
-        while state.messages and end > state.first_seq and not found:  # else all between were removed
+        while state.messages and end > state.first_seq and not found:  # otherwise all between were removed
             begin = max(end - count, state.first_seq)
             wanted = {"seq": begin, "batch": end - begin, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": stream.subjects}
             found = [stored for stored in (await self._fetch_batch(stream, wanted)).found if stored.number < end]
@@ -345,7 +346,7 @@ class NatsBus:
         return found
 
     async def _fetch_batch(self, stream: StreamSpec, wanted: dict[str, Any]) -> _Batch:
-        """Direct gets of many messages, which nats-py does not have."""
+        """Get many messages directly, which nats-py does not support."""
         arrived: asyncio.Queue[Delivery] = asyncio.Queue()
         reply, found = self._nc.new_inbox(), list[Stored]()
         stop = await self._send_subscription(reply, arrived.put_nowait)

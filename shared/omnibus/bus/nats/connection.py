@@ -1,7 +1,7 @@
-"""A connection to NATS, with a short way in and a short way out.
+"""A connection to NATS that bypasses queues of nats-py in both directions.
 
-Deliveries are handed to handlers in the reader's own turn: nats-py would queue each one and wake a
-task for it, which costs more than the handler.
+Deliveries are passed to handlers directly. nats-py would queue each delivery and wake a task for it, which costs more
+than the handler.
 """
 
 import asyncio
@@ -28,33 +28,33 @@ from omnibus.urls import redact_url, split_urls
 
 log = logging.getLogger(__name__)
 
-#: Bytes that may wait for the socket before publishing is refused.
+#: Bytes that may wait for the socket before publishing is rejected.
 MAX_PENDING_BYTES = 64 << 20
 MIN_SERVER_VERSION = (2, 12)
-#: Seconds between two pings, and how many may be unanswered: a machine that lost its power closes no connection.
+#: Seconds between two pings, and the most unanswered ones: a machine that loses power does not close its connections.
 PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
-#: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
+#: Most unwritten bytes of the socket for a direct write; with more, nats-py's flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
-#: Seconds in which commands of turns that follow each other are joined: each write wakes the server, and its receivers.
+#: Seconds in which commands of successive turns are joined: each write wakes the server and its receivers.
 JOIN_SECONDS = 0.001
-#: Seconds that a lazy command waits at most for another one to leave with.
+#: Longest wait of a lazy command for another one to be sent with.
 LAZY_COMMAND_SECONDS = 0.02
-#: Seconds that closing a connection which was never made may take.
+#: Longest time for closing a connection that was not established.
 _CLOSE_SECONDS = 1.0
 _NO_RESPONDERS = b" 503"
 _CLOSING_STATES = frozenset({Client.CLOSED, Client.DRAINING_SUBS, Client.DRAINING_PUBS})
 
 
 class NatsConnection(Client):
-    """nats-py's client with a direct way from the parser to a handler, per subscription."""
+    """nats-py's client, with direct calls from parser to handler, per subscription."""
 
     def __init__(self) -> None:
         super().__init__()
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
-        self.refusal: Exception | None = None  # a server's, of this user; what follows it is a closed connection
-        self._flushes = False  # soon
+        self.refusal: Exception | None = None  # by a server, of this user; a closed connection follows
+        self._flushes = False  # a flush is scheduled
         self._grows = False  # something was queued in this turn of the event loop
         self._flush_by = 0.0  # of ``monotonic``
         self._before_flush: list[Callable[[], None]] = []
@@ -62,8 +62,8 @@ class NatsConnection(Client):
 
     @property
     def takes_commands(self) -> bool:
-        """True unless the connection is closed, or about to be."""
-        return self._status not in _CLOSING_STATES  # one look in place of two properties: publishing is frequent
+        """True unless the connection is closed or closing."""
+        return self._status not in _CLOSING_STATES  # one check in place of two properties: publishing is frequent
 
     @property
     def is_clustered(self) -> bool:
@@ -78,8 +78,11 @@ class NatsConnection(Client):
         self.on_reconnect()
 
     async def notify_problem(self, error: Exception) -> None:
-        """Log and keep what a server or the way to it was at fault for: ``connect`` itself tries again in silence."""
-        if repr(error) != repr(self.last_problem):  # five attempts a second would fill a screen with one line
+        """Log and keep an error of a server or its connection.
+
+        ``connect`` itself retries silently.
+        """
+        if repr(error) != repr(self.last_problem):  # five attempts a second would repeat one line in the log
             log.warning("nats: %s", error or type(error).__name__)
         self.last_problem = error
         if _is_refusal(error):
@@ -103,25 +106,26 @@ class NatsConnection(Client):
         known = await self._process_headers(headers) if headers and not refused else None
         try:
             handler(Delivery(subject.decode(), data, reply.decode(), known, refused))
-        except Exception:  # the reader must outlive any one message
+        except Exception:  # the reader must survive every message
             log.exception("handler of %s failed", subject.decode())
 
     def send_command(self, command: bytes, lazy: bool = False) -> None:
-        """Queue protocol bytes, which leave with all others of this turn of the event loop, and of those right behind.
-        Those that are ``lazy`` wake nobody: they leave with the next ones, or after ``LAZY_COMMAND_SECONDS``.
+        """Queue protocol bytes; they are sent with those of this turn and the next ones.
+
+        ``lazy`` bytes do not cause a write: they are sent with the next ones, or after ``LAZY_COMMAND_SECONDS``.
         """
         self._pending.append(command)
         self._pending_data_size += len(command)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(command)
         if lazy:
-            if self._lazy_flush is None:  # who takes it along leaves the timer: one for each request would cost more
+            if self._lazy_flush is None:  # an earlier flush leaves the timer: one for each request would cost more
                 self._lazy_flush = asyncio.get_running_loop().call_later(LAZY_COMMAND_SECONDS, self._flush_lazy)
         else:
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Something is to leave: with what the next turn brings, as long as each turn brings more."""
+        """Send the queued bytes soon: once a turn adds no more, or after ``JOIN_SECONDS``."""
         self._grows = True
         if not self._flushes:
             self._flushes = True
@@ -129,7 +133,7 @@ class NatsConnection(Client):
             asyncio.get_running_loop().call_soon(self._end_turn)
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` before what is pending leaves; what it queues leaves as well."""
+        """Call ``publish`` before pending bytes are sent; its bytes are sent with them."""
         self._before_flush.append(publish)
         self.flush_soon()
 
@@ -146,14 +150,17 @@ class NatsConnection(Client):
             self._flush_pending_commands()
 
     def _flush_pending_commands(self) -> None:
-        """Write what is pending, or wake the flusher of nats-py: it waits for a slow socket, and sees to a lost one."""
+        """Write the pending bytes, or wake the flusher of nats-py.
+
+        The flusher waits for a slow socket, and handles a lost one.
+        """
         if self._before_flush:
-            self._flushes = True  # no other flush need follow
+            self._flushes = True  # no further flush is necessary
             before, self._before_flush = self._before_flush, []
             for publish in before:
                 try:
                     publish()
-                except Exception:  # what else waits must leave
+                except Exception:  # other pending bytes must be sent
                     log.exception("messages were not sent")
         self._flushes = False
         if not self._pending or not self.is_connected:
@@ -171,23 +178,23 @@ def _takes_more(transport: asyncio.WriteTransport) -> bool:
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes:
-    """Headers as the server counts them. Raises ``ValueError`` for a value with a line break."""
+    """Encode headers as the server counts them. Raises ``ValueError`` for a value with a line break."""
     if headers is None:
         return b""
     lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
     if "\n" in lines.replace("\r\n", ""):
-        raise ValueError("a header value may not hold a line break")
+        raise ValueError("a header value cannot contain a line break")
     return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 def encode_publish(subject: str, data: bytes, reply: str, head: bytes) -> bytes:
-    """PUB or HPUB with its payload; ``head`` is encoded headers, or nothing.
+    """Return PUB or HPUB with its payload; ``head`` is encoded headers, or empty.
 
-    Parts of subjects come from messages, so a blank or line break in one must not become protocol.
+    Parts of subjects come from messages, so blanks and line breaks in them are rejected: they would become protocol.
     """
     both = f"{subject}{reply}"
     if " " in both or not both.isprintable():
-        raise ProtocolError(f"{subject[:80]!r} or {reply[:80]!r} is no subject")
+        raise ProtocolError(f"{subject[:80]!r} or {reply[:80]!r} is not a subject")
     if not head:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
     sizes = (len(head), len(head) + len(data))
@@ -197,8 +204,8 @@ def encode_publish(subject: str, data: bytes, reply: str, head: bytes) -> bytes:
 async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     """Connect within ``settings.connect_timeout``.
 
-    Raises ``BusUnavailable`` with the URL and what was wrong last, ``Fatal`` for a server that is too old or takes
-    smaller messages, and ``BadRequest`` for files of TLS that cannot be read.
+    Raises ``BusUnavailable`` with the URL and the last error, and ``BadRequest`` for files of TLS that cannot be read.
+    Raises ``Fatal`` for a server that is too old or accepts only smaller messages.
     """
     connection = NatsConnection()
     urls = split_urls(settings.url)
@@ -221,7 +228,7 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
             skip_subject_validation=True,
             **options,
         )
-        # It tries again for ever, and drops a cancellation that arrives together with a server's refusal.
+        # It retries forever, and drops a cancellation that arrives together with a server's refusal.
         await finish_within(settings.connect_timeout, connecting)
     except (TimeoutError, OSError, nats.errors.Error) as error:
         with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
@@ -237,7 +244,7 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
 
 
 def _server_problem(connection: NatsConnection, settings: BusSettings) -> str:
-    """Describe what Omnibus needs and the connected server does not offer; empty if nothing."""
+    """Describe a requirement that the server does not meet; empty if it meets all."""
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         needed = ".".join(map(str, MIN_SERVER_VERSION))
@@ -265,12 +272,15 @@ def _describe_failure(settings: BusSettings, error: BaseException) -> str:
 
 
 def _credentials(settings: BusSettings, url: str) -> dict[str, Any]:
-    """User and password for all servers, also for those that are known from others and have none in their addresses."""
+    """Return user and password for all servers.
+
+    They are also used for servers that other servers announce, whose addresses have none.
+    """
     if settings.user:
         return {"user": settings.user, "password": settings.password}
     try:
         parts = urlsplit(url)
-    except ValueError:  # connecting says so
+    except ValueError:  # connecting reports it
         return {}
     if parts.username is None:
         return {}
@@ -280,7 +290,7 @@ def _credentials(settings: BusSettings, url: str) -> dict[str, Any]:
 
 
 def _tls_context(settings: BusSettings) -> ssl.SSLContext:
-    """Raises ``BadRequest`` for files that cannot be read."""
+    """Return the TLS context. Raises ``BadRequest`` for files that cannot be read."""
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca)
         if settings.tls_cert:
@@ -291,7 +301,7 @@ def _tls_context(settings: BusSettings) -> ssl.SSLContext:
 
 
 def _bind_metrics(connection: NatsConnection) -> None:
-    """From now on metrics are of this connection; a service has one."""
+    """Bind the metrics of this process to this connection; a service has one."""
     counts = connection.stats
     PROCESS.bus.set_value(lambda: connection.is_connected)
     PROCESS.reconnects.set_value(lambda: counts["reconnects"])

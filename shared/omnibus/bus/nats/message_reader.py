@@ -1,8 +1,8 @@
-"""Reads messages in the turn of the event loop in which their bytes come; all else of the protocol is nats-py's.
+"""Reader of messages in the event-loop turn in which their bytes arrive.
 
-nats-py reads in a task, which each arrival wakes in a turn of its own, and finds each message by patterns. What comes
-in practice is messages without headers for handlers of ours, one behind the other: these are read here. With anything
-else the bytes go nats-py's way from there on, until it has read all of them.
+nats-py reads in a task, which each arrival wakes in another turn, and finds each message by patterns. Most arrivals are
+successive messages without headers for Omnibus's handlers, which are read here. After any other input, the bytes are
+passed to nats-py until it has read all of them.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 _MESSAGE = b"MSG "
 _LINE_END = b"\r\n"
-#: Bytes of a message's first line at most, as in nats-py: what has none by then is for it to refuse.
+#: Most bytes of a message's first line, as in nats-py, which rejects a longer one.
 _MAX_LINE_BYTES = 4096
 
 
 class MessageReader:
-    """Takes the bytes that come for ``stream``, whose reader is a task of nats-py with ``parser``.
+    """Reads the bytes for ``stream``, which nats-py parses with ``parser``.
 
-    ``stats`` are nats-py's counters of what comes in.
+    ``stats`` are nats-py's counters of received messages and bytes.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class MessageReader:
         self._unread: Any = stream._buffer  # type: ignore[attr-defined]
         self._pass_on = stream.feed_data
         self._partial = bytearray()  # of the next message
-        self._missing = 0  # bytes at least until it is whole
+        self._missing = 0  # at least so many bytes until it is complete
 
     def feed_data(self, data: bytes) -> None:
-        """Deliver the messages that are whole now. Raises nothing."""
+        """Deliver the messages that are complete now. Raises nothing."""
         parser = self._parser
         if self._unread or parser.buf or parser.state != AWAITING_CONTROL_LINE:
-            self._pass_on(data)  # behind what nats-py has not read yet
+            self._pass_on(data)  # after the bytes that nats-py has not read yet
             return
         if self._partial:
             self._partial += data
@@ -57,7 +57,7 @@ class MessageReader:
             self._keep_rest(data[at:] if at else data)
 
     def _deliver_messages(self, data: bytes) -> int:
-        """Deliver from the beginning on; returns where something else begins, or a message that is not whole."""
+        """Deliver complete messages from the start; returns the offset of the rest."""
         at, stats, handlers = 0, self._stats, self._handlers
         while data.startswith(_MESSAGE, at):
             line_end = data.find(_LINE_END, at)
@@ -77,12 +77,12 @@ class MessageReader:
             stats["in_bytes"] += len(body)
             try:
                 handler(Delivery(subject.decode(), body, reply[0].decode() if reply else ""))
-            except Exception:  # the reader must outlive any one message
+            except Exception:  # the reader must survive every message
                 log.exception("handler of %s failed", subject.decode())
         return at
 
     def _keep_rest(self, rest: bytes) -> None:
-        """Keep a message that is not whole until the rest of it comes; what else it is goes nats-py's way."""
+        """Keep an incomplete message until its rest arrives; pass other input to nats-py."""
         self._missing = self._missing_bytes(rest)
         if self._missing > 0:
             self._partial += rest
@@ -90,7 +90,10 @@ class MessageReader:
             self._pass_on(rest)
 
     def _missing_bytes(self, rest: bytes) -> int:
-        """Bytes at least that are missing of a message for a handler of ours; 0 for what is none."""
+        """Return the least number of missing bytes of an incomplete message.
+
+        0 if it is not a message for a handler of Omnibus.
+        """
         line_end = rest.find(_LINE_END)
         if line_end < 0:
             return int(len(rest) < _MAX_LINE_BYTES and rest[: len(_MESSAGE)] == _MESSAGE[: len(rest)])
@@ -100,5 +103,5 @@ class MessageReader:
             _, number, *_, size = rest[4:line_end].split()
             ours = int(number) in self._handlers
             return line_end + 2 + int(size) + 2 - len(rest) if ours else 0
-        except ValueError:  # nats-py says so
+        except ValueError:  # nats-py reports it
             return 0

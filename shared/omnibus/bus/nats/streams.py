@@ -1,4 +1,4 @@
-"""Streams of JetStream as they are to be: made or changed when a service starts, and looked at after a reconnect."""
+"""Streams of JetStream: created or changed at a service's start, verified after a reconnect."""
 
 import asyncio
 import logging
@@ -15,20 +15,20 @@ from omnibus.errors import Fatal
 
 log = logging.getLogger(__name__)
 
-#: How often the streams are looked at after a reconnect until the server answers, and seconds in between.
+#: Most attempts to verify the streams after a reconnect until the server answers, and seconds between them.
 _MAX_VERIFY_ATTEMPTS, _VERIFY_PAUSE_SECONDS = 5, 2.0
 #: Seconds between two attempts while the servers of a cluster elect a leader.
 _ELECTION_PAUSE_SECONDS = 0.25
-#: JetStream's code for a stream that may grow larger than what is left of its storage.
+#: JetStream's code for a stream whose limit exceeds the rest of its storage.
 _STORAGE_EXCEEDED_CODE = 10047
-#: Those for more replicas than servers: of a server alone, and of a cluster that is too small.
+#: Codes for more replicas than servers: of a single server, and of a cluster that is too small.
 _REPLICAS_CODES = (10074, 10005)
-#: Those of a cluster that has no leader at the moment, and of a stream whose servers are away.
+#: Codes of a cluster that has no leader at the moment, and of a stream whose servers are unreachable.
 _TEMPORARY_CODES = (10008, 10118)
 
 
 class StreamKeeper:
-    """Makes streams with ``replicas`` copies; ``is_clustered`` says whether there are several servers."""
+    """Creates streams with ``replicas`` copies; ``is_clustered`` returns whether there are several servers."""
 
     def __init__(self, js: JetStreamContext, replicas: int, is_clustered: Callable[[], bool]) -> None:
         self._js = js
@@ -37,9 +37,9 @@ class StreamKeeper:
         self._wanted: dict[str, tuple[StreamConfig, StreamSpec]] = {}
 
     async def open_stream(self, stream: StreamSpec, seconds: float, limit: int, patience: float) -> None:
-        """Create ``stream``, or change it to ``limit`` bytes that are kept for ``seconds``.
+        """Create ``stream``, or change it to ``limit`` bytes for ``seconds``.
 
-        Waits ``patience`` seconds at most for servers of a cluster that elect a leader. Raises ``Fatal``.
+        Waits at most ``patience`` seconds for servers of a cluster that elect a leader. Raises ``Fatal``.
         """
         wanted = StreamConfig(
             name=stream.name,
@@ -78,13 +78,13 @@ class StreamKeeper:
             return
         if list(info.config.subjects or []) != [stream.subjects]:
             raise Fatal(
-                f"stream {stream.name} exists with subjects {info.config.subjects}; "
+                f"stream {stream.name} has the subjects {info.config.subjects}, but "
                 f"Omnibus needs {stream.subjects}: rename or delete it"
             )
         await self._js.update_stream(wanted)
 
     async def verify_streams(self) -> None:
-        """Have the streams as they are to be: a server that starts on a full disk has less room for them."""
+        """Restore the streams' configuration: a server that starts on a full disk reduces it."""
         for wanted, stream in list(self._wanted.values()):
             for _ in range(_MAX_VERIFY_ATTEMPTS):
                 try:
@@ -119,7 +119,7 @@ def _describe_refusal(error: Exception, wanted: StreamConfig) -> str:
 def _log_refusal(error: Exception, wanted: StreamConfig) -> None:
     full = _error_code(error) == _STORAGE_EXCEEDED_CODE
     why = "has no room for it" if full else f"refuses it: {getattr(error, 'description', error)}"
-    log.error("stream %s is to have %s bytes, and NATS %s", wanted.name, wanted.max_bytes, why)
+    log.error("stream %s must have %s bytes, but NATS %s", wanted.name, wanted.max_bytes, why)
 
 
 def _error_code(error: Exception) -> int | None:
@@ -129,6 +129,6 @@ def _error_code(error: Exception) -> int | None:
 def _is_temporary(error: Exception) -> bool:
     """Return whether JetStream may answer otherwise in a moment."""
     if isinstance(error, nats.js.errors.ServiceUnavailableError) and error.err_code is None:
-        return True  # nobody listens
+        return True  # no subscriber
     code = _error_code(error)
     return code in _TEMPORARY_CODES if code is not None else not isinstance(error, nats.js.errors.APIError)

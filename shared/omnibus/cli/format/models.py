@@ -12,12 +12,12 @@ from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
 from omnibus.plan import ModelPlan, Plan
 
-#: The dtype that executors load when nobody says otherwise.
+#: The dtype that executors load by default.
 DEFAULT_DTYPE = "float32"
 
 
 def family_info(name: str) -> dict[str, Any]:
-    """All that is known of a family without a checkpoint. Raises ``BadRequest`` for one that a plugin breaks."""
+    """Return the description of a family, without a checkpoint. Raises ``BadRequest`` if a plugin fails to load."""
     found = catalog.find_family(name)
     usual = {option for path in found["paths"] for option in path["options"]}
     options = {each: {**option, "usual": each in usual} for each, option in found["options"].items()}
@@ -35,7 +35,7 @@ def family_info(name: str) -> dict[str, Any]:
 
 
 def plan_model_summary(model: ModelPlan) -> dict[str, Any]:
-    """A model of a plan in short."""
+    """Return a short summary of a model of a plan."""
     replicas = {name: option.replicas for name, option in model.options.items() if not option.of}
     return {"family": model.family, "checkpoint": model.checkpoint, "options": replicas}
 
@@ -43,7 +43,7 @@ def plan_model_summary(model: ModelPlan) -> dict[str, Any]:
 def list_lines(
     families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str], plan: Plan | None
 ) -> Iterator[str]:
-    """Yield the lines of ``omnibus models list``; ``absent`` are the families that are not served, and why."""
+    """Yield the lines of ``omnibus models list``. ``absent`` maps the families that are not served to the reasons."""
     rows = [
         [name, each["title"], ", ".join(each["takes"]), ", ".join(each["gives"]), ", ".join(each["components"])]
         for name, each in families.items()
@@ -120,14 +120,14 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _path_lines(known["paths"])
     yield ""
-    yield "Memory is that of weights; what is computed and cached comes on top."
+    yield "Memory is that of weights. Caches and activations need more."
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
 def check_lines(
     report: Report, declared: Mapping[str, Any], identities: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Yield the lines of ``omnibus models check``; ``identities`` are of encoders."""
+    """Yield the lines of ``omnibus models check``. ``identities`` maps encoders to their digests."""
     yield f"{report.path}: {report.family} ({_family_title(report.family)}); weights: {_stored_text(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
@@ -146,12 +146,12 @@ def check_lines(
     yield f"Memory is that of weights in {_dtype_text(report)}."
     for component, digest in (identities or {}).items():
         yield f"{component} {digest}: executors serve all models that have this one."
-    yield "It can be taken apart. `omnibus up --models FILE` serves it, with this in FILE:"
+    yield "It can be split. `omnibus up --models FILE` serves it, with this in FILE:"
     yield json.dumps(declared, indent=2)
 
 
 def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
-    """The shortest declaration that serves it and its adapters; directories by their whole paths."""
+    """Return the shortest declaration that serves the checkpoint and its adapters. Directories are absolute paths."""
     name, found = _name_and_path(checkpoint)
     declared: dict[str, Any] = {"family": report.family, "checkpoint": found}
     if adapters:
@@ -160,7 +160,7 @@ def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str
 
 
 def _name_and_path(checkpoint: str) -> tuple[str, str]:
-    """Name of a checkpoint, and its id or whole path."""
+    """Return the name of a checkpoint, and its id or absolute path."""
     if is_id(checkpoint):
         return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
     found = Path(checkpoint).resolve()
@@ -168,8 +168,11 @@ def _name_and_path(checkpoint: str) -> tuple[str, str]:
 
 
 def option_bytes(report: Report) -> dict[str, int]:
-    """Bytes of the weights of each option whose components all could be built. Halves of a language model in one
-    executor share theirs."""
+    """Return the bytes of weights of each option.
+
+    Options with a component that could not be built are omitted. The prefill and decode halves of a language model
+    share their weights if one executor runs both.
+    """
     found = {}
     for name, option in catalog.find_family(report.family)["options"].items():
         parts = {"thinker" if part in catalog.SPLIT else part for part in option["components"]}
@@ -179,7 +182,7 @@ def option_bytes(report: Report) -> dict[str, int]:
 
 
 def count_text(number: int) -> str:
-    """Parameters for people."""
+    """Return a number of parameters for people, such as 7.5B."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"
@@ -216,12 +219,12 @@ def _dtype_text(report: Report) -> str:
 
 
 def _unexpected_faults(report: Report, part: ComponentReport) -> list[str]:
-    """Of a configuration alone nothing but problems is unexpected."""
+    """Return the faults to report. Of a configuration without weights, only its problem is unexpected."""
     return part.faults if report.stored else [part.problem] if part.problem else []
 
 
 def _checkpoint_text(model: Mapping[str, Any]) -> str:
-    """The checkpoint of an app's own tasks is a text."""
+    """Return the checkpoint as text, empty for an app's own tasks: theirs is not a path."""
     found = str(model["checkpoint"])
     return "" if model["family"] == catalog.PYTHON else found
 
@@ -231,5 +234,5 @@ def _replica_text(options: Mapping[str, int]) -> str:
 
 
 def _family_title(name: str) -> str:
-    """Title of family ``name``; its name when it is a plugin's."""
+    """Return the title of family ``name``, or a plugin's name."""
     return KNOWN[name].title if name in KNOWN else name

@@ -9,12 +9,12 @@ from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.cluster.monitor.to_json import node_values
 from omnibus.cluster.nodes import NodeLink
 
-#: Characters of a node's name, or of a link's, that are always shown: names of machines differ at their ends.
+#: Characters always shown of the name of a node or link: names of machines differ at their ends.
 _NAME_CHARS = 60
 
 
 def node_lines(seen: SystemState, width: int) -> Iterator[str]:
-    """Tables of nodes and of the links between them; nothing where there is one node or none."""
+    """Yield tables of nodes and links, nothing for fewer than two nodes."""
     nodes = node_values(seen)
     if len(nodes) < 2:
         return

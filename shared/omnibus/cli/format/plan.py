@@ -1,4 +1,4 @@
-"""Plans as text: what a plan is, and what the past was."""
+"""Plans as text: the present plan, its state, and earlier plans."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,14 @@ from omnibus.cluster.monitor.plan_diff import path_shares
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import PlanHistoryEntry, PlanProblem
 
-#: Who is up of each kind; None when nobody was asked.
+#: Number of executors that are up of each kind; None if unknown.
 Up = Mapping[ExecutorKind, int] | None
 #: Characters of a value in ``explain`` that fit on a line.
 _MAX_VALUE_CHARS = 100
 
 
 def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
-    """A plan's options and paths."""
+    """Yield the lines of a plan's options and paths."""
     options = [_option_row(name, model, option, up) for name, model in plan.models.items() for option in model.options]
     paths = [
         [name, kind, path.name, f"{share:.1%}"]
@@ -37,12 +37,12 @@ def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
 
 
 def cell_shares_by_model(plan: Plan) -> dict[str, dict[str, float]]:
-    """The share that the plan gives each cell, of the models that are in cells."""
+    """Return the planned share of each cell, for models that have cells."""
     return {name: cell_shares(model) for name, model in plan.models.items() if has_cells(model)}
 
 
 def cell_lines(plan: Plan, shares: Mapping[str, Mapping[str, float]], parts: Mapping[str, float]) -> Iterator[str]:
-    """A table of cells: their executors, their planned ``shares``, and the ``parts`` of them that they get."""
+    """Yield a table of cells: executors, planned ``shares``, and the ``parts`` of them that they get."""
     rows = [
         [name, cell, _cell_executors(plan.models[name], cell), f"{share:.1%}", f"{parts.get(f'{name}/{cell}', 1.0):g}"]
         for name, own in shares.items()
@@ -72,7 +72,7 @@ def state_lines(
 
 
 def explain_lines(explain: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the plan's maker knows of it: tables of what was planned, and a line for each other value."""
+    """Yield the planner's notes on its plan: tables of planned values, and a line for each other value."""
     planned = explain.get("planned")
     if isinstance(planned, Mapping):
         yield from planned_lines(planned)
@@ -96,7 +96,7 @@ def _value_lines(explain: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
 
 
 def history_lines(history: Sequence[PlanHistoryEntry], current: int, pin: int) -> Iterator[str]:
-    """The epochs that are kept, the newest first."""
+    """Yield a table of the stored epochs, newest first."""
     rows = []
     for each in history:
         marks = [word for word, epoch in (("current", current), ("pinned", pin)) if epoch == each.epoch]
@@ -110,7 +110,7 @@ def history_lines(history: Sequence[PlanHistoryEntry], current: int, pin: int) -
 
 
 def age_text(moment: float) -> str:
-    """Return how long ago ``moment`` was, in words and roughly; it is in Unix seconds."""
+    """Return roughly how long ago ``moment`` was, in words. ``moment`` is in Unix seconds."""
     seconds = max(0.0, time.time() - moment)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -119,7 +119,7 @@ def age_text(moment: float) -> str:
 
 
 def missing_executors(planned: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
-    """The executors of ``wanted`` that are not up, in words."""
+    """Return the executors of ``planned`` that are not up, in words."""
     short = {kind: count for kind, count in planned.items() if there.get(kind, 0) < count}
     return ", ".join(f"{count - there.get(kind, 0)} of {kind.model}/{kind.option}" for kind, count in short.items())
 

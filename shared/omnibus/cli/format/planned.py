@@ -1,4 +1,4 @@
-"""Texts on planned models, as a planner describes them: what is expected of each, and what they have in common."""
+"""Texts for planned models: the expected load and latency of each, and the deployments and links that they share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _NOTES = {
 
 
 def planned_lines(planned: Mapping[str, Any]) -> Iterator[str]:
-    """``explain["planned"]`` of a plan."""
+    """Yield the lines for ``explain["planned"]`` of a plan."""
     models = planned.get("models", {})
     for name, model in models.items():
         yield from _model_lines(name, model)
@@ -50,14 +50,14 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _promise_lines(promise: Any) -> Iterator[str]:
-    """Format what the solver promised and what a simulation served; what was measured since, once there is load."""
+    """Yield the capacities that the solver promised and the simulation served."""
     if not isinstance(promise, Mapping):
         return
     if promise.get("fault"):
         yield f"  not simulated: {promise['fault']}"
         return
     solver, simulated = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
-    which = "" if promise.get("agrees") else ", which is what is promised"
+    which = "" if promise.get("agrees") else ", which is the promise"
     rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
     policy = f", as policy {promise['policy']} has it" if promise.get("policy") else ""
     yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds}){policy}"
@@ -117,7 +117,7 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _link_lines(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Traffic between nodes; a link that nobody declared has no capacity."""
+    """Yield a table of traffic between nodes. An undeclared link has no capacity."""
     rows = [
         [
             str(each.get("from", "")),
@@ -155,5 +155,5 @@ def _share_text(value: Any) -> str:
 
 
 def _seconds_text(value: Any) -> str:
-    """None is what grows without end."""
+    """Return seconds as text. None means that the latency grows without limit."""
     return f"{value:.3g} s" if isinstance(value, int | float) else "grows"

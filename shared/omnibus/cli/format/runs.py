@@ -5,7 +5,7 @@ from omnibus.urls import redact_url
 
 
 def address_text(state: RunState, token: str) -> str:
-    """Return the addresses of a run that is up; ``token`` is how its admin token is shown."""
+    """Return the addresses of a run that is up. ``token`` is the text to show for its admin token."""
     scheme = state.gateway_url.partition("://")[0]
     urls = [f"{scheme}://127.0.0.1:{port}" for name, port in state.ports.items() if name.startswith("gateway")]
     others = f"   also: {' '.join(f'{url}/v1' for url in urls[1:])}" if urls[1:] else ""

@@ -1,4 +1,4 @@
-"""Text of a plan's score: what it promised for the requests that came, and what was measured."""
+"""Text of a plan's score: promised values for the actual requests, next to the measured ones."""
 
 import time
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from omnibus.plan_score import PlanScore, ScoredValue, TypeScore
 _FIGURES = {
     "first_token": "first token",
     "token": "token",
-    "first_audio": "first sound",
+    "first_audio": "first audio",
     "real_time": "real time",
     "done": "done",
 }
 
 
 def score_lines(score: PlanScore | None) -> Iterator[str]:
-    """Lines of a score; None: there is none yet."""
+    """Yield the lines of a score, none if ``score`` is None."""
     if score is None:
         return
     ended = sum(each.requests for each in score.types)
@@ -26,7 +26,7 @@ def score_lines(score: PlanScore | None) -> Iterator[str]:
     yield from table_lines(["MODEL", "REQUEST TYPE", "", "PROMISED", "MEASURED", "ERROR"], rows)
     if not any(each.p50 or each.p99 for each in score.types) and score.types:
         yield (
-            f"latencies are not compared: {score.load:.0%} of what can be served came, too few requests ended, "
+            f"latencies are not compared: the load was {score.load:.0%} of the capacity, too few requests ended, "
             "or the profile lacks latencies"
         )
     if score.options:

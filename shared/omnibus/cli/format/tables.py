@@ -1,20 +1,20 @@
-"""Rows for people."""
+"""Tables and fields as lines for people."""
 
 from collections.abc import Iterator, Sequence
 
-#: Characters of names, and of the words of a last column, that are kept even on a narrow screen.
+#: Minimum characters of names, and of the words in a last column, on a narrow screen.
 _MIN_NAME_CHARS, _MIN_WORDS_CHARS = 12, 12
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of columns as wide as their widest cell."""
+    """Yield a table with columns as wide as their widest cells."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     for row in [head, *rows]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def field_lines(named: dict[str, str]) -> Iterator[str]:
-    """One line per field that is not empty."""
+    """Yield one line per field that is not empty."""
     width = max(map(len, named))
     for name, value in named.items():
         if value:
@@ -26,11 +26,11 @@ def field_lines(named: dict[str, str]) -> Iterator[str]:
 def column_lines(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, words: int = 0, least: int = _MIN_NAME_CHARS
 ) -> Iterator[str]:
-    """Lines of a table of at most ``width``, 0 for any, if its cells can be cut to that: numbers to the right, the
-    first and the last ``words`` columns to the left.
+    """Yield a table of at most ``width`` characters, 0 for any.
 
-    What stands last is cut first, where it is words. Names are cut to not less than ``least`` characters, and only as
-    far as all that differ still do; then the table is wider.
+    Numbers are aligned to the right, the first and the last ``words`` columns to the left. A last column of words is
+    cut first. Names are cut to at least ``least`` characters, and only if different names stay different. If that does
+    not suffice, the table is wider than ``width``.
     """
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     if width and words and (over := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
@@ -47,7 +47,7 @@ def column_lines(
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:
-    """``names`` in ``width`` characters each, or in as many more as keep apart those that differ."""
+    """Return ``names`` cut to ``width`` characters. They are longer if different names would become equal."""
     for chars in range(width, max(map(len, names))):
         short = [shorten_name(name, chars) for name in names]
         if len(set(short)) == len(set(names)):
@@ -56,8 +56,8 @@ def shorten_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def shorten_name(name: str, width: int) -> str:
-    """``name`` in ``width`` characters: of a request type all parts, each a little shorter, of ``MODEL/OPTION`` the
-    option, of all others both ends."""
+    """Return ``name`` cut to ``width`` characters. A request type keeps all its parts, each shorter. ``MODEL/OPTION``
+    keeps the option. Any other name keeps both ends."""
     if len(name) <= width:
         return name
     parts = name.strip().split("+")
@@ -73,7 +73,7 @@ def shorten_name(name: str, width: int) -> str:
 
 
 def _cut_middle(name: str, width: int) -> str:
-    """``name`` in ``width`` characters: both ends, as names of models differ at either."""
+    """Return both ends of ``name`` in ``width`` characters. Names of models differ at either end."""
     if len(name) <= width:
         return name
     behind = (width - 1) // 3
@@ -85,7 +85,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+    """Return ``nbytes`` in the largest unit that gives at least 1."""
     found, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if found < 1024 or unit == "TiB":

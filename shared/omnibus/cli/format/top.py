@@ -1,4 +1,4 @@
-"""Output of ``omnibus top``, as lines for people. For programs there is ``omnibus.cluster.monitor.to_json``."""
+"""Output of ``omnibus top``, as lines for people. For programs, use ``omnibus.cluster.monitor.to_json``."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,9 @@ _NONE = Totals(0.0, 0.0, 0, 0, None, None, {})
 
 
 def top_lines(seen: SystemState, away: Sequence[str], width: int = 100) -> Iterator[str]:
-    """Everything, as lines; tables take ``width`` characters if they can, 0 for any.
+    """Yield all of the output. Tables fit ``width`` characters if possible, 0 for any.
 
-    ``away`` says what cannot be reached.
+    ``away`` contains the problems with unreachable services.
     """
     yield from _state_lines(seen, away)
     yield ""
@@ -114,8 +114,8 @@ def _bar_text(share: float) -> str:
     return "|" * full + "." * (_BAR_CHARS - full)
 
 
-#: The table of requests: the name of each column, the text of a row's cell, empty for nothing, and whether the column
-#: is there when nothing is in it. A row is totals and the planned rate.
+#: Columns of the table of requests: the name, the text of a row's cell (empty for nothing), and whether to show the
+#: column if all cells are empty. A row is totals and the planned rate.
 _COLUMNS: Sequence[tuple[str, Callable[[tuple[Totals, float | None]], str], bool]] = (
     ("req/s", lambda row: _rate_text(row[0].came), True),
     ("planned", lambda row: "" if row[1] is None else _rate_text(row[1]), False),

@@ -1,8 +1,8 @@
-"""Watching a whole Omnibus: plans, executors, gateways and their load, as ``omnibus top`` and the console show it.
+"""Observation of a whole Omnibus: plans, executors, gateways and load, for ``omnibus top`` and the console.
 
 async with Watch(store, bus).following() as watch:
-    away = watch.turn()
-    print(told(watch.seen, away))
+    away = watch.poll_presence()
+    print(state_values(watch.seen, away))
 """
 
 from omnibus.cluster.monitor.monitor import Watch

@@ -1,4 +1,4 @@
-"""Following the store and the bus, through their restarts."""
+"""Observer that follows the store and the bus, through their restarts."""
 
 import asyncio
 import time
@@ -15,28 +15,28 @@ from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.store import REREAD_SECONDS, PlanState, Store
 
-#: Seconds between two attempts to read from a store that is away.
+#: Seconds between two attempts to read from an unreachable store.
 RETRY_PAUSE_SECONDS = 1.0
 
 
 class Watch:
-    """Keeps ``seen`` up to date. ``tell`` is called whenever there is news."""
+    """Keeps ``seen`` up to date. ``tell`` is called after every change."""
 
     def __init__(self, store: Store, bus: Bus, tell: Callable[[], None] = lambda: None) -> None:
         self.seen = SystemState()
-        #: Set once the store has told where plans stand.
+        #: Set after the state of the plans was read from the store.
         self.begun = asyncio.Event()
         self._store = store
         self._bus = bus
         self._tell = tell
         self._polled = 0.0
         self._reconnects = bus.reconnects
-        self._bus_lost = 0.0  # monotonic seconds; 0: it is there
+        self._bus_lost = 0.0  # monotonic seconds; 0: connected
         self._store_lost = 0.0
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator["Watch"]:
-        """Follow as long as the block lasts."""
+        """Follow the system while the context is open."""
         handlers: dict[str, Callable[[Any], None]] = {
             subjects.EXECUTOR: self.seen.handle_executor,
             subjects.GATEWAY: self.seen.handle_gateway,
@@ -53,19 +53,19 @@ class Watch:
             yield self
 
     def poll_presence(self) -> list[str]:
-        """Ask who is there, now and then; returns what cannot be reached."""
+        """Request the status of all processes from time to time. Returns the problems with unreachable services."""
         now, away = time.monotonic(), []
         if self._bus.reconnects != self._reconnects:
             self._reconnects, self._polled = self._bus.reconnects, 0.0
             self.seen.handle_disconnect()
         if not self._bus.connected:
             self._bus_lost = self._bus_lost or now
-            away.append(f"the bus, for {now - self._bus_lost:.0f} s: who is up and what comes is not known")
+            away.append(f"the bus, for {now - self._bus_lost:.0f} s: executors and arrivals are unknown")
         else:
             self._bus_lost = 0.0
             if now - self._polled >= CENSUS_INTERVAL_SECONDS:
                 self._polled = now
-                with suppress(OmnibusError):  # the next turn asks again
+                with suppress(OmnibusError):  # the next call repeats it
                     self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         if self._store_lost:
             away.append(f"the store, for {now - self._store_lost:.0f} s: the plan is the last one known")
@@ -78,7 +78,7 @@ class Watch:
                     await self._read_state(stand)
                     self.begun.set()
                     break
-                except StoreUnavailable:  # a change is told once
+                except StoreUnavailable:  # a change is announced once
                     await asyncio.sleep(RETRY_PAUSE_SECONDS)
             self._tell()
 
@@ -92,7 +92,7 @@ class Watch:
         seen.stand = stand
 
     async def _follow_problems(self) -> None:
-        """Nobody announces these."""
+        """Poll the problems of plans, which no event announces."""
         while True:
             try:
                 self.seen.problems = await self._store.plan_problems()
@@ -111,7 +111,7 @@ class Watch:
 
 
 async def _readable_plan(reading: Awaitable[Plan | None]) -> Plan | None:
-    """None for a plan that another build wrote."""
+    """Return the plan, or None if another build wrote it."""
     with suppress(ProtocolError):
         return await reading
     return None

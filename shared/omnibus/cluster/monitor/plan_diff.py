@@ -10,7 +10,7 @@ _MAX_CHECKPOINT_CHARS = 100
 
 
 def plan_differences(before: Plan, after: Plan) -> Iterator[list[str]]:
-    """Rows of what changes: what, before, after."""
+    """Yield the rows of changes: name, before, after."""
     names = dict.fromkeys([*before.models, *after.models])
     for name in names:
         old, new = before.models.get(name), after.models.get(name)
@@ -24,7 +24,7 @@ def plan_differences(before: Plan, after: Plan) -> Iterator[list[str]]:
 
 
 def path_shares(paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-    """Each path and its part of the requests of its type."""
+    """Yield each path with its share of the requests of its type."""
     total = sum(path.rate for path in paths)
     for path in paths:
         yield path, path.rate / total if total else 0.0
@@ -50,7 +50,7 @@ def _share_texts(model: ModelPlan | None) -> dict[str, str]:
 
 
 def _fact_texts(model: ModelPlan | None) -> dict[str, str]:
-    """All else that executors go by."""
+    """Return the other values of a plan that determine executors."""
     if model is None:
         return {}
     makes = {f"/{option}: what it does": model.option_origin(option)[:4] for option in model.options}

@@ -15,12 +15,13 @@ from omnibus.cluster.presence import PresenceTracker
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState
 
-#: Seconds that rates are over.
+#: Seconds over which rates are computed.
 RATE_WINDOW_SECONDS = 5.0
 
 
 class Totals(NamedTuple):
-    """Of one model and request type. Rates per second; ``first`` and ``total`` are mean seconds, None without any."""
+    """Totals of one model and request type. Rates are per second. ``first`` and ``total`` are mean seconds, None
+    without requests."""
 
     came: float
     done: float
@@ -32,7 +33,7 @@ class Totals(NamedTuple):
 
 
 class NodeExecutor(NamedTuple):
-    """One executor on a node. ``busy`` is a share of its time, None while it is not known."""
+    """Executor on a node. ``busy`` is a share of its time, None if unknown."""
 
     id: str
     model: str
@@ -48,7 +49,7 @@ class OptionState(NamedTuple):
     kind: ExecutorKind
     components: tuple[str, ...]
     wanted: int
-    staged: int | None  # what the plan that is to follow wants
+    staged: int | None  # number in the staged plan
     up: int
     leaving: int
     busy: float | None
@@ -57,7 +58,7 @@ class OptionState(NamedTuple):
 
 
 class _ExecutorHistory:
-    """One executor: its last word, and what its engines did in the last seconds."""
+    """Last status and recent work of one executor."""
 
     def __init__(self) -> None:
         self.status: ExecutorStatus
@@ -71,7 +72,8 @@ class _ExecutorHistory:
 
     @property
     def busy(self) -> float | None:
-        """Share of the time; engines of several components may compute side by side, and count once."""
+        """Return the busy share of the time. If engines of several components compute concurrently, the time counts
+        once."""
         rates = self._compute_rates()
         return min(1.0, rates[0]) if rates is not None and self.status.busy else None
 
@@ -88,7 +90,7 @@ class _ExecutorHistory:
 
 
 class SystemState:
-    """All of it. ``clock`` tells seconds."""
+    """State of the observed system. ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.stand = PlanState(0, 0, 0, 0)
@@ -104,7 +106,7 @@ class SystemState:
         self._recent = LoadWindow(RATE_WINDOW_SECONDS, clock)
         self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
 
-    # What comes
+    # Events
 
     def handle_executor(self, status: ExecutorStatus) -> None:
         if status.state == "gone":
@@ -137,15 +139,15 @@ class SystemState:
                 lost[1] += load.refused
 
     def handle_disconnect(self) -> None:
-        """The bus was away: what it had to say in the meantime is lost."""
+        """Drop load data, as the bus was disconnected and events were lost."""
         self._recent.clear()
         self._inflight.forget_before(math.inf)
 
-    # What is so
+    # State
 
     @property
     def gateways(self) -> dict[str, int]:
-        """The plan's epoch at each gateway."""
+        """Return the plan's epoch at each gateway."""
         return dict(sorted(self._gateways.entries().items()))
 
     def node_gateways(self) -> dict[str, list[str]]:
@@ -166,16 +168,16 @@ class SystemState:
 
     @property
     def inflight(self) -> int:
-        """Invocations in flight at all gateways."""
+        """Return the invocations in flight at all gateways."""
         return sum(self._inflight.entries().values())
 
     @property
     def span(self) -> float:
-        """Seconds that rates are over by now."""
+        """Return the seconds over which rates are computed now."""
         return self._recent.span
 
     def type_totals(self) -> dict[tuple[str, str], Totals]:
-        """Return the totals of every model and request type that was requested since the beginning."""
+        """Return the totals of every model and type requested since the beginning."""
         self._recent.drop_expired()
         rates = {key: _RateSums() for key in self._lost}
         for event, per_second in self._recent.event_rates():
@@ -194,7 +196,7 @@ class SystemState:
         return found
 
     def option_states(self) -> list[OptionState]:
-        """All kinds of executors that are wanted, or there."""
+        """Return the states of all planned or running kinds of executors."""
         planned = replica_counts(self.plan.models) if self.plan is not None else {}
         staged = replica_counts(self.staged.models) if self.staged is not None else None
         there: dict[ExecutorKind, list[_ExecutorHistory]] = {}
@@ -207,7 +209,7 @@ class SystemState:
         ]
 
     def _executor_kind(self, status: ExecutorStatus) -> ExecutorKind:
-        """One that names no origin stands for any, so for the one that the plan wants."""
+        """Return the kind of an executor. One without an origin counts for any, so for the planned one."""
         for plan in (self.plan, self.staged) if not status.origin else ():
             model = plan.models.get(status.model) if plan is not None else None
             if model is not None and status.option in model.options:
@@ -245,7 +247,7 @@ class _RateSums:
 
 
 def sum_totals(parts: Iterable[Totals]) -> Totals:
-    """The totals of several types."""
+    """Return the totals of several types."""
     parts = list(parts)
     done = sum(part.done for part in parts)
     quantities: dict[str, float] = {}
@@ -268,7 +270,8 @@ def sum_totals(parts: Iterable[Totals]) -> Totals:
 
 
 def planned_rates(plan: Plan | None) -> dict[tuple[str, str], float]:
-    """Requests per second that the plan was made for, by model and type: of the models whose rates the solver found.
+    """Return the requests per second that the plan was made for. They are by model and type, for models whose rates the
+    solver found.
 
     Rates of other models' paths are shares without a unit.
     """

@@ -11,7 +11,7 @@ from omnibus.plan import Plan
 
 
 def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
-    """Everything, as JSON has it. ``away`` says what cannot be reached."""
+    """Return the whole state as JSON values. ``away`` contains the problems with unreachable services."""
     types, planned = seen.type_totals(), planned_rates(seen.plan)
     known: dict[str, dict[str, Any]] = {name: {} for name in model_names(seen.plan, types)}
     for model, kind in dict.fromkeys([*planned, *types]):
@@ -39,9 +39,9 @@ def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
 
 
 def node_values(seen: SystemState) -> list[dict[str, Any]]:
-    """Nodes with the executors and gateways on them; empty where sidecars do not pull from each other.
+    """Return the nodes with their executors and gateways. Empty if sidecars do not pull from each other.
 
-    A node whose sidecar was forgotten is gone and has no address, as long as something else on it reports.
+    A node with an expired sidecar is gone and has no address, as long as another process on it reports.
     """
     executors, gateways = seen.node_executors(), seen.node_gateways()
     known: dict[str, dict[str, Any]] = {node.node: node._asdict() for node in seen.nodes.nodes()}
@@ -60,7 +60,7 @@ def node_values(seen: SystemState) -> list[dict[str, Any]]:
 
 
 def model_names(plan: Plan | None, types: Mapping[tuple[str, str], Totals]) -> list[str]:
-    """The names of all models: those of the plan, and others that were asked for."""
+    """Return the names of all models: those of the plan, and others that were requested."""
     return list(dict.fromkeys([*(plan.models if plan is not None else ()), *(model for model, _ in types)]))
 
 

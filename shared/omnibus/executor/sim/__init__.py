@@ -1,10 +1,10 @@
-"""The ``sim`` engine: executors that compute nothing and take as long as a profile says.
+"""The ``sim`` engine: executors that compute nothing and take the time of a profile.
 
     OMNIBUS_EXECUTOR_ENGINE=services.engines:sim
     OMNIBUS_EXECUTOR_PROFILE=/etc/omnibus/profile.json       (see ``omnibus.executor.sim.profile``)
 
-The control plane is the real one: gateways, planner, sidecar and the loop around the runners see executors
-that read inputs, send tensors, stream and hold slots as others do. Dozens fit on a laptop.
+The control plane is real. Gateways, planner, sidecar and the executor loop see executors that read inputs, send
+tensors, stream and hold slots like others. Dozens fit on a laptop.
 """
 
 from omnibus.executor.sim.async_device import Clock

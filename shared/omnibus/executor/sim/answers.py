@@ -1,4 +1,4 @@
-"""Scripted answers of a simulated language model: what it says instead of words by chance, and when."""
+"""Scripted answers of a simulated language model, and their rules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A rule: what is answered where the last message is by ``role`` and contains a text, in capitals or not."""
+    """A rule: the answer to a last message of ``role`` that contains a text, ignoring case."""
 
     role: Literal["user", "tool"] = "user"
     contains: str = ""
@@ -33,7 +33,7 @@ class ScriptedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ValueError("an answer needs `text`, `calls` or `reasoning`")
 
     def fits_message(self, message: Mapping[str, Any]) -> bool:
-        """Return whether ``message``, the last one of a chat, is what the rule is for."""
+        """Return whether the rule matches ``message``, the last one of a chat."""
         return message.get("role") == self.role and self.contains.casefold() in message_text(message).casefold()
 
 
@@ -46,7 +46,7 @@ class ToolParams(msgspec.Struct, frozen=True):
     allowed_tools: tuple[str, ...] = ()
 
     def permits(self, answer: ScriptedAnswer) -> bool:
-        """Return whether a model that obeys the request could answer so."""
+        """Return whether a model that follows the request could answer so."""
         offered = {tool.get("function", {}).get("name") for tool in self.tools}
         if self.allowed_tools:
             offered &= {*self.allowed_tools}
@@ -58,12 +58,12 @@ class ToolParams(msgspec.Struct, frozen=True):
 def find_answer(
     answers: Sequence[ScriptedAnswer], message: Mapping[str, Any], params: ToolParams
 ) -> ScriptedAnswer | None:
-    """The first of ``answers`` for a chat that ends in ``message``; None where there is none."""
+    """Return the first of ``answers`` that matches ``message`` and ``params``, or None."""
     return next((each for each in answers if each.fits_message(message) and params.permits(each)), None)
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """The text of ``message``, that of its parts joined."""
+    """Return the text of ``message``, or of its parts, joined."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]

@@ -1,4 +1,4 @@
-"""A device in asyncio time: sleeps until its batch is done, and wakes who waited for it."""
+"""A device in asyncio time: sleeps until its batch is done, then wakes the waiting callers."""
 
 import asyncio
 import time
@@ -20,9 +20,9 @@ def _call_later(seconds: float, callback: Callable[[], None]) -> Timer:
 
 
 class Clock(NamedTuple):
-    """Time as a machine knows it, in seconds: what it is ``now``, and what is to be called ``later``.
+    """Clock of a machine, in seconds: the time ``now``, and calls ``later``.
 
-    Tests bring their own.
+    Tests have their own.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -33,7 +33,7 @@ REAL_CLOCK = Clock()
 
 
 class WorkTicket:
-    """Handle of a caller that waits for a work: ``wait_for_update`` returns at each event of the work."""
+    """Handle of a caller that waits for a work; ``wait_for_update`` returns at each event of the work."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
@@ -55,10 +55,10 @@ class WorkTicket:
 
 
 class SimulatedMachine:
-    """The one device of an executor, and the task that turns it.
+    """The one device of an executor, and the task that runs it.
 
-    ``startup`` is in seconds of ``clock``, as is all that ``device`` takes. Turns follow each other without a
-    gap while works wait, however late the timers are.
+    ``startup`` and the times of ``device`` are in seconds of ``clock``. While works wait, turns follow each other
+    without a gap, even if timers are late.
     """
 
     def __init__(self, device: Device, startup: float, clock: Clock) -> None:
@@ -90,7 +90,7 @@ class SimulatedMachine:
         self._serving = asyncio.create_task(self._serve_turns(), name="device")
 
     async def close(self) -> None:
-        """Fail what waits. Closing twice is harmless."""
+        """Fail all waiting works. Repeated calls are harmless."""
         tasks = [task for task in (self._starting, self._serving) if task is not None]
         for task in tasks:
             task.cancel()
@@ -99,13 +99,13 @@ class SimulatedMachine:
 
     @property
     def utilisation(self) -> float:
-        """Share of the time since the start that the device was busy."""
+        """Busy part of the time since the start."""
         passed = self._clock.now() - self._began
         return min(1.0, self._device.busy / passed) if self._serving is not None and passed > 0 else 0.0
 
     @contextmanager
     def admit_work(self, lane: Lane, work: SimWork) -> Iterator[WorkTicket]:
-        """Queue ``work``; leaving the block, however it is left, frees its slot at once."""
+        """Queue ``work``; every exit from the block frees its slot at once."""
         if self._failed is not None:
             raise self._failed
         ticket = WorkTicket()
@@ -122,19 +122,19 @@ class SimulatedMachine:
             self._wake.set()
 
     def extend_sequence(self, lane: Lane, sequence: SimSequence, allowed: float, limit: float) -> None:
-        """Let ``sequence`` take ``allowed`` steps by now, and end after ``limit``."""
+        """Allow ``sequence`` a total of ``allowed`` steps, and end it after ``limit``."""
         lane.extend_sequence(sequence, allowed, limit, self._clock.now())
         self._wake.set()
 
     async def _serve_turns(self) -> None:
-        """Turn for ever; sleeps while nobody is ready."""
+        """Run turns until cancelled; sleeps while no work is ready."""
         clock, device, at = self._clock, self._device, self._clock.now()
         try:
             while True:
                 self._wake.clear()
                 turn = device.next_turn(at)
                 if turn is None and (now := clock.now()) > at:
-                    at = now  # a timer was late, or nobody was there
+                    at = now  # a timer was late, or there was no work
                     turn = device.next_turn(at)
                 if turn is None:
                     await self._wake.wait()
@@ -144,12 +144,12 @@ class SimulatedMachine:
                 at += turn.ends[steps - 1]
                 self._charge_turn(turn, steps)
                 device.finish_turn(turn, at, steps)
-        except Exception as error:  # the device's own boundary: whoever waits for it must not wait for ever
+        except Exception as error:  # boundary of the device: its callers must not wait forever
             self._fail_tickets(error)
             raise
 
     async def _wait_for_turn(self, turn: DeviceTurn | CombinedTurn, began: float) -> int:
-        """Sleep until ``turn`` is over; returns its steps, fewer when something happens meanwhile."""
+        """Sleep until the end of ``turn``; returns its steps, fewer if an event interrupts it."""
         clock, steps, rung = self._clock, len(turn.ends), False
 
         def on_timer() -> None:
@@ -164,14 +164,17 @@ class SimulatedMachine:
                 await self._wake.wait()
             finally:
                 timer.cancel()
-            if rung:  # maybe a little early: timers are no finer than a millisecond
+            if rung:  # maybe a little early: timers have a resolution of a millisecond
                 return steps
             steps = min(steps, turn.steps_begun(clock.now() - began))
-        await asyncio.sleep(0)  # late, but everybody else has a turn too
+        await asyncio.sleep(0)  # late, but other tasks must also run
         return steps
 
     def _charge_turn(self, turn: DeviceTurn | CombinedTurn, steps: int) -> None:
-        """Divide the first ``steps`` of ``turn`` among the jobs of its works, lane by lane, as lanes count them."""
+        """Charge the first ``steps`` of ``turn`` to the jobs of its works.
+
+        It charges lane by lane, as lanes count them.
+        """
         for each in turn.turns:
             unit = steps * len(each.works) / each.seconds if each.seconds else 0.0  # a step of one is a unit
             shares = [
@@ -188,7 +191,7 @@ class SimulatedMachine:
 
 
 def _set_begun(turn: DeviceTurn | CombinedTurn) -> None:
-    """Let the jobs of works whose first turn this is begin now."""
+    """Record the start of the jobs whose first turn this is."""
     for each in turn.turns:
         for work, _ in each.works:
             if work.clock is not None:

@@ -1,16 +1,15 @@
-"""A device that serves one batch at a time: who waits, who goes next, how long it takes. It has no clock of its own.
+"""A device that serves one batch at a time: queue, order and duration. It has no clock.
 
-A lane is one component. Its works wait in order of arrival. A *pass* takes as many of them as there are
-slots; where the component has steps, a work is a sequence, its pass is its prompt, and after that it keeps
-its slot and takes part in every *step* until it ends (continuous batching). All lanes share the device: of
-those that could go next, the one goes that has waited longest, which is what makes components in one
-executor slow each other down.
+A lane is one component. Its works wait in order of arrival. A *pass* takes as many of them as there are slots. If the
+component has steps, a work is a sequence and its pass is its prompt. It then keeps its slot and takes part in every
+*step* until it ends (continuous batching). All lanes share the device. The next turn is the pass or step that has
+waited longest; so components in one executor slow each other down.
 
-    turn = device.turn(at)                # or None: nobody can go at this time
-    device.finish(turn, at + turn.seconds, len(turn.ends))
+    turn = device.next_turn(at)                # or None: no work is ready at this time
+    device.finish_turn(turn, at + turn.seconds, len(turn.ends))
 
-While nobody else could go and nobody is to be told, one turn is several steps, so that simulating them
-costs no more than simulating one. Whoever runs the device may end it after fewer, when somebody comes.
+One turn is several steps while no other work is ready and no caller needs an update. Simulating them then costs no more
+than simulating one. The caller may end a turn after fewer steps, when other work arrives.
 """
 
 from bisect import bisect_left
@@ -25,7 +24,7 @@ from omnibus.executor.job_clock import JobClock
 from omnibus.executor.sim.distributions import Curve
 from omnibus.spare_places import count_spare_places
 
-#: Hears the time of what happened to a work.
+#: Callback with the time of an event of a work.
 Told = Callable[[float], None]
 
 #: Most steps of one turn.
@@ -33,9 +32,9 @@ MAX_TURN_STEPS = 256
 
 
 class SimWork:
-    """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time.
+    """One item of a batch, with ``tokens``. ``factor`` multiplies its share of the time.
 
-    ``clock`` is that of its job, where there is one.
+    ``clock`` is its job's clock, or None.
     """
 
     __slots__ = ("clock", "factor", "gone", "left", "ready", "tokens", "told")
@@ -51,7 +50,7 @@ class SimWork:
 
     @property
     def tenant(self) -> str:
-        """The tenant that its job is for, empty where there are none."""
+        """Tenant of its job; empty without tenants."""
         return self.clock.tenant.name if self.clock is not None else ""
 
     def notify(self, at: float) -> None:
@@ -60,10 +59,10 @@ class SimWork:
 
 
 class SimSequence(SimWork):
-    """A work that goes on after its pass, ``done`` steps by now, until there are ``limit``.
+    """A work with steps after its pass: ``limit`` in total, ``done`` so far.
 
-    It may take ``allowed`` steps so far; ``told`` hears of the ``first`` step, then of each ``every``, and of the
-    last one. A pass counts as the first step: it gives the first token.
+    It may take ``allowed`` steps so far. ``told`` is called at step ``first``, then after each ``every`` steps, and at
+    the last one. A pass counts as the first step: it makes the first token.
     """
 
     __slots__ = ("allowed", "done", "every", "limit", "mark")
@@ -92,7 +91,7 @@ class SimSequence(SimWork):
 
     @property
     def quiet_steps(self) -> float:
-        """Steps that it may take until somebody is to be told, or has to allow more."""
+        """Steps until ``told`` must be called or more steps allowed."""
         return min(self.mark, self.limit, self.allowed) - self.done
 
     def take_steps(self, at: float, steps: int = 1) -> None:
@@ -104,8 +103,10 @@ class SimSequence(SimWork):
 
 
 class DeviceTurn(NamedTuple):
-    """Next action of the device: works with the tokens of each, and the end of each of its steps, in seconds
-    after its beginning."""
+    """Next action of the device: works with their tokens, and the ends of its steps.
+
+    The ends are in seconds after its start.
+    """
 
     lane: "Lane"
     stepping: bool
@@ -121,11 +122,11 @@ class DeviceTurn(NamedTuple):
         return [self]
 
     def steps_begun(self, passed: float) -> int:
-        """Steps that have begun after so many seconds: these cannot be stopped."""
+        """Return the steps started within ``passed`` seconds; these cannot be stopped."""
         return min(len(self.ends), bisect_left(self.ends, passed) + 1)
 
     def seconds_by_work(self) -> list[float]:
-        """The seconds divided among the works."""
+        """Return the seconds of each work."""
         curve = self.lane.step if self.stepping else self.lane.batch
         if curve is None:
             return [0.0] * len(self.works)
@@ -187,7 +188,7 @@ class Lane:
         self._admit_waiting(at)
 
     def remove_work(self, work: SimWork, at: float) -> None:
-        """Take ``work`` out, wherever it is; its slot is free at once. Removing twice is harmless."""
+        """Remove ``work`` in any state and free its slot. Repeated calls are harmless."""
         if work.gone:
             return
         work.gone = True
@@ -199,7 +200,7 @@ class Lane:
         self._admit_waiting(at)
 
     def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float, at: float) -> None:
-        """Let ``sequence`` take more steps, or end with the ``limit`` that it has reached already."""
+        """Allow ``sequence`` more steps, or end it at its new ``limit``."""
         sequence.allowed, sequence.limit = allowed, limit
         sequence.ready = max(sequence.ready, at)
         if sequence.is_finished and sequence in self.active:
@@ -207,14 +208,14 @@ class Lane:
             sequence.notify(at)
 
     def _admit_waiting(self, at: float) -> None:
-        """Give free slots away in order of arrival."""
+        """Assign free slots in order of arrival."""
         while self.step is not None and self.waiting and self.used < self.slots:
             self._start_work(self.waiting.popleft(), at)
         if self.step is not None and self.waiting and self.waiting[0].tenant:
             self._admit_spare(at)
 
     def _admit_spare(self, at: float) -> None:
-        """Give spare slots to tenants that have none, as engines do."""
+        """Assign spare slots to tenants without a slot, as engines do."""
         working = {work.tenant for work in (*self.joining, *self.active)}
         most = self.slots + count_spare_places(self.slots)
         for work in [each for each in self.waiting if each.tenant not in working]:
@@ -233,8 +234,11 @@ class Lane:
     # Turns
 
     def turn_candidates(self, at: float) -> tuple[int, float, float]:
-        """Return how many passes and steps could go sooner or later, unless something happens (0, 1 or more), and since
-        when a pass, and a step, could go at ``at``; infinite when none could."""
+        """Return the possible turns, and when a pass and step became ready.
+
+        The number counts passes and steps that could run now or later without further events (0, 1 or more). The times
+        are those since when a pass, and a step, could run at ``at``; infinite if none could.
+        """
         since, times = inf, set()
         for each in self.active:
             if each.done < each.allowed:
@@ -250,7 +254,7 @@ class Lane:
         return self.waiting if self.step is None else self.joining
 
     def take_pass(self, at: float, scale: float) -> DeviceTurn:
-        """The works of one pass. A prompt that is longer than ``share`` is cut; an item that is goes alone."""
+        """Return a pass. Prompts longer than ``share`` are cut; items longer than it run alone."""
         works: list[tuple[SimWork, int]] = []
         left = self.share
         for work in self._pass_queue:
@@ -275,7 +279,7 @@ class Lane:
         return self.make_turn(works, scale)
 
     def take_step(self, at: float, scale: float, alone: bool) -> DeviceTurn:
-        """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
+        """Return a step of all ready sequences; ``alone``, up to the next update of one."""
         works: list[tuple[SimWork, int]] = []
         quiet: float = MAX_TURN_STEPS if alone else 1
         for each in self.active:
@@ -286,7 +290,7 @@ class Lane:
         return self.make_turn(works, scale, max(1, int(quiet)))
 
     def make_turn(self, works: list[tuple[SimWork, int]], scale: float, steps: int = 0) -> DeviceTurn:
-        """A pass of ``works``, or ``steps`` steps of them."""
+        """Return a pass of ``works``, or ``steps`` steps of them."""
         curve = self.step if steps else self.batch
         items, tokens, factors = len(works), 0, 0.0
         for work, size in works:
@@ -296,14 +300,14 @@ class Lane:
         count = max(1, steps)
         if curve is None:
             seconds: Iterable[float] = repeat(0.0, count)
-        elif not curve.per_token:  # all alike
+        elif not curve.per_token:  # all equal
             seconds = repeat(curve.seconds(items, tokens) * scale, count)
         else:
             seconds = [curve.seconds(items, tokens + items * step) * scale for step in range(count)]
         return DeviceTurn(self, steps > 0, works, list(accumulate(seconds)))
 
     def finish_turn(self, turn: DeviceTurn, at: float, steps: int) -> None:
-        """The works of ``turn`` have what they waited for; whoever left meanwhile is passed over."""
+        """Complete ``steps`` of ``turn``; works that were removed meanwhile are skipped."""
         (self.steps if turn.stepping else self.passes)[len(turn.works)] += steps
         self.busy += turn.ends[steps - 1]
         if turn.stepping:
@@ -320,7 +324,7 @@ class Lane:
                 self._advance_work(work, at, steps)
 
     def _finish_steps(self, turn: DeviceTurn, at: float, steps: int) -> None:
-        """The sequences of ``turn`` have taken ``steps``; only who is waited for is looked at any further."""
+        """Complete ``steps`` for the sequences of ``turn``; only those due for an update need more."""
         for work, _ in turn.works:
             if work.gone or not isinstance(work, SimSequence):
                 continue
@@ -343,7 +347,7 @@ class Lane:
 
 
 class Device:
-    """Device that its ``lanes`` share; ``scale`` multiplies every time."""
+    """Device with ``lanes``; ``scale`` multiplies every time."""
 
     def __init__(self, scale: float = 1.0, lanes: Iterable[Lane] = ()) -> None:
         self.lanes = list(lanes)
@@ -359,7 +363,7 @@ class Device:
         reads: bool = False,
         usual: int = 0,
     ) -> Lane:
-        """One more lane. ``reads``: its works are media items, ``usual`` tokens each; it matters to schedules."""
+        """Add a lane. With ``reads``, its works are media items of ``usual`` tokens; schedules need that."""
         self.lanes.append(Lane(batch, step, slots, share))
         return self.lanes[-1]
 
@@ -369,7 +373,10 @@ class Device:
         return sum(lane.busy for lane in self.lanes)
 
     def next_turn(self, at: float) -> DeviceTurn | CombinedTurn | None:
-        """Take the turn that goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
+        """Start the turn that is ready longest; None without one.
+
+        A pass is before a step.
+        """
         best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
             count, passing, step = lane.turn_candidates(at)
@@ -383,7 +390,7 @@ class Device:
         return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)
 
     def finish_turn(self, turn: DeviceTurn | CombinedTurn, at: float, steps: int) -> None:
-        """``turn`` ended at ``at`` after so many ``steps``."""
+        """Complete ``turn``, which ended at ``at`` after ``steps`` steps."""
         for each in turn.turns:
             each.lane.finish_turn(each, at, steps)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-#: At most a day: what is longer is a slip of the pen.
+#: At most a day: a longer time is a typing error.
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86400.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -20,7 +20,7 @@ _standard = NormalDist().inv_cdf
 
 
 class Draw:
-    """Numbers that follow from ``parts`` alone: the same parts give the same numbers in the same order."""
+    """Random numbers that depend only on ``parts``: equal parts give equal sequences."""
 
     __slots__ = ("_state",)
 
@@ -29,29 +29,32 @@ class Draw:
         self._state = int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
 
     def uniform(self) -> float:
-        """In (0, 1)."""
+        """Return a number in (0, 1)."""
         self._state = (self._state * _MULTIPLIER + _INCREMENT) % _MODULUS
         return ((self._state >> 11) + 0.5) / 2**53
 
     def integer_below(self, limit: int) -> int:
-        """In [0, limit)."""
+        """Return an integer in [0, limit)."""
         return int(self.uniform() * limit)
 
     def lognormal(self, cv: float) -> float:
-        """With mean 1 and coefficient of variation ``cv``."""
+        """Return a number with mean 1 and coefficient of variation ``cv``."""
         if not cv:
             return 1.0
         variance = log1p(cv * cv)
         return exp(sqrt(variance) * _standard(self.uniform()) - variance / 2)
 
     def jitter_factor(self, jitter: float) -> float:
-        """In (1 - jitter, 1 + jitter), with mean 1."""
+        """Return a number in (1 - jitter, 1 + jitter), with mean 1."""
         return 1.0 + jitter * (2.0 * self.uniform() - 1.0) if jitter else 1.0
 
 
 class SizeDistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distribution of a size: lognormal with ``mean`` and coefficient of variation ``cv``, plus ``per`` for each
-    unit of the quantity that it depends on. At least 1, at most ``most`` (0: no limit)."""
+    """Distribution of a size, at least 1 and at most ``most`` (0: no limit).
+
+    It is lognormal with ``mean`` and coefficient of variation ``cv``, plus ``per`` for each unit of the quantity that
+    it depends on.
+    """
 
     mean: Amount = 0.0
     cv: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.0
@@ -64,14 +67,14 @@ class SizeDistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one batch, the sum of what is given:
+    """Seconds of one batch, the sum of these terms:
 
-    ``points``      [[items, seconds], ...] as measured, on straight lines between them and beyond the last
-    ``base``        of every batch
-    ``per_item``    of every item
-    ``per_token``   of every token of all items together; of ``saturation`` tokens where there are fewer
+        - ``points``: [[items, seconds], ...] as measured, interpolated linearly between them and beyond the last
+        - ``base``: of every batch
+        - ``per_item``: of every item
+        - ``per_token``: of every token of all items together, or of ``saturation`` tokens if there are fewer
 
-    ``saturation`` is the number of tokens up to which the device is not full, so that more cost nothing.
+    Up to ``saturation`` tokens the device is not full, so that more tokens cost nothing.
     """
 
     points: tuple[tuple[Count, Seconds], ...] = ()
@@ -88,12 +91,12 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a batch must take some time: give points, base, per_item or per_token")
 
     def seconds(self, items: int, tokens: int) -> float:
-        """Of a batch of ``items`` that have ``tokens`` together."""
+        """Return the seconds of a batch of ``items`` with ``tokens`` in total."""
         busy = max(tokens, self.saturation)
         return self._measured_seconds(items) + self.base + self.per_item * items + self.per_token * busy
 
     def split_seconds(self, tokens: Sequence[int]) -> list[float]:
-        """The seconds of a batch divided among its items: tokens to those that have them, the rest in equal parts."""
+        """Divide the seconds of a batch among its items: tokens by item, the rest equally."""
         whole, total = self.seconds(len(tokens), sum(tokens)), sum(tokens)
         rest = (whole - self.per_token * total) / len(tokens)
         return [rest + self.per_token * own for own in tokens]

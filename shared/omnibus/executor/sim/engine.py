@@ -1,4 +1,4 @@
-"""The engine: a component and its executor's settings to a runner, all of one executor on one device."""
+"""The simulation engine: makes the runners of an executor, all on one device."""
 
 from collections.abc import Mapping
 
@@ -32,12 +32,12 @@ KINDS: Mapping[str, type[SimulatedRunner]] = {
     ANY: SimulatedAnyComponent,
 }
 
-#: What goals of steps apply to.
+#: Kinds with goals for their steps.
 STAGES = ("encode", "think", "prefill", "decode")
 
 
 def _plain_option(settings: ExecutorSettings) -> str:
-    """The option as the profile names it."""
+    """Return the option's name in the profile."""
     return settings.option.removesuffix(f"@{settings.cell}") if settings.cell else settings.option
 
 
@@ -53,7 +53,7 @@ class Simulation:
         *,
         loaded: bool = False,
     ) -> None:
-        """``loaded``: its executor runs already, and has another role from now on."""
+        """With ``loaded``, the executor is running already, and changes its role."""
         self.settings = settings
         self._clock = clock
         self._kinds = kinds
@@ -65,7 +65,7 @@ class Simulation:
         self._machine = SimulatedMachine(self._device, startup, clock)
 
     def make_runner(self, component: str) -> SimulatedRunner:
-        """Raises ``BadRequest`` when the profile does not say enough about ``component``."""
+        """Return a new runner. Raises ``BadRequest`` if the profile lacks a field of ``component``."""
         settings = self.settings
         part = self._option.find_component(component)
         kind = kind_of(component, part, settings.family)
@@ -80,14 +80,17 @@ class Simulation:
         return self._kinds[kind](component, part, place)
 
     def _make_other(self, component: str, settings: ExecutorSettings) -> SimulatedRunner:
-        """A runner of the role that ``settings`` give this executor; with the same settings they share a device."""
+        """Return a runner of the executor's new role; runners of the same ``settings`` share a device."""
         if self._successor is None or self._successor.settings is not settings:
             self._successor = Simulation(settings, self._profile, self._clock, self._kinds, loaded=True)
         return self._successor.make_runner(component)
 
 
 def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:
-    """``option`` with the goals of ``settings`` where its profile says none, if all its components have steps."""
+    """Add the goals of ``settings`` to an option without goals.
+
+    All its components must have steps; otherwise the option is unchanged.
+    """
     goals = StepGoals(settings.ttft, settings.tbt)
     hosted = [name for name in settings.components.split(",") if name in option.components]
     kinds = {kind_of(name, option.components[name], settings.family) for name in hosted}
@@ -96,11 +99,10 @@ def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:
 
 
 def engine(component: str, settings: ExecutorSettings, kinds: Mapping[str, type[SimulatedRunner]] = KINDS) -> Runner:
-    """The runner of ``component`` by the profile that ``settings`` name, their checkpoint if they name none; ``kinds``
-    are the classes of runners.
+    """Return the runner of ``component`` by the profile or checkpoint of ``settings``.
 
-    Runners that are asked for one after the other with the same ``settings`` object are one executor's.
-    Raises ``BadRequest`` for a profile that cannot be read or says too little.
+    ``kinds`` are the classes of runners. Successive calls with the same ``settings`` object make the runners of one
+    executor. Raises ``BadRequest`` for a profile that cannot be read or that lacks a field.
     """
     global _latest
     if _latest is None or _latest.settings is not settings:
@@ -118,7 +120,10 @@ def device_of(option: SimOption, time_scale: float) -> Device:
 
 
 def lane_of(device: Device, option: SimOption, component: str, kind: str, slots: int) -> Lane:
-    """The lane of ``component``; ``slots`` unless the profile says how many. Raises ``BadRequest`` for what lacks."""
+    """Add the lane of ``component``; ``slots`` unless the profile sets its own.
+
+    Raises ``BadRequest`` if the profile lacks a field.
+    """
     part, runner = option.find_component(component), KINDS[kind]
     missing = [f"`{curve}`" for curve in runner.needs if getattr(part, curve) is None]
     if kind == ANY and part.batch is None and part.step is None:

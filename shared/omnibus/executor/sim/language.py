@@ -16,7 +16,7 @@ from omnibus.executor.sim.distributions import Count, Draw
 from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
 from omnibus.executor.sim.speech import SimTalkerInputs, send_prompt
 
-#: What an answer says. The words mean nothing, and are the same for the same seed and messages.
+#: Words of the answers. They have no meaning, and are the same for the same seed and messages.
 WORDS = (
     "a", "bird", "of", "blue", "sky", "sings", "over", "green", "hills", "while", "slow", "rivers", "carry", "light",
     "to", "sea",
@@ -32,7 +32,7 @@ class SimThinkParams(msgspec.Struct, frozen=True):
 
 
 class SimPrompt(NamedTuple):
-    """A prompt: all its tokens, its media tokens by modality, a number for its content, and its last message."""
+    """A prompt: its tokens, media tokens by modality, a hash of its content, its last message."""
 
     tokens: int
     media: Counter[str]
@@ -55,11 +55,11 @@ class Answer(Protocol):
     def finish(self) -> str: ...
 
     def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
-        """The chunk of tokens ``begin`` to ``end``; empty where there is nothing to send."""
+        """Return the chunk of tokens ``begin`` to ``end``; empty without anything to send."""
 
 
 class SimAnswer(NamedTuple):
-    """An answer that is decided before its first token: how long, why it ends, what it says."""
+    """Answer that is chosen before its first token: length, finish reason, words."""
 
     tokens: int
     finish: str
@@ -72,13 +72,13 @@ class SimAnswer(NamedTuple):
 
 
 class SimulatedLanguageModel(SimulatedRunner):
-    """Base of the simulated language models: prompts, answers, and text that comes step by step."""
+    """Base of the simulated language models: prompts, answers, and text step by step."""
 
     needs: ClassVar[tuple[str, ...]] = ("batch", "step")
     steps = True
 
     async def read_prompt(self, job: Job) -> SimPrompt:
-        """The tokens of ``messages`` and ``items``. Raises ``BadRequest`` for what is neither."""
+        """Return the tokens of ``messages`` and ``items``. Raises ``BadRequest`` for invalid ones."""
         value = await job.value("messages")
         body = value.array.tobytes() if isinstance(value, Item) and value.array is not None else _encode(value)
         messages = _parse_messages(body)
@@ -90,7 +90,7 @@ class SimulatedLanguageModel(SimulatedRunner):
         return SimPrompt(text + media.total(), media, crc32(body), messages[-1] if messages else {})
 
     def draw_answer(self, job: Job, prompt: int, draw: Draw) -> SimAnswer:
-        """Raises ``ContextTooLong`` and ``BadRequest`` as a model with that context would."""
+        """Choose an answer. Raises ``ContextTooLong`` and ``BadRequest`` as a model with that context would."""
         told = read_params(job, SimThinkParams)
         limit = self._token_limit(prompt, told.max_tokens)
         wanted = self.part.steps_size.draw_size(draw)
@@ -122,9 +122,9 @@ class SimulatedLanguageModel(SimulatedRunner):
         return left if wanted is None else wanted
 
     async def write_answer(self, job: Job, answer: Answer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
-        """The text of ``answer`` as the device makes it, and rows for a talker where one follows.
+        """Send the text of ``answer`` at the device's pace, and talker rows.
 
-        Tokens that an earlier attempt has made are prefilled with the prompt, but for the last one of the answer.
+        Tokens of an earlier attempt are prefilled with the prompt, except for the last one of the answer.
         """
         if read_params(job, SimThinkParams).count_only:
             job.close("text", {"finish_reason": "stop", "usage": {**counts, "completion_tokens": 0}})
@@ -149,7 +149,10 @@ class SimulatedLanguageModel(SimulatedRunner):
 
 
 class SimulatedThinker(SimulatedLanguageModel):
-    """Reads ``messages``, ``items`` and ``params``, gives ``text``; for a talker ``prompt``, ``layout``, ``rows``."""
+    """Reads ``messages``, ``items`` and ``params``, makes ``text``.
+
+    For a talker, it also makes ``prompt``, ``layout`` and ``rows``.
+    """
 
     async def run(self, job: Job) -> None:
         prompt = await self.read_prompt(job)
@@ -158,13 +161,15 @@ class SimulatedThinker(SimulatedLanguageModel):
         await self.write_answer(job, answer, prompt.tokens, draw, prompt.usage_counts)
 
     async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
-        """The answer to ``prompt``. Raises as ``draw_answer``."""
+        """Return the answer to ``prompt``. Raises the errors of ``draw_answer``."""
         return self.draw_answer(job, prompt.tokens, draw)
 
 
 class SimulatedPrefill(SimulatedLanguageModel):
-    """Reads what a thinker reads, gives ``cache`` [tokens, width] and ``start`` (``length`` and token counts); for a
-    talker ``prompt`` and ``layout``."""
+    """Reads a thinker's inputs, makes ``cache`` [tokens, width] and ``start``.
+
+    ``start`` contains ``length`` and token counts. For a talker, it also makes ``prompt`` and ``layout``.
+    """
 
     needs = ("batch",)
     steps = False
@@ -186,7 +191,7 @@ class SimulatedPrefill(SimulatedLanguageModel):
 
 
 class SimulatedDecode(SimulatedLanguageModel):
-    """Reads ``cache``, ``start`` and ``params``, gives ``text``, and ``rows`` for a talker."""
+    """Reads ``cache``, ``start`` and ``params``, makes ``text``, and ``rows`` for a talker."""
 
     needs = ("step",)
 
@@ -202,7 +207,7 @@ class SimulatedDecode(SimulatedLanguageModel):
         await self.write_answer(job, answer, about["length"], draw, counts)
 
     async def choose_answer(self, job: Job, start: Mapping[str, Any], draw: Draw) -> Answer:
-        """The answer behind ``start``, what the prefill says. Raises as ``draw_answer``."""
+        """Return the answer after the prefill's ``start``. Raises the errors of ``draw_answer``."""
         return self.draw_answer(job, start["length"], draw)
 
 

@@ -1,12 +1,14 @@
-"""Prediction of one replica's performance from its profile: saturated throughput, and the cost of each request.
+"""Prediction of one replica from its profile: saturated throughput, and cost per request.
 
-The same device as in an executor serves requests in a closed loop, without waiting and without an event
-loop: each one that ends makes room for the next. The result is what a planner's profile holds, and what
-a simulated executor must reach. As there, what a turn brings about is read while the next turn runs: that
-one was chosen when the first had ended, before anybody could send anything.
+The device of simulated executors serves requests in a closed loop, without waiting and without an event loop. Each
+request that ends is replaced by the next. The result is the content of a planner's profile, and the goal for a
+simulated executor. As in an executor, the events of a turn are processed while the next turn runs. That one was chosen
+when the first had ended, before any message could arrive.
 
-    predicted(profile, "EL", {"image": Demand(0.7, {"vision": Load(), "thinker": Load(700, 130)}),
-                              "text": Demand(0.3, {"thinker": Load(40, 130)})})
+    predict_performance(profile, "EL", {
+        "image": TypeDemand(0.7, {"vision": ComponentLoad(), "thinker": ComponentLoad(700, 130)}),
+        "text": TypeDemand(0.3, {"thinker": ComponentLoad(40, 130)}),
+    })
 """
 
 from collections import deque
@@ -23,14 +25,14 @@ from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.profile import Profile, SimOption, kind_of
 from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
 
-GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
+GOLDEN = 0.6180339887498949  # its multiples fill [0, 1) evenly
 
 
 class TypeDemand(msgspec.Struct, frozen=True):
-    """A request type: its share of all requests, and its loads by component in the order in which data flows.
+    """A request type: its share of all requests, and its loads by component.
 
-    Encoders work side by side. A talker follows its thinker, and a vocoder its talker, as rows and codes come;
-    what comes from components elsewhere is there when it is needed.
+    Loads are in the order in which data flows. Encoders run concurrently. A talker follows its thinker, and a vocoder
+    its talker, as rows and codes arrive. Outputs of components elsewhere are available when needed.
     """
 
     share: float
@@ -38,8 +40,11 @@ class TypeDemand(msgspec.Struct, frozen=True):
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """Of one saturated replica, as a client's clock shows it: requests per second; seconds of the device per
-    request by type, and by type and component; mean batch by component, steps where it has some."""
+    """Performance of one saturated replica, by a client's clock.
+
+    ``throughput`` is in requests per second. ``seconds`` of the device per request are by type, and ``parts`` of them
+    by type and component. ``batches`` are mean batches by component, of steps if it has steps.
+    """
 
     throughput: float
     seconds: dict[str, float]
@@ -57,10 +62,10 @@ def predict_performance(
     batch: int = 16,
     requests: int = 1000,
 ) -> Predicted:
-    """Predict the performance of one replica of ``option`` under ``mix`` with ``inflight`` requests at all times.
+    """Predict the performance of a replica of ``option`` with ``inflight`` concurrent requests.
 
-    ``inflight`` and ``batch`` are the executor's credits and batch; ``requests`` are observed. Raises
-    ``BadRequest`` for a mix without work and for what the profile does not say.
+    ``inflight`` and ``batch`` are the executor's credits and batch; ``requests`` are observed. Raises ``BadRequest``
+    for a ``mix`` without work, and if the profile lacks a field.
     """
     _check_mix(mix, inflight, requests)
     circle = _ClosedLoop(profile, profile.find_option(option, model), mix, batch)
@@ -77,7 +82,7 @@ def _check_mix(mix: Mapping[str, TypeDemand], inflight: int, requests: int) -> N
 
 
 def _fill_chunks(demand: TypeDemand, option: SimOption) -> TypeDemand:
-    """Let vocoders read in messages as long as those of the option's talker, wherever that one runs."""
+    """Use the talker's messages for vocoders, even if the talker runs elsewhere."""
     talkers = [part for name, part in option.components.items() if kind_of(name, part) == "talk"]
     size = next((part.chunk for part in talkers if part.chunk), 0)
     filled = {part: msgspec.structs.replace(load, chunk=load.chunk or size) for part, load in demand.loads.items()}
@@ -85,7 +90,7 @@ def _fill_chunks(demand: TypeDemand, option: SimOption) -> TypeDemand:
 
 
 class _ClosedLoop:
-    """Requests that take each other's place: one that is over lets the next one begin."""
+    """Requests in a closed loop: each one that ends is replaced by the next."""
 
     def __init__(self, profile: Profile, option: SimOption, mix: Mapping[str, TypeDemand], batch: int) -> None:
         self.option = option
@@ -109,12 +114,12 @@ class _ClosedLoop:
     def run(self, inflight: int, requests: int) -> Predicted:
         for _ in range(inflight):
             self.begin_request(0.0)
-        began = self._serve_requests(inflight + requests // 4, 0.0)  # the first ones found the device empty
+        began = self._serve_requests(inflight + requests // 4, 0.0)  # the first requests found an empty device
         self.done = []
         return self._summarize_requests(self._serve_requests(requests, began) - began)
 
     def _serve_requests(self, requests: int, at: float) -> float:
-        """Turn until so many are done; returns the time."""
+        """Run turns until ``requests`` are done; returns the time."""
         while len(self.done) < requests:
             turn = self.device.next_turn(at)
             if self._deliver_messages(at):
@@ -127,7 +132,7 @@ class _ClosedLoop:
         return at
 
     def _deliver_messages(self, at: float) -> bool:
-        """Let lanes read what was sent; returns whether there was anything."""
+        """Deliver the pending messages to lanes; returns whether there were any."""
         there = bool(self._messages)
         while self._messages:
             self._messages.popleft()(at)
@@ -173,7 +178,7 @@ class _ClosedLoop:
 
 
 class _MessageLane:
-    """A lane that reads what comes to it as messages."""
+    """A lane that receives its works as messages."""
 
     __slots__ = ("_messages", "lane", "step")
 
@@ -190,7 +195,7 @@ class _MessageLane:
 
 
 def _first_step(turn: DeviceTurn | CombinedTurn) -> DeviceTurn | CombinedTurn:
-    """``turn`` as it ends when something comes as it begins: after the one step that has begun."""
+    """Return the first step of ``turn``, for a message that interrupts it."""
     return turn._replace(ends=turn.ends[: turn.steps_begun(0.0)])
 
 

@@ -1,4 +1,4 @@
-"""The profile: where simulated executors take their times and sizes from. A JSON file, for example
+"""The profile of simulated executors: a JSON file with their times and sizes. For example:
 
 {"time_scale": 0.1, "seed": 1, "jitter": 0.05,
  "default": {"startup": 30, "components": {
@@ -20,40 +20,40 @@
 
 | of the profile | |
 |---|---|
-| `time_scale` | factor on all times: 0.1 is ten times faster than what was measured |
-| `seed`, `jitter` | every time is multiplied by a number in 1 ± jitter that follows from seed and job |
-| `default`, `options` | options by `model/option` or by name; each takes what it does not say from `default` |
+| `time_scale` | factor on all times: 0.1 is ten times faster than measured |
+| `seed`, `jitter` | every time is multiplied by a number in 1 ± jitter, which depends on seed and job |
+| `default`, `options` | options by `model/option` or by name; missing fields come from `default` |
 
 | of an option | |
 |---|---|
 | `startup` | seconds until it is ready |
 | `alpha` | factor on the seconds of its batches |
-| `ttft`, `tbt` | seconds to the first token, and between two: what goes into a step is chosen for these by the
-  schedule of the real engines (encoders and language models only). Without: who came first goes first |
-| `components` | each takes the fields that it does not say from the default's |
+| `ttft`, `tbt` | goals: seconds to the first token, and between two. The schedule of the real engines composes
+  steps for them (encoders and language models only). Without goals, works run in the order of arrival |
+| `components` | missing fields come from the component of the default |
 
 | of a component | |
 |---|---|
-| `kind` | encode, think, prefill, decode, talk, vocode or any; empty: what the model's family says |
-| `slots` | items in a batch; sequences at a time where there are steps; 0: `OMNIBUS_EXECUTOR_BATCH` |
+| `kind` | encode, think, prefill, decode, talk, vocode or any; empty: the kind in the model's family |
+| `slots` | items in a batch, or concurrent sequences if it has steps; 0: `OMNIBUS_EXECUTOR_BATCH` |
 | `batch` | a curve: seconds of one batch. An LLM's and a talker's prompts |
-| `step` | a curve: seconds of one step. Its items are sequences and its tokens all that they have so far |
-| `share` | most tokens of one batch; longer prompts are cut, longer items go alone; 0: no limit |
+| `step` | a curve: seconds of one step. Its items are sequences, and its tokens all of theirs so far |
+| `share` | most tokens of one batch; longer prompts are cut, longer items run alone; 0: no limit |
 | `tokens` | sizes by modality, or of `any`; `per` KiB of input. Encoders, and kind any |
-| `steps` | a size: tokens of an answer; codes of a talker (`per` row, and one at least); steps of any |
+| `steps` | a size: tokens of an answer; codes of a talker (`per` row, and at least one); steps of any |
 | `chars` | characters of text that are one token |
-| `answers` | of a thinker: rules, the first of which that fits is what it says; see below |
-| `tool_format` | format of the calls in them: hermes (without it), llama3, mistral or gemma |
-| `chunk` | tokens, codes or steps that share a message, the fewer the dearer to simulate; 0: 1, and 12 codes |
+| `answers` | of a thinker: rules; the first one that matches is the answer, see below |
+| `tool_format` | format of the calls in them: hermes (the default), llama3, mistral or gemma |
+| `chunk` | tokens, codes or steps in a message; few are slow to simulate; 0: 1, and 12 codes |
 | `width`, `dtype` | of embeddings [tokens, width], rows and caches |
 | `samples`, `rate` | of a vocoder, per code and per second |
-| `inputs`, `streams`, `outputs` | of kind any: names that come from other nodes, and what it gives: `shape`,
+| `inputs`, `streams`, `outputs` | of kind any: names of inputs from other nodes, and its outputs: `shape`,
   `dtype`, `data` (small JSON), and whether it is a `stream` of one chunk per message |
 
-A rule of `answers` fits where the last message is by its `role` (user, or tool: the result of a call), `contains` a
-text, in capitals or not, and the request permits the answer: it offers all tools that are called, and `tool_choice` and
-`parallel_tool_calls` are obeyed. The answer is `text`, `calls` of functions (`name`, `arguments`), or both, behind
-`reasoning` if there is some. A token is `chars` characters of it.
+A rule of `answers` matches a last message by its `role` (user, or tool for the result of a call) that `contains`
+a text. Case is ignored. The request must also permit the answer: it offers all called tools, and the answer obeys
+`tool_choice` and `parallel_tool_calls`. The answer is `text`, `calls` of functions (`name`, `arguments`), or both,
+after `reasoning` if the rule has it. A token is `chars` characters of it.
 
 A size is a number or ``Size``; a curve is ``Curve`` (``omnibus.executor.sim.distributions``).
 """
@@ -70,13 +70,13 @@ from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, Si
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus.families import catalog
 
-#: Modality that stands for all that are not named.
+#: Modality that stands for all others.
 ANY = "any"
 
 Kind = Literal["", "encode", "think", "prefill", "decode", "talk", "vocode", "any"]
 Factor = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 Whole = Annotated[int, msgspec.Meta(ge=0)]
-#: Numbers that numpy knows and the arena takes.
+#: Types of numpy that the arena supports.
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
@@ -118,7 +118,7 @@ class SimComponent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def tokens_of(self, modality: str) -> SizeDistribution | None:
-        """Size of an item of ``modality``; None when the component does not take it."""
+        """Return the size of an item of ``modality``; None if the component does not support it."""
         found = self.tokens.get(modality, self.tokens.get(ANY))
         return None if found is None else _as_size(found)
 
@@ -138,7 +138,7 @@ class SimOption(msgspec.Struct, frozen=True, kw_only=True):
     goals: StepGoals = NO_GOALS
 
     def find_component(self, name: str) -> SimComponent:
-        """Raises ``BadRequest`` when the profile does not know it."""
+        """Return component ``name``. Raises ``BadRequest`` if the profile does not have it."""
         if name not in self.components:
             known = ", ".join(sorted(self.components)) or "none"
             raise BadRequest(f"{self.name} has no component {name!r}; there is {known}")
@@ -146,7 +146,7 @@ class SimOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile as it was read; ``name`` is for messages."""
+    """A profile; ``name`` is for error messages."""
 
     name: str
     time_scale: float
@@ -156,7 +156,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, SimOption]
 
     def find_option(self, name: str, model: str = "") -> SimOption:
-        """The option ``name`` of ``model``; what no entry names is the default."""
+        """Return the option ``name`` of ``model``, or the default."""
         return self.options.get(f"{model}/{name}") or self.options.get(name) or self.default
 
 
@@ -177,7 +177,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_profile(path: str) -> Profile:
-    """Read a profile file. Raises ``BadRequest`` that names the file, and the option and field at fault."""
+    """Read a profile file. Raises ``BadRequest`` with the file, option and field of an error."""
     if not path:
         raise BadRequest("set OMNIBUS_EXECUTOR_PROFILE to the profile file that a simulated executor follows")
     try:
@@ -188,7 +188,7 @@ def read_profile(path: str) -> Profile:
 
 
 def decode_profile(body: bytes, name: str = "the profile") -> Profile:
-    """A profile from its JSON. Raises ``BadRequest`` as ``read_profile`` does."""
+    """Decode a profile from its JSON. Raises ``BadRequest`` as ``read_profile`` does."""
     try:
         file = msgspec.json.decode(body, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -208,12 +208,12 @@ def decode_profile(body: bytes, name: str = "the profile") -> Profile:
 
 
 def kind_of(name: str, part: SimComponent, family: str = "") -> str:
-    """The kind of component ``name``: as the profile says, else its ``family``, else any family that has it."""
+    """Return the kind of component ``name``: from the profile, its ``family``, or any family."""
     if part.kind:
         return part.kind
     try:
         families = [catalog.find_family(family)] if family else list(catalog.FAMILIES.values())
-    except BadRequest:  # nobody needs to know the family of a model that is only simulated
+    except BadRequest:  # the family of a simulated model may be unknown
         families = []
     kinds = [each["tasks"][name] for each in families if name in each["tasks"]]
     return kinds[0] if kinds and kinds[0] in get_args(Kind) else ANY

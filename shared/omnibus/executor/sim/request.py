@@ -1,4 +1,4 @@
-"""One request on a device that nobody waits for: each thing that happens to it brings the next about."""
+"""One request on a device, driven by callbacks: each event starts the next work."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,9 +15,12 @@ from omnibus.executor.sim.speech import SimulatedTalker
 
 
 class ComponentLoad(msgspec.Struct, frozen=True):
-    """Load of one request on a component: ``tokens`` of each of ``items`` inputs, ``steps`` (of an answer, of
-    codes). None: as the profile draws them. ``chunk``: codes of a message to a vocoder whose talker is elsewhere,
-    0: as the profile says of talkers."""
+    """Load of one request on a component.
+
+    ``tokens`` are those of each of ``items`` inputs, ``steps`` those of an answer, or codes. None: drawn from the
+    profile. ``chunk`` is the number of codes in a message to a vocoder whose talker is elsewhere. 0: the profile's for
+    talkers.
+    """
 
     tokens: int | None = None
     steps: int | None = None
@@ -27,7 +30,7 @@ class ComponentLoad(msgspec.Struct, frozen=True):
 
 
 class WorkLane(Protocol):
-    """Interface of a lane that is given the steps of a sequence one by one."""
+    """Interface of a lane whose sequences are allowed steps one by one."""
 
     @property
     def step(self) -> Curve | None: ...
@@ -37,14 +40,14 @@ class WorkLane(Protocol):
 
 
 class ComponentTimes(Protocol):
-    """Interface of what says how long components take: an option, or several of them."""
+    """Interface of times by component: an option, or several of them."""
 
     def find_component(self, name: str) -> SimComponent:
         """See ``SimOption.find_component``."""
 
 
 class RequestLoop(Protocol):
-    """Interface of the loop in which requests run: on one device, or over several."""
+    """Interface of the loop that runs requests on one device or several."""
 
     @property
     def option(self) -> ComponentTimes: ...
@@ -62,11 +65,11 @@ class RequestLoop(Protocol):
         """Queue ``work``."""
 
     def finish_request(self, request: "SimulatedRequest", at: float) -> None:
-        """``request`` has everything."""
+        """Complete ``request``."""
 
 
 class SimulatedRequest:
-    """One request in the circle: encoders side by side, then one component after the other."""
+    """One request in the loop: encoders concurrently, then one component after the other."""
 
     def __init__(self, circle: RequestLoop, name: str, loads: Mapping[str, ComponentLoad], draw: Draw) -> None:
         self.name = name
@@ -82,7 +85,7 @@ class SimulatedRequest:
         self._sequences: dict[int, SimSequence] = {}
         self._codes: list[int] = []  # of a vocoder, message by message
         self._reported = 0
-        self._silent = False  # no code will follow
+        self._silent = False  # no more codes will follow
 
     def start_encoders(self, at: float) -> None:
         for part in self._encoders:
@@ -110,7 +113,7 @@ class SimulatedRequest:
         return self._circle.kinds[self._chain[index]] if index < len(self._chain) else ""
 
     def _begin_component(self, index: int, at: float) -> None:
-        """Begin a component that has all that it reads."""
+        """Start a component whose inputs are complete."""
         kind = self._component_kind(index)
         if kind == "vocode":
             load, whole = self._loads[self._chain[index]], self._draw_steps(self._chain[index])
@@ -131,12 +134,12 @@ class SimulatedRequest:
         self._queue_work(part, sequence, told, at)
 
     def _message_steps(self, index: int) -> tuple[float, float]:
-        """Steps of component ``index`` before its first message, and before each one after that."""
+        """Return the steps before component ``index``'s first message, and between later ones."""
         every = self._find_component(self._chain[index]).chunk or KINDS[self._component_kind(index)].chunk
         return (1 if self._component_kind(index + 1) == "talk" else every), every
 
     def _sequence_length(self, index: int) -> int:
-        """Steps of component ``index``; those that follow from a thinker's rows are at least as many."""
+        """Return the steps of component ``index``; at least one per row of its thinker."""
         part, before = self._chain[index], self._sequences.get(index - 1)
         rows = int(before.limit) - 1 if before is not None else 0
         steps = self._draw_steps(part, rows)
@@ -145,7 +148,7 @@ class SimulatedRequest:
         )
 
     def _on_progress(self, index: int, at: float) -> None:
-        """Something happened to component ``index``: pass it on to the next one."""
+        """Pass an event of component ``index`` on to the next component."""
         sequence, follower = self._sequences.get(index), self._component_kind(index + 1)
         ended = sequence is None or sequence.is_finished
         if follower == "talk" and sequence is not None:
@@ -189,7 +192,7 @@ class SimulatedRequest:
         self._finish_component(self._chain[index], at)
 
     def _finish_component(self, part: str, at: float) -> None:
-        """``part`` is done; the last one ends the request."""
+        """Count ``part`` as done; the last one ends the request."""
         self._open -= 1
         if not self._open:
             self._circle.finish_request(self, at)

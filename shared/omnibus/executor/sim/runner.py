@@ -1,4 +1,4 @@
-"""Simulated components: what they read and write is real, what they compute is time."""
+"""Simulated components: inputs and outputs are real, computation is time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ P = TypeVar("P")
 
 
 class Place(NamedTuple):
-    """Placement of a simulated component. ``context``: longest sequence in tokens; 0: no limit.
+    """Placement of a simulated component. ``context`` is its longest sequence in tokens; 0 means no limit.
 
     ``make_other`` makes the runner of another component in its executor's place.
     """
@@ -35,15 +35,15 @@ class Place(NamedTuple):
 
 
 class SimulatedRunner(ABC):
-    """A ``Runner`` that takes its time from a lane of the executor's device."""
+    """A ``Runner`` that computes on a lane of the executor's device."""
 
-    #: Curves that the kind cannot do without.
+    #: Curves that the kind requires.
     needs: ClassVar[tuple[str, ...]] = ("batch",)
-    #: Whether a work of this kind goes on in steps after its pass.
+    #: Whether a work of this kind takes steps after its pass.
     steps: ClassVar[bool] = False
-    #: Whether this kind gives the scripted answers of a profile.
+    #: Whether this kind supports a profile's scripted answers.
     scripted: ClassVar[bool] = False
-    #: What shares a message unless the profile says otherwise.
+    #: Tokens, codes or steps in a message, unless the profile sets it.
     chunk: ClassVar[int] = 1
 
     def __init__(self, name: str, part: SimComponent, place: Place) -> None:
@@ -56,7 +56,7 @@ class SimulatedRunner(ABC):
 
     @property
     def busy(self) -> float:
-        """Seconds of the device that went to this component."""
+        """Seconds that the device computed for this component."""
         return self.lane.busy
 
     @property
@@ -65,7 +65,7 @@ class SimulatedRunner(ABC):
         return self.lane.batch_counts
 
     def switch_role(self, component: str, settings: ExecutorSettings) -> "SimulatedRunner":
-        """See ``Runner``: what is simulated is not loaded."""
+        """See ``Runner``; simulated weights need not be loaded."""
         if self._place.make_other is None:
             raise BadRequest(f"{self.name} was made by hand and has no profile of {component}")
         return self._place.make_other(component, settings)
@@ -95,7 +95,8 @@ class SimulatedRunner(ABC):
         }
 
     def make_draw(self, job: Job, content: object) -> Draw:
-        """Chance of one job. Its id does not count, so that a replay, which has another one, answers the same."""
+        """Return the random numbers of one job. They do not depend on its id, so that a replay returns the same
+        answer."""
         return Draw(self._place.seed, self.name, job.seed, content)
 
     def jitter_factor(self, draw: Draw) -> float:
@@ -108,7 +109,7 @@ class SimulatedRunner(ABC):
 
 
 class SimulatedEncoder(SimulatedRunner):
-    """Reads ``media``, gives ``embedding`` [tokens, width]."""
+    """Reads ``media``, makes ``embedding`` [tokens, width]."""
 
     async def run(self, job: Job) -> None:
         media = await job.value("media")
@@ -127,13 +128,13 @@ class SimulatedEncoder(SimulatedRunner):
 
 
 class SimulatedVocoder(SimulatedRunner):
-    """Reads ``codes`` as they come, gives ``audio``: silence of the right length, chunk by chunk."""
+    """Reads ``codes`` as they arrive, makes ``audio``: silence of the right length, chunk by chunk."""
 
     async def run(self, job: Job) -> None:
         part, total = self.part, 0
         draw = self.make_draw(job, "")
         async for item in job.stream("codes"):
-            codes = item.data.get("codes", [])  # what the talker says at the end has none
+            codes = item.data.get("codes", [])  # the talker's last message has none
             if not isinstance(codes, list):
                 raise BadRequest("a chunk of codes must be a list", param="codes")
             if codes:
@@ -148,7 +149,7 @@ class SimulatedVocoder(SimulatedRunner):
 
 
 class SimulatedAnyComponent(SimulatedRunner):
-    """Waits for the inputs that the profile names, takes its time, gives the outputs that the profile names."""
+    """Reads the profile's inputs, takes its time, makes the profile's outputs."""
 
     needs = ()
 
@@ -186,12 +187,12 @@ class SimulatedAnyComponent(SimulatedRunner):
 
 
 def blank_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Zeros that take no memory until somebody copies them; read-only."""
+    """Return read-only zeros that take no memory until they are copied."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def read_params(job: Job, kind: type[P]) -> P:
-    """The job's ``params``. Raises ``BadRequest``."""
+    """Return the job's ``params``. Raises ``BadRequest``."""
     try:
         return msgspec.convert(job.inputs.get("params") or {}, kind)
     except msgspec.ValidationError as error:

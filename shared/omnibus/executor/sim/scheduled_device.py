@@ -1,8 +1,8 @@
-"""A device whose turns are steps of the real schedule: everybody who decodes, shares of prompts, media.
+"""Device that runs the steps of the real schedule: decoding, shares of prompts, media.
 
-What goes into a step is what ``omnibus.executor.scheduler`` puts there within the budgets that goals allow, as in
-executors that compute. Its parts run one after the other, and are all told at the end. On a plain ``Device``
-whoever came first goes first, and a long prompt stops the tokens of everybody else.
+As in real executors, ``omnibus.executor.scheduler`` composes each step within the budgets that goals allow. The parts
+of a step run one after the other, and their callers are notified at its end. On a plain ``Device``, the order is that
+of arrival, and a long prompt stops the tokens of all others.
 """
 
 from collections import deque
@@ -22,15 +22,15 @@ from omnibus.executor.step_budget import (
     measure_costs,
 )
 
-#: Prompt tokens in a step, at least and at most; positions of a sequence whose step is measured; the size of a
-#: prompt that waits for all of the patience.
+#: Least and most prompt tokens in a step; positions of a sequence whose step is measured; size of a prompt that waits
+#: for all of the patience.
 _MIN_STEP_TOKENS, _MAX_STEP_TOKENS, _TYPICAL_CONTEXT_TOKENS, _LONG_PROMPT_TOKENS = 16, 16384, 1024, 4096
 
 
 class StagedLane(Lane):
-    """One component's works. Where it ``reads``, its passes are batches of media, and else prompts.
+    """One component's works. With ``reads``, its passes are batches of media, otherwise prompts.
 
-    ``usual`` is the number of tokens of an item that budgets are found for.
+    Budgets are for items of ``usual`` tokens.
     """
 
     def __init__(self, curves: tuple[Curve | None, Curve | None], slots: int, share: int, reads: bool, usual: int):
@@ -46,7 +46,7 @@ class StagedLane(Lane):
         self.coming.append((self, work))
 
     def enter_schedule(self, work: SimWork) -> None:
-        """Take part from now on; it came when it became ready."""
+        """Add ``work`` to the schedule as of its ready time."""
         if self.reads:
             self.schedule.add_media(work, max(1, work.tokens), work.ready, self)
         elif self.batch is not None:
@@ -60,10 +60,10 @@ class StagedLane(Lane):
             self.schedule.remove_key(work)
 
     def _admit_waiting(self, at: float) -> None:
-        """The schedule does that."""
+        """Do nothing: the schedule admits works."""
 
     def on_admitted(self, work: SimWork) -> None:
-        """``work`` has a slot."""
+        """Start ``work``, which has a slot."""
         self.waiting.remove(work)
         if self.batch is not None:
             self.joining.append(work)
@@ -82,7 +82,7 @@ class StagedLane(Lane):
 
 
 class StagedDevice(Device):
-    """``goals`` are those of the steps; lanes are encoders, and one language model or its halves."""
+    """Device with ``goals`` for its steps; lanes are encoders, and one language model or its halves."""
 
     def __init__(self, scale: float, goals: StepGoals) -> None:
         super().__init__(scale)
@@ -110,7 +110,7 @@ class StagedDevice(Device):
         return lane
 
     def _find_budgets(self) -> None:
-        """Find what steps cost, as an engine does when it starts: once more with every lane."""
+        """Measure the costs of steps, as an engine does when it starts; repeated for every lane."""
         lanes = [lane for lane in self.lanes if isinstance(lane, StagedLane)]
         schedule, goals = self._schedule, self._goals
         schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
@@ -125,7 +125,7 @@ class StagedDevice(Device):
                 schedule.budget = self._prompt_budget(lane.batch, lane.share)
 
     def _decode_costs(self, steps: list[tuple[Curve, int]]) -> CostTable:
-        """Seconds of a decode step by its sequences, of the slower of two lanes."""
+        """Return the slower lane's seconds of a decode step, by sequences."""
 
         def step_cost(count: int) -> float:
             return self._scale * max(curve.seconds(count, count * _TYPICAL_CONTEXT_TOKENS) for curve, _ in steps)
@@ -147,7 +147,7 @@ class StagedDevice(Device):
 
     @property
     def _longest(self) -> float:
-        """Seconds that a step may take, whoever is in it; more are not worth knowing."""
+        """Most seconds of any step; longer ones need not be measured."""
         return max(self._goals.tbt, self._goals.first_step_seconds)
 
     def _find_budget(self, costs: CostTable, sizes: BudgetSizes) -> tuple[int, int]:
@@ -184,7 +184,7 @@ class StagedDevice(Device):
                 lane.enter_schedule(work)
 
     def _make_turns(self, works: list[tuple[SimWork, int]], steps: int = 0) -> list[DeviceTurn]:
-        """``works`` lane by lane; those of media leave the queue."""
+        """Return the turns of ``works`` by lane; media leave their queue."""
         found = []
         for lane, group in groupby(works, key=lambda each: self._lanes[each[0]]):
             mine = list(group)

@@ -1,4 +1,4 @@
-"""Simulated speech: what a thinker gives to a talker, and the talker that follows it."""
+"""Simulated speech: a thinker's outputs for a talker, and the talker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from omnibus.executor.sim.device import SimSequence
 from omnibus.executor.sim.distributions import Count, SizeDistribution
 from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
 
-#: Codes of a talker are below this.
+#: Codes of a talker are less than this.
 CODE_COUNT = 1024
 #: Position axes of a prompt's layout.
 AXES = 3
@@ -26,7 +26,10 @@ class SimTalkParams(msgspec.Struct, frozen=True):
 
 
 class SimTalkerInputs:
-    """Output of a thinker for a talker: the prompt's rows, their positions, and a row for each token but the first."""
+    """Outputs of a thinker for a talker: the prompt's rows and positions, then answer rows.
+
+    The answer has a row for each token but the first.
+    """
 
     def __init__(self, job: Job, prompt: int, answer: int, width: int) -> None:
         self._job = job
@@ -37,7 +40,7 @@ class SimTalkerInputs:
         self._written = 0
 
     async def send_rows(self, tokens: int) -> None:
-        """Send the prompt, once, and what belongs to the first ``tokens`` of the answer."""
+        """Send the prompt once, and the rows of the answer's first ``tokens``."""
         if self._writer is None:
             await send_prompt(self._job, self._prompt, self._width)
             self._writer = await self._job.open_rows("rows", self._most, self._width, "float32")
@@ -48,13 +51,16 @@ class SimTalkerInputs:
 
 
 async def send_prompt(job: Job, prompt: int, width: int) -> None:
-    """Send what a talker reads of a ``prompt`` of that many tokens."""
+    """Send a talker's inputs for a ``prompt`` of that many tokens."""
     await job.put("layout", {}, blank_array((AXES, prompt), "int32"))
     await job.put("prompt", {}, blank_array((prompt + AXES, width), "float32"))
 
 
 class SimulatedTalker(SimulatedRunner):
-    """Reads ``prompt``, ``layout`` and ``rows`` as they come, gives ``codes``: one a step, no sooner than its row."""
+    """Reads ``prompt``, ``layout`` and ``rows`` as they arrive, makes ``codes``.
+
+    It makes one code a step, no sooner than its row arrives.
+    """
 
     needs = ("step",)
     steps = True
@@ -86,7 +92,7 @@ class SimulatedTalker(SimulatedRunner):
 
 
 class SimTalkerAnswer:
-    """One answer of a talker. Its length is known when the thinker's rows have ended, if it follows from them."""
+    """One answer of a talker. If its length depends on the thinker's rows, it is known when they end."""
 
     def __init__(self, talk: SimulatedTalker, job: Job, tokens: int) -> None:
         self._talk = talk
@@ -99,7 +105,8 @@ class SimTalkerAnswer:
         wanted = inf if self._size.per else self._size.draw_size(self._draw)
         every = talk.part.chunk or talk.chunk
         limit = min(wanted, self._most)
-        #: Codes that an earlier attempt has made, behind which it begins: the last one may have been the last there is.
+        #: Codes of an earlier attempt, after which this one starts, without the last one, which may have been the final
+        #: code.
         self._resumed = int(min(max(0, len(job.resume_state("codes").get("codes", ())) - 1), limit - 1))
         self.sequence = SimSequence(
             tokens + self._resumed,
@@ -115,7 +122,7 @@ class SimTalkerAnswer:
         return "length" if self._resumed + self.sequence.done >= self._most else "stop"
 
     def add_rows(self, rows: int) -> None:
-        """Take ``rows`` of the thinker: a code for each, for now."""
+        """Add ``rows`` of the thinker; each allows one more code."""
         self._rows += rows
         self._talk.extend_sequence(self.sequence, self._rows - self._resumed, self.sequence.limit)
 
@@ -123,7 +130,7 @@ class SimTalkerAnswer:
         """Read the rows to their end."""
         try:
             async for item in stream:
-                if item.array is not None:  # what the thinker says at the end has no row
+                if item.array is not None:  # the thinker's last message has no row
                     self.add_rows(len(item.array))
             limit = self.sequence.limit
             if self._size.per:

@@ -1,4 +1,4 @@
-"""The unit tasks of any-to-any models, and the composite tasks that join them."""
+"""Unit tasks of any-to-any models, and the composite tasks that combine them."""
 
 from omnibus.task.library.chat import MLLM, ChatInput, ChatOutput, Omni
 from omnibus.task.library.diffusion import (

@@ -25,7 +25,7 @@ from omnibus.task.types import Stream, Tensor
 
 
 class ChatInput(BaseModel):
-    """A chat as a composite task sees it."""
+    """A chat for a composite task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -65,9 +65,10 @@ class ChatInput(BaseModel):
         ignore_eos: bool | None = None,
         say: str | None = None,
     ) -> Self:
-        """One user message, after a ``system`` one if given. For units of the parameters see ``TextParams``.
+        """Return a chat of one user message, after ``system`` if given.
 
-        ``media`` come before the text: what ``Media.of`` placed, or images that another task of the graph makes.
+        ``media`` come before the text: handles from ``Media.of``, or images of another task of the graph. For units of
+        the parameters see ``TextParams``.
         """
         given = {
             "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
@@ -92,9 +93,10 @@ if TYPE_CHECKING:
 
 
 class ChatOutput(BaseModel):
-    """The answer's streams: ``text`` of ``TextChunk``, ``audio`` of ``Audio``. A request for text alone has no audio.
+    """The answer's streams: ``text`` of ``TextChunk``, ``audio`` of ``Audio``.
 
-    An app may also give text or samples (float [n]) that it made itself, at once or as an async iterator of parts.
+    A request for text alone has no audio. An app may also return its own text or samples (float [n]), at once or as an
+    async iterator of parts.
     """
 
     #: Stream of ``TextChunk``.
@@ -102,7 +104,7 @@ class ChatOutput(BaseModel):
     #: Stream of ``Audio``, where the request has ``speech``.
     audio: SkipValidation[Stream[Audio] | None] = None
 
-    if TYPE_CHECKING:  # an app may give what it has, whole or in parts
+    if TYPE_CHECKING:  # an app may return its own answer, whole or in parts
 
         def __init__(self, *, text: ChatText | None, audio: ChatAudio | None = None) -> None: ...
 
@@ -132,7 +134,7 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
         return self.think_about(request, self.encode_media(request))
 
     def encode_media(self, request: ChatInput) -> list[Tensor]:
-        """Embeddings of the request's media, in their order."""
+        """Encode the request's media; returns their embeddings in order."""
         with pinned(self.pin):
             return [
                 self.encoder_for(modality).invoke(EncodeInput(media=media), work=tokens).embedding
@@ -172,7 +174,7 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
 
 
 class Omni(MLLM):
-    """Thinker, talker and vocoder: text and speech out. The three run pipelined by chunks."""
+    """Thinker, talker and vocoder, with text and speech as outputs. The three are pipelined by chunks."""
 
     #: From the thinker's hidden rows to codes.
     talker: Talk

@@ -1,4 +1,4 @@
-"""Several answers to one chat: its media are encoded once, and its language model is called for each answer."""
+"""Several answers to one chat: media are encoded once, the language model is called for each answer."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +12,7 @@ from omnibus.task.types import Stream
 
 
 class ChoicesInput(ChatInput):
-    """A chat to be answered several times, in text."""
+    """A chat for several answers in text."""
 
     #: Parameters of each answer, in the place of ``params``. Answers whose parameters are equal differ in their random
     #: numbers.
@@ -27,7 +27,7 @@ class ChatChoices(BaseModel):
 
 
 class ChatFanOut(CompositeTask[ChoicesInput, ChatChoices]):
-    """Several answers of the task ``chat``. One that draws a graph of its own draws it for each answer."""
+    """Several answers of the task ``chat``. A task with its own ``invoke`` records its graph for each answer."""
 
     #: A task whose ``invoke`` awaits nothing.
     chat: SkipValidation[CompositeTask[ChatInput, ChatOutput]]

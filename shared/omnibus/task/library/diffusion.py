@@ -1,4 +1,4 @@
-"""Diffusion: text encoder, prior, denoiser (DiT), and decoders (VAEs) to pictures, video and sound."""
+"""Diffusion: text encoder, prior, denoiser (DiT), and decoders (VAEs) to image, video and audio."""
 
 from typing import ClassVar
 
@@ -11,9 +11,9 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, 
 
 
 class TextEncodeInput(TaskInput):
-    """A prompt. ``negative_prompt`` is what the picture is guided away from; None where nothing guides it so.
+    """A prompt. ``negative_prompt`` describes the content to avoid; None disables guidance by it.
 
-    ``items`` are embeddings of pictures that the prompt refers to, for editing, each [tokens, width].
+    ``items`` are embeddings of images that the prompt refers to, for editing, each [tokens, width].
     """
 
     #: What is to be seen, in words.
@@ -34,14 +34,14 @@ class TextEncodeOutput(TaskOutput):
 
 
 class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
-    """A prompt to what guides a denoiser. Raises ``BadRequest`` for a prompt or items that the model cannot use."""
+    """Encodes a prompt as guidance for a denoiser. Raises ``BadRequest`` for an invalid prompt or items."""
 
     kind: ClassVar[str] = "text-encode"
     service: ClassVar[str] = "encoder"
 
 
 class Progress(Part):
-    """One step is done."""
+    """Report of a finished step."""
 
     #: Number of the step, from 1.
     step: int = 0
@@ -57,9 +57,9 @@ class Preview(Progress):
 
 
 class PriorInput(TaskInput):
-    """A picture to be sketched. ``width`` and ``height`` are pixels, 0: the model's usual ones.
+    """An image to draft. ``width`` and ``height`` are pixels; 0 means the model's defaults.
 
-    ``seed`` None is the invocation's own, and another one for each equal call.
+    With ``seed`` None, the seed is the invocation's, and differs for each equal call.
     """
 
     #: What is to be seen, in words.
@@ -79,22 +79,22 @@ class PriorOutput(TaskOutput):
 
 
 class Prior(UnitTask[PriorInput, PriorOutput]):
-    """A language model that draws an image roughly, in tokens, for a denoiser to follow.
+    """A language model that drafts an image in tokens for a denoiser.
 
-    Raises ``TooLarge`` for more pixels than the model takes, ``BadRequest`` for other inputs that it cannot use.
+    Raises ``TooLarge`` for more pixels than the model supports, ``BadRequest`` for other invalid inputs.
     """
 
     kind: ClassVar[str] = "prior"
 
 
 class DenoiseInput(TaskInput):
-    """A picture or video to be drawn: ``embeds`` and ``mask`` of a ``TextEncode``.
+    """Image or video to generate from a ``TextEncode``'s ``embeds`` and ``mask``.
 
-    ``width`` and ``height`` are pixels, 0: as ``image`` has them, and without one the model's usual ones. ``frames`` is
-    1 for a picture, ``fps`` frames per second of a video. ``steps`` is the number of denoising steps, ``every`` that
-    from one preview to the next. ``guidance`` is a factor, how far from the negative prompt; None is the model's usual
-    one. ``seed`` is that of the noise; None is the invocation's own, and another one for each equal call. ``image`` are
-    latents of a picture, [channels, 1, height, width], for editing and for video from a picture; ``prior`` are tokens
+    ``width`` and ``height`` are pixels. 0 means those of ``image``, or without one the model's defaults. ``frames`` is
+    1 for an image, and ``fps`` is frames per second of a video. ``steps`` is the number of denoising steps, ``every``
+    that from one preview to the next. ``guidance`` is a factor, the distance from the negative prompt; None means the
+    model's default. ``seed`` is that of the noise; None is the invocation's, and differs for each equal call. ``image``
+    is latents of an image, [channels, 1, height, width], for editing and for video from an image. ``prior`` is tokens
     of a prior, [1, 1, rows, columns], for models that have one.
     """
 
@@ -136,7 +136,7 @@ class DenoiseOutput(TaskOutput):
 class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
     """The diffusion transformer: noise to latents, step by step. Equal calls get different noise unless given a seed.
 
-    Raises ``TooLarge`` for more pixels than the executor takes, ``BadRequest`` for an image, a prior or a sound that
+    Raises ``TooLarge`` for more pixels than the executor supports, ``BadRequest`` for an image, a prior or audio that
     the model does not have.
     """
 
@@ -144,7 +144,10 @@ class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
 
 
 class DecodeInputs(TaskInput):
-    """Latents of a ``Denoise``, [channels, frames, height, width], or [channels, time, bins] of sound."""
+    """Latents of a ``Denoise``.
+
+    [channels, frames, height, width], or [channels, time, bins] of audio.
+    """
 
     #: As ``DenoiseOutput.latents``, for sound as ``DenoiseOutput.sound``.
     latents: Tensor
@@ -156,7 +159,7 @@ class DecodeImageOutput(TaskOutput):
 
 
 class DecodeImage(UnitTask[DecodeInputs, DecodeImageOutput]):
-    """A VAE's decoder: latents to an image. Raises ``BadRequest`` for latents that are none of its model."""
+    """A VAE's decoder: latents to an image. Raises ``BadRequest`` for latents of another model."""
 
     kind: ClassVar[str] = "decode-image"
 

@@ -1,4 +1,4 @@
-"""Images, made from text and from other images."""
+"""Images made from text and from other images."""
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
@@ -19,13 +19,12 @@ from omnibus.task.library.diffusion import (
 from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
 from omnibus.task.types import Stream, Tensor, Tensors, Value
 
-#: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
-#: asks for.
+#: Pixels of an image without a requested size, and the largest reported load. They are only estimates.
 _DEFAULT_PIXELS, _MAX_LOAD = 1024 * 1024, 10_000_000
 
 
 class DrawInput(BaseModel):
-    """Images to be made of a prompt."""
+    """Images to generate from a prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,22 +52,22 @@ class DrawInput(BaseModel):
 
     @property
     def uses_negative_prompt(self) -> bool:
-        """True if the negative prompt counts."""
+        """True if the negative prompt has an effect."""
         return self.guidance is None or self.guidance > 1
 
     @property
     def pixels(self) -> int:
-        """Pixels of the picture as requested, else about as many as models usually make."""
+        """Pixels of an image as requested, or the usual number of models."""
         return self.width * self.height or _DEFAULT_PIXELS
 
     @property
     def work(self) -> int:
-        """Tokens of the latents of all steps: 16 x 16 pixels are one."""
+        """Tokens of the latents of all steps; a token is 16 x 16 pixels."""
         return max(1, min(_MAX_LOAD, self.pixels // 256 * self.steps))
 
 
 class ImageOutput(BaseModel):
-    """Images that were made, and what else the request asks for."""
+    """Generated images, and the request's optional outputs."""
 
     #: Tensors [height, width, 3] uint8.
     images: SkipValidation[Tensors]
@@ -81,9 +80,9 @@ class ImageOutput(BaseModel):
 
 
 class ImageGeneration(CompositeTask[DrawInput, ImageOutput]):
-    """Text to picture. The prompt is encoded once, however many pictures are made of it.
+    """Text to image. The prompt is encoded once for all images.
 
-    Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
+    With a ``prior``, the denoiser follows its draft, which is made for each image.
     """
 
     #: Reads the prompts.
@@ -106,9 +105,9 @@ class ImageGeneration(CompositeTask[DrawInput, ImageOutput]):
 
 
 class EditInput(DrawInput):
-    """Images to be made of another one.
+    """Images to generate from another one.
 
-    Without ``width`` and ``height`` they are as large as that one is brought to: about a megapixel, in its proportions.
+    Without ``width`` and ``height``, they have the size of the resized image: about a megapixel, with its aspect ratio.
     """
 
     #: The image that is edited, as ``EncodeInput.media``.
@@ -116,12 +115,15 @@ class EditInput(DrawInput):
 
     @property
     def work(self) -> int:
-        """Tokens of the latents of all steps, with those of the edited picture, which has a megapixel."""
+        """Tokens of all steps' latents, including those of the edited image.
+
+        The edited image counts as a megapixel.
+        """
         return min(_MAX_LOAD, (self.pixels + _DEFAULT_PIXELS) // 256 * self.steps)
 
 
 class ImageEdit(CompositeTask[EditInput, ImageOutput]):
-    """A picture and text to pictures. Both are encoded once, however many are made of them."""
+    """Image and text to images. Both are encoded once for all results."""
 
     #: Encodes the image for the text encoder.
     vision: Encode
@@ -157,7 +159,7 @@ def _generate_images(
     prior: Prior | None = None,
     image: Tensor | None = None,
 ) -> ImageOutput:
-    """The pictures of ``request``, made of ``guide``, and of the latents of ``image`` where there is one."""
+    """Generate the images of ``request`` from ``guide``, and ``image`` if given."""
     made = [
         denoiser.invoke(
             DenoiseInput(
@@ -185,10 +187,10 @@ def _generate_images(
 
 
 def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Tensor:
-    """The tokens of one picture's prior, from the same seed as its noise."""
+    """Return the prior's tokens for one image, with its noise's seed."""
     drawn = prior.invoke(
         PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_image_seed(request, place)),
-        # A token for 32 x 32 pixels, and those of a small picture before them.
+        # A token for 32 x 32 pixels, and those of a small image before them.
         work=request.pixels // 1024 + 256,
     )
     return drawn.tokens
@@ -198,5 +200,5 @@ def _image_seed(request: DrawInput, place: int) -> int | None:
     return None if request.seed is None else request.seed + place
 
 
-#: What makes pictures, whatever a model's components are: the one of these that uses most of them.
+#: Composite tasks that make images. A model gets the one that uses most of its components.
 PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)

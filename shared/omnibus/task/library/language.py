@@ -13,7 +13,7 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, 
 
 
 class TextChunk(Part):
-    """Some tokens of an answer. ``await`` of a stream gives the whole text."""
+    """Some tokens of an answer. ``await`` of a stream returns the whole text."""
 
     #: Characters that these tokens complete.
     text: str = ""
@@ -38,23 +38,26 @@ class TextChunk(Part):
 class TextParams(TypedDict, total=False):
     """Sampling parameters of a language model.
 
-    What is missing is as the checkpoint's ``generation_config.json`` says; a ``temperature`` of which that says nothing
-    is ``fallback_temperature``, or 0. ``usual_tokens`` bound an answer without ``max_tokens``, as far as they fit.
+    Missing parameters are those of the checkpoint's ``generation_config.json``. Without a ``temperature`` there, it is
+    ``fallback_temperature``, or 0. ``usual_tokens`` limits an answer without ``max_tokens``, as far as it fits.
 
-    ``max_tokens`` bounds the answer, in tokens. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above 0 up to 1,
-    ``top_k`` a number of tokens (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16 texts
-    that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` goes on until ``max_tokens``. ``say`` is an
-    answer that is given, word for word. With ``count_only`` there is no answer: its ``usage`` says the prompt's tokens.
+    ``max_tokens`` limits the answer, in tokens. ``temperature`` is 0 (greedy) to 2, and ``top_p`` above 0 up to 1.
+    ``top_k`` is a number of tokens (0: all), and ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16
+    texts that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` continues until ``max_tokens``. ``say``
+    is a fixed answer, word for word. With ``count_only``, there is no text, only the ``usage`` with the prompt's
+    tokens.
 
-    ``min_p`` is a share of the best token's probability, ``presence_penalty`` and ``frequency_penalty`` are -2 to 2,
-    ``logit_bias`` -100 to 100 by the decimal id of a token, ``logprobs`` a number of alternatives up to 20. ``tools``
-    are as OpenAI's API has them; ``tool_choice`` ``required`` makes the answer calls of them, ``allowed_tools`` names
-    the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
+    ``min_p`` is a share of the best token's probability. ``presence_penalty`` and ``frequency_penalty`` are -2 to 2.
+    ``logit_bias`` is -100 to 100 by the decimal id of a token, and ``logprobs`` a number of alternatives up to 20.
+
+    ``tools`` are as in OpenAI's API. ``tool_choice`` ``required`` makes the answer calls of them, and ``allowed_tools``
+    limits the tools. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
-    ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``.
-    ``cache_key`` is equal for the turns of a conversation: engines keep what they have computed of it. What an engine
-    keeps of a prompt is used only for calls with the same ``cache_salt``. With ``prefill_only`` there is no answer: the
-    prompt is computed and kept for its conversation.
+    ``adapter_source`` is the place of one that was loaded while the system serves: ``path`` and ``sha256``.
+
+    ``cache_key`` is equal for the turns of a conversation: engines cache their computation of it. A cached prompt is
+    used only for calls with the same ``cache_salt``. With ``prefill_only``, there is no answer: the prompt is computed
+    and cached for its conversation.
     """
 
     max_tokens: int | None
@@ -96,9 +99,9 @@ Params = Annotated[TextParams | msgspec.Raw, SkipValidation]
 class ThinkInput(TaskInput):
     """Call of a language model.
 
-    ``messages`` as OpenAI's API has them; ``items`` are the embeddings of their media, each [tokens, width], in the
-    order in which they mention them. ``params``: see ``TextParams``. ``voice`` is the name of the voice that speaks
-    the answer, for models with a talker.
+    ``messages`` are as in OpenAI's API. ``items`` are the embeddings of their media, each [tokens, width], in the order
+    of the messages. ``params``: see ``TextParams``. ``voice`` is the name of the voice that speaks the answer, for
+    models with a talker.
     """
 
     #: List of chat messages, or a handle of their JSON when they are long.
@@ -126,8 +129,8 @@ class ThinkOutput(TaskOutput):
 class Think(UnitTask[ThinkInput, ThinkOutput]):
     """The LLM: chat messages and embeddings to text, and to hidden rows for a talker.
 
-    Raises ``BadRequest`` for messages, items or params that the model cannot use, ``ContextTooLong`` for a prompt that
-    leaves no room for an answer.
+    Raises ``BadRequest`` for invalid messages, items or params, ``ContextTooLong`` for a prompt without room for an
+    answer.
     """
 
     kind: ClassVar[str] = "think"
@@ -174,9 +177,9 @@ class DecodeOutput(TaskOutput):
 
 
 class Decode(UnitTask[DecodeInput, DecodeOutput]):
-    """Tokens from a KV cache that a prefill made.
+    """Tokens from a prefill's KV cache.
 
-    Raises ``ProtocolError`` for a cache of another model or engine, ``StageUnavailable`` when the prefill is gone.
+    Raises ``ProtocolError`` for a cache of another model or engine, ``StageUnavailable`` if the prefill is gone.
     """
 
     kind: ClassVar[str] = "decode"
@@ -184,7 +187,7 @@ class Decode(UnitTask[DecodeInput, DecodeOutput]):
 
 
 class Thought(NamedTuple):
-    """Results of a language model, whole or in two halves: ``text``, and what a talker reads."""
+    """Results of a language model, whole or in two halves: ``text``, and inputs of a talker."""
 
     text: Stream[TextChunk]
     prompt: Tensor
@@ -200,7 +203,10 @@ class TextOutput(BaseModel):
 
 
 class PrefillDecode(CompositeTask[ThinkInput, TextOutput]):
-    """A language model in two halves, for executors that do only one of them, in the place of a ``Think``."""
+    """A language model in two halves, in place of a ``Think``.
+
+    For executors that run only one of them.
+    """
 
     #: Reads the prompt.
     prefill: Prefill
@@ -211,7 +217,7 @@ class PrefillDecode(CompositeTask[ThinkInput, TextOutput]):
         return TextOutput(text=self.think(request).text)
 
     def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> Thought:
-        """``work`` and ``answer`` are how many tokens the prompt and the answer are expected to have."""
+        """Call both halves; ``work`` and ``answer`` are the expected tokens of prompt and answer."""
         begun = self.prefill.invoke(request, work=work)
         done = self.decode.invoke(DecodeInput(cache=begun.cache, start=begun.start, params=request.params), work=answer)
         return Thought(done.text, begun.prompt, begun.layout, done.rows)
@@ -222,7 +228,7 @@ Texts = Annotated[Sequence[str] | Sequence[Sequence[int]] | Value[list[str]] | M
 
 
 class EmbedInput(TaskInput):
-    """A list of texts, or a handle of its JSON when they are long.
+    """Texts, or a handle of their JSON if they are long.
 
     ``pooling`` is ``mean``, of all tokens of a text, or ``last``, the last one.
     """
@@ -241,7 +247,7 @@ class EmbedOutput(TaskOutput):
 
 
 class Embed(UnitTask[EmbedInput, EmbedOutput]):
-    """Texts to vectors: a language model's last hidden states, pooled. A prefill that keeps no cache.
+    """Texts to vectors: a language model's last hidden states, pooled. A prefill without a cache.
 
     Raises ``BadRequest`` for texts without tokens, ``ContextTooLong`` for a text longer than the model's context.
     """
@@ -251,7 +257,7 @@ class Embed(UnitTask[EmbedInput, EmbedOutput]):
 
 
 class TextInput(BaseModel):
-    """Texts to be embedded."""
+    """Texts to embed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 

@@ -13,7 +13,7 @@ PlacedMedia = Annotated[Mapping[str, Any] | Tensor, SkipValidation, WithJsonSche
 
 
 class EncodeInput(TaskInput):
-    """One image, video or sound: a client's, an app's own, or one that another task makes."""
+    """Image, video or audio of a client, an app or another task."""
 
     #: A file as the gateway placed it, for a client or for ``Media.of``: a handle of its bytes, uint8 [n], with
     #: ``modality``, ``mime``, ``sha256`` and ``nbytes``. Or another task's tensor: an image uint8 [height, width, 3].
@@ -28,8 +28,8 @@ class EncodeOutput(TaskOutput):
 class Encode(UnitTask[EncodeInput, EncodeOutput]):
     """Image, video or audio to an embedding. One vision encoder serves image and video.
 
-    Raises ``BadMedia`` for a file that cannot be decoded, ``TooLarge`` for one over the limits of pixels, frames or
-    seconds, ``BadRequest`` for a modality that the encoder does not read.
+    Raises ``BadMedia`` for a file that cannot be decoded, ``TooLarge`` for too many pixels, frames or seconds, and
+    ``BadRequest`` for another modality.
     """
 
     kind: ClassVar[str] = "encode"
@@ -37,7 +37,7 @@ class Encode(UnitTask[EncodeInput, EncodeOutput]):
 
 
 class FrameInput(TaskInput):
-    """An image that a video of ``width`` and ``height`` pixels begins with."""
+    """First image of a video of ``width`` and ``height`` pixels."""
 
     #: As ``EncodeInput.media``, an image.
     media: PlacedMedia

@@ -1,4 +1,4 @@
-"""Speech: hidden rows or text to codec codes, codes to sound."""
+"""Speech: hidden rows or text to codec codes, codes to audio."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -15,7 +15,7 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, 
 
 
 class Codes(Part):
-    """Codec codes, in order. ``await`` of a stream gives the list of all."""
+    """Codec codes, in order. ``await`` of a stream returns the list of all."""
 
     #: Whole numbers; a list of them per frame where a codec has several.
     codes: list[Any] = []
@@ -26,7 +26,7 @@ class Codes(Part):
 
 
 class Audio(Part):
-    """Samples of a sound. ``await`` of a stream gives one ``Audio`` with all of them."""
+    """Samples of audio. ``await`` of a stream returns one ``Audio`` with all of them."""
 
     #: Samples per second.
     rate: int = 24000
@@ -41,10 +41,10 @@ class Audio(Part):
 
 
 class SpeechParams(TypedDict, total=False):
-    """Sampling parameters of speech; what is missing has the engine's default.
+    """Sampling parameters of speech; missing ones have the engine's defaults.
 
-    ``max_codes`` bounds the speech, in codes of the codec. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above
-    0 up to 1, ``top_k`` a number of codes (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``seed`` None is
+    ``max_codes`` limits the speech, in codes of the codec. ``temperature`` is 0 (greedy) to 2, and ``top_p`` above 0 up
+    to 1. ``top_k`` is a number of codes (0: all), and ``repetition_penalty`` a factor from 0.01 to 10. ``seed`` None is
     the invocation's.
     """
 
@@ -63,7 +63,9 @@ SpokenText = Annotated[str | Value[str] | Mapping[str, Any], SkipValidation]
 
 
 class TalkInput(TaskInput):
-    """Speech to be made: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
+    """Speech to generate from a ``Think``'s ``prompt``, ``layout`` and ``rows``.
+
+    It is spoken in the ``voice`` of that name.
 
     ``params`` are ``max_codes``, ``temperature``, ``top_k``, ``top_p`` and ``repetition_penalty``, a dict or its JSON.
     """
@@ -85,10 +87,10 @@ class TalkOutput(TaskOutput):
 
 
 class Talk(UnitTask[TalkInput, TalkOutput]):
-    """The talker of an omni model: a thinker's hidden rows to codec codes, as the rows come.
+    """The talker of an omni model: a thinker's hidden rows to codec codes, as the rows arrive.
 
-    Raises ``BadRequest`` for params or a voice that the model does not have, ``ContextTooLong`` for a prompt that
-    leaves no room for codes.
+    Raises ``BadRequest`` for params or a voice that the model does not have, ``ContextTooLong`` for a prompt without
+    room for codes.
     """
 
     kind: ClassVar[str] = "talk"
@@ -96,7 +98,7 @@ class Talk(UnitTask[TalkInput, TalkOutput]):
 
 
 class SayInput(TaskInput):
-    """A ``text`` to be spoken by ``voice``, as ``instructions`` say; ``params`` as those of ``TalkInput``."""
+    """A ``text`` to speak with ``voice``, following ``instructions``; ``params`` as in ``TalkInput``."""
 
     #: What is to be spoken: a string.
     text: SpokenText
@@ -121,7 +123,7 @@ class Say(UnitTask[SayInput, SayOutput]):
 
 
 class VocodeInput(TaskInput):
-    """Codec codes as they come, and the name of the voice that speaks."""
+    """Codec codes as they arrive, and the name of the voice."""
 
     #: Codes of the codec that the vocoder belongs to.
     codes: Stream[Codes]
@@ -135,13 +137,13 @@ class VocodeOutput(TaskOutput):
 
 
 class Vocode(UnitTask[VocodeInput, VocodeOutput]):
-    """The vocoder: codes to waveform, as the codes come. Raises ``BadRequest`` for codes of another codec."""
+    """The vocoder: codes to waveform, as the codes arrive. Raises ``BadRequest`` for codes of another codec."""
 
     kind: ClassVar[str] = "vocode"
 
 
 class SpeechInput(BaseModel):
-    """Text to be spoken."""
+    """Text to speak."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 

@@ -1,4 +1,4 @@
-"""Videos, made from text and from an image that they begin with."""
+"""Videos made from text, and optionally from a first image."""
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
@@ -18,12 +18,12 @@ from omnibus.task.library.media import EncodeFrame, FrameInput, PlacedMedia
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import Stream, Tensor
 
-#: The largest load that is reported: an estimate, whatever a client asks for.
+#: The largest reported load; it is only an estimate.
 _MAX_LOAD = 10_000_000
 
 
 class VideoInput(BaseModel):
-    """A video to be made of a prompt, and of an image that it begins with, where there is one."""
+    """Video to generate from a prompt, and optionally from a first image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,17 +53,17 @@ class VideoInput(BaseModel):
 
     @property
     def frames(self) -> int:
-        """8 k + 1, as video VAEs have it: one frame, then groups of 8."""
+        """Number of frames, 8 k + 1 for video VAEs: one frame, then groups of 8."""
         return int(self.seconds * self.fps) // 8 * 8 + 1
 
     @property
     def uses_negative_prompt(self) -> bool:
-        """True if the negative prompt counts."""
+        """True if the negative prompt has an effect."""
         return self.guidance is None or self.guidance > 1
 
     @property
     def work(self) -> int:
-        """Tokens of the latents of all steps: 32 x 32 pixels of 8 frames are one."""
+        """Tokens of the latents of all steps; a token is 32 x 32 pixels of 8 frames."""
         return max(1, min(_MAX_LOAD, self.width * self.height * self.frames // 8192 * self.steps))
 
 
@@ -79,9 +79,9 @@ class VideoOutput(BaseModel):
 
 
 class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
-    """Text to video, with its sound where a decoder for it is given.
+    """Text to video, with audio if it has a decoder for that.
 
-    An ``image`` is the first frame where there is a ``frame_encoder``, and refused where there is none.
+    An ``image`` becomes the first frame, which requires a ``frame_encoder``.
     """
 
     #: Reads the prompts.
@@ -127,10 +127,10 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
         )
 
     def _encode_first_frame(self, request: VideoInput) -> Tensor | None:
-        """Latents of the image that the video begins with. Raises ``BadRequest`` where no component encodes it."""
+        """Return the latents of the video's first image. Raises ``BadRequest`` without an encoder for it."""
         if request.image is None:
             return None
         if self.frame_encoder is None:
-            raise BadRequest("this model begins no video with an image: leave it out", param="image")
+            raise BadRequest("this model cannot start a video with an image; leave it out", param="image")
         given = FrameInput(media=request.image, width=request.width, height=request.height)
         return self.frame_encoder.invoke(given, work=request.width * request.height // 1024).latents

@@ -21,7 +21,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 @pytest.fixture
 async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
-    """No gateway yet; the store is empty, and below ``adapters`` lies one adapter."""
+    """An empty store and no gateway yet; ``adapters`` contains one adapter."""
     client = redis.Redis.from_url(valkey_url)
     await client.flushall()
     await client.aclose()
@@ -46,7 +46,7 @@ async def gate(land: Estate) -> Gateway:
 
 @pytest.fixture
 async def given(land: Estate) -> list[dict[str, Any]]:
-    """The parameters that the executor of the language model is given. It takes no adapter called ``wide``."""
+    """Parameters that the language model's executor receives. It has no adapter called ``wide``."""
     found: list[dict[str, Any]] = []
 
     async def noting(job: Job) -> None:
@@ -136,7 +136,7 @@ async def test_it_is_off_unless_a_directory_is_allowed(land: Estate, given: list
     ("wanted", "status", "fault"),
     [
         ({"lora_path": "../apps"}, 403, "not below OMNIBUS_GATEWAY_ADAPTERS_DIR"),
-        ({"lora_path": "nobody"}, 400, "no directory 'nobody'"),
+        ({"lora_path": "nobody"}, 400, "unknown directory 'nobody'"),
         ({"lora_path": "broken"}, 400, "use_dora, which is not supported"),
         ({"lora_name": "wide"}, 400, "it was trained on another model"),
         ({"lora_name": VL}, 409, "choose another"),

@@ -1,4 +1,4 @@
-"""Adapters of a model are called by their own names, and the model's executors are told which."""
+"""Adapters are called by name, and their model's executors receive it."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ ADAPTED = {**catalog.model_declaration("qwen2", ""), "adapters": {"pirate": "/ad
 
 @pytest.fixture
 async def asked(home: House) -> list[dict[str, Any]]:
-    """The parameters that executors of the model are given."""
+    """Parameters that executors of the model receive."""
     given: list[dict[str, Any]] = []
 
     async def noting(job: Job) -> None:

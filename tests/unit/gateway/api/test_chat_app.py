@@ -1,4 +1,4 @@
-"""The chat app from request to answer, with executors that do sums."""
+"""The chat app from request to answer, with executors that do arithmetic."""
 
 import asyncio
 import base64
@@ -64,7 +64,7 @@ async def test_an_image_is_seen_on_every_path(home: House, path: str):
 
     response = await home.ask(content=[text("look"), image()], seed=SEED, path=path)
 
-    seen = 4 * (1 + len(PNG) // 1024) * (sum(PNG) % 1000)  # what the toy encoder makes of it
+    seen = 4 * (1 + len(PNG) // 1024) * (sum(PNG) % 1000)  # the toy encoder's output
     assert answered(response) == f"You said look saw {seen} [5] "
     assert response.headers["x-omnibus-path"] == path
     await home.emptied()
@@ -201,7 +201,7 @@ async def test_all_times_are_in_the_record(home: House):
     assert ended.created <= ended.first <= ended.finished
 
 
-# What is refused
+# Rejections
 
 
 SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
@@ -296,7 +296,7 @@ async def test_a_name_that_clients_made_up_never_becomes_a_metric(tmp_path: Path
         assert "made-up-at-the-limit" not in (await home.http.get("/metrics")).text
 
 
-# What goes wrong on the way
+# Failures
 
 
 async def test_a_request_past_its_deadline_is_504(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Several answers to one chat (``n``): one graph, each answer with random numbers of its own."""
+"""Several answers to one chat (``n``): one graph, with different random numbers for each answer."""
 
 import json
 from typing import Any
@@ -82,7 +82,7 @@ async def test_events_of_streamed_answers_are_mixed_and_say_whose_they_are(home:
 
 
 async def wise(job: Job) -> None:
-    """A call of a tool, with probabilities; the answers of odd seeds have two calls."""
+    """Write a tool call with log probabilities; the answers of odd seeds have two calls."""
     seed = (await job.value("params"))["seed"]
     calls = "".join(f'{call_head("look")}{{"at":{number}}}' for number in range(1 + seed % 2))
     logprobs = {"at": 0, "tokens": [["x", -0.5, []]]}

@@ -1,4 +1,4 @@
-"""Chats that want pictures, with executors that paint one colour."""
+"""Chats that request images, with executors that paint one colour."""
 
 import base64
 import io

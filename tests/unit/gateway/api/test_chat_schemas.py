@@ -1,4 +1,4 @@
-"""Schemas and tools on their way from a request to an executor: whole, in their order, with their references."""
+"""Schemas and tools reach the executor complete, in order, with their references."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ OVERLAP = {"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "min
 
 
 class Noting:
-    """A thinker that remembers the parameters which it was given."""
+    """A thinker that records its parameters."""
 
     def __init__(self) -> None:
         self.params: dict[str, Any] = {}

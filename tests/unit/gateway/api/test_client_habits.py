@@ -1,4 +1,4 @@
-"""Small things that clients of other servers rely on."""
+"""Details that clients of other servers rely on."""
 
 import asyncio
 import base64

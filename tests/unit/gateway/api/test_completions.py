@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts as they stand, several at once, whole and streamed."""
+"""``/v1/completions``: prompts without a template, several at once, whole and streamed."""
 
 from typing import Any
 
@@ -131,7 +131,7 @@ async def test_one_that_fails_fails_all_and_leaves_nothing(served: House):
 
 
 async def guess(job: Job) -> None:
-    """Two tokens with what else they might have been."""
+    """Write two tokens with their alternatives."""
     best = [["he", -0.5], ["she", -1.0]]
     await job.send("text", {"text": "he", "ids": [1], "logprobs": {"at": 0, "tokens": [["he", -0.5, best]]}})
     await job.send("text", {"text": " is", "ids": [2], "logprobs": {"at": 1, "tokens": [[" is", -0.1, []]]}})

@@ -1,4 +1,4 @@
-"""Which chats are answered directly, and what a real connection does meanwhile: it leaves, waits, reads slowly."""
+"""Chats answered directly, on connections that close, wait or read slowly."""
 
 import asyncio
 import json
@@ -130,7 +130,7 @@ def test_fields_that_are_plain_are_fields():
 
 
 async def exchange(door: Doorway, sent: bytes) -> bytes:
-    """All that comes back for one request."""
+    """Send one request and return everything received."""
     wire = await door.wire()
     await wire.send(sent)
     head = await wire.head()
@@ -144,7 +144,7 @@ async def exchange(door: Doorway, sent: bytes) -> bytes:
 
 
 def without_ids(answer: bytes) -> list[Any]:
-    """Head and body without what differs from request to request."""
+    """Return head and body without the fields that differ between requests."""
     head, _, body = answer.partition(b"\r\n\r\n")
     lines = [line for line in head.split(b"\r\n") if line.split(b":")[0] not in (b"date", b"x-request-id")]
     if b"chunked" in head:
@@ -184,12 +184,12 @@ async def test_requests_on_one_connection_are_answered_in_order(home: House, doo
     answers = [content((await wire.answer())[1]) for _ in asked]
 
     assert answers == [f"You said word{number} [0] " for number in range(6)]
-    assert direct  # the first one; those that wait behind it go the general way
+    assert direct  # the first one; pipelined requests take the general path
     await home.emptied()
 
 
 class Held:
-    """A thinker that says a word and then waits."""
+    """A thinker that writes one word and then waits."""
 
     def __init__(self) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
@@ -202,7 +202,7 @@ class Held:
 
 
 async def asked_of(home: House, door: Doorway, held: Held, **more: Any) -> Wire:
-    """A connection whose request is at work."""
+    """Return a connection whose request is running."""
     home.serve(TEXT)
     await home.executor(TEXT, "L", "thinker", thinker=held)
     wire = await door.wire()

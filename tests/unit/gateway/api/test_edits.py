@@ -1,4 +1,4 @@
-"""Pictures of other pictures: forms with files, and a composite task that takes them, brought by a plugin."""
+"""Image edits: forms with files, and a composite task from a plugin that takes them."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ WISH: dict[str, Any] = {"model": EDITOR, "prompt": "make it blue", "size": "64x4
 _number = count()
 PNG, JPEG = picture("PNG", (40, 30)), picture("JPEG", (64, 64))
 
-#: Denoises what the text says; its latents are guided by all pictures.
+#: Denoises by the text; all images guide its latents.
 PLUGIN = """
     from typing import Any
 
@@ -96,7 +96,7 @@ async def studio(home: House, install: Install) -> House:
 
 
 async def seeing(job: Any) -> None:
-    """As many rows as there are words, and another one for each 100 of what was seen in each picture."""
+    """Put one row per word, plus one per 100 of the images."""
     seen = sum(int(item.array.sum()) for item in await job.value("items")) // 100
     rows = len(job.inputs["prompt"].split()) + seen
     await job.put("embeds", {}, np.ones((1, rows, 4), np.float32))
@@ -104,7 +104,7 @@ async def seeing(job: Any) -> None:
 
 
 def seen(*files: bytes) -> int:
-    """What the toy's eye makes of pictures, together."""
+    """Return the toy encoder's total for these images."""
     return sum(4 * (1 + len(file) // 1024) * (sum(file) % 1000) for file in files) // 100
 
 
@@ -126,7 +126,7 @@ async def test_a_picture_is_made_of_a_text_and_a_picture(studio: House):
 
 @pytest.mark.parametrize("way", ["edit", "chat"])
 async def test_the_deadline_holds_while_pictures_are_fetched(studio: House, monkeypatch: pytest.MonkeyPatch, way: str):
-    """A fetch may take 15 s by itself."""
+    """A fetch alone may take 15 s."""
     studio.chat._fetcher = Fetcher(FetchRules(allow_http=True, allow_private=True, ports=None))
     monkeypatch.setattr(studio.runs, "settings", msgspec.structs.replace(studio.settings, deadline=0.5))
     async with silent_server() as url:
@@ -145,7 +145,7 @@ async def test_the_deadline_holds_while_pictures_are_fetched(studio: House, monk
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
-    """The address of a file whose server accepts connections and says nothing."""
+    """Yield the URL of a file on a server that never responds."""
     over = asyncio.Event()
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Texts to vectors: the route from texts to numbers, with an executor that counts characters and words."""
+"""Text embeddings: the route from texts to numbers, with an executor that counts characters and words."""
 
 import base64
 from typing import Any
@@ -123,7 +123,7 @@ async def test_an_unknown_model_is_not_found(library: House):
 async def test_the_official_client_reads_it(library: House):
     client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=library.http, max_retries=0)
 
-    made = await client.embeddings.create(**WISH)  # asks for base64 by itself
+    made = await client.embeddings.create(**WISH)  # the client's default is base64
 
     np.testing.assert_allclose([each.embedding for each in made.data], expected(*WISH["input"]), atol=1e-6)
     assert made.usage.total_tokens == 4

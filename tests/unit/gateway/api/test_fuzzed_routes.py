@@ -1,4 +1,4 @@
-"""Whatever a client sends to a route, it is an answer or a client's error: never ours, and nothing is left behind."""
+"""Any input to a route gets an answer or a 4xx. It never gets a 5xx, and leaks nothing."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.unit.gateway.samples import sound
 
 WAV = sound("wav", "pcm_s16le", 0.2, 16000)
 MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
-#: What is likely to be served, and cheap.
+#: Values that are cheap to serve, and probably valid.
 KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "model": MODELS,
     "voice": st.just("alloy"),

@@ -1,4 +1,4 @@
-"""Pictures of a text: the route from request to files and events, with executors that paint one colour."""
+"""Image generation: the route from request to files and events, with executors that paint one colour."""
 
 import asyncio
 import base64

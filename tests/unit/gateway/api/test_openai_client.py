@@ -1,4 +1,4 @@
-"""The ``openai`` client talks to these pieces over real HTTP, behind a small server."""
+"""The ``openai`` client talks to these pieces over real HTTP."""
 
 import asyncio
 import base64
@@ -40,7 +40,7 @@ FAILING_MODELS = {
 
 
 async def answer(http: Request) -> Response:
-    """Say what was understood; models named after an error fail with it."""
+    """Return the parsed request; models named after an error fail with it."""
     try:
         request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
         messages, refs = convert_messages(request)

@@ -1,4 +1,4 @@
-"""docs/routes.md names every route, and quotes what models are asked for as it is."""
+"""docs/routes.md names every route and quotes model prompts exactly."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Texts to speech: the route from a text to a file in pieces, with executors that hum a ramp for each word."""
+"""Text to speech: the route from a text to a file in pieces, with executors that hum a ramp for each word."""
 
 import asyncio
 import base64
@@ -125,7 +125,7 @@ async def test_sound_leaves_before_the_rest_is_made(home: House):
 
 
 class Listener:
-    """A client that knows of each piece when it comes."""
+    """A client that signals the arrival of each piece."""
 
     def __init__(self, home: House) -> None:
         self._home = home
@@ -150,7 +150,7 @@ class Listener:
 
 
 async def vocoder(home: House, work: Any) -> None:
-    """A model that speaks with a vocoder of its own."""
+    """Serve a speaking model with the vocoder ``work``."""
     home.serve(OMNI)
     await home.executor(OMNI, "Th", "thinker")
     await home.executor(OMNI, "Ta", "talker")

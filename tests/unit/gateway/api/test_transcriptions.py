@@ -1,4 +1,4 @@
-"""Sound to text: a form with a file to a chat, with executors that say back what they were told and heard."""
+"""Transcription: a form with a file becomes a chat, with executors that echo their input."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tests.unit.gateway.samples import picture, sound
 
 PATH = "/v1/audio/transcriptions"
 WAV = sound("wav", "pcm_s16le", 0.5, 16000)
-HEARD = 4 * (1 + len(WAV) // 1024) * (sum(WAV) % 1000)  # what the toy encoder makes of it
+HEARD = 4 * (1 + len(WAV) // 1024) * (sum(WAV) % 1000)  # the toy encoder's output
 
 
 @pytest.fixture

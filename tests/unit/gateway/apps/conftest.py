@@ -1,4 +1,4 @@
-"""Gateways with apps for the tests that ask for them."""
+"""Fixtures of gateways with apps."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,20 +10,20 @@ from tests.unit.gateway.apps.estate import Estate, Gateway, estate
 from tests.unit.gateway.apps.forked_workers import fork_workers
 from tests.unit.sidecar.node import until
 
-#: Files whose workers are started as a gateway starts them: they are about the process and its walls.
+#: Files with workers started as in production, since they test the process and its restrictions.
 _STARTED = ("test_worker_supervisor", "test_uploads")
 
 
 @pytest.fixture(autouse=True)
 def forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that import nothing, see ``forked_workers``."""
+    """Fork workers with modules already imported, see ``forked_workers``."""
     if request.path.stem not in _STARTED:
         fork_workers(monkeypatch)
 
 
 @pytest.fixture
 async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
-    """No gateway yet; the store is empty."""
+    """An empty store and no gateway yet."""
     client = redis.Redis.from_url(valkey_url)
     await client.flushall()
     await client.aclose()
@@ -33,7 +33,7 @@ async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
 
 @pytest.fixture
 async def gate(land: Estate) -> Gateway:
-    """One gateway, which has read what is registered."""
+    """One gateway that has read the registered apps."""
     made = land.gateway()
     await until(lambda: not made.apps.registry.starting_apps)
     return made

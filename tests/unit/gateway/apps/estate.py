@@ -59,7 +59,7 @@ COUNT = """
 """
 
 
-#: Says that it has begun, waits until it may go on, and says who it is.
+#: Reports its start, waits for permission to continue, and reports its name.
 PATIENT = """
     import asyncio
     from pathlib import Path
@@ -99,7 +99,7 @@ SHOUT = """
         return await (await TASK(Words(text=request))).text
 """
 
-#: A chat model of its own: the toy model, its words in capitals.
+#: A chat model defined by an app: the toy model, in capitals.
 LOUD = """
     from omnibus.app import App
     from omnibus.task import ChatInput, ChatOutput, Encode, MLLM, TextChunk, Think
@@ -120,7 +120,7 @@ LOUD = """
 
 
 class Gateway:
-    """A gateway of the house: its own registry, workers and routes."""
+    """A gateway of the house, with a separate registry, workers and routes."""
 
     def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
@@ -167,7 +167,7 @@ class Gateway:
 
 
 class Estate:
-    """A house, its gateways and where their apps lie."""
+    """A house, its gateways and its directory of apps."""
 
     def __init__(self, home: House, directory: Path, store_url: str, settings: GatewaySettings) -> None:
         self.home = home
@@ -182,13 +182,13 @@ class Estate:
         (self.directory / f"{module}.py").write_text(source(text, **values))
 
     def gateway(self, **changes: Any) -> Gateway:
-        """Another gateway; ``changes`` are settings of its own."""
+        """Add a gateway with ``changes`` to its settings."""
         settings = msgspec.structs.replace(self.settings, **changes)
         self.gateways.append(Gateway(self.home, settings, self._store_url))
         return self.gateways[-1]
 
     def plan_apps(self) -> None:
-        """From now on apps' own unit tasks are planned as the planner does, and get executors of their own."""
+        """Start planning the apps' unit tasks, with executors for each."""
         self._planner = asyncio.ensure_future(self._plan_apps())
 
     async def _plan_apps(self) -> None:
@@ -204,7 +204,7 @@ class Estate:
             await store.close()
 
     async def _staff(self, models: dict[str, ModelPlan]) -> None:
-        """Executors of ``models`` and no others."""
+        """Run executors of ``models`` and no others."""
         wanted = {
             f"{name}-{option}-{model.option_origin(option)[:4]}": (name, option)
             for name, model in models.items()
@@ -266,7 +266,7 @@ def source(text: str, **values: str) -> str:
 
 
 def workers() -> set[int]:
-    """Process ids of all workers that this process has."""
+    """Return the process ids of this process's workers."""
     children = psutil.Process().children(recursive=True)
     found = {child.pid for child in children if "omnibus.app.worker" in " ".join(_line(child))}
     return found - {template_pid()}

@@ -1,6 +1,6 @@
-"""Workers of apps that are forked from a template instead of importing for most of a second each.
+"""Workers of apps that are forked from a template. Each saves most of a second of imports.
 
-Everything else is as in ``omnibus.process.process``: a child of this process in a session of its own.
+Otherwise they are as in ``omnibus.process.process``: children of this process in separate sessions.
 """
 
 import atexit
@@ -30,25 +30,25 @@ _STOP_SECONDS = 10.0
 
 
 class ForkedWorker:
-    """A worker as ``subprocess.Popen`` would have it."""
+    """A worker with the interface of ``subprocess.Popen``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def wait(self) -> int:
-        """Wait for its end; the exit code, or minus the signal that killed it."""
+        """Wait for its end. Returns the exit code, or minus the signal that killed it."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
-    """Have workers forked until ``patch`` is undone; every other process is started as ever."""
-    _template()  # here, for the kernel ends it with the thread that has started it
+    """Fork workers until ``patch`` is undone; other processes start as usual."""
+    _template()  # in this thread: the kernel ends the template with it
     started = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
     patch.setattr(process, "subprocess", started)
 
 
 def template_pid() -> int:
-    """The process id of the template; 0 before the first worker was forked."""
+    """Return the process id of the template; 0 before the first worker was forked."""
     return _template()[1].pid if _template.cache_info().currsize else 0
 
 
@@ -68,7 +68,7 @@ def _fork(options: Mapping[str, Any]) -> ForkedWorker:
 
 @contextmanager
 def _subreaper() -> Iterator[None]:
-    """For as long as this lasts, a descendant whose parent has ended becomes a child of this process."""
+    """Adopt descendants whose parent has ended, until the end of the block."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     try:
@@ -79,7 +79,10 @@ def _subreaper() -> Iterator[None]:
 
 @functools.cache
 def _template() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    """The socket and the process of the template, which the first call starts and the end of this process ends."""
+    """Return the template's socket and process.
+
+    The first call starts the process; it ends with this one.
+    """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine.settimeout(_FORK_SECONDS)
     command = [sys.executable, "-P", "-u", str(_PROGRAM), str(theirs.fileno()), "omnibus.app.worker"]

@@ -1,4 +1,4 @@
-"""Replays of apps whose graphs grow: all segments run again, and what tools did is in the record."""
+"""Replays of apps with growing graphs: all segments rerun, and tool results come from the record."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.unit.gateway.house import TOYS, VL, question
 
 PATIENCE = 20.0  # seconds
 
-#: Asks its model, looks something up, and asks again with what was found; how often it looked is in a file.
+#: Calls its model, looks something up, and calls it again with the result. A file counts the look-ups.
 AGENT = """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Apps that are models write down what they hear; read aloud they are not."""
+"""Apps as transcription models; they cannot be used for speech."""
 
 import httpx
 
@@ -6,7 +6,7 @@ from tests.unit.gateway.api.test_transcriptions import HEARD, WAV
 from tests.unit.gateway.apps.estate import Estate, Gateway
 from tests.unit.gateway.house import OMNI, error
 
-#: The toy model that hears, its words in capitals.
+#: The toy model with audio input, in capitals.
 LISTENER = """
     from omnibus.app import App
     from omnibus.task import ChatInput, ChatOutput, Encode, MLLM, Think

@@ -1,4 +1,4 @@
-"""A request in a worker: its graphs run here, its answer comes back, and nothing of it lasts longer than it may."""
+"""A request in a worker: its graphs run here, its answer returns, and every part of it is released in time."""
 
 import asyncio
 from pathlib import Path

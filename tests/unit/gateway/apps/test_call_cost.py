@@ -1,4 +1,4 @@
-"""Work of one call of an app, counted: messages between the gateway and the worker, and what waits for the collector."""
+"""Cost of one app call: messages between gateway and worker, and garbage for the collector."""
 
 from pathlib import Path
 
@@ -28,6 +28,6 @@ async def test_a_call_takes_one_message_for_each_step_and_leaves_no_circle(
             answer = await host.invoke(Abacus(), b'{"text": "abc"}').read_answer()
 
     assert answer == b'{"letters":"abc","count":3}'
-    # Each output is asked for once: that no more follows is said with its last items.
+    # Each output is read once; its last items also contain the end.
     assert [name for name in sent if name != "Pong"] == ["Submit", "Read", "Read", "ServeAnswer", "RequestEnd"]
     assert not left

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a request in a worker, it ends: with a typed error, in time, and alone."""
+"""Failures of a request in a worker: typed errors, in time, alone."""
 
 import asyncio
 import logging
@@ -80,23 +80,23 @@ async def test_whatever_serve_raises_ends_one_request(tmp_path, raised, kind, sa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("async def serve(request):\n    return object()", "gave what is no JSON: .*object"),
-        ("async def serve(request):\n    x = []\n    x.append(x)\n    return x", "no JSON|RecursionError"),
+        ("async def serve(request):\n    return object()", "must return JSON: .*object"),
+        ("async def serve(request):\n    x = []\n    x.append(x)\n    return x", "must return JSON|RecursionError"),
         (
             "async def serve(request) -> int:\n    return 'many'",
-            "does not fit its annotation: Input should be a valid integer",
+            "does not match its annotation: Input should be a valid integer",
         ),
         (
             "async def serve(request) -> dict[str, int]:\n    return {'a': 'b'}",
-            "does not fit its annotation: a: Input should be",
+            "does not match its annotation: a: Input should be",
         ),
-        ("async def serve(request) -> AsyncIterator[int]:\n    yield 'x'", "does not fit its annotation"),
+        ("async def serve(request) -> AsyncIterator[int]:\n    yield 'x'", "does not match its annotation"),
         (
             "async def serve(request) -> AsyncIterator[int]:\n    return 3",
-            "annotated as a stream and gave a value of type int",
+            "annotated as a stream, but returned a value of type int",
         ),
-        ("async def serve(request):\n    return b'\\xff'", "no JSON"),
-        (f"async def serve(request):\n    return 'x' * {65 << 20}", "gave too much at once"),
+        ("async def serve(request):\n    return b'\\xff'", "must return JSON"),
+        (f"async def serve(request):\n    return 'x' * {65 << 20}", "returned too much at once"),
     ],
     ids=["object", "circle", "int", "dict", "part", "no-stream", "bytes", "huge"],
 )
@@ -192,7 +192,7 @@ async def test_a_request_over_the_size_of_a_message_is_refused(tmp_path):
         assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
-# Deadlines and clients that leave
+# Deadlines and disconnects
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A new version of an app takes over only if it answers the last recorded calls as before, and leaves nothing behind."""
+"""A new version of an app takes over if it repeats recorded answers."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.unit.gateway.apps.estate import ECHO, LOUD, SHOUT, Estate, Gateway, e
 from tests.unit.gateway.house import TOYS, VL, answered, error, image, question, text
 from tests.unit.sidecar.node import until
 
-#: Asks the toy model with words of its own around the request; says how long the answer is, too.
+#: Calls the toy model with words around the request, and returns the answer's length, too.
 TELL = """
     from omnibus.task import ChatInput, MLLM, Think
 
@@ -63,7 +63,7 @@ async def update(gate: Gateway, name: str, last: int = 5, **more: Any) -> Any:
 
 
 async def recorded(land: Estate) -> int:
-    """The number of the last record, once all that was answered is recorded."""
+    """Return the number of the last record, once all answers are recorded."""
     await land.home.emptied()
     land.home.records.close()
     return (await land.home.bus.read_latest(INVOCATIONS, 1))[-1].number

@@ -1,4 +1,4 @@
-"""Chats in a worker: what nodes give goes past the app, what the app makes goes through it."""
+"""Chats in a worker: outputs of nodes bypass the app, and outputs of the app pass through it."""
 
 import asyncio
 
@@ -145,11 +145,11 @@ async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("'just text'", "gave a value of type str: a chat app answers with a `ChatOutput`"),
-        ("ChatOutput(text=3)", "the answer's text holds a value of type int"),
-        ("ChatOutput(text='a', audio='b')", "the answer's audio holds a value of type str"),
-        ("ChatOutput(text='a', audio=np.ones((2, 2)))", "audio holds a value of type ndarray"),
-        ("ChatOutput(text='a', audio=np.ones(2, np.int16))", "audio holds a value of type ndarray"),
+        ("'just text'", "of a chat app must return a `ChatOutput`, not a value of type str"),
+        ("ChatOutput(text=3)", "the answer's text contains a value of type int"),
+        ("ChatOutput(text='a', audio='b')", "the answer's audio contains a value of type str"),
+        ("ChatOutput(text='a', audio=np.ones((2, 2)))", "audio contains a value of type ndarray"),
+        ("ChatOutput(text='a', audio=np.ones(2, np.int16))", "audio contains a value of type ndarray"),
         (
             "ChatOutput(text='a', audio=Audio(rate=1, array=np.ones(2)))",
             "the app sample_app returned invalid audio: .*rate",
@@ -158,7 +158,7 @@ async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
             "ChatOutput(text=TextChunk(finish_reason='bored'))",
             "the app sample_app returned invalid text: .*finish_reason",
         ),
-        ("ChatOutput(text=None)", "has neither text nor audio"),
+        ("ChatOutput(text=None)", "without text and audio"),
     ],
 )
 async def test_an_answer_that_no_client_could_be_sent_is_a_fault_of_the_app(tmp_path, given, said):

@@ -1,4 +1,4 @@
-"""A worker that is frozen: its requests end in time, and it is replaced; one that computes is left alone."""
+"""A frozen worker's requests end in time and it is replaced; a computing one keeps running."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ CHATS = """
 async def serve(request: ChatInput) -> ChatOutput:
     await asyncio.sleep(60)
 """
-#: Whoever neither answers nor computes for half a second is frozen.
+#: A worker that neither answers nor computes for half a second is frozen.
 WATCHED = replace(CALM, ping=0.1, answer_within=0.5)
 
 

@@ -1,4 +1,4 @@
-"""``POST /v1/apps/{name}/invoke``: answers, streams, errors, clients that leave."""
+"""``POST /v1/apps/{name}/invoke``: answers, streams, errors and disconnects."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.unit.gateway.apps.estate import COUNT, ECHO, Estate, Gateway, estate,
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until
 
-#: Tells of its begin and its end in files of the directory that it is told, however the end comes.
+#: Writes its start and its end, of any kind, to files in the given directory.
 ENDLESS = """
     import asyncio
     from pathlib import Path
@@ -44,7 +44,7 @@ TELL = """
 
 
 def count(name: str, code: str, text: str) -> float:
-    """The counter of an app's requests in a scrape; 0 when it is not there."""
+    """Return an app's request counter from a scrape; 0 if it is missing."""
     for line in text.splitlines():
         if line.startswith(f'omnibus_app_requests_total{{app="{name}",code="{code}"}}'):
             return float(line.split()[-1])
@@ -149,11 +149,11 @@ async def test_requests_are_counted_by_app_and_never_by_what_a_client_invents(la
     assert count("", "not_found", text) >= 1
 
 
-# Clients that leave
+# Disconnects
 
 
 class Client:
-    """A client by hand: sends a request to ``name``, and leaves when it is told to."""
+    """A client that sends a request to ``name`` and disconnects on demand."""
 
     def __init__(self, gate: Gateway, name: str, body: Any, with_word: bool) -> None:
         self.got: list[dict[str, Any]] = []

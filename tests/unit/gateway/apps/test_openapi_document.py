@@ -1,4 +1,4 @@
-"""The OpenAPI document of apps: whatever schemas they bring, every reference leads somewhere."""
+"""The OpenAPI document of apps: every reference resolves, for any schemas."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Apps that bring their own unit tasks: registered means that they can be called, at every moment of an update."""
+"""Apps with their own unit tasks can be called throughout an update."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 async def aside(store: Store) -> list[tuple[str, int, str]]:
-    """Records that are kept aside: app, version, state."""
+    """Return the records set aside: app, version, state."""
     found = [record for record in (await store.apps()).values() if record.name != base_app_name(record.name)]
     return [(base_app_name(record.name), record.version, record.state) for record in found]
 
@@ -60,8 +60,9 @@ async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate
     async def end_executors(models: dict[str, ModelPlan]) -> None:
         for name, model in models.items():
             identity = ExecutorIdentity("x", name, *model.options, "n", {}, 1)
-            status = identity.make_status("gone", 0, 0, fault="ModuleNotFoundError: No module named 'librosa'")
-            land.home.router.members.handle_status(status)
+            gone = identity.make_status("gone", 0, 0)
+            fault = "ModuleNotFoundError: No module named 'librosa'"
+            land.home.router.members.handle_status(msgspec.structs.replace(gone, fault=fault))
 
     monkeypatch.setattr(land, "_staff", end_executors)
     land.plan_apps()
@@ -70,9 +71,10 @@ async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate
 
     response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_x", "directory": "."}})
 
-    assert "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'" in error(
-        response
-    )["message"]
+    assert (
+        "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'"
+        in error(response)["message"]
+    )
 
 
 async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: Estate, gate: Gateway):
@@ -91,7 +93,7 @@ async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: 
     assert set(answers) <= {"HI!", "HI?"}
     assert answers[0] == "HI!"
     assert await gate.invoke("shout_c", "hi") == "HI?"
-    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # what it began may need its tasks
+    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # its running requests may need its tasks
 
 
 async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate):

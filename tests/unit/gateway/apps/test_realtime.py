@@ -1,4 +1,4 @@
-"""Apps that are models have sessions by voice: they hear, answer, speak and remember."""
+"""Voice sessions with apps as models: they listen, answer, speak and remember."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tests.unit.gateway.house import OMNI
 from tests.unit.gateway.realtime_house import SOUND, Caller, connected, joined, sound_of
 from tests.unit.gateway.wires import doorway
 
-#: Says how many messages it was given, and a tenth of a second of sound.
+#: Returns its number of messages, and 0.1 s of audio.
 SPEAKER = """
     import numpy as np
 

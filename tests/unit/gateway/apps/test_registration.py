@@ -1,4 +1,4 @@
-"""The control routes: registering, updating and unregistering apps, and what stands in the way."""
+"""The control routes: registering, updating and unregistering apps, and their conflicts."""
 
 import asyncio
 from pathlib import Path
@@ -113,7 +113,7 @@ async def test_an_app_that_is_not_there_cannot_be_updated(gate: Gateway):
 
 
 async def asked(land: Estate, gate: Gateway, name: str) -> tuple["asyncio.Task[httpx.Response]", Path]:
-    """A request that has begun in ``name``, and what lets it go on."""
+    """Start a request in ``name``. Returns it and the path whose creation lets it continue."""
     begun, go = land.directory / "begun", land.directory / "go"
     task = asyncio.ensure_future(gate.http.post(f"/v1/apps/{name}/invoke", json={"begun": str(begun), "go": str(go)}))
     await until(begun.exists)
@@ -178,7 +178,7 @@ async def test_an_app_of_another_build_is_left_out_and_can_be_removed(land: Esta
     assert await gate.store._redis.hkeys("test:apps") == [b"echo"]
 
 
-# Who may
+# Permissions
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ async def test_another_method_is_405(gate: Gateway, method: str, path: str):
     assert (await gate.ask(method, path)).status_code == 405
 
 
-# What cannot be registered
+# Rejected registrations
 
 
 @pytest.mark.parametrize(

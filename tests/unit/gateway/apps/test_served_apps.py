@@ -1,4 +1,4 @@
-"""Following the store: every gateway serves every app, whatever happens to the others and to the store."""
+"""Every gateway serves every app, despite failures of others and the store."""
 
 import asyncio
 from pathlib import Path

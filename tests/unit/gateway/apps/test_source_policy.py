@@ -1,4 +1,4 @@
-"""What a client may name as an app's source, and what this gateway refuses."""
+"""App sources that clients may name, and those this gateway rejects."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from services.gateway.apps import source_policy
 
 @pytest.fixture
 def settings(tmp_path: Path) -> GatewaySettings:
-    """Everything is allowed; apps may lie in ``<tmp_path>/apps``."""
+    """Settings that allow everything, with apps in ``<tmp_path>/apps``."""
     (tmp_path / "apps" / "team").mkdir(parents=True)
     return GatewaySettings(apps_dir=str(tmp_path / "apps"), app_uploads=True)
 

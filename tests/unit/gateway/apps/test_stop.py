@@ -1,4 +1,4 @@
-"""A gateway that stops while it answers: every kind of answer ends with a typed error, over a real server."""
+"""A gateway that stops while it answers, over a real server. Each kind of answer ends with a typed error."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ PICTURE: dict[str, Any] = {"model": PAINTER, "prompt": "a boat", "size": "64x48"
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}}
 FORM = {"data": {"model": OMNI}, "files": {"file": ("a.wav", sound("wav", "pcm_s16le", 0.5, 16000))}}
 
-#: Answers that never end: the path, and what is sent there. Streams of events send something first.
+#: Answers that never end: the path and the request. Event streams send something first.
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"json": question(VL, "hi")}),
     "spoken chat": (CHAT, {"json": question(OMNI, "hi", **SPOKEN)}),
@@ -69,7 +69,7 @@ async def forever(job: Job) -> None:
 
 
 async def write_a_word(job: Job) -> None:
-    """One word and no more; who speaks gets all words."""
+    """Write one word and never end; a speaking model writes all words."""
     if job.has_consumer("rows"):
         await think(job)
         return
@@ -110,7 +110,7 @@ async def gate(land: Estate) -> Gateway:
 
 @asynccontextmanager
 async def served(gate: Gateway) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    """A client of ``gate`` over a real server and the server itself."""
+    """Yield a client of ``gate`` over a real server, and the server."""
     listener = socket.create_server(("127.0.0.1", 0))
     made = create_server(gate.app)
     serving = asyncio.create_task(made.serve(sockets=[listener]))
@@ -123,7 +123,7 @@ async def served(gate: Gateway) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
 
 
 async def stop(gate: Gateway, land: Estate) -> None:
-    """Stop as the service does once its drain is over."""
+    """Stop as the service does after its drain."""
     gate.frontend.requests.begin_stop()
     await gate.frontend.requests.wait_finished(0.1)
     await gate.frontend.requests.end_all(land.home.dispatcher.fail_all)

@@ -1,4 +1,4 @@
-"""Uploaded code computes and calls tasks. Whatever else it tries raises in it, and its worker lives."""
+"""Uploaded code can compute and call tasks. Anything else raises in it, and its worker survives."""
 
 import os
 import socket

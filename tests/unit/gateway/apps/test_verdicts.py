@@ -1,4 +1,4 @@
-"""Verdicts on recorded calls of apps: what counts as answered as before, and what says nothing."""
+"""Verdicts on recorded calls of apps: equal, different, or inconclusive."""
 
 import hashlib
 from typing import Any
@@ -44,7 +44,7 @@ def tried(**fields: Any) -> ReplayedCall:
         (tried(parts=["hi"], digest="a", outputs={KEY: SAID}), True),
         (tried(parts=["hi"], digest="b", outputs={KEY: SAID}), False),
         (tried(parts=["hi"], digest="a", outputs={KEY: CLOSED}), False),
-        (tried(parts=["hi"], digest="a"), False),  # its component gave nothing in full
+        (tried(parts=["hi"], digest="a"), False),  # its component produced nothing in full
         (tried(parts=["hi"], digest="a", components={KEY: "other"}), True),  # another graph with the same answer
         (tried(digest="a", components={}), False),  # an empty answer, and no output of both
     ],

@@ -1,4 +1,4 @@
-"""Workers that have a process: a bound for them, and apps whose worker starts when they are called."""
+"""Workers with a process: their limit, and workers that start on the first call."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 class Worker:
-    """A worker of the pool's tests."""
+    """A fake worker for tests of the pool."""
 
     def __init__(self, *, idle: bool = True) -> None:
         self.is_idle = idle
@@ -79,7 +79,7 @@ async def test_a_place_of_who_left_is_the_next_ones():
     leaving, next_one = [asyncio.ensure_future(pool.take_place(worker)) for worker in (second, third)]
     await asyncio.sleep(0)
 
-    pool.discard(busy)  # the first may start, and is cancelled before it does
+    pool.discard(busy)  # the first one is cancelled before it starts
     leaving.cancel()
 
     await next_one
@@ -88,7 +88,7 @@ async def test_a_place_of_who_left_is_the_next_ones():
 
 @pytest.fixture
 async def narrow(land: Estate) -> Gateway:
-    """A gateway with a place for one worker, and two apps: ``quiet``, which is cold, and ``echo``."""
+    """A gateway with room for one worker, and two apps: ``quiet``, which is cold, and ``echo``."""
     gate = land.gateway(app_workers=1)
     for name in ("quiet", "echo"):
         land.write(name, ECHO, by=name)

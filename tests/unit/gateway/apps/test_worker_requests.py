@@ -1,4 +1,4 @@
-"""Chat requests that are sent to an app itself: ``POST /v1/apps/{name}/invoke`` for one that takes a ``ChatInput``."""
+"""Chat requests to an app itself: ``POST /v1/apps/{name}/invoke`` with a ``ChatInput``."""
 
 import base64
 import io
@@ -25,7 +25,7 @@ TELL = """
             yield chunk.text
 """
 
-#: The toy that speaks; {changed} is what becomes of its sound.
+#: The speaking toy; {changed} is applied to its audio.
 SPEAK = """
     from omnibus.task import ChatInput, ChatOutput, Encode, Omni, Talk, Think, Vocode
 
@@ -154,7 +154,7 @@ async def test_what_it_takes_is_told(land: Estate, gate: Gateway):
     assert shown["request"]["$ref"].rpartition("/")[2] in schemas
 
 
-#: Speaks whether it is asked to or not.
+#: Speaks even if not requested.
 LOUDMOUTH = """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A worker starts, is watched, starts again, drains and stops; whatever its app does, the gateway goes on."""
+"""A worker's start, supervision, restart, drain and stop; the gateway survives any behaviour of the app."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
             BadRequest,
             "sample_app cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
         ),
-        ("x = 1", BadRequest, "sample_app is no app: it has no `serve`"),
+        ("x = 1", BadRequest, "sample_app is not an app: it has no `serve`"),
         ("def serve(request): ...", BadRequest, "must be `async def`"),
         ("import os; os._exit(7)", AppFailed, "the process of the app sample_app ended: exit code 7"),
         ("import os; os.kill(os.getpid(), 9)", AppFailed, "the process of the app sample_app ended: signal 9"),
@@ -112,7 +112,7 @@ async def test_a_request_that_comes_as_the_worker_ends_does_not_wait_for_its_dea
     async with hosted(written(tmp_path, ECHO)) as host:
         process = host._process
         os.kill(host.pid, signal.SIGKILL)
-        while not process.gone.is_set():  # the keeper of the worker learns of it one turn of the loop later
+        while not process.gone.is_set():  # the worker's supervisor notices one loop turn later
             await asyncio.sleep(0)
 
             if process.gone.is_set():

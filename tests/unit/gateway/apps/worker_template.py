@@ -1,7 +1,7 @@
-"""A template of apps' workers: imports what they need and forks them, each as a child of the process that orders it.
+"""A template of apps' workers that forks them with their modules imported. They are children of the caller.
 
 Run as a program with the descriptor of a socket. An order is one packet: environment and directory as JSON, with the
-worker's output and its link beside it. The worker answers with its process id.
+worker's output and link as descriptors. The reply is the worker's process id.
 """
 
 import gc
@@ -19,7 +19,7 @@ _REPARENT_POLL_SECONDS = 0.0005
 
 
 def main(descriptor: int) -> None:
-    """Fork a worker for each order until nobody can order any more."""
+    """Fork a worker for each order until the socket closes."""
     gc.freeze()
     orders, client = socket.socket(fileno=descriptor), os.getppid()
     while True:
@@ -37,7 +37,7 @@ def main(descriptor: int) -> None:
 
 
 def _become_worker(order: dict[str, Any], output: int, link: int, orders: socket.socket, client: int) -> None:
-    """Run as ``python -m omnibus.app.worker`` would that ``subprocess.Popen`` has started."""
+    """Run as ``python -m omnibus.app.worker`` would when started by ``subprocess.Popen``."""
     while os.getppid() != client:
         time.sleep(_REPARENT_POLL_SECONDS)
     os.setsid()

@@ -1,4 +1,4 @@
-"""Apps in real worker processes, and runs that evaluate their graphs by themselves."""
+"""Apps in real worker processes, and runs that evaluate their graphs locally."""
 
 import asyncio
 import textwrap
@@ -88,7 +88,7 @@ async def serve(request: Words) -> dict[str, Any]:
 
 
 class Abacus:
-    """A run that evaluates each segment at once. ``status`` is how it ended."""
+    """A run that evaluates each segment at once. ``status`` is its outcome."""
 
     def __init__(self, seconds: float = PATIENCE) -> None:
         self.id = "gw-1"
@@ -100,7 +100,7 @@ class Abacus:
         self.placed: list[bytes] = []
         self.streams: dict[tuple[int, int, str], ItemStream] = {}
         self.refuses: Exception | None = None
-        #: Called with each stream in place of filling it.
+        #: Called with each stream instead of filling it.
         self.fills: Callable[[str, ItemStream], None] | None = None
 
     async def submit(self, segment: Segment, step: int) -> dict[tuple[int, str], ItemStream]:
@@ -147,7 +147,7 @@ class Abacus:
 
 
 def evaluated(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the tasks of ``HEAD`` give."""
+    """Return the outputs of a task of ``HEAD``."""
     if task == "add":
         return {"sum": int(inputs["codes"].sum())}
     if task == "say":
@@ -161,14 +161,14 @@ def evaluated(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(root: Path, text: str, name: str = "sample_app") -> AppSource:
-    """An app of ``text`` after the usual head, in a directory."""
+    """Write an app of ``text`` after the usual imports into a directory."""
     (root / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
     return AppSource("directory", name, str(root))
 
 
 @asynccontextmanager
 async def hosted(source: AppSource, text: str = "", rules: WorkerLimits = CALM) -> AsyncIterator[WorkerSupervisor]:
-    """A started worker, stopped at the end; nothing in between may take longer than ``PATIENCE``."""
+    """Yield a started worker and stop it at the end; each step is limited to ``PATIENCE``."""
     host = WorkerSupervisor(source, HEAD + textwrap.dedent(text) if text else "", rules)
     async with asyncio.timeout(PATIENCE * 2):
         try:
@@ -179,14 +179,14 @@ async def hosted(source: AppSource, text: str = "", rules: WorkerLimits = CALM) 
 
 
 async def until(there: Callable[[], Any]) -> None:
-    """Wait until ``there()``, for as long as tests have patience."""
+    """Wait until ``there()`` is true, within the tests' patience."""
     async with asyncio.timeout(PATIENCE):
         while not there():
             await asyncio.sleep(0.005)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: one that waits to be reaped does not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Gateways that ask for keys of the store, and an executor that answers when a test lets it."""
+"""Gateways that check keys in the store, and a pausable executor."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ ADMIN = "open-sesame-open"
 
 
 class PatientThinker:
-    """Says one word, and the rest once ``gate`` is open."""
+    """A thinker that writes one word, and continues when ``gate`` opens."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -43,7 +43,7 @@ class PatientThinker:
 
 
 class KeyedGateway:
-    """A house behind the gate; the key of each tenant is its name."""
+    """A house with key checks; the key of each tenant is its name."""
 
     def __init__(self, home: House, store: Store) -> None:
         self.home = home
@@ -59,7 +59,7 @@ class KeyedGateway:
         return await self.http.request(method, path, headers=headers, **more)
 
     async def respond(self, key: str, **more: Any) -> httpx.Response:
-        """Ask for a response in the background."""
+        """Request a response in the background."""
         body = {"model": TEXT, "input": "hi", "background": True, **more}
         return await self.call(key, "POST", "/v1/responses", json=body)
 
@@ -74,7 +74,7 @@ class KeyedGateway:
 
 
 def use_deferred_work(home: House, deferred: DeferredWork) -> None:
-    """Have all that works after its request use the keys of ``deferred``."""
+    """Use the keys of ``deferred`` for all work that outlives its request."""
     worker = home.table.batches._worker
     home.responses._deferred = home.videos._filming._deferred = deferred
     worker._deferred = worker._sender._deferred = deferred
@@ -84,7 +84,7 @@ def use_deferred_work(home: House, deferred: DeferredWork) -> None:
 async def keyed_gateways(
     directory: Path, store_url: str, count: int = 1, thinker: PatientThinker | None = None, **changes: Any
 ) -> AsyncIterator[list[KeyedGateway]]:
-    """Gateways over one store and one executor of ``TEXT``, which thinks as ``thinker`` does."""
+    """Yield gateways over one store, with ``thinker`` as executor of ``TEXT``."""
     settings = {"keys": True, "admin_token": ADMIN, "deadline": 30.0, **changes}
     store_settings = StoreSettings(url=store_url, prefix=f"keyed-{directory.name}")
     async with AsyncExitStack() as stack:

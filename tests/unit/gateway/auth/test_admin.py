@@ -1,4 +1,4 @@
-"""Who may use control routes."""
+"""Clients that may use control routes."""
 
 from collections.abc import Mapping
 
@@ -56,7 +56,7 @@ def test_who_may_use_control_routes(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"host": "evil.example"},  # a name that was made to mean this machine
+        {"host": "evil.example"},  # a name that resolves to this machine
         {"host": ""},
         {},
         {"host": "127.0.0.1:8000", "origin": "https://evil.example"},

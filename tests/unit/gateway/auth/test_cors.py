@@ -1,4 +1,4 @@
-"""Web pages of the origins that a setting names, and of no others, may use a gateway."""
+"""Only web pages of the configured origins can use a gateway."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +26,7 @@ async def open_house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 def behind(home: House, **settings: Any) -> httpx.AsyncClient:
-    """Clients of ``home`` as the service has it in front of them."""
+    """Return a client of ``home`` with the service's middleware."""
     made = GatewaySettings(**settings)
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
     guarded = Tenancy(made, store, home.router).guard_application(home.app)
@@ -70,5 +70,5 @@ async def test_all_origins_may_only_where_keys_are_asked_for(open_house: House, 
     before = await http.options("/v1/models", headers={"origin": PAGE, **PREFLIGHT})
     answer = await http.get("/v1/models", headers={"origin": PAGE})
 
-    assert (before.status_code, answer.status_code) == (200, 401)  # a key is asked for, and the page can read that
+    assert (before.status_code, answer.status_code) == (200, 401)  # a key is required, and the page can read that
     assert answer.headers["access-control-allow-origin"] == "*"

@@ -1,4 +1,6 @@
-"""Gateways know how many they are, with API keys and without: who lacks a file waits for so many answers."""
+"""Gateways count each other, with and without API keys. The count is the number of answers to await about a missing
+file.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tenants apart: what is kept of media and prompts, and what is recorded of whom."""
+"""Isolation of tenants: cached media and prompts, and records."""
 
 import json
 from hashlib import sha256
@@ -38,7 +38,7 @@ async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: P
 
 @pytest.mark.parametrize("length", [10, 20_000])
 async def test_what_is_kept_of_a_tenants_prompts_has_a_salt_of_its_own(tmp_path: Path, length: int):
-    """Also where parameters are too long for a message."""
+    """This includes parameters that are too long for a message."""
     salts: list[str] = []
 
     async def listen(job: Any) -> None:
@@ -92,7 +92,7 @@ async def test_nothing_that_a_tenant_sends_or_gets_is_kept_where_its_rule_says_s
         assert b"a secret of a" not in kept["a"]
         assert kept["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
         await until(lambda: _is_kept(gate, picture("PNG", (8, 9))))
-        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # which came before
+        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # the earlier one
 
 
 async def _is_kept(gate: Gated, media: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Work belongs to the key that asked for it: its limits hold, its use is charged, and it stops with the key."""
+"""Background work belongs to the key that requested it: its limits, its usage, and its revocation."""
 
 import asyncio
 import time
@@ -17,12 +17,12 @@ from tests.unit.gateway.house import TEXT, question
 from tests.unit.gateway.videos.studio import ASKED, stored, studio
 from tests.unit.sidecar.node import until
 
-#: Seconds in which all work of a revoked key has to stop, at every gateway.
+#: Time limit for stopping all work of a revoked key, at every gateway.
 STOP_SECONDS = 2.0
 
 
 async def becomes(gate: KeyedGateway, key: str, path: str, *statuses: str) -> dict[str, Any]:
-    """What is at ``path`` once it has one of ``statuses``."""
+    """Return the document at ``path`` once it has one of ``statuses``."""
     async with asyncio.timeout(30):
         while True:
             found: dict[str, Any] = (await gate.call(key, "GET", path)).json()
@@ -64,7 +64,7 @@ async def test_a_batch_is_charged_to_its_key_and_waits_where_that_has_used_its_g
         record = await gate.create_key("ann", gpu_seconds=0.5)
         allowance = gate.tenancy._limits.key_allowance(record)
         now = asyncio.get_running_loop().time
-        allowance.use_gpu_seconds(6.0, now())  # 5 are there: the key waits two seconds
+        allowance.use_gpu_seconds(6.0, now())  # 5 are available, so the key waits two seconds
         gate.home.table.batches.startup()
 
         began = now()
@@ -170,7 +170,7 @@ async def test_a_job_that_names_no_key_runs_as_long_as_its_tenant_has_one(tmp_pa
         await _forget_keys(gate.store, *ids)
         await gate.revoke_key("bob")
         await until(lambda: len(gate.tenancy._book.records) == 1)
-        await gate.create_key("cid")  # another tenant's does not do
+        await gate.create_key("cid")  # another tenant's key is not enough
 
         gate.home.table.batches.startup()
         mine = await becomes(gate, "ann", f"/v1/batches/{ids[0]}", "completed", "failed")
@@ -178,7 +178,7 @@ async def test_a_job_that_names_no_key_runs_as_long_as_its_tenant_has_one(tmp_pa
         other = await becomes(gate, "bob-too", f"/v1/batches/{ids[1]}", "completed", "failed")
 
     assert (mine["status"], mine["request_counts"]["completed"]) == ("completed", 1)
-    assert other["status"] in ("failed", "completed")  # its key came back while it was looked at, or did not
+    assert other["status"] in ("failed", "completed")  # its key may or may not have returned before the check
     assert other["status"] == "completed" or other["errors"]["data"][0]["code"] == "key_revoked"
 
 
@@ -209,7 +209,7 @@ async def test_a_revoked_key_stops_a_video_and_says_so(tmp_path: Path, valkey_ur
 
 
 async def _forget_keys(store: Store, *ids: str) -> None:
-    """Leave jobs as a build without keys of jobs wrote them."""
+    """Rewrite jobs as builds without keys of jobs did."""
     for id in ids:
         await store._redis.hdel(store._redis_key(f"job:batch:{id}"), "key")
 

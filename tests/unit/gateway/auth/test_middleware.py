@@ -1,4 +1,4 @@
-"""A gateway that asks for keys: who comes in, whose turn it is, and what is kept apart."""
+"""A gateway with API keys: access, order and isolation of tenants."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 
 
 class Gated:
-    """A house behind the gate: ``a`` and ``b`` are tenants with a key each."""
+    """A house with key checks: ``a`` and ``b`` are tenants with a key each."""
 
     def __init__(self, home: House, file: Path, **changes: Any) -> None:
         self.home = home
@@ -48,14 +48,14 @@ class Gated:
         return await self.http.request(method, path, headers=headers, **more)
 
     def fair(self, model: str = TEXT) -> FairQueue:
-        """The queue of ``model``, an empty one before anybody has come."""
+        """Return the queue of ``model``, empty before its first request."""
         assert self.tenancy.admission is not None
         found = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
         return found[0] if found else FairQueue(0)
 
 
 def write(path: Path, **tenants: dict[str, Any]) -> None:
-    """A file of keys: each tenant's key is its name."""
+    """Write a file of keys: each tenant's key is its name."""
     records = [KeyRecord(api_key.hash_key(name), name, **limits) for name, limits in tenants.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
 
@@ -81,7 +81,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
         yield made
 
 
-# Who comes in
+# Access
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "A", "a b"])
@@ -177,7 +177,7 @@ async def test_gpu_seconds_that_are_used_up_are_refused(tmp_path: Path):
 
 
 class Held:
-    """A thinker that answers one request each time it is let go."""
+    """A thinker that answers one request at each release."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -207,7 +207,7 @@ async def test_the_light_tenant_does_not_wait_behind_the_heavy_ones_queue(tmp_pa
         heavy = [group.create_task(gate.ask("a", f"heavy {number}")) for number in range(5)]
         await count_of(lambda: gate.fair().waiting, 4)
         light = group.create_task(gate.ask("b", "light"))
-        await count_of(lambda: len(held.begun), 2)  # the place that is kept for tenants with nothing at work
+        await count_of(lambda: len(held.begun), 2)  # the place reserved for tenants without running work
         assert gate.fair().waiting == 4
 
         for _ in range(6):
@@ -300,7 +300,7 @@ async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: G
     answered(await gate.ask("a", max_tokens=5000))  # it takes a dozen
     await until(lambda: gate.fair().working == 0)
 
-    assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
+    assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens without measurements count as 5 seconds
 
 
 async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Web pages do not use a gateway that asks for no keys; its own clients do."""
+"""A gateway without keys rejects web pages and accepts its own clients."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def guarded(home: House, **settings: str | bool) -> httpx.AsyncClient:
-    """Clients of ``home`` as the service has it in front of them."""
+    """Return a client of ``home`` with the service's middleware."""
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
     app = Tenancy(GatewaySettings(**settings), store, home.router).guard_application(home.app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://{HERE}")
@@ -37,7 +37,7 @@ async def open_house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 PAGES = [
-    {"host": "evil.test"},  # a name that was made to mean this machine
+    {"host": "evil.test"},  # a name that resolves to this machine
     {"host": "evil.test:8000", "origin": "http://evil.test:8000", "sec-fetch-site": "same-origin"},
     {"host": "127.0.0.1.evil.test"},
     {"host": "localhost.evil.test:8000"},
@@ -82,7 +82,7 @@ async def test_a_page_of_somewhere_else_uses_nothing(open_house: House, headers:
         {"host": "localhost:8000"},
         {"host": "LOCALHOST"},
         {"host": "[::1]:8000"},
-        {"host": "192.168.1.7:8000"},  # an address is no page's name
+        {"host": "192.168.1.7:8000"},  # an address is not a page's name
         {"host": "gateway:8000"},  # of containers
         {"host": "omnibus-gateway.default.svc:8000"},
         {"host": "omnibus-gateway.default.svc.cluster.local.:8000"},

@@ -1,4 +1,4 @@
-"""No route lets a tenant store more bytes than it may, and nobody reads more into a gateway than fits."""
+"""Limits on a tenant's stored bytes and a gateway's memory."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ async def _conversation(gate: KeyedGateway, _: int) -> httpx.Response:
 
 
 async def _response(gate: KeyedGateway, number: int) -> httpx.Response:
-    """Each follows the one before, so that none leaves by itself; the answer repeats what was said."""
+    """Request a response that follows, and so keeps, the previous one. The answer repeats the input."""
     return await gate.call("ann", "POST", "/v1/responses", json={"model": TEXT, "input": f"{number} {BIG}"})
 
 
@@ -82,7 +82,7 @@ async def test_no_route_stores_more_than_a_tenant_may(tmp_path: Path, valkey_url
     assert held <= LIMIT, "what is counted stays within the limit"
     assert grown < 4 * LIMIT, "and so does the memory of the server, but for what it needs to keep it"
     assert set(codes) <= {200, 413, 429}
-    if name in ("conversations", "client secrets"):  # the others make room, end, or go on without
+    if name in ("conversations", "client secrets"):  # the others make room, end, or continue without
         assert 413 in codes
 
 
@@ -114,7 +114,7 @@ async def test_a_history_is_rejected_before_it_is_read(tmp_path: Path, valkey_ur
     assert named[0].status_code == 413
     assert "OMNIBUS_GATEWAY_HISTORY_BYTES" in named[0].json()["error"]["message"]
     assert named[0].json()["error"]["param"] == "conversation"
-    assert reads == [made]  # the second one's limit is as it was
+    assert reads == [made]  # the second one's limit is unchanged
 
 
 def _count_reads(gate: KeyedGateway) -> list[str]:

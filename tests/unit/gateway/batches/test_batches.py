@@ -1,4 +1,4 @@
-"""Batches: files of requests, answered at leisure, whatever happens to the gateway that answers them."""
+"""Batches: files of requests that are answered later, even if their gateway dies."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def home(tmp_path: Path, store: Store) -> AsyncIterator[House]:
 
 
 def lines(*words: str, model: str = TEXT, url: str = CHAT, **more: Any) -> bytes:
-    """A file with a chat for each of ``words``, which are also their ids."""
+    """Return a file with a chat for each word, which is its id."""
     asked = [{"custom_id": word, "method": "POST", "url": url, "body": question(model, word, **more)} for word in words]
     return b"".join(msgspec.json.encode(each) + b"\n" for each in asked)
 
@@ -244,7 +244,7 @@ async def test_another_gateway_goes_on_where_one_stopped(home: House, store: Sto
         return bool(await home.chat.files.storage.list(f"nobody/batches/{made.id}/results"))
 
     await until(written)
-    await home.table.batches.shutdown()  # gives it back
+    await home.table.batches.shutdown()  # releases it
     go_on.set()
     other = Batches(home.settings, store, home.chat.files, home.table._batch_routes())
     other.startup()
@@ -281,7 +281,7 @@ async def test_tenants_see_their_own_batches_alone_and_wait_behind_their_other_r
 
 
 def _lines_of(gate: Gated) -> set[str]:
-    """The lines in which requests have waited for their turn."""
+    """Return the queues in which requests have waited for their turn."""
     return set(gate.fair()._lines)
 
 

@@ -1,4 +1,4 @@
-"""Batches of several tenants: they take turns, whoever came first and however many a tenant has."""
+"""Batches of several tenants take turns, regardless of arrival order and number."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.sidecar.node import until
 
 
 async def test_a_batch_of_one_tenant_does_not_wait_for_all_of_anothers(tmp_path: Path, valkey_url: str):
-    """Four batches of one tenant wait at a gateway that works on two at a time; the other's is next."""
+    """One tenant's four batches wait at a gateway with two slots; the other tenant's batch is next."""
     thinker = PatientThinker()
     async with keyed_gateways(tmp_path, valkey_url, thinker=thinker) as [gate]:
         await gate.create_key("ann")
@@ -47,7 +47,7 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
         await until(lambda: thinker.begun == 2)  # both places are taken
 
         other = await submit_batch(gate, "bob", "one")
-        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # it is seen that another one waits
+        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # the gateway sees another waiting batch
         thinker.gate.set()
         await becomes(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
         left = [(await gate.call(*each)).json() for each in _looks("ann", long)]
@@ -70,6 +70,6 @@ async def test_a_tenant_has_its_share_of_batches(tmp_path: Path, valkey_url: str
         for _ in range(2):
             await submit_batch(gate, "ann", "one")
 
-        with pytest.raises(openai.RateLimitError, match="of your jobs"):
+        with pytest.raises(openai.RateLimitError, match="as one tenant may have"):
             await submit_batch(gate, "ann", "one")
         await submit_batch(gate, "bob", "one")

@@ -1,4 +1,4 @@
-"""What the console tells while somebody looks: states of the whole, to all who look, from one watch."""
+"""The console's live states, sent to all viewers from one shared watch."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
-    """The first state from now on of which ``true`` holds."""
+    """Return the next state for which ``true`` holds."""
     async with asyncio.timeout(PATIENCE):
         async for body in states:
             told = json.loads(body) if body else {}

@@ -1,4 +1,4 @@
-"""The console's history: from the counters of gateways to the store, and from there to columns."""
+"""The console's history: from the counters of gateways to the store, and then to columns."""
 
 import time
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def store(valkey_url: str, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 async def column(store: Store, *names: str, seconds: float = 600.0) -> list[Any]:
-    """A column of the last ``seconds``."""
+    """Return a column of the last ``seconds``."""
     found: Any = await read_history(store, seconds, time.time())
     for name in names:
         found = found.get(name, {})
@@ -48,8 +48,8 @@ async def test_what_gateways_count_is_added_up_once(store: Store):
         GATEWAY.duration_histogram(MODEL).observe(seconds)
 
     await one.record()
-    await one.record()  # nothing is new
-    await other.record()  # a gateway of its own would count its own; in one process both count the same
+    await one.record()  # no news
+    await other.record()  # in one process both recorders read the same counters
 
     assert sum(await column(store, "models", MODEL, "came")) == 6
     assert sum(await column(store, "models", MODEL, "types", STAGE, "done")) == 4
@@ -79,7 +79,7 @@ async def test_stages_are_written_by_one_gateway_from_heartbeats(store: Store):
     recorders = [HistoryRecorder(name, store, members, KEPT) for name in ("one", "other")]
     members.handle_status(status("a", busy=5.0, done=7))
     for recorder in recorders:
-        await recorder.record()  # what an executor did before it was known is not of this time
+        await recorder.record()  # earlier work of an executor is not counted
 
     members.handle_status(status("a", busy=8.0, done=19))
     for recorder in recorders:

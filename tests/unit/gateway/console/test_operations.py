@@ -1,4 +1,4 @@
-"""The data of the pages for operators: what is there, what is wrong, and no secret among it."""
+"""The data of the operators' pages: state, errors, and no secrets."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ async def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"tenant": "no tenant!"}, "is no tenant"),
+        ({"tenant": "no tenant!"}, "is not a tenant name"),
         ({"rate": 1}, "tenant"),
         ({"tenant": "a", "weight": 0}, "$.weight"),
         ({"tenant": "a", "created": 1}, "created is set by the gateway"),

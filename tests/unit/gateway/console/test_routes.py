@@ -1,4 +1,4 @@
-"""The data behind the console: who may have it, the plan, and a replay."""
+"""The console's data routes: access control, the plan, and replays."""
 
 import json
 from pathlib import Path
@@ -32,12 +32,12 @@ DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for
 
 
 async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:
-    """As a client of this machine sends it."""
+    """Send a request as a client on this machine."""
     more["headers"] = {"host": "127.0.0.1:8000", **more.get("headers", {})}
     return await home.http.request(method, path, **more)
 
 
-# Who may have it
+# Access
 
 
 @pytest.mark.parametrize(("method", "path"), DATA)
@@ -186,7 +186,7 @@ async def test_a_fork_changes_one_input_and_names_what_it_came_from(tmp_path: Pa
     ("body", "why"),
     [
         ({}, "node"),
-        ({"node": 9, "seed": 1}, "no stage '9'"),
+        ({"node": 9, "seed": 1}, "unknown stage '9'"),
         ({"node": 0}, "a fork changes something"),
         ({"node": 0, "seed": 1 << 70}, "seed"),
         ({"node": 0, "changes": {"nothing": 1}}, "no input 'nothing'"),

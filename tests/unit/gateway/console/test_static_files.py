@@ -1,4 +1,4 @@
-"""The console's own files: what is served, what the browser is told it may do, and what the files may not hold."""
+"""The console's static files: served paths, the content security policy, and forbidden content."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.unit.gateway.house import House
 FILES = sorted(STATIC.iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MOST = 240 * 1024  # bytes of all files together
-#: Whatever turns text into markup or code.
+#: All ways to turn text into markup or code.
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc|\.setHTML|"
     r"\beval\b|new Function|javascript:|setAttribute\(\s*[\"']on|import\s*\("

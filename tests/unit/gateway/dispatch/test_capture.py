@@ -1,4 +1,4 @@
-"""What nodes pass to each other, as bytes and back; and bytes that are something else."""
+"""Values between nodes as bytes and back, and rejection of malformed bytes."""
 
 import contextlib
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_is_no_tape_is_refused(head: bytes):
 
 
 class Arena:
-    """Counts what is open."""
+    """A tensor client that counts open arrays."""
 
     def __init__(self) -> None:
         self.memory: np.ndarray = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -103,7 +103,7 @@ def test_rows_that_grow_in_one_block_are_kept_as_they_come():
         tape.add_chunk(chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
         assert tape.last.tolist() == arena.memory[2 * seq : 2 * seq + 2].tolist()
     assert tape.to_record() is None
-    arena.memory = arena.memory + 100  # the arena's own, by now somebody else's
+    arena.memory = arena.memory + 100  # the arena has reused the memory
     tape.add_chunk(chunk(2, last=True, empty=True))
 
     found = tape.to_record()

@@ -1,4 +1,4 @@
-"""Digests of streams: the same however a stream is cut, another for another stream."""
+"""Digests of streams: independent of chunk boundaries, different for different streams."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Dispatch: what is sent, what comes back, what is over, and what fails."""
+"""Dispatch: messages sent, replies, completion and failures."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until
 
-# The usual way
+# Normal operation
 
 
 async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: World):
@@ -125,7 +125,7 @@ async def test_what_is_too_large_to_send_leaves_nothing_behind(there: World):
     with pytest.raises(TooLarge) as refused:
         there.submit(text="x" * 70_000)
 
-    assert "omnibus." not in refused.value.message  # subjects are nobody's business
+    assert "omnibus." not in refused.value.message  # subjects stay internal
     assert there.dispatcher.inflight_count == 0
     assert there.outstanding() == {"e": 0, "l": 0}
 

@@ -1,4 +1,4 @@
-"""Executors that say nothing: never an answer, not any more, or only as far as a gateway can tell."""
+"""Executors that never answer, fall silent, or seem silent to a gateway."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: Wor
     vision.accepts = True
     running = there.submit()
     await there.sent(second)
-    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 60.0)  # until there is somebody to take it
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 60.0)  # until another executor can take it
     third = await there.puppet("l3", "L")
     third.accepts = True
 
@@ -90,7 +90,7 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
     await there.turn()
     dead.accept()
 
-    await dead.die()  # without a word
+    await dead.die()  # without a message
 
     await moved(there, running, to=other, lost="l")
 

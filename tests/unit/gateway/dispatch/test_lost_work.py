@@ -1,4 +1,4 @@
-"""Real stages of tiny models: what a lost executor takes with it is not computed again, and answers are the same."""
+"""Real stages of tiny models: work survives a lost executor, and answers stay the same."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from omnibus_models import tiny
 from tests.bench.resume import CASES, lab, lose
 from tests.nightly import nightly
 
-#: How often each stage runs at most when the executor of the one that is lost dies.
+#: Maximum runs of each stage when the executor of the lost stage dies.
 RAN = {
     "vocoder": {"thinker": 1, "talker": 1, "vocoder": 2},
     "language": {"vision": 1, "thinker": 2},

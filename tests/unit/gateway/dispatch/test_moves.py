@@ -1,4 +1,4 @@
-"""Invocations move: when an executor refuses, is busy, leaves or dies, and when the bus was away."""
+"""Invocations move when an executor refuses, leaves or dies. They also move after a bus outage."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 async def moved(there: World, running: InflightInvocation, *, to: Puppet, lost: str) -> None:
-    """The second attempt is with ``to``; its whole answer reaches the client."""
+    """Check that the second attempt at ``to`` answers the client completely."""
     again = await there.sent(to)
     assert (again.id, again.attempt) == (running.id, 1)
     assert lost not in again.route
@@ -226,7 +226,7 @@ async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
     assert sum(len(puppet.taken) for puppet in puppets) == MAX_ATTEMPTS
 
 
-# The bus goes away
+# Bus outages
 
 
 async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +264,7 @@ async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkey
 async def test_an_executor_that_changes_servers_keeps_its_work(there: World):
     there.bus.clustered = True
     vision, thinker = await there.puppets_of(e="E", l="L")
-    await thinker.die()  # so the gateway's server says
+    await thinker.die()  # as the gateway's server reports
     running = there.submit()
     await there.turn()
     assert there.members.get("l") is not None
@@ -300,7 +300,7 @@ async def test_others_take_the_work_of_one_that_may_change_servers(there: World)
 
 
 async def test_what_was_sent_before_an_executor_reconnected_runs_again(there: World):
-    """Its answers may have been lost with its server, though this gateway's connection has seen nothing."""
+    """Its replies may have been lost with its server. This gateway's connection may have seen no failure."""
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.sent(thinker)
@@ -319,7 +319,7 @@ async def test_a_move_that_cannot_be_sent_fails_its_invocation_alone(tmp_path: P
         await there.turn()
         assert 1000 < len(running.body) <= 1200, "it fits, and does not with a name that is 200 longer"
 
-        await dead.die()  # noticed by the watcher, which has to live on
+        await dead.die()  # the watcher must notice it and survive
         await until(lambda: running.failure is not None)
 
         assert isinstance(running.failure, TooLarge)

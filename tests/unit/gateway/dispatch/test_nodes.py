@@ -1,4 +1,4 @@
-"""Invocations whose executors are on several nodes: their end is known everywhere, and unreachable nodes are left out."""
+"""Invocations on several nodes: all nodes receive the end, and unreachable nodes are avoided."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.unit.sidecar.node import until
 
 
 async def placed(there: World, *places: tuple[str, str, str]) -> list[Puppet]:
-    """Executors by id, option and node, known to the gateway as such."""
+    """Add executors with id, option and node to the gateway's view."""
     puppets = []
     for id, option, node in places:
         puppet = await there.puppet(id, option)
@@ -22,7 +22,7 @@ async def placed(there: World, *places: tuple[str, str, str]) -> list[Puppet]:
 
 
 async def ends_at(there: World, node: str) -> list[InvocationEnd]:
-    """What the sidecar of ``node`` is told, from now on."""
+    """Return a list that collects the ends sent to ``node``."""
     ends: list[InvocationEnd] = []
 
     def note(delivery: Delivery) -> None:

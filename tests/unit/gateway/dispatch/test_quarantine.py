@@ -1,4 +1,4 @@
-"""An input that ends executors is refused after two of them; innocent ones that were there are not."""
+"""An input that kills two executors is rejected; other inputs that ran there are not."""
 
 import time
 from collections.abc import AsyncIterator
@@ -43,12 +43,12 @@ async def crash(there: World, puppet: Puppet) -> None:
 
 
 def on(puppet: Puppet) -> list[str]:
-    """Ids of what was sent to ``puppet``, in that order."""
+    """Return the ids sent to ``puppet``, in order."""
     return [each.id for each in puppet.taken]
 
 
 async def answer(there: World, running: InflightInvocation) -> list[str]:
-    """Both executors do their part; returns what the client read."""
+    """Complete the work of both executors and return the client's text."""
     made, now = running.invocation, time.time()
     hops = [Hop(made.id, node, by, now, now, now, now, made.attempt) for node, by in enumerate(made.route)]
     said = Chunk(made.id, 1, "said", 0, made.attempt, {"text": "fine"}, last=True)
@@ -107,7 +107,7 @@ async def test_a_death_that_several_words_tell_of_is_one(there: World):
     await there.turn()
 
     await crash(there, dead)
-    assert running.failure is not None  # nobody else can do it, and its client has not read so yet
+    assert running.failure is not None  # no other executor can run it, and its client has not read the failure
     there.bus.publish(subjects.event_subject(subjects.GONE), dead.id.encode())
     await there.turn()
 
@@ -171,7 +171,7 @@ async def test_of_several_suspects_each_goes_on_by_itself_until_one_is_known(the
         await there.turn()
         await there.puppet(f"e{number + 1}", "E")
         await crash(there, there.puppets[f"e{number}"])
-    # Two deaths with three suspects: nobody is refused, and one goes on.
+    # Two deaths with three suspects: no request is refused, and one continues.
     assert {running.failure for running in several} == {None}
     assert not any(refused(there, item) for item in range(3))
     assert sorted(running.invocation.attempt for running in several) == [1, 1, 2]
@@ -251,7 +251,7 @@ async def test_an_operator_may_run_a_refused_input_again(there: World):
     quarantine.refuse_inputs(node_keys(running.invocation.nodes), 0.0)
 
     quarantine.check_invocation(msgspec.structs.replace(running.invocation, replay_of="x"), 1.0)
-    quarantine.clear_suspect(running, 0)  # it went well, so nobody is refused any more
+    quarantine.clear_suspect(running, 0)  # it succeeded, so its input is accepted again
     quarantine.check_invocation(running.invocation, 1.0)
 
 
@@ -287,7 +287,7 @@ def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
 
 
 async def lose(there: World, puppet: Puppet) -> None:
-    """The connection of an executor is lost: the bus says that nobody listens, and its process goes on."""
+    """Drop an executor's connection: the bus reports no listener, and its process continues."""
     await puppet.die()
     there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
     await there.turn()
@@ -336,7 +336,7 @@ async def test_who_is_not_found_behind_a_frozen_bus_is_not_taken_for_dead(there:
         await puppet.die()  # they reconnect
         there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic() - 4))
         await there.turn()
-        # One that was sent after the bus came back is answered at once, and says as little.
+        # A probe sent after the bus returned is answered at once, and is just as inconclusive.
         there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
         await there.turn()
 

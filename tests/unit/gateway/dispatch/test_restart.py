@@ -1,4 +1,4 @@
-"""A lost stage begins again, and what depends on it; nodes before it go on, or what they gave is read again."""
+"""Restarting a lost stage and its dependents. Earlier nodes continue, or their outputs are reread."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ APART = {"EV": ("vision",), "EA": ("audio",), "Th": ("thinker",), "Ta": ("talker
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
-    # Executors are killed from outside here, which says nothing of the input that they have.
+    # Tests kill executors here, so a death is not the input's fault.
     async with house(tmp_path, quarantine=0.0) as made:
         yield made
 
@@ -42,8 +42,10 @@ def spoken(response: httpx.Response) -> tuple[str, str]:
 
 
 async def given(ward: Ward, component: str) -> None:
-    """Wait until the stages before ``component`` are over for the gateway and the others have begun; the client has the
-    first samples of a vocoder."""
+    """Wait until the stages before ``component`` are complete and others began.
+
+    The client has then received the first samples of a vocoder.
+    """
     [running] = ward.home.dispatcher._running.values()
     names = [each.component for each in running.invocation.nodes]
     node = names.index(component)

@@ -1,4 +1,4 @@
-"""What a stage that begins again is given of what it had made: codes of a talker, whole texts, as far as there is room."""
+"""Resume state of a restarted stage: a talker's codes and whole texts, as far as they fit."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Results as the app sees them: in order, once, and the same after a change of executor."""
+"""Results as the app reads them: in order, once, and the same after a change of executor."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from services.gateway.dispatch.streams import ResultStream, merge_streams
 
 
 class Memory:
-    """Arrays by handle, each given out once."""
+    """Arrays by handle, each returned once."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Files that clients upload: each tenant's own, for a while, in chats and on their own."""
+"""Files that clients upload: private to a tenant, temporary, and usable in chats."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What is made for clients, in a bucket of a real S3 server: the same at all gateways, whatever becomes of them."""
+"""Generated files in a real S3 bucket, the same at all gateways."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ async def keys(bucket: dict[str, Any]) -> list[str]:
     return sorted(each.key for each in await opened(bucket).list("results"))
 
 
-# Where
+# Location
 
 
 def test_results_stay_in_the_directory_unless_it_is_said_otherwise(bucket: dict[str, Any], tmp_path: Path):
@@ -49,7 +49,7 @@ def test_results_stay_in_the_directory_unless_it_is_said_otherwise(bucket: dict[
         open_made_files(GatewaySettings(storage_results=True, media_dir=str(tmp_path)))
 
 
-# Files behind URLs
+# Files with URLs
 
 
 async def test_a_file_is_read_and_revoked_at_any_gateway(bucket: dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Objects in a directory and in a bucket of a real S3 server: the same for both."""
+"""Objects in a directory and in a real S3 bucket behave alike."""
 
 import asyncio
 from collections.abc import AsyncIterator

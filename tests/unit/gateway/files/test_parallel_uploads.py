@@ -1,4 +1,4 @@
-"""Files that are uploaded at the same time, at several gateways, stay within what their tenant may keep."""
+"""Parallel uploads at several gateways stay within their tenant's limit."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ LIMIT = 1000
 
 @pytest.fixture(params=["store", "no store"])
 async def gateways(request: pytest.FixtureRequest, tmp_path: Path, valkey_url: str) -> AsyncIterator[list[ClientFiles]]:
-    """Two gateways with a store, or the same one twice where the store cannot be reached."""
+    """Two gateways with a store, or one twice without a store."""
     url = valkey_url if request.param == "store" else "redis://127.0.0.1:1"
     stores = [Store(StoreSettings(url=url, prefix=f"uploads-{tmp_path.name}", timeout=5.0)) for _ in range(2)]
     settings = GatewaySettings(media_dir=str(tmp_path), upload_bytes=LIMIT)
@@ -44,7 +44,7 @@ async def test_files_uploaded_at_the_same_time_stay_within_the_limit(gateways: l
 
     assert set(ended) <= {"kept", "StorageFull"}
     assert kept <= LIMIT
-    while kept + 300 <= LIMIT:  # those that were refused find room once the others are there
+    while kept + 300 <= LIMIT:  # rejected ones find room once the others are stored
         await gateways[1].add(b"x" * 300, "late.bin", "user_data")
         kept += 300
     with pytest.raises(StorageFull):

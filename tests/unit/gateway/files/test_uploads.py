@@ -1,4 +1,4 @@
-"""Files that come in parts: made of them in the order that is named, within the hour, and each tenant's own."""
+"""Files uploaded in parts: assembled in the named order, within an hour, private to a tenant."""
 
 import io
 from hashlib import md5

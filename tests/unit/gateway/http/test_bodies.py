@@ -1,4 +1,4 @@
-"""Bodies of requests on their way in: how slowly they may come, and how many bytes of them a gateway holds."""
+"""Request bodies: time limits for slow ones, and a memory limit for all."""
 
 import asyncio
 import tracemalloc
@@ -100,7 +100,7 @@ async def test_the_deadline_counts_from_the_first_byte_of_the_body(tmp_path: Pat
 
 
 async def half(door: Doorway, nbytes: int) -> Wire:
-    """A client that has sent so many bytes of a body, and does not send the last one."""
+    """Return a client that never sends the last byte of its body."""
     wire = await door.wire()
     with suppress(ConnectionError):
         await wire.send(post(CHAT, nbytes + 1, b" " * nbytes))
@@ -120,7 +120,7 @@ async def test_bodies_under_way_are_bounded_and_small_ones_come_in(tmp_path: Pat
         assert answered(await home.ask(TEXT))
         for wire in held:
             await wire.send(b" ")
-            assert (await wire.answer())[0] == 400  # it is no JSON, but it came in
+            assert (await wire.answer())[0] == 400  # it is not JSON, but it was accepted
 
 
 async def test_a_body_without_a_length_is_cut_off_when_there_is_no_more_room(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A server that closes: whatever is on its way to it is answered, and no connection is reset, however busy it is."""
+"""A closing server answers everything already on its way. It resets no connection, even under load."""
 
 import asyncio
 import socket
@@ -14,12 +14,12 @@ CLIENTS = 20
 
 
 def connect(door: Doorway) -> socket.socket:
-    """A connection that the kernel has accepted and the server has not: no turn of the event loop passes."""
+    """Return a connection accepted by the kernel only; the event loop does not run."""
     return socket.create_connection(("127.0.0.1", door.port))
 
 
 async def stop(door: Doorway, come: Callable[[], object]) -> None:
-    """Stop the server; ``come`` is called in the turn of the event loop in which it closes, before it does."""
+    """Stop the server; ``come`` is called in the loop turn that closes it, before it closes."""
     close, closes = door.server.shutdown, asyncio.Event()
 
     async def shutdown(sockets: list[socket.socket] | None = None) -> None:

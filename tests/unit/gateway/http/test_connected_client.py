@@ -1,4 +1,4 @@
-"""The client for whom a request is answered: when it leaves, the work on it is cancelled, and nothing else."""
+"""A client that disconnects cancels only the work on its request."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from services.gateway.http.server import ON_LEFT
 
 
 async def still() -> dict[str, Any]:
-    """Events of a client that stays."""
+    """Return the events of a client that stays connected."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -26,7 +26,7 @@ async def test_a_client_that_leaves_cancels_the_work_alone():
     assert task is not None
     assert task.cancelling() == 0
     assert scope[ON_LEFT] is None
-    await asyncio.sleep(0)  # what comes after the work is not cancelled
+    await asyncio.sleep(0)  # later awaits are not cancelled
 
 
 async def test_a_client_that_leaves_before_a_deadline_inside_has_left():

@@ -1,4 +1,4 @@
-"""Heads of requests on real sockets: how long, how many lines, how slow, and who they name."""
+"""Heads of requests on real sockets: limits on length, lines and time, and headers that identify the client."""
 
 import asyncio
 import tracemalloc
@@ -24,19 +24,19 @@ async def door(home: House) -> AsyncIterator[Doorway]:
 
 @pytest.fixture
 async def hasty(tmp_path: Path) -> AsyncIterator[Doorway]:
-    """A gateway that gives heads, and what follows an answer, little time."""
+    """A gateway with short timeouts for heads and for late data."""
     async with house(tmp_path, head_seconds=0.3, body_pause=0.3) as home, doorway(home) as made:
         yield made
 
 
 def head(nbytes: int) -> bytes:
-    """A request's head of so many bytes."""
+    """Return a request head of ``nbytes`` bytes."""
     start, end = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ", b"\r\n\r\n"
     return start + b"a" * (nbytes - len(start) - len(end)) + end
 
 
 def lines(count: int) -> bytes:
-    """A request's head with so many headers."""
+    """Return a request head with ``count`` headers."""
     return b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a:b\r\n" * (count - 1) + b"\r\n"
 
 
@@ -197,7 +197,7 @@ async def test_an_answer_before_the_end_of_a_body_survives_the_close_that_its_cl
     beginning = post("/nowhere", length).replace(b"Host:", b"Connection: close\r\nHost:")
 
     await wire.send(beginning + whole[:MIB])
-    await asyncio.sleep(0.2)  # the answer is complete, and the client goes on
+    await asyncio.sleep(0.2)  # the answer is complete, and the client continues
     await wire.send(whole[MIB:])
 
     assert (await wire.answer())[0] == 404
@@ -228,7 +228,7 @@ async def test_a_slow_head_within_its_time_is_answered(door: Doorway):
     assert (await wire.answer())[0] == 200
 
 
-# What it names
+# Paths and identifying headers
 
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])

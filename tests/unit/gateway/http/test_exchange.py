@@ -1,4 +1,4 @@
-"""One request over ASGI: however it ends, it ends once."""
+"""One request over ASGI ends exactly once."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.unit.sidecar.node import until
 
 
 class Client:
-    """An ASGI client that can leave, with or without a server that calls back."""
+    """An ASGI client that can disconnect, with or without server callbacks."""
 
     def __init__(self, body: dict[str, Any], calls_back: bool = False) -> None:
         self._body = json.dumps(body).encode()
@@ -52,7 +52,7 @@ class Client:
 
 
 class Speaker:
-    """A thinker that says a word and goes on when it is told to."""
+    """A thinker that writes a word and continues on a signal."""
 
     def __init__(self) -> None:
         self.spoke = asyncio.Event()
@@ -89,7 +89,7 @@ async def statuses(home: House) -> list[str]:
 
 
 async def wait_statuses(home: House) -> list[str]:
-    """Statuses once there is one: the executors first report what they have computed in vain."""
+    """Wait for the statuses; executors first report their wasted work."""
 
     async def has_status() -> bool:
         return bool(await statuses(home))
@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_while_its_media_are_fetched_is_no_request(ta
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
-        await reader.read()  # to its end, when the fetch is given up
+        await reader.read()  # until the fetch is cancelled
         closed.set()
         writer.close()
 

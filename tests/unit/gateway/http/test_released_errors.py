@@ -1,4 +1,4 @@
-"""Refused requests leave nothing large behind that waits for the garbage collector, which a gateway runs seldom."""
+"""Rejected requests leave no large garbage. A gateway rarely runs its garbage collector."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Body:
 
 @pytest.fixture(autouse=True)
 def uncollected() -> Iterator[None]:
-    """Circles of objects stay while the test runs."""
+    """Disable the garbage collector during the test."""
     gc.collect()
     gc.disable()
     yield
@@ -39,7 +39,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def still() -> dict[str, Any]:
-    """Events of a client that stays."""
+    """Return the events of a client that stays connected."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -56,7 +56,7 @@ async def test_the_body_of_a_refused_request_goes_with_its_error(scope: dict[str
         async with ConnectedClient(scope, still):
             await refuse(body)
     del body
-    for _ in range(3):  # turns in which the watch for the client ends
+    for _ in range(3):  # loop turns in which the watch for the client ends
         await asyncio.sleep(0)
 
     assert seen() is None

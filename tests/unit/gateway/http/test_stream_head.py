@@ -1,4 +1,4 @@
-"""The head of a streamed answer: it leaves once nobody can refuse the request, and until then an error has a status."""
+"""Sending the head of a streamed answer once all stages accept the request. Earlier errors set the status."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 
 
 class Thinker:
-    """Writes one word when it may."""
+    """A thinker that writes one word when allowed."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -39,7 +39,7 @@ async def begin(home: House, client: Client) -> "asyncio.Task[None]":
 
 
 async def full(home: House, model: str, thinker: Thinker) -> "asyncio.Task[None]":
-    """The only executor of ``model`` is busy with the request that is returned."""
+    """Occupy the only executor of ``model`` with the returned request."""
     home.serve(model)
     await home.executor(model, "L" if model == TEXT else "EL", "thinker", thinker=thinker, credits=1)
     busy = await begin(home, Client(question(model, "hi")))
@@ -79,7 +79,7 @@ async def test_a_stage_that_cannot_run_answers_503(home: House, stream: bool):
 
 
 async def test_a_deadline_that_passes_before_the_request_is_taken_answers_504(tmp_path: Path, thinker: Thinker):
-    async with house(tmp_path, deadline=0.1) as home:  # sooner than executors say that they took it
+    async with house(tmp_path, deadline=0.1) as home:  # earlier than executors confirm
         home.serve(TEXT)
         await home.executor(TEXT, "L", "thinker", thinker=thinker)
 

@@ -1,4 +1,4 @@
-"""Writes of one turn leave together, in their order, and never wait for a later turn."""
+"""Writes of one turn are sent together, in order, without delay."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from services.gateway.http.transport import MAX_HELD_BYTES, TurnTransport
 
 
 class Writes(asyncio.Transport):
-    """What reaches the connection: one entry for each write."""
+    """A transport that records each write to the connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ async def test_nothing_is_written_to_a_connection_that_is_gone(writes: Writes):
 
 Operation = tuple[str, bytes]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-#: Pieces of less, and of more, than what is held; and what else may happen to a connection between them.
+#: Pieces below and above the buffer limit, and other events of a connection.
 PIECES = st.binary(max_size=40) | st.integers(1, 255).map(lambda byte: bytes([byte]) * (MAX_HELD_BYTES + byte))
 OPERATIONS = st.tuples(st.just("write"), PIECES) | st.sampled_from(
     [("turn", b""), ("pause_reading", b""), ("resume_reading", b"")]
@@ -127,11 +127,14 @@ ENDS = st.sampled_from(["write_eof", "close", "write_eof close", "turn write_eof
 
 
 class Idle(asyncio.Protocol):
-    """A protocol that reads nothing of interest."""
+    """A protocol that ignores its input."""
 
 
 async def outcome(operations: list[Operation], end: str) -> bytes:
-    """What the other side reads, after ``operations`` and an end; a write behind the end has to be refused at once."""
+    """Return the bytes that the peer reads after ``operations`` and an end.
+
+    A write after the end must be refused at once.
+    """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     raw, _ = await asyncio.get_running_loop().connect_accepted_socket(Idle, ours)

@@ -1,6 +1,6 @@
-"""Whatever the decoder reads the gateway accepts, with the size and the length that are decoded.
+"""The gateway accepts every file that the decoder reads. It reports the decoded size and length.
 
-Files are written by FFmpeg, to a file or to a pipe, and by Pillow; what a muxer cannot write is not tried.
+FFmpeg writes the files, to a file or to a pipe, and so does Pillow; combinations that a muxer cannot write are skipped.
 """
 
 import struct
@@ -84,7 +84,7 @@ def audio_files() -> Iterator[AudioFile]:
 
 
 def check_audio(data: bytes) -> tuple[MediaInfo, float] | None:
-    """Facts about a file and its decoded seconds, compared; None for a file that the decoder does not read."""
+    """Compare a file's facts with its decoded seconds and return both; None if the decoder cannot read it."""
     try:
         decoded = len(media.decode_audio(memoryview(data))) / 16_000
     except BadMedia:
@@ -94,7 +94,7 @@ def check_audio(data: bytes) -> tuple[MediaInfo, float] | None:
     return info, decoded
 
 
-#: What FFmpeg's muxers refuse to write.
+#: Errors of FFmpeg's muxers.
 MUXER_ERRORS = (av.error.FFmpegError, ValueError)
 
 
@@ -131,7 +131,7 @@ TAGGED = [
 
 
 def id3_tag(title: bytes = b"hello", *, flags: int = 0, padding: int = 0) -> bytes:
-    """An ID3v2 tag with a title, and zeros inside the tag after it."""
+    """Return an ID3v2 tag with a title, and zeros after it inside."""
     frame = b"TIT2" + struct.pack(">I", len(title) + 1) + b"\0\0\0" + title + bytes(padding)
     size = bytes(len(frame) >> shift & 127 for shift in (21, 14, 7, 0))
     footer = b"3DI\4\0" + bytes([flags]) + size if flags & 0x10 else b""
@@ -257,14 +257,14 @@ BRANDS = [b"isom", b"iso2", b"iso6", b"mp41", b"mp42", b"avc1", b"XAVC", b"cmfc"
 
 
 def write_video(container: str, codec: str, *, piped: bool, **options: str) -> bytes:
-    """Six frames, written in a thread of its own, which SVT-AV1 makes a realtime one as root."""
+    """Return six frames, written in a separate thread. As root, SVT-AV1 makes that thread a realtime one."""
     audio = "aac" if container == "mp4" else ""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(film, container, codec, frames=6, audio=audio, piped=piped, **options).result()
 
 
 def check_video(data: bytes, size: tuple[int, int], seconds: float) -> MediaInfo | None:
-    """Facts about a file, compared with what is decoded; None for a file that the decoder does not read."""
+    """Compare a file's facts with the decoded video and return them; None if the decoder cannot read it."""
     try:
         frames = media.decode_video(memoryview(data)).frames
     except BadMedia:

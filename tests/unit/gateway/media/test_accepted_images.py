@@ -1,4 +1,4 @@
-"""Images of every accepted format have their size in the header check, and decode whatever their metadata are."""
+"""Every accepted image format: its size in the header check, and decoding with any metadata."""
 
 import struct
 import zlib
@@ -104,7 +104,7 @@ def test_an_image_with_damaged_exif_is_decoded(format: str, damage: str):
     if format == "HEIC":
         data = write_heic(HALVES, exif=b"\0\0\0\6" + exif)
     elif format == "AVIF":
-        # Pillow writes no damaged EXIF, so a sound one is damaged: its bytes of order, and what is behind them.
+        # Pillow writes no damaged EXIF, so the test damages a valid one from its byte order on.
         sound = Image.Exif()
         sound[0x010E] = "a description that is long enough" * 4
         data = written("AVIF", exif=sound.tobytes())

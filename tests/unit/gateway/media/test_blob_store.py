@@ -1,4 +1,4 @@
-"""Media by content hash: kept for replay, evicted when full, and never a way to other files."""
+"""Media by content hash: kept for replay, evicted when full, and no access to other files."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def keep(tmp_path: Path) -> Iterator[MediaStore]:
 
 async def put(keep: MediaStore, data: bytes) -> str:
     keep.put_nowait(key(data), data)
-    assert await keep.get(key(data)) == data  # reads queue behind writes
+    assert await keep.get(key(data)) == data  # reads queue after writes
     return key(data)
 
 

@@ -1,4 +1,4 @@
-"""Base64 fields and data URLs are decoded strictly and never above the limit."""
+"""Base64 fields and data URLs are decoded strictly and within the limit."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""The fetcher against real sockets: a server on loopback plays every remote host."""
+"""The fetcher on real sockets: a loopback server plays every remote host."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def redirect(location: str) -> bytes:
 
 
 class Site:
-    """Answers each path with canned bytes and remembers what was asked."""
+    """A server that answers paths with canned bytes and records requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
@@ -47,7 +47,7 @@ class Site:
     async def connect(
         self, address: str, port: int, tls: ssl.SSLContext | None, name: str | None
     ) -> media_fetcher.Streams:
-        """Stand in for the internet: whatever address was chosen, the site answers."""
+        """Connect any address to this site, in place of the internet."""
         self.dialled.append(address)
         return await media_fetcher.connect_address("127.0.0.1", self.port, tls, name)
 
@@ -239,7 +239,7 @@ async def test_a_body_is_cut_off_at_the_limit_while_it_streams(site: Site) -> No
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP status 404"),
         (b"HTTP/1.1 500 Oops\r\nContent-Length: 6\r\n\r\nsecret", "HTTP status 500"),
         (b"HTTP/1.1 206 Partial\r\nContent-Length: 1\r\n\r\na", "HTTP status 206"),
-        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\na", "compresses"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\na", "compressed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", "could not be fetched"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\nshort", "could not be fetched"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 40_000, "could not be fetched"),

@@ -1,4 +1,4 @@
-"""Files that were made for clients: fetched by their id for a while, at any gateway that shares the directory."""
+"""Generated files: fetched by id for a limited time, at any gateway that shares the directory."""
 
 import os
 from collections.abc import AsyncIterator

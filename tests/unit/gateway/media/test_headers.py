@@ -1,4 +1,4 @@
-"""Headers are read as Pillow and FFmpeg write them, and damage never escapes as a stray exception."""
+"""Headers as Pillow and FFmpeg write them, and damaged ones. Those must raise only documented errors."""
 
 import contextlib
 import struct
@@ -185,7 +185,7 @@ def test_a_fragmented_video_has_the_length_of_its_last_fragment() -> None:
         b"PK\x03\x04",
         b"BM" + bytes(60),
         b"\x00\x00\x00\x0cjP  \r\n\x87\n",  # JPEG 2000
-        b"\x00\x00\x00\x1cftypmif1" + bytes(20),  # an image that does not say of which kind
+        b"\x00\x00\x00\x1cftypmif1" + bytes(20),  # an image without a stated kind
         b"RIFF\x00\x00\x00\x00RMID",
         b"G" + bytes(187) + b"G" + bytes(187) + b"G" + bytes(187),  # MPEG-TS
         b"\x1a\x45\xdf\xa3" + bytes(60),
@@ -247,7 +247,7 @@ def test_a_header_without_end_is_given_up(data: bytes) -> None:
 
 
 class Looks(bytes):
-    """Bytes that count how often they are looked at: index and slice here, ``struct`` as a C call."""
+    """Bytes that count their reads: index and slice here, ``struct`` as a C call."""
 
     seen = 0
 

@@ -1,4 +1,4 @@
-"""Servers of media that cost more than they give: in time of the event loop, and in slots."""
+"""Media servers that cost too much loop time or too many slots."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 @asynccontextmanager
 async def site(serve: Callable[[asyncio.StreamWriter], AsyncIterator[None]]) -> AsyncIterator[int]:
-    """A server that answers each request with what ``serve`` writes, until it is stopped."""
+    """Yield the port of a server that answers with the output of ``serve``."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -60,7 +60,7 @@ def endless(start: bytes, more: bytes) -> Callable[[asyncio.StreamWriter], Async
 
 
 class Turns:
-    """Counts the parts of answers that are parsed in one turn of the event loop."""
+    """Counts the response parts parsed in one turn of the event loop."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.most = self._now = 0

@@ -1,4 +1,4 @@
-"""Items are refused by their header, before anything could be decoded."""
+"""Rejecting items by their header, before decoding."""
 
 import asyncio
 import base64
@@ -65,7 +65,7 @@ def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str)
         (PNG, "image", "text/html"),
         (PNG, "image", "audio/wav"),
         (WAV, "audio", "mp3"),
-        (sound("mp4", "aac", 0.5), "video", ""),  # a film without a picture
+        (sound("mp4", "aac", 0.5), "video", ""),  # a video without frames
         (WAV[:44], "audio", "wav"),  # a header without samples
         (WAV[:30], "audio", "wav"),
         (PNG[:20], "image", ""),
@@ -185,7 +185,7 @@ async def test_each_error_is_raised_as_it_is_and_names_the_item(ref: MediaRef, e
 
 @pytest.fixture
 async def site() -> AsyncIterator[int]:
-    """A server on loopback: /png answers, /slow never does. Yields its port."""
+    """The port of a server on loopback: /png answers, /slow never does."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

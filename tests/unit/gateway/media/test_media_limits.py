@@ -1,4 +1,4 @@
-"""Every route refuses what is too large before it decodes anything: bytes, pixels, frames, seconds."""
+"""Every route rejects too large media before decoding: bytes, pixels, frames, seconds."""
 
 import base64
 import struct
@@ -22,7 +22,7 @@ ROUTES = {
 
 
 def patched(data: bytes, mark: bytes, offset: int, value: bytes) -> bytes:
-    """``data`` with ``value`` so many bytes behind the beginning of ``mark``."""
+    """Return ``data`` with ``value`` at ``offset`` bytes after the start of ``mark``."""
     at = data.index(mark) + offset
     return data[:at] + value + data[at + len(value) :]
 

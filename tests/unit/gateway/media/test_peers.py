@@ -1,4 +1,4 @@
-"""Files of other gateways: on another node or on the same one, in a directory that is not shared."""
+"""Files of other gateways, on any node, in separate directories."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ FILM = "video_" + "1" * 48
 
 @dataclass
 class Gateway:
-    """What a gateway keeps, in a directory of its own."""
+    """The files and connections of one gateway, in its own directory."""
 
     directory: Path
     node: Node
@@ -56,7 +56,7 @@ class Gateway:
 
 
 class Cluster:
-    """Two nodes, a bus, and the gateways that were started."""
+    """Two nodes, a bus, and the started gateways."""
 
     def __init__(self, nodes: tuple[Node, Node], directory: Path, stack: AsyncExitStack) -> None:
         self.nodes = nodes
@@ -100,7 +100,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    """All gateways are known from the beginning, and an answer is waited for as long as it takes."""
+    """Gateways that report at once, with a long time limit for answers."""
     monkeypatch.setattr(peers_module, "GATEWAY_HEARTBEAT_SECONDS", 0.0)
     monkeypatch.setattr(peers_module, "ANSWER_SECONDS", 20.0)
     async with asyncio.timeout(60), two_nodes(tmp_path, 1 << 23) as nodes, AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ async def test_content_is_read_from_the_gateway_that_has_it(cluster: Cluster, no
 
     await cluster.emptied()
     await first.responder.shutdown()
-    assert await second.media.get(digest) == data  # it is kept here from now on
+    assert await second.media.get(digest) == data  # stored here after that
 
 
 async def test_content_that_nobody_has_is_not_found_as_with_one_gateway(cluster: Cluster):
@@ -146,7 +146,7 @@ async def test_a_gateway_that_has_just_begun_asks_those_that_it_has_not_heard_ye
     first, second = await cluster.gateway(), await cluster.gateway(1)
     second.peers._others = lambda: 0
     digest = first.keep(b"x")
-    with pytest.raises(NotFound):  # it would have heard them by now
+    with pytest.raises(NotFound):  # it would have received their heartbeats by now
         await second.media.get(digest)
 
     monkeypatch.setattr(peers_module, "GATEWAY_HEARTBEAT_SECONDS", 3600.0)
@@ -175,12 +175,12 @@ async def test_when_one_gateway_cannot_send_it_the_next_one_does(cluster: Cluste
     answered: list[str] = []
 
     async def locate(name: str) -> KeptFile | None:
-        """It has the file when it is looked for, and not when it is read."""
+        """Find the file at the first lookup, but not when read."""
         answered.append(name)
         return KeptFile(Path(__file__)) if len(answered) == 1 else None
 
     liar._sources = {BLOB: FileSource(locate)}
-    await keeper.responder.shutdown()  # it subscribes again behind the other one, so that it answers later
+    await keeper.responder.shutdown()  # it resubscribes after the other one, so that it answers later
     await keeper.responder.startup()
 
     assert await reader.media.get(digest) == b"content"

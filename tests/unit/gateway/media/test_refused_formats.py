@@ -1,4 +1,4 @@
-"""Each route that takes media lists the accepted formats when it rejects one, and errors list what a place may hold."""
+"""Routes list the accepted formats when they reject media. Errors list the allowed parts of a place."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Spoken answers are kept: a later turn names one by its id, at any gateway, until it is forgotten."""
+"""Stored spoken answers: later turns name one by its id, at any gateway, until it expires."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ async def spoken(home: House, **more: Any) -> dict[str, Any]:
 
 
 async def ask_again(home: House, id: str, content: Any = None) -> httpx.Response:
-    """Another turn after the answer ``id``; the toy says what it was told last, so that is looked at first."""
+    """Send another turn after the answer ``id``. The toy repeats its last message, so the answer comes first."""
     turns = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": content, "audio": {"id": id}},
@@ -134,7 +134,7 @@ async def test_what_was_said_to_one_tenant_is_unknown_to_another(home: House):
 
 
 class Noting(Store):
-    """Notes what is written, and waits until it is let."""
+    """A store that records its writes and waits until released."""
 
     def __init__(self, url: str) -> None:
         super().__init__(StoreSettings(url=url, prefix=f"spoken-{token_hex(4)}"))

@@ -1,4 +1,4 @@
-"""What a media URL may look like, and which hosts are refused before anything is resolved."""
+"""The form of media URLs, and hosts rejected before any lookup."""
 
 from ipaddress import ip_address
 

@@ -1,4 +1,4 @@
-"""Every frame of a stream is a valid chunk, checked with the types of the ``openai`` package."""
+"""Every frame of a stream is a valid chunk by ``openai``'s types."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def chat(**options: Any) -> ChatStream:
 
 
 def events(data: bytes) -> list[bytes]:
-    """The payloads of whole SSE events."""
+    """Return the payloads of whole SSE events."""
     assert data.endswith(b"\n\n")
     frames = data[:-2].split(b"\n\n")
     assert all(frame.startswith(b"data: ") and b"\n" not in frame for frame in frames)
@@ -31,7 +31,7 @@ def events(data: bytes) -> list[bytes]:
 
 
 def chunks(data: bytes) -> list[ChatCompletionChunk]:
-    """The chunks, as OpenAI's client reads them and as our own document describes them."""
+    """Return the chunks, checked against OpenAI's client and our own document."""
     parsed = []
     for event in events(data):
         chunk = ChatCompletionChunk.model_validate_json(event, strict=True)
@@ -43,7 +43,7 @@ def chunks(data: bytes) -> list[ChatCompletionChunk]:
 
 
 def audio_of(data: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The ``delta.audio`` objects, in order."""
+    """Return the ``delta.audio`` objects, in order."""
     return [json.loads(event)["choices"][0]["delta"]["audio"] for frame in data if frame for event in events(frame)]
 
 

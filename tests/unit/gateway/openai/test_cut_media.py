@@ -1,4 +1,4 @@
-"""Long data URLs are views of the body, and everything else is what it is without them."""
+"""Long data URLs become views of the body; all other bodies are parsed as usual."""
 
 import base64
 import json
@@ -147,7 +147,7 @@ HEADERS = [
     f"data:video/webm;name={'n' * 900};base64,",
     f"data:video/webm;name={'n' * 1100};base64,",
 ]
-#: Data in its usual form and in those that are read as well, and what is not base64.
+#: Data in its usual form and in other accepted ones, and invalid base64.
 FORMS = {
     "plain": lambda data: base64.b64encode(data).decode(),
     "without padding": lambda data: base64.b64encode(data).decode().rstrip("="),

@@ -1,4 +1,4 @@
-"""JSON of a great many values is refused before anything is built of it."""
+"""JSON with very many values is rejected before parsing."""
 
 import json
 import tracemalloc
@@ -37,11 +37,11 @@ VALUE: dict[str, bytes] = {
     "strings with quotes": b"[" + b",".join([rb'"\\\"["'] * MANY) + b"]",
 }
 each_value = pytest.mark.parametrize("value", VALUE.values(), ids=VALUE.keys())
-#: Fields that any of the routes knows, whether it obeys them, ignores them or refuses them.
+#: Fields that any route supports, ignores or rejects.
 FIELDS = ["metadata", "logit_bias", "stop", "input", "extra_body"]
 
 
-#: Each route with each kind of value, in fields that take turns; the other fields come by night.
+#: Each route with each kind of value, in rotating fields; nightly runs cover the other fields.
 PLACES = [
     pytest.param(
         *(PARSERS[route], field, value),
@@ -105,7 +105,7 @@ JSON = st.recursive(
 
 
 def values(value: Any) -> int:
-    """Brackets that open, and commas, outside of strings."""
+    """Count the opening brackets and commas outside strings."""
     if not isinstance(value, list | dict):
         return 0
     members = list(value.values()) if isinstance(value, dict) else value

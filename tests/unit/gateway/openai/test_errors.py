@@ -1,4 +1,4 @@
-"""Errors become status, headers and OpenAI's error body."""
+"""Conversion of errors to status, headers and OpenAI's error body."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A request becomes messages for a thinker and a list of media to fetch."""
+"""Conversion of a request to messages and a list of media."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Forms as clients write them, and those that no two readers would read alike."""
+"""Forms as clients write them, and ambiguous forms."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which chat bodies are accepted, and where an error points when one is not."""
+"""Accepted chat bodies, and the location in the errors of rejected ones."""
 
 import json
 from collections.abc import AsyncIterator, Iterable

@@ -1,4 +1,4 @@
-"""Chats in the dialect of vLLM-Omni: what its clients send, and what they read of the answers."""
+"""Chats in the dialect of vLLM-Omni: its clients' requests, and the answers that they read."""
 
 import base64
 import io
@@ -38,7 +38,7 @@ def colour(part: dict[str, Any]) -> list[int]:
 
 
 def heard(file: str) -> tuple[int, bytes]:
-    """Rate and samples of a WAV file in base64."""
+    """Return rate and samples of a WAV file in base64."""
     with wave.open(io.BytesIO(base64.b64decode(file))) as sound:
         return sound.getframerate(), sound.readframes(sound.getnframes())
 
@@ -47,7 +47,7 @@ def read(body: dict[str, Any], *made: str) -> OmniRequest:
     return translate_request(json.dumps(body).encode(), lambda name: (name or "only", list(made or ("text",))))
 
 
-# Pictures
+# Images
 
 
 async def test_pictures_are_the_content_and_neither_model_nor_modalities_are_named(home: House):
@@ -84,7 +84,7 @@ async def test_the_official_client_sends_its_fields_flat(home: House):
     assert colour(answer.choices[0].message.content[0]) == [7, 3, 3]
 
 
-# Sound
+# Audio
 
 
 async def test_sound_is_a_choice_behind_the_text(home: House):

@@ -1,4 +1,4 @@
-"""Quotes and limits of every route that runs a model: one check, by the sizes that each kind of request has."""
+"""Quotes and limits on every route that runs a model: one check, with the sizes of each kind of request."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,7 +53,7 @@ Ask = Callable[[House, int, dict[str, str]], Awaitable[httpx.Response]]
 
 
 def timed(work: Any, seconds: Callable[[Job], float]) -> Any:
-    """``work``, whose engine computes ``seconds`` for a job."""
+    """Return ``work`` with an engine that computes ``seconds`` for a job."""
 
     async def run(job: Job) -> None:
         current_clock().seconds += seconds(job)
@@ -80,7 +80,7 @@ async def home(tmp_path: Path, store: Store) -> AsyncIterator[House]:
 
 
 def one_path(plan: Plan) -> dict[str, ModelPlan]:
-    """The models of ``plan`` with the first path of each type alone."""
+    """Return the models of ``plan`` with one path for each type."""
     return {
         name: msgspec.structs.replace(
             model,
@@ -91,7 +91,7 @@ def one_path(plan: Plan) -> dict[str, ModelPlan]:
 
 
 def post(path: str, **body: Any) -> Ask:
-    """A request to ``path``: values of ``body`` that are functions follow from its size."""
+    """Return a request to ``path``; functions among the values of ``body`` are called with its size."""
 
     async def ask(home: House, size: int, headers: dict[str, str]) -> httpx.Response:
         sized = {name: value(size) if callable(value) else value for name, value in body.items()}
@@ -182,7 +182,7 @@ async def test_every_route_has_quotes_and_holds_limits(home: House):
 
 
 async def draw_four(job: Job) -> None:
-    """A thinker that calls four times for an image."""
+    """Call the image tool four times."""
     await job.value("messages")
     for _ in range(4):
         await job.send("text", {"calls": call_head("image_generation") + json.dumps({"prompt": "a cat"}), "ids": [1]})

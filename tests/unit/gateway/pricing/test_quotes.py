@@ -1,4 +1,4 @@
-"""Quotes: the price of a request before it runs, and limits that hold it."""
+"""Quotes: the price of a request before it runs, and limits that enforce it."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ async def timed_encode(job: Job) -> None:
 
 
 def thinks_in(seconds: float) -> Any:
-    """A thinker that computes ``seconds`` for each token of its answer."""
+    """Return a thinker that computes ``seconds`` for each token of its answer."""
 
     async def timed_think(job: Job) -> None:
         current_clock().seconds += seconds * job.inputs["params"]["max_tokens"]
@@ -39,7 +39,7 @@ async def ask(home: House, content: Any = "a b c d e f g h", headers: Any = None
 
 
 async def open_model(home: House, prices: PriceList = EUROS) -> None:
-    """Images go by E>L or EL, whose thinker takes twice as long."""
+    """Serve a model whose images take E>L or EL. The thinker of EL is twice as slow."""
     home.serve(VL)
     home.records.meter.fits = CostFits(period=0.0)
     plan = home.router.plan
@@ -144,7 +144,7 @@ async def test_routes_that_would_not_hold_a_limit_refuse_it(home: House):
 
 
 def test_seconds_of_a_stage_follow_from_the_sizes_of_a_request():
-    """Nine of ten within 15 %, though the same request never takes the same time."""
+    """Nine of ten estimates are within 15 %, although a request's time varies."""
     random = np.random.default_rng(3)
 
     def request() -> tuple[list[float], float]:

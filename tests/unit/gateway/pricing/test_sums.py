@@ -1,4 +1,4 @@
-"""Usage by tenant: what ``omnibus usage`` prints is the sum over the records of its requests."""
+"""Usage by tenant: ``omnibus usage`` prints the sums over its requests' records."""
 
 import time
 from pathlib import Path

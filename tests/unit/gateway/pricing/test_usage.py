@@ -1,4 +1,4 @@
-"""What answers cost: the seconds of engines that fall to a request, by stage, and money by the plan's prices."""
+"""The cost of answers: engine seconds by stage, and money by the plan's prices."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ async def test_energy_is_said_where_every_stage_has_a_meter(home: House, tmp_pat
     trees = {id: Powercap(tmp_path / id) for id in ("toy-vl-E-0", "toy-vl-L-0")}
 
     def measure(id: str) -> None:
-        """Let two seconds of work pass at an executor, of 10 W."""
+        """Simulate two seconds of work at 10 W on an executor."""
         times = [0.0]
         meter = RaplMeter(find_zones(trees[id].root))
         bill = EnergyBill(meter, lambda: times[0], lambda: times[0], lambda: times[0] * (os.cpu_count() or 1))
@@ -129,7 +129,7 @@ async def test_a_header_that_says_neither_yes_nor_no_is_refused(home: House):
 
 
 def test_a_lent_option_costs_what_its_owner_pays(home: House):
-    """By the GPUs of the executors that run it, whatever model the request is to."""
+    """The GPUs of the executors that run it count, for any model."""
     home.serve(VL)
     plan = home.router.plan
     assert plan is not None

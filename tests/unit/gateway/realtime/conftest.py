@@ -1,4 +1,4 @@
-"""Gateways whose model hears and speaks."""
+"""Gateways with a model for speech input and output."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Any sequence of events of one session, with breaks of its connection in between, against a second account of what
-has to come of each: every event has its answer or an error that names it, and nothing is left behind."""
+"""Random sequences of a session's events, checked against an independent model.
+
+They include disconnects. Every event gets its answer or an error that names it, and nothing is leaked.
+"""
 
 import asyncio
 import threading
@@ -26,7 +28,7 @@ WORDS = [f"word{number} " for number in range(6)]
 
 
 async def speak(job: Job) -> None:
-    """A thinker that says its words one by one, behind those that are known; with a tool, it calls that."""
+    """Write words one by one after the known ones; with a tool, call it."""
     first = len(job.resume_state("text").get("ids", ()))
     count = min(len(WORDS), job.inputs["params"]["max_tokens"] or len(WORDS))
     rows = None
@@ -59,7 +61,7 @@ async def talking(directory: Path) -> AsyncIterator[House]:
 
 
 class Background:
-    """A house on an event loop of its own, to which examples are sent one after another."""
+    """A house on a separate event loop for one example after another."""
 
     def __init__(self, directory: Path) -> None:
         self._loop = asyncio.new_event_loop()

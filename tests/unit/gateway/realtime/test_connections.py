@@ -22,12 +22,12 @@ from tests.unit.gateway.realtime_house import Caller, calls, connected
 from tests.unit.gateway.wires import PATIENCE, doorway
 from tests.unit.sidecar.node import until
 
-#: Seconds in which all that goes on under a revoked key ends.
+#: Time limit for stopping all work of a revoked key.
 STOP_SECONDS = 2.0
 
 
 async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
-    """Status and error of a handshake that is refused."""
+    """Return status and error of a rejected handshake."""
     with pytest.raises(InvalidStatus) as caught:
         async with websockets.connect(url, **more):
             pass
@@ -36,7 +36,7 @@ async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
 
 
 async def closed(caller: Caller) -> tuple[int, list[str]]:
-    """The close code of a connection that the gateway ends, and the codes of errors before it."""
+    """Return the gateway's close code, and the codes of errors before it."""
     codes: list[str] = []
     with pytest.raises(ConnectionClosed) as caught:
         while True:
@@ -140,7 +140,7 @@ async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhe
 
 @asynccontextmanager
 async def gated(tmp_path: Path, valkey_url: str, **tenants: dict[str, Any]) -> AsyncIterator[tuple[Gated, str]]:
-    """A gateway that asks for keys, and its URL."""
+    """Yield a gateway that requires keys, and its URL."""
     store = Store(StoreSettings(url=valkey_url, prefix="secrets"))
     write(tmp_path / "keys.json", **tenants)
     async with house(tmp_path, store, keys_file=str(tmp_path / "keys.json")) as home:
@@ -183,7 +183,7 @@ async def test_a_revoked_key_ends_its_sessions(tmp_path: Path, valkey_url: str):
         websockets.connect(f"ws{place}/v1/responses", **bearer("a")) as responses,
         connected(f"ws{place}", TEXT, **bearer("b")) as other,
     ):
-        write(tmp_path / "keys.json", b={})  # the gateway reads the file again by itself
+        write(tmp_path / "keys.json", b={})  # the gateway rereads the file
 
         async with asyncio.timeout(STOP_SECONDS + 0.5):  # half a second for a machine that is busy
             said, error = (await mine.until("error"))[-1], json.loads(await responses.recv())

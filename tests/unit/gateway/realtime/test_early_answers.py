@@ -1,4 +1,4 @@
-"""Answers that are begun in the silence that may end a turn: the same as without, unseen until then, and dropped cleanly."""
+"""Answers started early, in silence that may end a turn: the same result, invisible until then, dropped cleanly."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ THOUGHT = 2.0
 
 
 class Counted:
-    """The toy thinker; it counts how often it began and was stopped, and waits while it is held."""
+    """The toy thinker, with counts of starts and stops; it waits while ``held``."""
 
     def __init__(self, *, held: bool = False) -> None:
         self.begun = self.stopped = 0
@@ -50,7 +50,7 @@ class Counted:
 
 
 class Ears:
-    """An encoder that remembers what it heard."""
+    """An encoder that records its audio."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
@@ -73,7 +73,7 @@ async def hearing(directory: Path, thinker: Any, ears: Any, credits: int = 64, *
 
 
 def outcomes() -> dict[str, float]:
-    """Early answers so far, by what came of them."""
+    """Return the count of early answers by outcome."""
     names = "used", "dropped", "refused"
     told = {name: {"model": OMNI, "outcome": name} for name in names}
     return {name: REGISTRY.get_sample_value("omnibus_realtime_early_total", told[name]) or 0.0 for name in names}
@@ -84,12 +84,12 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 async def counted(before: dict[str, float], **wanted: int) -> None:
-    """Wait until so many early answers ended so."""
+    """Wait until early answers have the ``wanted`` outcomes."""
     await until(lambda: since(before) == wanted)
 
 
 async def begin_silence(caller: Caller) -> None:
-    """A turn, and silence that may end it."""
+    """Send a turn, and silence that may end it."""
     await append(caller, (0, 0.6), (0.3, 0.5), (0, 0.3))
 
 
@@ -113,7 +113,7 @@ def test_a_pause_is_known_before_it_ends_the_turn_and_at_the_same_moment():
 
 
 async def hold_turn(directory: Path, early: bool) -> tuple[list[dict[str, Any]], list[bytes], list[str]]:
-    """The events of a turn and its answer, what was heard of it, and the events before the silence was over."""
+    """Return the events and the audio of a turn. Also returns the events before the silence ended."""
     thinker, ears = Counted(), Ears()
     async with hearing(directory, thinker, ears, realtime_early=early) as home, calls(home) as caller:
         await caller.update(seed=5)
@@ -146,7 +146,7 @@ async def test_an_answer_that_was_begun_early_is_the_one_that_there_is_without(t
     assert kept == [name for name in types(plain) if not name.endswith(".delta")]
     assert seen == ["session.updated", "input_audio_buffer.speech_started"]
     assert early[-1]["response"]["usage"] == plain[-1]["response"]["usage"]
-    assert len(heard[0]) - 44 < 48 * 1100  # the end of the silence is not heard: 300 + 500 + 200 ms are
+    assert len(heard[0]) - 44 < 48 * 1100  # the end of the silence is not encoded; 300 + 500 + 200 ms are
 
 
 async def test_an_answer_is_dropped_when_its_user_goes_on_speaking(tmp_path: Path):
@@ -214,7 +214,7 @@ async def test_what_the_client_changes_meanwhile_is_answered(tmp_path: Path):
         await caller.until("response.done")
         await home.emptied()
 
-    assert since(before) == {"dropped": 1}  # in one pause no other one is begun
+    assert since(before) == {"dropped": 1}  # one pause has only one early answer
     assert thinker.begun == 2
 
 

@@ -1,4 +1,4 @@
-"""Events of clients: what each does to the session and the conversation, and what is wrong with it, by name."""
+"""Client events: their effect on session and conversation, and errors that name the fault."""
 
 import base64
 import struct
@@ -43,7 +43,7 @@ async def test_what_is_said_is_written_down_beside_the_conversation(caller: Call
     assert shown["audio"]["input"]["transcription"] == {**how, "prompt": None}
     told, done = joined(events, "conversation.item.input_audio_transcription.delta"), events[-1]
     assert (done["item_id"], done["content_index"], done["transcript"]) == (item, 0, told)
-    assert "Transcribe the audio" in told  # the toy says what it is told
+    assert "Transcribe the audio" in told  # the toy repeats its prompt
     assert done["usage"]["type"] == "tokens"
     assert kept["item"]["content"][0]["transcript"] == told
     assert error["code"] == "not_found"
@@ -128,7 +128,7 @@ async def test_items_are_put_where_they_belong_and_can_be_read_and_removed(calle
 
 @pytest.mark.parametrize("action", ["retrieve", "truncate", "delete"])
 async def test_an_item_that_is_gone_has_the_code_that_clients_take_for_a_race(caller: Caller, action: str):
-    """pipecat ends its session at codes that it does not know, and fails the one call at this one."""
+    """pipecat ends its session at unknown codes. At this one it fails only the call."""
     place = {"content_index": 0, "audio_end_ms": 0} if action == "truncate" else {}
 
     error = await caller.refused(f"conversation.item.{action}", item_id="gone", **place)

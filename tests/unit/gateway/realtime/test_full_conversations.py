@@ -1,4 +1,4 @@
-"""Conversations that have as many items as they may: what comes is refused by name, and nothing is lost or stuck."""
+"""Full conversations reject additions by name, without losing or blocking anything."""
 
 import base64
 from collections.abc import AsyncIterator

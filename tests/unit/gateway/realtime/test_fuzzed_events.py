@@ -1,5 +1,7 @@
-"""Random sequences of events, valid and broken, over real sockets that break: no error of ours, no leak, no session that
-hangs, no event that is lost or repeated, and every error names its event."""
+"""Random sequences of valid and broken events over real sockets that break.
+
+No server error, no leak, no hanging session, no lost or repeated event, and every error names its event.
+"""
 
 import asyncio
 import base64
@@ -80,7 +82,7 @@ def fields(dice: random.Random, type: str) -> dict[str, Any]:
 
 
 def frame(dice: random.Random, number: int) -> str | bytes:
-    """A frame, most of them events that are understood."""
+    """Return a frame, usually a valid event."""
     type = dice.choice(TYPES)
     event = {"type": type, "event_id": str(number), **fields(dice, type)}
     broken = dice.random()
@@ -99,7 +101,7 @@ def frame(dice: random.Random, number: int) -> str | bytes:
 
 
 def readable_id(sent: str | bytes) -> str | None:
-    """The id by which an error can name an event; None for a frame in which none can be read."""
+    """Return the id by which an error can name an event; None if the frame has no readable id."""
     try:
         event = json.loads(sent) if isinstance(sent, str) else None
         id = event.get("event_id") if isinstance(event, dict) else None
@@ -112,7 +114,7 @@ def readable_id(sent: str | bytes) -> str | None:
 
 
 class Fuzzed:
-    """One session, whose connection may break: its client goes on with it at another one."""
+    """One session; when its connection breaks, its client resumes it on another one."""
 
     def __init__(self, base: str, dice: random.Random) -> None:
         self._base = base
@@ -132,7 +134,7 @@ class Fuzzed:
         await self._go_on()
 
     async def _go_on(self) -> None:
-        """Resume it, after what its client has read by now."""
+        """Resume the session after the last event that its client read."""
         token, last = self.events[0]["session"]["resume_token"], self.events[-1]["event_id"]
         url = f"{self._base}/v1/realtime?resume={token}&last_event_id={last}"
         async with websockets.connect(url, max_size=None, max_queue=None) as socket:
@@ -143,7 +145,7 @@ class Fuzzed:
             await self._send_some(caller)
 
     async def _send_some(self, caller: Caller) -> None:
-        """Send events; then it still answers, unless it leaves in the middle."""
+        """Send events and check that the gateway still answers, or disconnect."""
         for _ in range(self._dice.randint(1, LONGEST)):
             sent = frame(self._dice, len(self._sent))
             self._sent.append(readable_id(sent))
@@ -152,7 +154,7 @@ class Fuzzed:
             await _still_answers(caller)
 
     def check_events(self) -> None:
-        """Events are numbered without a gap, and every error names an event where it can."""
+        """Check that events are numbered without gaps. Errors must name their events if possible."""
         numbers = [int(each["event_id"].rpartition("_")[2]) for each in self.events]
         assert numbers == [*range(1, len(numbers) + 1)], numbers
         named = [each["error"]["event_id"] for each in self.events if each["type"] == "error"]
@@ -161,14 +163,14 @@ class Fuzzed:
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """The errors of events and of responses that failed."""
+        """The errors of events and of failed responses."""
         ended = [each["response"]["status_details"] for each in self.events if each["type"] == "response.done"]
         failures = [each["error"] for each in ended if each and each["type"] == "failed"]
         return [*failures, *(each["error"] for each in self.events if each["type"] == "error")]
 
 
 async def play(base: str, seed: int) -> list[dict[str, Any]]:
-    """One session; the errors that it got."""
+    """Play one session and return its errors."""
     fuzzed = Fuzzed(base, random.Random(seed))
     await fuzzed.play()
     fuzzed.check_events()

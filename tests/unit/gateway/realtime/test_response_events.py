@@ -1,4 +1,4 @@
-"""Events of one response, whatever order a model gives its text, calls and audio in."""
+"""Events of one response, in any order of text, calls and audio."""
 
 from itertools import count
 
@@ -23,7 +23,7 @@ def response(conversation: Conversation, modality: str = "audio") -> ResponseEve
 
 
 def types(events: list[Event]) -> list[tuple[str, int]]:
-    """Events about items, and the places of these."""
+    """Return the types of events about items, with the items' positions."""
     return [
         (event["type"].removeprefix("response."), event["output_index"]) for event in events if "output_index" in event
     ]

@@ -1,4 +1,4 @@
-"""Responses of a realtime session: their events and order, what is remembered, and how they end early."""
+"""Responses of a realtime session: their events, order, memory and early ends."""
 
 import asyncio
 import base64
@@ -60,7 +60,7 @@ async def test_text_is_answered_in_text_where_that_is_asked_for(caller: Caller):
 
 
 class Listener:
-    """A thinker that remembers what it was given, says something, and calls a function if there is one."""
+    """A thinker that records its input, and calls a function if possible."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -127,7 +127,7 @@ async def test_a_response_beside_the_conversation_leaves_it_as_it_is(caller: Cal
 
 
 class Endless:
-    """A thinker that says one word, and then waits until it is stopped."""
+    """A thinker that writes one word, then waits to be stopped."""
 
     def __init__(self) -> None:
         self.begun, self.stopped = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""A session is read from its log piece by piece, so that a long one holds nobody else up."""
+"""Session logs are read in pieces, so they block no other work."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ def entry(*events: dict, **changes) -> SessionEntry:
 
 
 def spoken_answer() -> list[SessionEntry]:
-    """The log of a session with one long answer that is being made."""
+    """Return the log of a session with one long answer in progress."""
     origin = SessionOrigin("m", 1 << 31, "conv_1", "")
     place = {"response_id": "resp_1", "output_index": 0}
     message = {"id": "item_1", "type": "message", "role": "assistant"}

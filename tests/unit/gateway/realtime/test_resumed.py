@@ -1,4 +1,4 @@
-"""Sessions that one gateway begins and another one goes on with: nothing is lost, repeated or somebody else's."""
+"""Sessions that move between gateways: no event is lost, repeated or sent to another client."""
 
 import asyncio
 import base64
@@ -16,12 +16,12 @@ from tests.unit.sidecar.node import until
 
 WORDS = [f"word{number} " for number in range(8)]
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
-CODE_BYTES = 480  # of the sound of a code
+CODE_BYTES = 480  # of the audio of a code
 PUSH_TO_TALK = {"input": {"turn_detection": None}}
 
 
 class Speaker:
-    """A thinker that says its words one by one, and waits behind the first ``pause`` until it is let go on."""
+    """A thinker that pauses after its first ``pause`` words until a signal."""
 
     def __init__(self, pause: int) -> None:
         self.pause = pause
@@ -228,7 +228,7 @@ async def test_silence_is_not_kept_but_counted(doors: Doors):
 
     async with doors.resumed(caller) as rest:
         position = (await rest.until("session.resumed"))[-1]["input_audio_bytes"]
-    assert 48000 * 2 < position <= 48000 * 4 - 300 * 48  # what may belong to a turn has to come again
+    assert 48000 * 2 < position <= 48000 * 4 - 300 * 48  # the client must resend a possible turn
 
 
 async def test_what_cannot_be_resumed_is_refused(doors: Doors):

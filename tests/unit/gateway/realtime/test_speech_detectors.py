@@ -1,4 +1,4 @@
-"""What tells speech from other sounds: by loudness, by a network, or by a plugin."""
+"""Speech detection: by loudness, by a network, or by a plugin."""
 
 import sys
 import threading
@@ -29,7 +29,7 @@ RATE = 24000
 
 
 class Shouts:
-    """A detector to which only what is very loud is speech."""
+    """A detector that treats only very loud audio as speech."""
 
     noise_db: float | None = None
 
@@ -42,7 +42,7 @@ def shouts(_threshold: float, _rate: int) -> SpeechDetector:
 
 
 class SlowShouts(Shouts):
-    """The same in a thread; it remembers which threads those were."""
+    """The same detector in a thread; it records its threads."""
 
     in_thread = True
     threads: ClassVar[set[int]] = set()
@@ -57,7 +57,7 @@ def slow_shouts(_threshold: float, _rate: int) -> SpeechDetector:
 
 
 def vowels(seconds: float, rate: int = RATE) -> NDArray[np.float64]:
-    """A voice that says a, i, u again and again, by the formants of these vowels."""
+    """Return a voice that repeats a, i, u, from these vowels' formants."""
     random, formants = np.random.default_rng(0), ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240))
     pieces = []
     for number in range(int(seconds / 0.23)):
@@ -90,7 +90,7 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     assert types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
     assert events[0]["audio_start_ms"] == 2000 - 300
     assert bool(SlowShouts.threads) == (name == "slow_shouts")
-    assert threading.get_ident() not in SlowShouts.threads  # where everybody is answered
+    assert threading.get_ident() not in SlowShouts.threads  # the event loop's thread
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_without_its_package_no_model_needs_silero(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_session_hears_by_what_its_model_declares(tmp_path: Path):
-    """Tones are speech to a model that declares so, and none to any other."""
+    """Tones count as speech only for a model that declares so."""
     begun = {}
     async with house(tmp_path) as home:
         await home.all_of(OMNI)
@@ -165,7 +165,7 @@ def test_a_network_hears_windows_of_its_own_rate(rate: int, heard: int, window: 
     assert {len(each) for each in windows} == {window}
     assert len(windows) == heard // window
     assert found == sorted(found)
-    assert 23 <= sum(found) <= 25  # of the 25 frames that sound, at most a window later
+    assert 23 <= sum(found) <= 25  # of the 25 loud frames, at most a window later
     spectrum = np.abs(np.fft.rfft(np.concatenate(windows[-8:])))
     assert np.argmax(spectrum) * heard / (8 * window) == pytest.approx(440, abs=4)
 

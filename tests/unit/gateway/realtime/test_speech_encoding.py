@@ -1,4 +1,4 @@
-"""Audio that is encoded while its user speaks: of the encoder alone, for its own use, and only where nobody waits."""
+"""Audio encoded while its user speaks: for the encoder's cache only, and only while it is idle."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ PUSH_TO_TALK = {"input": {"turn_detection": None}}
 
 
 class Keeping(Ears):
-    """An encoder that keeps what it encoded, as far as others know; it waits while it is held."""
+    """An encoder that reports a cache; it waits while ``held``."""
 
     keeps = True
 
@@ -48,12 +48,12 @@ class Keeping(Ears):
 
     @property
     def seconds(self) -> list[float]:
-        """The length of each sound that was heard."""
+        """The length of each audio clip received."""
         return [round((len(sound) - HEADER) / 48_000, 1) for sound in self.heard]
 
 
 async def speak(caller: Caller, ears: Keeping, seconds: int) -> None:
-    """Speak, no faster than what was said is encoded."""
+    """Speak no faster than the audio is encoded."""
     await append(caller, (0, 0.6), (0.3, 0.5))
     for second in range(seconds):
         heard = len(ears.heard)
@@ -69,7 +69,7 @@ async def test_what_is_said_is_encoded_window_by_window_and_is_how_the_turn_begi
         assert ears.seconds == [2.1, 4.1, 6.1]
         await until(lambda: home.dispatcher.inflight_count == 0)
         assert home.loads.inflight == 0
-        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        assert not any(slot.came for slot in home.loads._slots.values())  # not counted as a request
         await append(caller, (0, 0.8))
         events = await caller.until("response.done")
         await home.emptied()
@@ -120,7 +120,7 @@ async def test_what_is_encoded_ahead_has_a_record_without_a_price_and_no_dead_le
 
 
 class Reading(Counted):
-    """A thinker that keeps prompts, as far as others know; it remembers the sounds of those that it only prefilled."""
+    """A thinker with a prompt cache. It records the audio of its prefill-only prompts."""
 
     keeps_prompts = True
 
@@ -141,7 +141,7 @@ class Reading(Counted):
 
 
 def read_ahead() -> tuple[float, float]:
-    """How often a prompt was computed ahead so far, and how often audio was encoded alone."""
+    """Return the counts of prompts prefilled early and of audio encoded alone."""
     labels = [{"model": OMNI, "outcome": outcome} for outcome in ("prefilled", "encoded")]
     first, second = (REGISTRY.get_sample_value("omnibus_realtime_early_total", each) or 0.0 for each in labels)
     return first, second
@@ -154,7 +154,7 @@ async def test_the_conversation_so_far_is_prefilled_with_each_window(tmp_path: P
         await caller.say("hello")
         await speak(caller, ears, 4)
         await until(lambda: home.dispatcher.inflight_count == 0)
-        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        assert not any(slot.came for slot in home.loads._slots.values())  # not counted as a request
         await append(caller, (0, 0.8))
         events = await caller.until("response.done")
         await home.emptied()
@@ -255,7 +255,7 @@ async def test_nothing_is_encoded_ahead_where_the_encoder_has_others_work(tmp_pa
         other = asyncio.create_task(home.http.post("/v1/chat/completions", json=question(OMNI, [sound])))
         await until(lambda: ears.begun == 1)
         await append(caller, (0, 0.6), (0.3, 3.0))
-        await caller.update(seed=1)  # answered, so what came before it is done
+        await caller.update(seed=1)  # the reply follows all earlier work
         assert ears.begun == 1
         ears.free.set()
         assert (await asyncio.wait_for(other, PATIENCE)).status_code == 200

@@ -1,4 +1,4 @@
-"""Sessions whose client comes again while their last connection is there still: the new one has them, whole."""
+"""A client that reconnects takes over its session from an open connection."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ async def test_of_two_connections_the_last_one_has_the_session(doors: Doors):
 async def test_a_connection_that_writes_still_loses_the_session_with_nothing_lost(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its client has gone to another gateway, which reads the log while this one has not seen that it has."""
+    """The second gateway reads the log before the first sees the takeover."""
     await doors.serve(OMNI)
     async with doors.opened() as caller:
         last = caller.events[-1]["event_id"]

@@ -24,7 +24,7 @@ async def test_turns_interruptions_and_what_was_heard_are_in_it(tmp_path: Path):
             await append(caller, SPEECH + bytes(48000), 0, 96000)
             await caller.until("response.created")
             await until_said(caller, 4)
-            await append(caller, SPEECH, 0, 48000)  # somebody speaks meanwhile
+            await append(caller, SPEECH, 0, 48000)  # the user interrupts
             cut = (await caller.until("response.done"))[-1]["response"]
             place = {"item_id": cut["output"][0]["id"], "content_index": 0, "audio_end_ms": 11}
             await caller.ask("conversation.item.truncate", "conversation.item.truncated", **place)

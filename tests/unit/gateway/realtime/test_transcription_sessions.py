@@ -1,4 +1,4 @@
-"""Sessions that write down what is said, and make no responses."""
+"""Transcription-only sessions, without responses."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ async def test_each_turn_is_written_down_and_nothing_is_answered(home: House):
     assert "model" not in created
     assert "input_audio_buffer.speech_started" in types(caller.events)
     assert joined(caller.events, DONE.replace("completed", "delta")) == first["transcript"] + last["transcript"]
-    assert "Transcribe" in first["transcript"]  # the toy says what it is told
+    assert "Transcribe" in first["transcript"]  # the toy repeats its prompt
     assert kept["content"] == [{"type": "input_audio", "transcript": last["transcript"], "audio": ""}]
     assert refusal["param"] == "type"
     assert "response.created" not in types(caller.events)

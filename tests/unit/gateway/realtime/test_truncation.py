@@ -15,7 +15,7 @@ WORDS = ["one", "two", "three", "four", "five", "six"]
 
 
 class Narrow:
-    """A thinker whose context has room for ``most`` messages."""
+    """A thinker with a context of ``most`` messages."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -37,7 +37,7 @@ def narrow() -> Narrow:
 
 @pytest.fixture
 async def told(tmp_path: Path, narrow: Narrow) -> AsyncIterator[tuple[House, Caller]]:
-    """A session in which six things were said."""
+    """A session with six user messages."""
     async with house(tmp_path) as home:
         await listening(home, OMNI, narrow)
         async with calls(home) as caller:

@@ -1,4 +1,4 @@
-"""Turns that the gateway finds in audio by itself."""
+"""Turns that the gateway detects in audio."""
 
 import base64
 from pathlib import Path
@@ -19,7 +19,7 @@ INTERRUPTED = {"model": TEXT, "reason": "turn_detected"}
 
 
 def pcm(*parts: tuple[float, float], rate: int = RATE) -> bytes:
-    """A tone of each loudness for so many seconds, in a little noise, as 16-bit samples."""
+    """Return 16-bit samples of tones with little noise; ``parts`` are (loudness, seconds)."""
     random = np.random.default_rng(0)
     made = [np.sin(np.arange(int(seconds * rate)) * 440 * 2 * np.pi / rate) * loudness for loudness, seconds in parts]
     samples = np.concatenate(made)

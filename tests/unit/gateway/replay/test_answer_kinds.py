@@ -1,4 +1,4 @@
-"""Each kind of answer, what a replay of it compares, and where one that differs is said to differ."""
+"""Each kind of answer: the parts that its replay compares, and the reported place of a difference."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 
 
 class AnswerKind(NamedTuple):
-    """A request, what its replay compares, and where an answer differs that has changed."""
+    """A request, its compared parts, and the place of a difference."""
 
     path: str
     sent: dict[str, Any]
@@ -36,7 +36,7 @@ def ask(**more: Any) -> dict[str, Any]:
     return {"json": question(VL, "one two", **more)}
 
 
-#: The toys say ``You said one two [SEED]``; what they give grows by one thing of each kind once they have changed.
+#: The toys write ``You said one two [SEED]``, plus one thing of each kind once they have changed.
 KINDS = {
     "chat": AnswerKind(
         CHAT, ask(seed=3), ["thinker.text (21 characters of text, 5 tokens)"],
@@ -106,7 +106,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 def _think(home: House) -> Callable[[Job], Awaitable[None]]:
-    """Says one word more once the house has changed, or has another argument in its call."""
+    """Return a thinker with another word or argument once the house changed."""
 
     async def think(job: Job) -> None:
         params = await job.value("params")
@@ -121,7 +121,7 @@ def _think(home: House) -> Callable[[Job], Awaitable[None]]:
 
 
 class Longer:
-    """A job whose text, and what is spoken of it, ends with one word more."""
+    """A job whose text and rows end with one more word."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -163,7 +163,7 @@ def _embed(home: House) -> Callable[[Job], Awaitable[None]]:
 
 
 async def send(home: House, kind: AnswerKind) -> str:
-    """Send the request of ``kind``; returns its id, once its end is recorded."""
+    """Send a request of ``kind`` and return its id once recorded."""
     response: httpx.Response = await home.http.post(kind.path, **kind.sent)
     assert response.status_code == 200, response.text
     id = response.headers["x-request-id"]

@@ -22,7 +22,7 @@ async def home(home: House) -> House:
 
 
 async def asked(home: House, count: int, model: str = VL) -> list[str]:
-    """Ids of requests that have ended."""
+    """Run requests and return their ids."""
     ids = []
     for number in range(count):
         response = await home.ask(model, f"request {number}")
@@ -87,7 +87,7 @@ async def test_what_still_runs_is_listed_on_every_page_as_running(home: House):
 
 
 async def _running(home: House) -> Any:
-    """An invocation that was recorded and never ends."""
+    """Record an invocation that never ends."""
     one = invocation(id="g-0-9")
     return SimpleNamespace(invocation=one, body=graph.encode_invocation(one), tapes={})
 

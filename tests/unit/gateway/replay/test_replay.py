@@ -1,4 +1,4 @@
-"""Replay on ``omnibus.replay``: the same graph, seed and path again, and how the answers compare."""
+"""Replay on ``omnibus.replay``: the same graph, seed and path again, and the comparison of the answers."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ SPEECH = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format":
 
 
 async def begun(home: House, **asked: Any) -> bytes:
-    """Ask, wait for the end, and return the recorded invocation as it lies in the stream."""
+    """Send a request and return its recorded invocation's bytes."""
     response = await home.ask(**asked)
     answered(response)
     id = response.headers["x-request-id"]
@@ -30,7 +30,7 @@ async def begun(home: House, **asked: Any) -> bytes:
 
 
 async def replay(home: House, body: bytes) -> list[dict[str, Any]]:
-    """All parts of the reply, which an empty message has ended."""
+    """Return all parts of the reply, which ends with an empty message."""
     return [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE)]
 
 
@@ -127,7 +127,7 @@ async def test_what_never_ended_cannot_be_compared(home: House):
     assert "no finished answer" in done["why"]
 
 
-# What cannot be replayed
+# Failed replays
 
 
 async def failure(home: House, body: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replays that begin in the middle of a graph, take another path, or certain executors."""
+"""Replays from an inner stage, on another path, or on given executors."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def counted(home: House, model: str, **options: tuple[str, ...]) -> None:
-    """Executors of ``options`` whose toys count how often they run."""
+    """Start executors of ``options`` whose toys count their runs."""
 
     def counting(component: str) -> Any:
         async def run(job: Job) -> None:
@@ -153,7 +153,7 @@ async def test_without_what_was_passed_on_it_says_which_setting_keeps_it(tmp_pat
         problem = await refused(home, body, **{"from": "thinker"})
 
     assert problem["code"] == "bad_request"
-    assert "what node 0 (vision) gave as 'embedding' was not kept" in problem["message"]
+    assert "output 'embedding' of node 0 (vision), which was not kept" in problem["message"]
     assert "OMNIBUS_GATEWAY_RECORD=stages" in problem["message"]
 
 
@@ -184,14 +184,14 @@ async def test_a_stage_that_is_not_there_is_refused_with_those_that_are(home: Ho
     problem = await refused(home, body, **{"from": start})
 
     assert (problem["code"], problem["param"]) == ("bad_request", "omnibus-from")
-    assert "there is 0 (vision), 1 (thinker)" in problem["message"]
+    assert "use one of 0 (vision), 1 (thinker)" in problem["message"]
 
 
 async def test_an_unknown_header_is_refused(home: House):
     await home.all_of(VL)
     body = await begun(home, content="hello")
 
-    assert "it knows omnibus-from" in (await refused(home, body, form="1"))["message"]
+    assert "use omnibus-from" in (await refused(home, body, form="1"))["message"]
 
 
 async def test_recording_stages_changes_no_answer(home: House, tmp_path: Path):
@@ -295,7 +295,7 @@ async def test_a_stage_may_run_on_a_certain_executor(home: House):
         ("a", "bad_request", "an executor for each of 2 nodes"),
         (",a b", "bad_request", "an executor for each of 2 nodes"),
         (",>", "bad_request", "an executor for each of 2 nodes"),
-        (",nobody", "stage_unavailable", "executor nobody that the route names is not here"),
+        (",nobody", "stage_unavailable", "executor nobody of the route is not available"),
         ("L-0,", "not_found", "executor L-0 has no"),
     ],
 )
@@ -329,7 +329,7 @@ async def test_digests_are_those_of_whole_runs(home: House):
     await several(home)
     body = await begun(home, content=[text("look"), image()])
 
-    assert "leave omnibus-from out" in (await refused(home, body, digests="all", **{"from": "1"}))["message"]
+    assert "remove omnibus-from" in (await refused(home, body, digests="all", **{"from": "1"}))["message"]
 
 
 async def test_whoever_stops_listening_to_a_replay_stops_it(home: House):

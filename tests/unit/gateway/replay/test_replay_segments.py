@@ -34,7 +34,7 @@ async def place(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 
 class Loop(CompositeTask):
-    """Sums that go on until they are large enough: how many there are follows from the results."""
+    """Sums that repeat until they are large enough; the results determine their number."""
 
     async def invoke(self, x: int) -> Any:
         first = ONE.invoke(NumberInput(x=x))
@@ -46,7 +46,7 @@ class Loop(CompositeTask):
 
 
 async def recorded_ids(place: Estate, x: int = 3) -> list[str]:
-    """Run ``Loop`` once; returns the ids of its segments, all of which have ended in the record."""
+    """Run ``Loop`` once and return the ids of its recorded segments."""
     async with place.request() as run:
         await (await Loop()(x))
     ids = [each.id for each in run.segments]
@@ -126,7 +126,7 @@ async def test_a_segment_that_is_not_there_is_refused(place: Estate):
     [only] = await replay(place, ids[0], **{"from": "9:add"})
 
     assert (only["status"], only["problem"]["code"]) == ("failed", "bad_request")
-    assert "there is no segment 9; there is 0, 1, 2, 3, 4" in only["problem"]["message"]
+    assert "unknown segment 9; use one of 0, 1, 2, 3, 4" in only["problem"]["message"]
 
 
 async def test_the_first_segment_and_stage_that_differ_are_named(place: Estate, monkeypatch: pytest.MonkeyPatch):

@@ -46,7 +46,7 @@ async def recorded(home: House) -> Record:
 
 
 async def fork(home: House, record: Record, stage: str, *changes: str) -> tuple[Record, dict[str, Any]]:
-    """The record of a fork, and what was said at its end."""
+    """Return the record of a fork and its last reply."""
     node = find_node(record.invocation, stage)
     body = encode_invocation(fork_invocation(record.invocation, node, dict(map(parse_change, changes)), None))
     start = {"Omnibus-From": str(node)} if can_begin_at(*record, node) else None
@@ -100,11 +100,11 @@ async def test_a_parameter_of_a_fork_counts(home: House):
 @pytest.mark.parametrize(
     ("stage", "changes", "why"),
     [
-        ("2", ["x=1"], "no stage '2'; there is 0 (vision), 1 (thinker)"),
+        ("2", ["x=1"], "unknown stage '2'; there is 0 (vision), 1 (thinker)"),
         ("thinker", ["nothing=1"], "thinker has no input 'nothing'"),
-        ("thinker", ["items=1"], "what another node gives"),
+        ("thinker", ["items=1"], "an output of another node"),
         ("vision", ["media=1"], "media cannot be changed"),
-        ("thinker", ["messages.7.content=x"], "nothing called '7'"),
+        ("thinker", ["messages.7.content=x"], "has no key '7'"),
         ("thinker", ["params"], "a change is INPUT=VALUE"),
         ("thinker", [], "a fork changes something"),
     ],

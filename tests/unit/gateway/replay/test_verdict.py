@@ -1,4 +1,4 @@
-"""Verdicts on replays: what counts as equal, as different, and as not compared."""
+"""Verdicts on replays: equal, different, or not compared."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def keep(tmp_path: Path) -> AsyncIterator[MediaStore]:
 
 
 def graph_of(*outputs: str, app: str = "chat") -> Invocation:
-    """A graph of one node for each of the ``outputs``; a vocoder gives the audio."""
+    """Return a graph of one node for each of the ``outputs``; a vocoder makes the audio."""
     nodes = tuple(GraphNode(name, "vocoder" if name == "audio" else name, {}, "0") for name in outputs)
     route = tuple("x" for _ in nodes)
     return msgspec.structs.replace(
@@ -46,7 +46,7 @@ def graph_of(*outputs: str, app: str = "chat") -> Invocation:
 
 
 def replayed(asked: Invocation, *items: list[Item], whole: bool = True) -> InflightInvocation:
-    """A run of ``asked`` whose outputs have come; the last one has not ended unless it is ``whole``."""
+    """Return a run of ``asked`` with all outputs received. Without ``whole`` the last output has not ended."""
     running = InflightInvocation(asked, (0.0,), lambda _: None, lambda _: None, None)  # type: ignore[arg-type, return-value]
     for number, (stream, came) in enumerate(zip(running.streams.values(), items, strict=True), 1):
         stream.fingerprint = Fingerprint()
@@ -89,7 +89,7 @@ def recorded(*items: list[Item], **changes: Any) -> EndRecord:
 
 
 def without_calls(over: EndRecord) -> EndRecord:
-    """As an earlier build recorded it."""
+    """Return the record as an earlier build wrote it."""
     answer = msgspec.structs.replace(over.answer, calls="", calls_sha256="", reasoning="", reasoning_sha256="")
     return msgspec.structs.replace(over, answer=answer)
 
@@ -143,7 +143,7 @@ async def test_a_record_of_digests_alone_is_compared_and_names_no_place_in_the_t
     same, other = await verdict(keep, over, said("hi")), await verdict(keep, over, said("ho"))
 
     assert (same["identical"], other["identical"]) == (True, False)
-    assert other["why"] == "text.text differs: text behind what the record repeats of it"
+    assert other["why"] == "text.text differs: text after the part that the record contains"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_stream_that_ended_early_is_not_compared(keep: MediaStore):
         (audio(), False, True, ""),
         (
             audio(SAMPLES + 1 / 32767), False, None,
-            "vocoder.audio: its bits differ, and the recorded samples are gone, so it is not known by how much",
+            "vocoder.audio: its bits differ, and the recorded samples are gone, so the difference is unknown",
         ),
     ],
 )  # fmt: skip

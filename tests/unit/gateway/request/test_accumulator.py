@@ -1,4 +1,4 @@
-"""What an answer says of its end, of its text and of its speech."""
+"""The finish reason, text and speech of an answer."""
 
 import numpy as np
 import pytest

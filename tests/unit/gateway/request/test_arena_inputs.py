@@ -1,4 +1,4 @@
-"""Inputs in the arena: placed once, kept by content, and brought back for a replay."""
+"""Inputs in the arena: placed once, kept by content, and restored for a replay."""
 
 from collections.abc import AsyncIterator
 from hashlib import sha256
@@ -23,7 +23,7 @@ from tests.unit.sidecar import node as nodes
 
 
 class There:
-    """A node with one client, and what is kept beside it."""
+    """A node with one client and a media store."""
 
     def __init__(self, sidecar: Sidecar, client: TensorClient, keep: MediaStore) -> None:
         self.sidecar = sidecar
@@ -59,7 +59,7 @@ HASH = sha256(PICTURE).hexdigest()
 
 
 async def test_sounds_that_begin_alike_say_so(there: There):
-    """However long they are, which the header of a WAV file says."""
+    """The header of a WAV file contains the length, which varies."""
     dice = np.random.default_rng(0)
     samples = dice.integers(-9000, 9000, 60_000).astype("<i2")
     other = np.concatenate([samples[1:], samples[:1]])
@@ -71,7 +71,7 @@ async def test_sounds_that_begin_alike_say_so(there: There):
 
     shorter, longer, differs, short = [each.get("beginning") for each in placed]
     assert shorter == longer != differs
-    assert (bool(shorter), short) == (True, None)  # of 1 s nobody says how it begins
+    assert (bool(shorter), short) == (True, None)  # audio of 1 s gets no "beginning"
 
 
 async def test_an_input_is_placed_with_what_is_known_of_it(there: There):

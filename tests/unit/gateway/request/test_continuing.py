@@ -1,4 +1,4 @@
-"""Streamed chats that one gateway begins and another one continues: nothing is lost, repeated or somebody else's."""
+"""Streamed chats that move between gateways: no event is lost, repeated or sent to another client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -213,11 +213,11 @@ async def test_of_several_that_continue_the_last_one_stays(pair: Pair):
     assert {failure(answer)["code"] for answer in answers if answer not in whole} == {"conflict"}
 
 
-# What is refused
+# Rejections
 
 
 def failure(response: httpx.Response) -> dict[str, Any]:
-    """The error of an answer, before its first event or as the last one."""
+    """Return the error of an answer, alone or as its last event."""
     if response.status_code != 200:
         return error(response)
     last: dict[str, Any] = parsed(response.text)[-1].data["error"]
@@ -330,7 +330,7 @@ async def test_an_answer_that_was_let_in_once_is_continued_however_many_wait(
     assert text_of(events[:3]) + text_of(parsed(rest.text)) == text_of(events)
 
 
-# Who asks for it, and who does not
+# Opting in and out
 
 
 async def test_a_stream_of_which_nobody_asks_it_has_no_ids_and_leaves_nothing_in_the_store(pair: Pair):

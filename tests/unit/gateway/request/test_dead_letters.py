@@ -1,4 +1,4 @@
-"""Inputs that fail or crash an engine land in their stream, in few attempts, and can be tried again."""
+"""Inputs that fail or crash an engine become dead letters. This takes few attempts, and they can be retried."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SECRET = "my-secret-words"
 
 
 async def letters(home: House, count: int) -> list[DeadLetter]:
-    """All letters, newest first, once there are ``count``."""
+    """Return all letters, newest first, once there are ``count``."""
 
     async def there() -> bool:
         return len(await dead_letters.list_dead_letters(home.bus, 100)) >= count
@@ -42,7 +42,7 @@ async def letters(home: House, count: int) -> list[DeadLetter]:
 
 
 async def fail(job: Job) -> None:
-    """Thinks, but of one word."""
+    """Run the toy thinker, but fail on one word."""
     messages = await job.value("messages")
     if "poison" in str(messages):
         raise RuntimeError("a defect")
@@ -101,7 +101,7 @@ async def test_what_clients_do_wrong_is_no_dead_letter(home: House):
 
 
 async def crashing(home: House, replicas: int) -> list[str]:
-    """Executors that die of poison; the names of those that did, in order."""
+    """Start executors that a poisoned input kills; returns their names in order of death."""
     died: list[str] = []
 
     async def crash(job: Job, name: str) -> None:
@@ -200,11 +200,11 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
                 await dead_letters.resolve_invocation(home.bus, letter)
 
 
-# What is told of them
+# Metrics
 
 
 def told(home: House) -> dict[tuple[str, str], float]:
-    """Dead letters by model and reason, as Prometheus reads them."""
+    """Return dead letters by model and reason, as Prometheus reads them."""
     metrics.register_metrics(home.settings, home.router, home.members, home.dispatcher, home.dead)
     return {
         (sample.labels["model"], sample.labels["reason"]): sample.value
@@ -235,7 +235,7 @@ async def test_an_input_whose_executors_die_is_counted_once(home: House):
 
 
 def buried(model: str, *nodes: GraphNode) -> InflightInvocation:
-    """An invocation whose first node has failed an engine."""
+    """Return an invocation whose first node has failed an engine."""
     recorded = invocation([call("thinker")], ["L-0"], [(0, "text")])
     made = msgspec.structs.replace(recorded, model=model, nodes=nodes or recorded.nodes)
     running = InflightInvocation(

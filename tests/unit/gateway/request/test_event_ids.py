@@ -1,4 +1,4 @@
-"""Ids of events: how much of an answer has left, however it is cut into events."""
+"""Ids of events: the amount of an answer already sent, however it is cut into events."""
 
 from typing import Any
 

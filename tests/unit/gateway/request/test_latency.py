@@ -1,4 +1,4 @@
-"""How evenly answers come: time between tokens, and sound that is there before it is to be played."""
+"""Pacing of answers: time between tokens, and audio that arrives before it must play."""
 
 import time
 
@@ -12,7 +12,7 @@ MODEL = "a-model-of-its-own"
 
 
 class Clock:
-    """The time, to be set by a test."""
+    """The current time, which a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Told:
-    """What the metrics of ``MODEL`` have gained since."""
+    """Increases of the metrics of ``MODEL`` since creation."""
 
     def __init__(self) -> None:
         self._before = {name: self._value(name) for name in self._names}

@@ -1,4 +1,4 @@
-"""What a gateway tells of its requests: by model and type, once in a while, and nothing when there is nothing."""
+"""A gateway's load reports: by model and type, at intervals, and only if there is news."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ear:
-    """Hears load events."""
+    """A subscriber that records load events."""
 
     def __init__(self) -> None:
         self.events: list[LoadEvent] = []
@@ -58,7 +58,7 @@ class Ear:
         self.events.append(messages.decode_load(delivery.data))
 
     def sum(self, name: str, kind: str) -> LoadCounts:
-        """All that was told of one type."""
+        """Return the sum of all reports of one type."""
         found = [event.models[name][kind] for event in self.events if kind in event.models.get(name, {})]
         quantities: dict[str, float] = {}
         for load in found:
@@ -68,7 +68,7 @@ class Ear:
         return LoadCounts(*counts, quantities, sum(load.first for load in found), sum(load.total for load in found))
 
     async def last(self) -> LoadEvent:
-        """The word after which there is silence."""
+        """Return the last event before reports stop."""
         await until(lambda: bool(self.events) and not self.events[-1].models and not self.events[-1].inflight)
         return self.events[-1]
 
@@ -86,7 +86,7 @@ def _summed(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-# What is counted
+# Counts
 
 
 async def test_requests_are_told_by_type_with_their_sizes(home: House, ear: Ear):
@@ -107,7 +107,7 @@ async def test_requests_are_told_by_type_with_their_sizes(home: House, ear: Ear)
     for kind, fields in (("thinker", {"prompt_tokens"}), (BOTH, {"prompt_tokens", "image_tokens"})):
         words = [event.models[VL][kind] for event in ear.events if kind in event.models.get(VL, {})]
         came, ended = (_summed(getattr(word, field) for word in words) for field in ("estimated", "estimated_done"))
-        assert came == ended  # all that came has ended
+        assert came == ended  # all arrivals have ended
         assert {name for name, value in came.items() if value > 0} == fields
 
 
@@ -233,7 +233,7 @@ def test_nonsense_of_an_engine_is_not_counted(usage: Any):
     assert sums == [0.0] * len(QUANTITIES)
 
 
-# When it is told
+# Timing
 
 
 async def test_after_the_last_request_comes_one_empty_word_and_then_silence(home: House, ear: Ear):

@@ -1,4 +1,4 @@
-"""Calls of language models that apps make are completed as their models recommend."""
+"""Language model calls of apps get their models' recommended sampling."""
 
 from typing import Any
 

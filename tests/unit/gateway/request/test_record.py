@@ -1,4 +1,4 @@
-"""Records: everything that a replay needs in full mode, nothing of the users' content in digest mode."""
+"""Records: everything that a replay needs in full mode, no user content in digest mode."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""One client's request: its segments, what they are recorded as, and the one end that they share."""
+"""One client's request: its segments, their records, and their one shared end."""
 
 import asyncio
 from collections import Counter
@@ -37,7 +37,7 @@ def runs(place: Estate) -> RequestFactory:
 
 
 class Chain(CompositeTask):
-    """Two segments: the second one uses what the first one made, twice."""
+    """Two segments: the second one uses the first one's output twice."""
 
     async def invoke(self, x: int) -> Any:
         first = ONE.invoke(NumberInput(x=choose([x])))
@@ -46,13 +46,13 @@ class Chain(CompositeTask):
 
 
 def segment(*inputs: dict[str, Any], task: Any = ONE, outputs: tuple[str, ...] = ("n",)) -> Segment:
-    """Calls of one task with what they are given, as they would be recorded."""
+    """Return the calls of one task with these inputs, as recorded."""
     nodes = tuple(GraphNode(task.name, task.component_name, each, "d", (), task.model) for each in inputs)
     return Segment(nodes, tuple((index, output) for index in range(len(inputs)) for output in outputs))
 
 
 async def ended(place: Estate, id: str) -> EndRecord:
-    """The end record of ``id``, once it is there."""
+    """Return the end record of ``id`` once it exists."""
     found: list[EndRecord] = []
 
     async def there() -> bool:
@@ -215,11 +215,11 @@ async def test_at_its_limit_the_gateway_takes_no_more(runs: RequestFactory, monk
 
 
 async def reading(run: ClientRequest) -> asyncio.Task[Any]:
-    """Somebody who waits for a result that never comes."""
+    """Return a task that waits for a result that never arrives."""
     sources = await run.submit(segment({"x": 1}, outputs=("n", "no_such_output")), 0)
     assert await sources[0, "n"].next_items()
     lost = sources[0, "no_such_output"]
-    lost.ended = False  # as if its executor were still at it
+    lost.ended = False  # as if its executor were still running
     waiting = asyncio.get_running_loop().create_task(lost.next_items())
     await asyncio.sleep(0)
     return waiting

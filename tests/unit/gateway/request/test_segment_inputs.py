@@ -1,4 +1,4 @@
-"""What earlier segments made, in place of the marks that later ones have for it."""
+"""Marks in later segments are replaced by the outputs of earlier ones."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from services.gateway.request.segment_inputs import Place, fill_references, has_
 
 
 class Shelf:
-    """Puts tensors nowhere, and remembers for how many readers."""
+    """A placer that stores no tensors and records their reader counts."""
 
     def __init__(self) -> None:
         self.readers: list[int] = []

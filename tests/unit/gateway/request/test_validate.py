@@ -1,4 +1,4 @@
-"""Segments come from apps: what record would not make is refused before anybody gets it."""
+"""Segments of apps are rejected unless ``record`` could have made them."""
 
 from typing import Any
 

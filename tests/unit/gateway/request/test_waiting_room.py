@@ -1,4 +1,4 @@
-"""Requests wait at the gateway while executors can be added: in order, within their deadline, and no longer."""
+"""Requests wait at the gateway while executors can be added: in order, and within their deadline."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ def room(router: Router) -> Iterator[WaitingRoom]:
 
 
 def start(router: Router, id: str) -> None:
-    """An executor that batches one request, and so is given two."""
+    """Add an executor that batches one request, and so receives two."""
     router.members.handle_status(ExecutorStatus(id, "m", "L", (), (), "n", state="ready", credits=8, slots=1))
 
 
 def give(router: Router, id: str, change: int) -> None:
-    """Give it so many requests more."""
+    """Change the number of requests at an executor."""
     member = router.members.get(id)
     assert member is not None
     member.own += change
@@ -98,7 +98,7 @@ async def test_requests_wait_in_order_and_go_to_an_executor_that_starts(router: 
 
 
 async def test_each_image_takes_a_row_of_what_encoders_batch():
-    """An executor that is given all images at once keeps them, and those that start later have nothing to do."""
+    """An executor with all images keeps them. Executors that start later stay idle."""
     made = Router("g", ExecutorTable())
     options = {"E": DeploymentOption(("vision",), "encoder"), "L": DeploymentOption(("thinker",), "llm")}
     path = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)

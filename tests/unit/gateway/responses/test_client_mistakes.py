@@ -1,4 +1,4 @@
-"""What clients of responses and conversations get wrong is a 4xx that names the parameter."""
+"""Client mistakes in responses are a 4xx that names the parameter."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``/v1/responses/input_tokens`` and ``/compact``: what comes before an answer, counted and made short."""
+"""``/v1/responses/input_tokens`` and ``/compact``: the context of an answer, counted and compacted."""
 
 from typing import Any
 

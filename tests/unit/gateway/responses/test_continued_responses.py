@@ -35,7 +35,7 @@ async def test_a_stream_goes_on_at_another_gateway_byte_by_byte(pair: Pair):
     reading.client.leave()
     await asyncio.wait_for(reading.task, 10)
     slow.go.set()
-    slow.after = 3  # its words come otherwise grouped this time
+    slow.after = 3  # its words are grouped differently this time
     last = had[-1]["sequence_number"]
     rest = await pair.second.http.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": last})
     every = await pair.first.http.get(f"{PATH}/{id}", params={"stream": "true"})
@@ -115,7 +115,7 @@ async def test_a_response_in_the_background_is_cancelled_anywhere(pair: Pair, wh
 
 
 async def abandoned(pair: Pair) -> str:
-    """The id of a response in the background that nobody makes any more, nor will take up by itself."""
+    """Return the id of a background response that no gateway runs."""
     slow = Slow("one ", "two")
     await pair.serve(TEXT, thinker=slow)
     id = str(whole(await create(pair.first, background=True))["id"])

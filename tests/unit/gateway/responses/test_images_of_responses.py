@@ -1,4 +1,4 @@
-"""Images of responses: drawn where the model calls the tool for them, or all that a model which draws answers with."""
+"""Images of responses: drawn where the model calls the image tool, or as the whole answer of an image model."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ DRAW: dict[str, Any] = {"type": "image_generation", "size": "64x32"}
 
 
 class Artist:
-    """A thinker that says something, calls the tool that draws, and a function; it remembers what it was given."""
+    """A thinker that calls the image tool and a function. It records its input."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -52,7 +52,7 @@ def artist() -> Artist:
 
 @pytest.fixture
 async def studio(tmp_path: Path, store: Store, artist: Artist) -> AsyncIterator[House]:
-    """A model that chats, and one that draws."""
+    """A chat model and an image model."""
     async with house(tmp_path, store) as made:
         made.serve(TEXT, PAINTER)
         assert made.router.plan is not None
@@ -63,12 +63,12 @@ async def studio(tmp_path: Path, store: Store, artist: Artist) -> AsyncIterator[
 
 
 def read_picture(data: str) -> Any:
-    """The pixels of a file in base64."""
+    """Return the pixels of a file in base64."""
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
 
 
 def images(response: dict[str, Any]) -> list[Any]:
-    """The pixels of the images of a response."""
+    """Return the pixels of a response's images."""
     return [read_picture(item["result"]) for item in response["output"] if "result" in item]
 
 

@@ -1,4 +1,4 @@
-"""The log of a response, and the numbers of its events: torn lines, late writers, and answers that come out otherwise."""
+"""The log of a response, and the numbers of its events: torn lines, late writers, and answers that differ."""
 
 import base64
 import json

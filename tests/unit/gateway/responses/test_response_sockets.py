@@ -1,4 +1,4 @@
-"""``/v1/responses`` over WebSockets, as the official client speaks them: lanes, state of a connection, limits, ends."""
+"""``/v1/responses`` over WebSockets, with the official client: lanes, connection state, limits, ends."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class Line:
         return dict(json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE)))
 
     async def response(self) -> list[dict[str, Any]]:
-        """The events up to the end of a response, or an error."""
+        """Return the events up to a response's end, or an error."""
         found = [await self.next()]
         while found[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed", "error"):
             found.append(await self.next())
@@ -67,7 +67,7 @@ async def line(home: House, **more: Any) -> AsyncIterator[Line]:
         doorway(home) as door,
         websockets.connect(
             f"ws://localhost:{door.port}{PATH}", max_size=None, max_queue=None, **more
-        ) as socket,  # a full queue would hold up the closing handshake
+        ) as socket,  # a full queue would delay the closing handshake
     ):
         yield Line(socket)
 
@@ -211,9 +211,9 @@ async def test_one_lane_holds_so_many_requests_and_a_connection_so_many_lanes(pa
     slow = Slow("one ", "two")
     await pair.serve(TEXT, thinker=slow)
     async with line(pair.first) as made:
-        for _ in range(connection.MAX_WAITING + 2):  # one is answered, and one has no room
+        for _ in range(connection.MAX_WAITING + 2):  # one is answered, and one is rejected
             await made.create("hi", stream_id="a")
-        for number in range(connection.MAX_LANES):  # one of which has none
+        for number in range(connection.MAX_LANES):  # the rejected one
             await made.create("hi", stream_id=f"lane {number}", generate=False)
         over: list[dict[str, Any]] = []
         while len(over) < 2:
@@ -251,7 +251,7 @@ def test_any_event_is_read_or_refused(found: Any):
 
 
 async def closed(made: Line) -> tuple[int, list[str]]:
-    """The close code of a connection that the gateway ends, and the codes of errors before it."""
+    """Return the gateway's close code, and the codes of errors before it."""
     codes: list[str] = []
     with pytest.raises(ConnectionClosed) as caught:
         while True:
@@ -299,7 +299,7 @@ async def test_a_connection_needs_a_key_and_each_response_counts_against_it(tmp_
             secrets, session = f"http{place}/v1/realtime/client_secrets", {"type": "realtime", "model": TEXT}
             made = await http.post(secrets, json={"session": session}, headers={"authorization": "Bearer a"})
         assert (await refused(url))[0] == 401
-        secret = await refused(url, **bearer(made.json()["value"]))  # which is for a browser's session by voice
+        secret = await refused(url, **bearer(made.json()["value"]))  # which is for a browser's voice session
         async with websockets.connect(url, **bearer("a")) as socket:
             talk = Line(socket)
             first = await talk.answer("hello", store=False)

@@ -119,7 +119,7 @@ async def test_others_do_not_see_it(home: House):
         assert (await create(home, conversation=conversation)).status_code == 400
 
 
-# What goes in and comes out
+# Inputs and outputs
 
 
 async def test_pictures_are_seen(tmp_path: Path, store: Store):

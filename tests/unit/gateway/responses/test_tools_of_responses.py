@@ -1,4 +1,4 @@
-"""Function tools, reasoning and structured output of responses: what a model gets, and what comes of its answer."""
+"""Function tools, reasoning and structured output of responses: the model's input, and the items of its answer."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object
 
 
 class Caller:
-    """A thinker that thinks, says something and calls two functions; it remembers what it was given."""
+    """A thinker with reasoning, text and two function calls; it records its input."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

@@ -1,4 +1,4 @@
-"""Which replica of an encoder gets an item."""
+"""The choice of an encoder's replica for an item."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ def keys(count: int) -> list[str]:
 
 
 def first(key: str, *executors: str) -> str:
-    """Where an item goes that nobody has seen, when all are idle."""
+    """Return the executor for a new item when all are idle."""
     return pick_replica(dict.fromkeys(executors, 0.0), AffinityItem(key, 100)).executor
 
 
@@ -141,7 +141,7 @@ def test_a_conversation_goes_where_it_was_unless_that_executor_has_more_to_do():
     assert made.choose_executor({**IDLE, first: 100.0}, "talk", 100) == first
     other = made.choose_executor({**IDLE, first: 101.0}, "talk", 100)
     assert other != first
-    assert made.choose_executor(IDLE, "talk", 100) == other  # there is its last prompt now
+    assert made.choose_executor(IDLE, "talk", 100) == other  # its last prompt is cached there now
 
 
 def test_new_conversations_are_spread_over_those_with_the_least_work_and_gateways_agree():

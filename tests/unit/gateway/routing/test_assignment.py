@@ -1,4 +1,4 @@
-"""Whose plan runs what: nodes go to the plan model that binds their unit task."""
+"""Nodes belong to the plan model that binds their unit task."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from services.gateway.routing.router import Router
 
 
 def model(**tasks: str) -> ModelPlan:
-    """Components with the names of their unit tasks; the encoder is called vision."""
+    """Return a model of components with the names of their unit tasks; the encoder is called vision."""
     return ModelPlan("f", "", tuple(tasks), {"image": "vision"}, {}, {}, tasks=tasks)
 
 
@@ -34,7 +34,7 @@ def assigned(made: Plan, *nodes: GraphNode, model: str = "") -> Assignment:
 
 
 def models(found: Assignment) -> list[str]:
-    """The model that runs each node."""
+    """Return the model that runs each node."""
     return [part.model for index in range(len(found.nodes)) for part in found.parts if index in part.nodes]
 
 

@@ -1,4 +1,4 @@
-"""Requests stay within one cell, chosen by the cells' shares and their work; other cells take over from a lost one."""
+"""Requests stay within one cell, chosen by shares and work. Other cells take over from a lost one."""
 
 from collections import Counter
 from typing import Any
@@ -24,7 +24,7 @@ def cell(rate: float) -> ModelPlan:
 
 @pytest.fixture
 def router() -> Router:
-    """Two cells, the first for three times as many requests; an executor is called as its option."""
+    """A router of two cells, the first with three times the share; an executor has its option's name."""
     made = Router("g1", ExecutorTable())
     made.plan = Plan(1, 0, 0.0, {"m": join_cells([cell(3.0), cell(1.0)])})
     for option in IDS:
@@ -39,7 +39,7 @@ def go(router: Router, **more: Any) -> ExecutorRoute:
 
 
 def cells(router: Router, count: int, **more: Any) -> Counter[tuple[str, ...]]:
-    """The cells of the executors of so many requests."""
+    """Return the cells of the executors of ``count`` requests."""
     return Counter(tuple(id.partition("@")[2] for id in go(router, **more).executors) for _ in range(count))
 
 

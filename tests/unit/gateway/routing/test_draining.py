@@ -1,4 +1,4 @@
-"""Admission by time: what is admitted ends in time, executors stay full, and refusals say when there is room."""
+"""Admission by time: requests end in time, executors stay full, and rejections report when there is room."""
 
 import bisect
 import math
@@ -18,7 +18,7 @@ def constant(seconds: float) -> Callable[[int], float]:
 
 
 def slower(seconds: float, by: float) -> Callable[[int], float]:
-    """Each one more beside it makes it slower ``by`` this part."""
+    """Return a duration that grows by this fraction for each further request."""
     return lambda beside: seconds * (1 + by * (beside - 1))
 
 
@@ -34,12 +34,12 @@ EXECUTORS = {
 }
 
 
-#: Those in which many end in one moment: what comes just after has missed the batch.
+#: Cases in which many requests end at once, and later ones have missed the batch.
 BATCHES = ("slow, 8 in step", "fast, 8 in step", "fast, 32 side by side")
 
 
 def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: float = 0.0) -> tuple[World, float]:
-    """A world that was under five times the load it bears, after some requests one by one; and when that began."""
+    """Return a world under five times its capacity, and the overload's start. A serial warm-up comes first."""
     executor = make()
     world = World(executor, 6 * executor.seconds(executor.slots), gateways, queue_seconds)
     world.one_by_one(10 * gateways)
@@ -50,8 +50,10 @@ def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: f
 
 
 def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
-    """A world whose queue may grow to 20 services, under five times the load that it bears for 120 of them; and when
-    the queue that had grown until the overload was seen has been served."""
+    """Return a world with a queue of up to 20 services. It is under five times its capacity for 120 of them.
+
+    Also returns the time by which the queue from before the overload was detected has been served.
+    """
     executor = make()
     full = executor.seconds(executor.slots)
     world = World(executor, 120 * full, queue_seconds=20 * full)
@@ -63,7 +65,9 @@ def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
 
 
 def learning(world: World) -> float:
-    """Seconds until a gateway knows what an executor batches, and what others send to it."""
+    """Return the seconds after which a gateway has learned an executor's behaviour. That is its batch size and its load
+    from others.
+    """
     return 20 * world.executor.seconds(world.executor.slots)
 
 
@@ -104,7 +108,7 @@ def test_an_overload_is_over_once_nobody_waits(kind: str):
     world, _ = patiently_overloaded(EXECUTORS[kind])
     executor = world.executor
     full = executor.seconds(executor.slots)
-    world.run()  # what is there
+    world.run()  # the existing requests
     refused = world.outcome.refused
     world.load(0.5 * executor.capacity, world.now, 20 * full)
     world.run()
@@ -122,7 +126,7 @@ def test_clients_that_wait_for_their_answers_are_no_overload():
     world.one_by_one(10)
     for _ in range(20):
         world.come(0)
-    for at in range(1, 300):  # each that has its answer sends the next
+    for at in range(1, 300):  # each client sends its next request after its answer
         world.at(world.now + at + 0.01, partial(world.come, 0))
     world.run()
 
@@ -173,7 +177,7 @@ def test_nothing_is_refused_where_there_is_room():
 def test_a_gateway_that_has_just_begun_refuses_nothing_where_there_is_room(slots: int):
     chance = random.Random(slots)
     world = World(Executor(slots, lambda _: chance.uniform(5.0, 12.0)), 60.0, queue_seconds=10.0)
-    for _ in range(slots // 2):  # the streams of a gateway that has died, all at once
+    for _ in range(slots // 2):  # the streams of a dead gateway, all at once
         world.come(0)
     world.load(0.4 * slots / 12.0, 0.0, 60.0)
     world.run()
@@ -335,7 +339,7 @@ def test_what_was_dropped_is_no_completion():
 
 
 def test_what_is_at_most_is_at_least_what_is_predicted():
-    """Else a request that waits too long would be let in without a look at the clock."""
+    """Otherwise a request that waits too long would be admitted unchecked."""
     rng = random.Random(3)
     checked = 0
     for _ in range(200):

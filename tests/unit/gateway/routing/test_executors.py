@@ -1,4 +1,4 @@
-"""Who may get work: executors that are ready, were heard of lately and move."""
+"""Executors eligible for work: ready, recently heard and making progress."""
 
 from random import Random
 
@@ -174,7 +174,7 @@ def test_an_executor_that_comes_back_as_another_is_another(clock: Clock):
 
 
 def least_loaded(members: ExecutorTable, exclude: frozenset[str] = frozenset(), turn: int = 0) -> ExecutorEntry | None:
-    """The fit executor of option E with the least work; None without any."""
+    """Return the fit executor of option E with the least work; None without any."""
     loads = members.work_by_executor(members.serving_executors("m", "E", exclude), turn)
     return members.get(min(loads, key=loads.__getitem__)) if loads else None
 
@@ -229,7 +229,7 @@ def test_an_options_state_is_that_of_its_best_executor(clock: Clock):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_least_loaded_is_the_same_with_and_without_all_loads(clock: Clock, seed: int):
-    """With equals, and with work of other gateways below and above what is tolerated."""
+    """This includes ties, and other gateways' work below and above the tolerance."""
     chance, tables = Random(seed), (ExecutorTable(), ExecutorTable())
     for number in range(chance.randint(2, 6)):
         inflight, work = chance.choice((0, 1, 8, 60)), chance.choice((0, 0, 3, 40))

@@ -1,4 +1,4 @@
-"""Executors on the node that holds their inputs go first, within a bound of work; drained and cut-off nodes last."""
+"""Executors on their inputs' node are preferred, within a bound of work; drained and unreachable nodes come last."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ EVERYWHERE = tuple((f"{option.lower()}{node[1]}", option, node) for option in "E
 
 
 class Nodes:
-    """A router on ``HOME`` that knows executors, by id, option and node, and three nodes."""
+    """A router on ``HOME`` with three nodes, and executors by id."""
 
     def __init__(self, *executors: tuple[str, str, str], slack: float = 0.5) -> None:
         self.directory = NodeDirectory()
@@ -35,11 +35,11 @@ class Nodes:
             self.say(node)
 
     def say(self, node: str, **more: Any) -> None:
-        """The sidecar of ``node`` publishes its status."""
+        """Publish a status of the sidecar of ``node``."""
         self.directory.handle_status(NodeStatus(node, "127.0.0.1", 1, 1, **more))
 
     def go(self, exclude: frozenset[str] = frozenset()) -> ExecutorRoute:
-        """Where the next request with an image goes, on the path with two executors."""
+        """Return the route of an image request on the path E>L."""
         assignment = self.router.assign(GRAPH, "m")
         ticket = self.router.issue_ticket(assignment.model, assignment.kind)
         return self.router.route(assignment, ticket, exclude, pinned="E>L")
@@ -153,7 +153,7 @@ def test_an_image_goes_to_an_encoder_on_the_gateways_node_unless_another_knows_i
     only_next = nodes.go(exclude=frozenset({"e1"}))
     assert only_next.executors == ("e2", "l1")
 
-    assert nodes.go().executors == ("e2", "l1")  # it knows the image
+    assert nodes.go().executors == ("e2", "l1")  # the executor with the cached image
     other = [GraphNode(GRAPH[0].task, "vision", {}, "another image"), GRAPH[1]]
     assignment = nodes.router.assign(other, "m")
     ticket = nodes.router.issue_ticket("m", assignment.kind)

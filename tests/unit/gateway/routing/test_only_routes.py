@@ -1,4 +1,4 @@
-"""Routes without a choice are remembered, until something is to be chosen."""
+"""Routes without alternatives are cached until an alternative appears."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def made() -> Router:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[ExecutorRoute]:
-    """Routes that were remembered."""
+    """The cached routes."""
     found: list[ExecutorRoute] = []
     keep = only_routes.OnlyRoutes.keep
 

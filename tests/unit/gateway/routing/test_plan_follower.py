@@ -1,4 +1,4 @@
-"""A gateway goes by the plan of its store: each new epoch, also after the store has lost all that it had."""
+"""A gateway follows the plan of its store: each new epoch, even after the store lost all its data."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Followed:
-    """A router that follows a store, and what it says of itself on the bus."""
+    """A router that follows a store, and its statuses on the bus."""
 
     def __init__(self, store: Store, bus: MemoryBus) -> None:
         self.store = store

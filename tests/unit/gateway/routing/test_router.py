@@ -51,7 +51,7 @@ def part(made: Router) -> ModelPart:
 
 
 def go(made: Router, *components: str, **more: Any) -> ExecutorRoute:
-    """Where the next request of these components goes."""
+    """Return the route of the next request of these components."""
     assignment = made.assign(calls(*components or STAGES), "m")
     return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 
@@ -324,7 +324,7 @@ def test_the_turns_of_a_conversation_take_one_path_to_one_executor():
     first = {f"talk{number}": turn(made, f"talk{number}") for number in range(20)}
     for conversation, route in first.items():
         for _ in range(3):
-            go(made)  # others come between
+            go(made)  # other requests in between
             assert turn(made, conversation)[:3] == route[:3]
 
     shares = Counter(route.path for route in first.values())

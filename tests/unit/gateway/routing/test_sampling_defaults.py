@@ -1,4 +1,4 @@
-"""Sampling of requests that name none, by what declarations and executors say."""
+"""Default sampling parameters, from declarations and executors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Outputs of two runs, compared."""
+"""Comparing the outputs of two runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Two answers of JSON: equal as far as a gate's rules demand, and the first difference by its place."""
+"""Comparing JSON answers under a gate's rules, and locating differences."""
 
 from typing import Any
 

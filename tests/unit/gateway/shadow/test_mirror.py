@@ -1,4 +1,4 @@
-"""Finished requests are run again on a candidate, compared, and leave nothing behind."""
+"""Finished requests run again on a candidate for comparison, without side effects."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ CANDIDATE = Candidate("one", VL, (OptionChange("E", dtype="bfloat16"),), mirror=
 
 
 class Stage:
-    """A house with a candidate for the encoder beside the usual executors."""
+    """A house with the usual executors and a candidate for the encoder."""
 
     def __init__(self, home: House, store: Store) -> None:
         self.home, self.store = home, store
@@ -57,7 +57,7 @@ class Stage:
         return answers
 
     async def counts(self, pairs: int) -> dict[str, int]:
-        """The counts once there are so many pairs."""
+        """Return the counts once there are ``pairs`` pairs."""
         found: dict[str, int] = {}
 
         async def there() -> bool:
@@ -116,7 +116,7 @@ async def test_a_candidate_that_is_equal_is_found_so_and_nobody_notices_it(stage
 async def test_no_run_takes_what_an_engine_kept_of_the_prompt_for_another(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    """The one that serves has read the prompt before, so that it would look faster than the candidate."""
+    """The serving executor has cached the prompt, an unfair advantage."""
     salts: list[str] = []
     conversations: list[str] = []
 
@@ -136,13 +136,13 @@ async def test_no_run_takes_what_an_engine_kept_of_the_prompt_for_another(
     user, *compared = salts
     assert user == ""
     assert len({*compared} - {""}) == 2
-    assert [bool(each) for each in conversations] == [True, *(False for _ in compared)]  # nor leaves it anything there
+    assert [bool(each) for each in conversations] == [True, *(False for _ in compared)]  # nor leaves data there
 
 
 async def test_outputs_that_were_retained_of_the_recorded_run_are_compared(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    """What is retained comes once more, and late: with a short answer it comes too late to matter."""
+    """Retained outputs arrive again, late; with a short answer they arrive too late to matter."""
     monkeypatch.setattr(acks, "ACK_DELAY_SECONDS", 0.0)
     await stage.open(TOYS["vision"])
 

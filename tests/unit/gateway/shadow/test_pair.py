@@ -1,4 +1,4 @@
-"""Two runs of one request, compared by their times, and what two runs say nothing about."""
+"""Comparing the times of two runs of one request, and inconclusive pairs."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_a_stage_is_slower_that_loses_its_time_before_it_opens_its_inputs():
     assert found.finding["stage"] == "vision"
 
 
-#: Requested of the recorded graph, and what a stage of it passes on.
+#: The recorded graph's output, and the output of an inner stage.
 TEXT, EMBEDDING = (2, "text"), (0, "embedding")
 SAID, CLOSED = [RecordedChunk({"text": "hi"})], [RecordedChunk({"finish_reason": "stop", "usage": {}}, last=True)]
 ROWS, NO_ROWS = [RecordedChunk({}, np.ones((2, 4), np.float32))], [RecordedChunk({}, np.ones((0, 4), np.float32))]
@@ -49,7 +49,7 @@ ROWS, NO_ROWS = [RecordedChunk({}, np.ones((2, 4), np.float32))], [RecordedChunk
         ({TEXT: NO_ROWS}, {TEXT: NO_ROWS}, "void"),
         ({EMBEDDING: ROWS}, {}, "void"),  # no output is in both
         ({TEXT: SAID}, {TEXT: SAID}, "same"),
-        ({TEXT: SAID, EMBEDDING: ROWS}, {TEXT: SAID}, "same"),  # nobody needed all rows
+        ({TEXT: SAID, EMBEDDING: ROWS}, {TEXT: SAID}, "same"),  # an optional output of one run
         ({TEXT: SAID}, {TEXT: CLOSED}, "differed"),
         ({TEXT: CLOSED}, {TEXT: SAID}, "differed"),
         ({TEXT: SAID, EMBEDDING: ROWS}, {EMBEDDING: ROWS}, "differed"),  # the answer ended early

@@ -1,4 +1,4 @@
-"""A whole answer has OpenAI's shape, checked with the types of the ``openai`` package."""
+"""A whole answer has OpenAI's shape, by the ``openai`` package's types."""
 
 import base64
 import json

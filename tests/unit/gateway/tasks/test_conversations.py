@@ -1,4 +1,4 @@
-"""The key of a conversation goes to executors that know it, and to no others."""
+"""Conversation keys are sent only to executors that support them."""
 
 import pytest
 

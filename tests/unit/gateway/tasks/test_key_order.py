@@ -1,4 +1,7 @@
-"""The order of keys in what models see is the client's: of schemas, of tools, and of earlier calls' arguments."""
+"""Key order in the model's input is the client's.
+
+This applies to schemas, tools, and arguments of earlier calls.
+"""
 
 import json
 from typing import Any
@@ -37,7 +40,7 @@ def prepare(messages: list[dict[str, Any]] | None = None, **more: Any) -> Prepar
 
 
 def as_text(value: Any) -> str:
-    """``value`` with its order of keys."""
+    """Return ``value`` as text with its order of keys."""
     return json.dumps(value)
 
 

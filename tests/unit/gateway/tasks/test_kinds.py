@@ -1,4 +1,4 @@
-"""Kinds of chats: recorded once, whoever asks; what does not follow from the kind is recorded for each request."""
+"""Kinds of chats are recorded once for all clients; values outside the kind are recorded for each request."""
 
 import itertools
 from collections import Counter
@@ -23,7 +23,7 @@ class Counted(MLLM):
 
 
 class Curious(Counted):
-    """Decides on what its request says."""
+    """A task that branches on the content of its request."""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
         assert request.messages
@@ -34,7 +34,7 @@ _turns = itertools.count()
 
 
 class Moody(Counted):
-    """Depends on what was asked of it before: a path of its own in all odd pairs of runs."""
+    """A task that depends on earlier requests. Every second pair of runs takes a different path."""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
         other = next(_turns) % 4 > 1
@@ -42,7 +42,7 @@ class Moody(Counted):
 
 
 def use_task(home: House, kind: type[CompositeTask]) -> None:
-    """All models are served by tasks of ``kind`` from now on."""
+    """Serve all models by tasks of ``kind``."""
 
     def create(name: str, plan: Any) -> CompositeTask:
         usual = create_chat_task(name, plan)
@@ -141,7 +141,7 @@ async def test_a_task_that_is_found_to_depend_on_more_has_no_kinds_any_more(
             answered(await home.ask(TEXT, "hello"))
 
     assert "have different graphs" in caplog.text
-    assert runs["invoke"] == 2 + 2 + 2  # the kind, the second request, and the third by itself
+    assert runs["invoke"] == 2 + 2 + 2  # the kind, the second request, and the third alone
 
 
 async def test_media_that_do_not_fit_are_refused_without_leaving_anything(home: House):

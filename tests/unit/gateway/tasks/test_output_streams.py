@@ -1,4 +1,4 @@
-"""An answer's fields as streams: results as they are, anything else read and passed on."""
+"""An answer's fields as streams: results unchanged, and other values read and passed on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ async def test_a_result_that_was_read_does_not_arrive_again():
         await fields
 
 
-#: What a chunk has besides, with nothing in it.
+#: The other fields of a chunk, empty.
 MORE = {"reasoning": "", "calls": "", "logprobs": {}}
 TEXTS: dict[str, tuple[Any, list[Any]]] = {
     "text": ("hello", [{"text": "hello"}]),

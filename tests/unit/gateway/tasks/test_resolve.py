@@ -1,4 +1,4 @@
-"""Which composite task serves a model: by what its components do."""
+"""Choosing a model's composite task by its components' functions."""
 
 import pytest
 

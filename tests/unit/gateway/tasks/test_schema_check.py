@@ -1,4 +1,4 @@
-"""Schemas of clients: what cannot be used is refused soon, and nobody waits for long behind it."""
+"""Schemas of clients: unusable ones are rejected quickly, without blocking other requests."""
 
 import asyncio
 import time
@@ -15,9 +15,9 @@ from services.gateway.tenancy.tenant import Tenant, acting_as
 GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 #: Less than ``CHECK_SECONDS``, within which a fast machine checks even the slow one.
 IMPATIENT_SECONDS = 0.1
-#: Takes a library a second or so.
+#: Takes a library about a second.
 SLOW: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(4000)}}
-#: Compiles soon, and has more properties than a row of the parser has room for.
+#: Compiles quickly, and has more properties than a row of the parser can hold.
 WIDE: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
 LOOKAHEAD: dict[str, Any] = {"type": "string", "pattern": "(?=a)b"}
 HOSTILE: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ async def test_hostile_schemas_are_refused_by_name_within_a_second(
             began = time.monotonic()
             with pytest.raises(BadRequest) as caught:
                 await check.check_schema(schema, "response_format.json_schema.schema")
-            # The bound is of the check itself; a busy machine needs time besides, also to start the next process.
+            # The check itself has a shorter limit; a busy machine also needs time to start the next process.
             assert time.monotonic() - began < 10
             assert caught.value.param == "response_format.json_schema.schema"
     await check.check_schema(GOOD | {"title": "another"}, "p")

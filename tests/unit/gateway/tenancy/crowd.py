@@ -1,4 +1,4 @@
-"""Tenants that send requests to one machine, in simulated time: nothing here depends on how fast this computer is."""
+"""Tenants that share one machine, in simulated time. No result depends on this computer's speed."""
 
 import heapq
 from collections import defaultdict
@@ -14,7 +14,7 @@ QUEUE = 64
 
 
 class CountedClaim:
-    """A place at the one executor of ``queue``, which works on ``slots`` requests at a time."""
+    """A place at the executor of ``queue``, which has ``slots`` of them."""
 
     pools = ("executor",)
 
@@ -26,11 +26,11 @@ class CountedClaim:
         return not claimed and self._queue.working < self._slots
 
     def release(self) -> None:
-        """The queue counts by itself."""
+        """Do nothing; the queue does the counting."""
 
 
 class CountedQueue(FairQueue):
-    """A queue in front of one executor; what a request cost is known at its end."""
+    """A queue for one executor; a request's cost is known at its end."""
 
     def add(self, tenant: str, weight: float, cost: float, slots: int, *, patient: bool = False) -> QueueEntry:
         return self.enqueue(tenant, weight, cost, CountedClaim(self, slots), patient=patient)
@@ -41,7 +41,7 @@ class CountedQueue(FairQueue):
 
 
 class Ask(NamedTuple):
-    """A request: when it comes, whose it is, what it is expected to cost and what it costs, in GPU-seconds."""
+    """A request: arrival time, tenant, and expected and actual cost in GPU-seconds."""
 
     at: float
     tenant: str
@@ -50,7 +50,7 @@ class Ask(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What became of all: seconds from coming to the end by tenant, GPU-seconds given by tenant, and refusals."""
+    """Results: seconds from arrival to end by tenant, GPU-seconds received by tenant, and rejections."""
 
     took: dict[str, list[float]]
     given: dict[str, float]
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
 
 
 def evenly(tenant: str, rate: float, seconds: float, costs: float = 0.1, expected: float = 0.0) -> list[Ask]:
-    """``rate`` requests in a second."""
+    """Return ``rate`` requests per second at even intervals."""
     return [Ask(number / rate, tenant, expected or costs, costs) for number in range(int(rate * seconds))]
 
 
@@ -71,9 +71,9 @@ def play(
     until: float = float("inf"),
     each: Callable[[FairQueue], None] = lambda _: None,
 ) -> Seen:
-    """A machine that serves ``slots`` requests side by side, each at a ``slots``-th of its speed of one GPU.
+    """Simulate a machine that serves ``slots`` requests at once. Each runs at 1/``slots`` of one GPU's speed.
 
-    ``each`` looks at the queue after every event. What is given counts up to second ``until``.
+    ``each`` is called with the queue after every event. ``given`` counts up to second ``until``.
     """
     fair = fair or CountedQueue(queue)
     weights = weights or {}

@@ -1,4 +1,4 @@
-"""Charges are what executors reported for that very request: of whole answers, failed ones and cancelled ones."""
+"""Charges equal the work that executors reported for a request. It may have completed, failed or been cancelled."""
 
 import asyncio
 import time

@@ -12,7 +12,7 @@ SECONDS = 60.0
 
 
 def test_at_ten_to_one_above_capacity_both_get_their_share_and_the_light_ones_p99_stays_within_twice():
-    # One GPU does ten of these a second: twenty-two are asked for.
+    # One GPU serves ten requests a second, and twenty-two arrive.
     light, heavy = evenly("light", 2.0, SECONDS), evenly("heavy", 20.0, SECONDS)
 
     alone = play(light)
@@ -64,7 +64,7 @@ def test_who_does_not_wait_for_a_moment_has_still_used_what_it_used():
     heavy = queue.add("heavy", 1.0, 10.0, 1)
     queue.start_next(0.0)
     queue.add("light", 1.0, 1.0, 1)
-    queue.end(heavy, 10.0)  # and heavy has nothing here any more
+    queue.end(heavy, 10.0)  # and heavy has no more requests here
 
     queue.add("heavy", 1.0, 10.0, 1)
 
@@ -137,7 +137,7 @@ def test_a_full_queue_is_refused_and_says_when_to_come_again():
 
     assert (began is turns[0], began.state) == (True, WORKING)
     assert MIN_RETRY_AFTER_SECONDS <= refused.value.retry_after <= MAX_RETRY_AFTER_SECONDS
-    assert waiting(fair.add("b", 1.0, 1.0, 1))  # others have queues of their own
+    assert waiting(fair.add("b", 1.0, 1.0, 1))  # other tenants have separate queues
 
 
 def test_who_is_patient_waits_however_many_do():

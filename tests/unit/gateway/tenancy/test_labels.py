@@ -1,4 +1,4 @@
-"""Labels of metrics come from what there is, not from what clients write."""
+"""Labels of metrics come from known names, never from client input."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bytes of events that a tenant may write, with a clock that the test turns, and what happens to a session beyond them."""
+"""A tenant's budget of event bytes, and sessions that exceed it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What operators see of tenants: refusals by reason, who waits and works, waits for a turn, and GPU-seconds used."""
+"""Tenant metrics for operators: rejections by reason, waiting and running requests, waiting times, and GPU-seconds."""
 
 import asyncio
 from pathlib import Path
@@ -37,13 +37,13 @@ def value(name: str, **labels: str) -> float:
 
 
 class Growth:
-    """By how much counters have grown since it was made; other tests count too."""
+    """Increases of counters since creation; other tests count too."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def __call__(self, name: str) -> dict[tuple[str, ...], float]:
-        """By the values of the labels, in the order of their names; what has not grown is left out."""
+        """Return the nonzero increases by label values, in label name order."""
         now = self._now().get(f"omnibus_{name}", {})
         before = self._before.get(f"omnibus_{name}", {})
         grown = {labels: count - before.get(labels, 0.0) for labels, count in now.items()}
@@ -141,7 +141,7 @@ async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_n
     assert growth("rejected_total") == {(TEXT, "queue"): 1, (TEXT, "turn"): 1, (TEXT, "gpu_seconds"): 1}
 
 
-# Who waits and works
+# Waiting and running requests
 
 
 async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
@@ -149,7 +149,7 @@ async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
         held = await holding(gate)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(gate.ask(tenant)) for tenant in ("a", "a", "b")]
-            await count_of(lambda: len(held.begun), 2)  # that of b has the spare place
+            await count_of(lambda: len(held.begun), 2)  # b's request has the spare place
             told = (value("admission_waiting", model=TEXT), value("admission_working", model=TEXT))
             for _ in asked:
                 held.go.release()
@@ -159,13 +159,13 @@ async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
 
 
 def leave(grant: AdmissionGrant, used: float) -> None:
-    """The request of ``grant`` is over, and has used so many GPU-seconds."""
+    """End the request of ``grant``, which used ``used`` GPU-seconds."""
     grant.close()
     grant.settle(used)
 
 
 class Hall:
-    """An admission with ``room`` for so many at a time, and a clock that the test turns. Executors are made up."""
+    """An admission of ``room`` requests, on a test clock, with fake executors."""
 
     def __init__(self, room: int = 1) -> None:
         self.clock = Clock()
@@ -225,7 +225,7 @@ async def test_who_leaves_before_its_turn_has_waited_and_who_is_patient_is_not_t
 async def test_what_two_models_serve_together_counts_for_each_of_them():
     hall, growth = Hall(room=2), Growth()
     first = await hall.enter("a", BOTH)
-    alone = await hall.enter("a", ONE)  # in a queue of its own, at the same executor
+    alone = await hall.enter("a", ONE)  # in a separate queue, at the same executor
     second = asyncio.create_task(hall.enter("a", BOTH))
     await count_of(hall.waiting, 1)
     told = {(name, model): value(f"admission_{name}", model=model) for name in ("waiting", "working") for model in "bs"}
@@ -255,7 +255,7 @@ async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monke
     leave(await waits, 1.0)
 
 
-# What tenants use
+# Usage of tenants
 
 
 async def test_gpu_seconds_are_told_by_tenant_as_they_were_used(tmp_path: Path):

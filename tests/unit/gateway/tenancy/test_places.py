@@ -1,4 +1,4 @@
-"""Places at executors, counted by option: paths with room, planned shares over time, and places that are kept free."""
+"""Places at executors, counted by option: paths with room, planned shares over time, and reserved places."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ OPTIONS = {"T": ("thinker",), "S": ("vocoder",), "M": ("thinker", "vocoder")}
 
 
 def make_router(slots: int = 8, **others: int) -> Router:
-    """A thinker alone and one beside a vocoder (M); a quarter of the requests is planned for M."""
+    """Return a router with options T (thinker alone) and M (with vocoder). M is planned for a quarter of requests."""
     options = {name: DeploymentOption(components=parts, service="llm") for name, parts in OPTIONS.items()}
     types = {
         "thinker": (Path("T", {"thinker": "T"}, 3.0), Path("M", {"thinker": "M"}, 1.0)),
@@ -57,7 +57,7 @@ def make_router(slots: int = 8, **others: int) -> Router:
 
 
 class Entrance:
-    """A queue in front of the executors of ``make_router``."""
+    """A queue for the executors of ``make_router``."""
 
     def __init__(self, gateways: int = 1, **slots: int) -> None:
         self.places = ExecutorPlaces(GatewaySettings(), make_router(**slots), lambda: gateways, Clock())
@@ -72,7 +72,7 @@ class Entrance:
         return self.queue.enqueue(tenant, 1.0, cost, claim), claim
 
     def start_all(self) -> list[str]:
-        """The tenants whose requests begin now."""
+        """Return the tenants whose requests begin now."""
         return [turn.line.tenant for turn in iter(lambda: self.queue.start_next(0.0), None)]
 
     def end(self, turn: QueueEntry) -> None:
@@ -165,12 +165,12 @@ def test_nobody_passes_one_that_waits_for_the_same_executor_and_others_pass_it_e
     entrance = Entrance(S=1, M=1)
     speaking = [entrance.enter("a", *TALK) for _ in range(4)]  # T>S has one place, M one
     assert len(entrance.start_all()) == 2
-    entrance.queue.settle_entry(speaking[0][0], 100.0)  # a has had much: b and c are before it
+    entrance.queue.settle_entry(speaking[0][0], 100.0)  # a has received much, so b and c come first
 
     entrance.enter("b", *TALK)
     entrance.enter("c")
 
-    assert entrance.start_all() == ["b", "c"]  # b has the spare places; c has nothing at work at T
+    assert entrance.start_all() == ["b", "c"]  # b has the spare places; c has no running work at T
 
 
 @pytest.mark.parametrize(("gateways", "places"), [(2, 4), (3, 3), (100, 1)])
@@ -183,7 +183,7 @@ def test_gateways_divide_places(gateways, places):
 
 
 def start_until(entrance: Entrance, now: float) -> dict[QueueEntry, float]:
-    """When the requests that begin ``now`` will end: a step of all is a unit of time, and costs are in steps."""
+    """Start requests at ``now`` and return their end times: a step of all takes one unit, and costs are in steps."""
     return {turn: now + turn.cost for turn in iter(lambda: entrance.queue.start_next(now), None)}
 
 

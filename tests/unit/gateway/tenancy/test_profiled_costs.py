@@ -1,4 +1,4 @@
-"""The expected cost of a request before its executors have said anything: what the profile of its model says."""
+"""A request's expected cost from its model's profile, before any reports."""
 
 import pytest
 
@@ -14,7 +14,7 @@ WORK = (300.0, 100.0)  # tokens of each node
 
 
 def expected(**options: OptionProfile) -> RequestCost:
-    """Of a request that a vision encoder and a language model answer; without ``options`` there is no profile."""
+    """Return the expected cost of a request to an encoder and a thinker. Without ``options`` there is no profile."""
     made = router()
     costs = RequestCostModel(made)
     if options:

@@ -1,4 +1,4 @@
-"""Buckets, allowances of keys, and the number of gateways that share them: with a clock that the test turns."""
+"""Buckets and allowances of keys, shared by several gateways."""
 
 import asyncio
 

@@ -9,7 +9,7 @@ from tests.unit.gateway.videos.studio import Studio, studio
 
 @pytest.fixture
 async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus."""
+    """A plain Redis client without Omnibus."""
     client = redis.Redis.from_url(valkey_url)
     yield client
     await client.aclose()
@@ -17,7 +17,7 @@ async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
 
 @pytest.fixture
 async def cleared(raw: redis.Redis) -> None:
-    """The store is empty when a test begins."""
+    """Empty the store before a test."""
     await raw.flushall()
 
 

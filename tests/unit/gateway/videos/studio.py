@@ -1,5 +1,8 @@
-"""Gateways over one store and one media directory, with toys that make films: no models, but the same inputs and
-outputs. A film has one colour, which is its seed or that of the image that it begins with, and a note for its sound."""
+"""Gateways over one store and one media directory, with toy video models.
+
+The toys take the same inputs and give the same outputs as models. A video has one colour, from its seed or its first
+image, and its audio is one note.
+"""
 
 import asyncio
 from collections import Counter
@@ -27,7 +30,7 @@ ASKED: dict[str, Any] = {"model": FILMER, "prompt": "a boat at night", "seconds"
 
 
 class Toys:
-    """``gate`` holds up every denoiser after half of its steps while it is closed."""
+    """Toy video models; a closed ``gate`` pauses every denoiser after half of its steps."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -61,13 +64,13 @@ class Toys:
 
 
 async def look(job: Job) -> None:
-    """The colour of the image that a film begins with."""
+    """Put the colour of a video's first image as latents."""
     colour = Image.open(BytesIO((await job.value("media")).array.tobytes())).getpixel((0, 0))[0]
     await job.put("latents", {}, np.full((1, 1, job.inputs["height"], job.inputs["width"]), colour, np.float32))
 
 
 async def decode(job: Job) -> None:
-    """Four frames at a time."""
+    """Decode four frames at a time."""
     latents = (await job.value("latents")).array
     frames = np.repeat(latents[0][..., None], 3, -1).astype(np.uint8)
     for begin in range(0, len(frames), 4):
@@ -85,7 +88,7 @@ async def hum(job: Job) -> None:
 
 
 class Studio:
-    """``first`` is the gateway that the executor of the toys was started beside; all gateways know it."""
+    """Gateways with the toys' executor. It is started at ``first`` and seen by all."""
 
     def __init__(self, first: House, toys: Toys, media: Path, open: Callable[[str], Awaitable[House]]) -> None:
         self.first = first
@@ -94,7 +97,7 @@ class Studio:
         self._open = open
 
     async def gateway(self, name: str) -> House:
-        """Another gateway. It works on videos when it is told to: ``videos.startup()``."""
+        """Start another gateway. It makes videos only after ``videos.startup()``."""
         made = await self._open(name)
         made.serve(FILMER)
         await nodes.until(lambda: made.members.get("filmer") is not None)
@@ -112,7 +115,7 @@ class Studio:
 
 @asynccontextmanager
 async def studio(directory: Path, store_url: str, hired: bool = True, **changes: Any) -> AsyncIterator[Studio]:
-    """``changes`` are settings of all gateways; the first of them works on videos."""
+    """Yield a studio; ``changes`` are settings of all gateways, and the first of them makes videos."""
     settings = {"video_lease": 2.5, **changes}
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(
@@ -143,7 +146,7 @@ async def stored(url: str) -> AsyncIterator[Store]:
 
 
 async def asked(at: House, **more: Any) -> dict[str, Any]:
-    """Ask for a film; returns its job."""
+    """Request a video and return its job."""
     response = await at.http.post("/v1/videos", json={**ASKED, **more})
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
@@ -158,7 +161,7 @@ async def told(at: House, id: str) -> dict[str, Any]:
 
 
 async def becomes(at: House, id: str, **wanted: Any) -> dict[str, Any]:
-    """What ``at`` tells of a video once it is as ``wanted``."""
+    """Return the video from ``at`` once it has the ``wanted`` values."""
     found: dict[str, Any] = {}
 
     async def there() -> bool:
@@ -174,7 +177,7 @@ async def fetched(at: House, id: str, **query: str) -> httpx.Response:
 
 
 async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes = b"") -> None:
-    """A worker takes the next job and is never heard of again."""
+    """Take the next job as a worker that then falls silent."""
 
     async def takes() -> bool:
         return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
@@ -185,7 +188,7 @@ async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes 
 
 
 class Watched(NamedTuple):
-    """``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels]; None without a track of it."""
+    """A decoded video: ``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels], or None."""
 
     frames: np.ndarray
     fps: float

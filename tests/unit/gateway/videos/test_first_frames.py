@@ -1,4 +1,4 @@
-"""Videos that begin with an image: it is kept beside the job, so that any gateway makes them, and goes with it."""
+"""Videos with a first image. It is stored with the job, so that any gateway can make them."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""A lease is kept while the store hears of it, and given up before anybody else can have the job."""
+"""Leases are kept while the store confirms them. They are released before another gateway can take the job."""
 
 import asyncio
 import signal
@@ -41,7 +41,7 @@ async def held(store: Store, seconds: float) -> JobLease:
 
 
 async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
-    lease = await held(store, 1.5)  # a worker of tests may stand still for as long as half of that
+    lease = await held(store, 1.5)  # a test worker may stall for up to half of that
     keeping = asyncio.create_task(lease.hold_until_lost())
     later = time.monotonic() + 2.0
 
@@ -149,12 +149,12 @@ async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: St
 async def test_a_lease_that_a_silent_store_could_not_confirm_is_held_again_before_it_counts(
     store: Store, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """A connection that broke with the store says nothing about who holds the job in the new one."""
+    """A connection that failed with the store proves nothing. Another gateway may hold the job in the new store."""
     lease = await held(store, 60.0)
     job = await store.job(KIND, "a")
     await raw.flushall()
     assert job is not None
-    await store.restore_job(KIND, job, 60.0)  # as another gateway's mirror does: nobody holds it
+    await store.restore_job(KIND, job, 60.0)  # as another gateway's mirror does, without a holder
     failures = iter([StoreUnavailable("the connection was closed")] * 2)
     hold = store.hold_job
 

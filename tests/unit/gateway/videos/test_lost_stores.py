@@ -1,4 +1,4 @@
-"""Gateways and the store end in whatever order: no video that was accepted is lost, and none is made twice."""
+"""Gateways and the store die in any order: no accepted video is lost or made twice."""
 
 import itertools
 import time
@@ -20,21 +20,21 @@ from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, st
 from tests.unit.sidecar import node as nodes
 
 PATH = "/v1/videos"
-#: The store ends first, in the middle and last; gateways are alike, so that the other orders come by night.
+#: The store ends first, second and last; nightly runs cover the other orders of equal gateways.
 ORDERS = [("store", "a", "b"), ("a", "store", "b"), ("b", "a", "store")]
 ORDERS += nightly(*(order for order in itertools.permutations(("a", "b", "store")) if order not in ORDERS))
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is read again at once."""
+    """Make the store be read again at once."""
     monkeypatch.setattr("omnibus.store.connection.REREAD_SECONDS", 0.2)
     monkeypatch.setattr("omnibus.store.connection.RETRY_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr("services.gateway.videos.worker._GIVE_BACK_SECONDS", 0.05)
 
 
 class Site(NamedTuple):
-    """A studio of two gateways that both work on videos, and the store that may be killed."""
+    """A studio of two gateways that make videos, and a killable store."""
 
     place: Studio
     gateways: dict[str, House]
@@ -55,20 +55,20 @@ async def opened(directory: Path, durable: bool, lease: float) -> AsyncIterator[
 
 @pytest.fixture(params=[False, True], ids=["in memory", "durable"])
 async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Leases are short: who ended without a word is soon replaced."""
+    """A site with short leases, for quick replacement of dead gateways."""
     async with opened(tmp_path, bool(request.param), 1.2) as made:
         yield made
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "durable"])
 async def patient(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Leases outlive a restart of the store, however slow this computer is."""
+    """A site with leases that outlive a slow restart of the store."""
     async with opened(tmp_path, bool(request.param), 20.0) as made:
         yield made
 
 
 async def restart(site: Site, name: str) -> None:
-    """End ``name`` as a signal does that nobody can heed, and start it again."""
+    """Kill ``name`` and start it again."""
     if name == "store":
         site.store.kill()
         await site.store.start()
@@ -81,7 +81,7 @@ async def restart(site: Site, name: str) -> None:
 
 
 async def written_back(site: Site) -> None:
-    """Return once the store that came back empty has what the gateways know."""
+    """Wait until the gateways have restored their jobs to the store."""
 
     async def whole() -> bool:
         async with stored(site.store.server.url) as store:
@@ -92,7 +92,7 @@ async def written_back(site: Site) -> None:
 
 
 async def crash(home: House) -> None:
-    """End what works on videos without a last word to the store."""
+    """Stop the gateway's work on videos without informing the store."""
 
     async def unreachable(*_: object, **__: object) -> bool:
         raise StoreUnavailable("its gateway is dead")
@@ -103,12 +103,12 @@ async def crash(home: House) -> None:
 
 
 async def synchronised(home: House) -> None:
-    """Return once a gateway knows what the store knows."""
+    """Wait until a gateway has read all jobs of the store."""
 
     async def same() -> bool:
         try:
             there = await home.videos._store.review_jobs(KIND, 512, [])
-        except StoreUnavailable:  # a connection to the server that was killed
+        except StoreUnavailable:  # a connection to the killed server
             return False
         return set(there.states) <= set(home.videos._mirror._jobs)
 
@@ -121,7 +121,7 @@ async def settled(site: Site) -> None:
 
 
 async def status(home: House, id: str) -> str:
-    """The status of a video once the gateway answers for it: a store that was killed may not be back yet."""
+    """Return the status of a video once the gateway answers; a killed store may not be back yet."""
     answers: list[str] = []
 
     async def answered() -> bool:
@@ -142,7 +142,7 @@ async def all_completed(site: Site, ids: list[str]) -> None:
 
 
 async def content(home: House, id: str) -> None:
-    """Return once the gateway gives a video: its connection to a store that was killed may fail once."""
+    """Wait until the gateway returns a video; its connection to a killed store may fail once."""
 
     async def given() -> bool:
         return (await fetched(home, id)).status_code == 200
@@ -211,7 +211,7 @@ async def test_a_gateway_that_missed_the_end_does_not_make_the_video_again(site:
     queued = JobRecord(
         id=id, request=record.request, created=record.created, until=record.until, expires=record.expires
     )
-    mirror._jobs[id] = queued  # what it knew before
+    mirror._jobs[id] = queued  # its earlier state
 
     site.store.kill()
     if not site.durable:
@@ -271,7 +271,7 @@ async def test_an_end_that_the_store_lost_is_written_back_and_its_file_stays(pat
     id = (await asked(patient.gateways["a"], seed=5))["id"]
     await becomes(patient.gateways["b"], id, progress=45)
     for home in patient.gateways.values():
-        home.videos._tasks[0].cancel()  # nobody follows the store: only the worker sees that it has lost the job
+        home.videos._tasks[0].cancel()  # no task follows the store, so only the worker sees the lost job
 
     async with stored(patient.store.server.url) as store:
         await store._redis.flushall()

@@ -1,4 +1,4 @@
-"""Videos in a bucket of a real S3 server: the same at all gateways, whatever becomes of the one that made them."""
+"""Videos in a bucket of a real S3 server: the same at all gateways, even after their maker is lost."""
 
 import asyncio
 import shutil

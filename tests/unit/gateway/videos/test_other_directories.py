@@ -1,4 +1,4 @@
-"""Two gateways without a common directory: a video is its tenant's at both, and removed from both."""
+"""Two gateways without a common directory: a video belongs to its tenant at both, and is removed from both."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator
 
 @pytest.fixture
 async def elsewhere(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIterator[Videos]:
-    """Videos of a second gateway, which makes none itself."""
+    """Videos of a second gateway, which makes none."""
     first = place.first
     peers = MediaPeers("gw2", first.bus, first.tensors, lambda: 1)
     settings = GatewaySettings(media_dir=str(tmp_path / "elsewhere"))

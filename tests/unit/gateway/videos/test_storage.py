@@ -1,4 +1,4 @@
-"""The room where videos are kept: shared by gateways, bounded, and swept."""
+"""The video directory: shared by gateways, limited in size, and swept."""
 
 import os
 import time

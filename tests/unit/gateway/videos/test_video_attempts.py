@@ -1,4 +1,4 @@
-"""Attempts to make a video: those that the video itself ends are few, all others go on until its deadline."""
+"""Attempts to make a video: few if the video itself fails them, otherwise until its deadline."""
 
 import asyncio
 import logging
@@ -145,7 +145,7 @@ async def test_a_video_in_whose_making_executors_die_is_given_up(
 async def test_a_store_at_its_limit_lets_a_video_go_on(
     tmp_path: Path, valkey_url: str, cleared: None, raw: redis.Redis, caplog: pytest.LogCaptureFixture
 ):
-    """It rejects what is new, and still confirms leases and ends: work that has begun needs no other attempt."""
+    """It rejects new jobs, but still confirms leases and ends. Started work needs no other attempt."""
     async with studio(tmp_path, valkey_url, video_lease=0.6) as place:
         place.toys.gate.clear()
         id = (await asked(place.first, seed=5))["id"]

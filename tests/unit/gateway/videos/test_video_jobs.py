@@ -1,4 +1,4 @@
-"""Videos outlive gateways: each is made by one of them at a time, and whoever is there goes on."""
+"""Video jobs outlive gateways: one gateway at a time makes each, and any other can continue."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Replays of videos: their frames and their audio are compared."""
+"""Replays of videos compare their frames and their audio."""
 
 import json
 

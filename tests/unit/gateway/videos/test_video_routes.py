@@ -1,4 +1,4 @@
-"""``/v1/videos`` as clients see it: what is asked for is made, can be followed, fetched in parts, listed and removed."""
+"""``/v1/videos`` for clients: created as requested, followed, fetched in parts, listed and removed."""
 
 import re
 from collections.abc import AsyncIterator

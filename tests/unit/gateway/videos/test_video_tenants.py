@@ -1,4 +1,4 @@
-"""A video is its tenant's: others do not see it, by its id or in the list, and it waits with its tenant's weight."""
+"""A video is visible only to its tenant. It waits with its tenant's weight."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

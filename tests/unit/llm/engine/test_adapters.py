@@ -1,4 +1,4 @@
-"""LoRA adapters: each answers as the model that it was merged into, alone and beside others, and the base as ever."""
+"""LoRA adapters: each answers like its merged model, alone or in a batch, and the base is unchanged."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ from tests.unit.llm.runners.test_thinker import alone, embedding, job, picture, 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-#: Names, and how their adapters differ: also in rank, and in the layers that they adapt.
+#: Names, and differences of their adapters, including rank and adapted layers.
 ADAPTERS: dict[str, dict[str, Any]] = {
     "pirate": {"seed": 1},
     "poet": {"seed": 2, "rank": 7, "targets": ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")},
 }
 NAMES = ("", *ADAPTERS)
-#: Most that hidden rows of an adapter differ from those of the merged model, in float32.
+#: Maximum difference of an adapter's hidden rows from those of the merged model, in float32.
 BOUND = 2e-5
 
 
@@ -80,7 +80,7 @@ async def running(made: Made) -> AsyncIterator[ThinkRunner]:
 
 
 def forward(thinker: Any, ids: Sequence[Sequence[int]], names: Sequence[str] = ()) -> Tensor:
-    """Hidden rows of prompts of one length, each with the adapter that is named."""
+    """Return hidden rows of equally long prompts, each with its adapter."""
     inputs = thinker.embed(torch.tensor(ids))
     places = torch.arange(inputs.shape[1]).expand(thinker.axes, len(ids), -1)
     if not names:
@@ -112,7 +112,7 @@ def test_rows_without_an_adapter_are_the_bases_bit_for_bit(adapted: Any, truth: 
 
 
 class CountedOperations(TorchDispatchMode):
-    """Counts what torch computes, by operation."""
+    """Counts torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def test_an_adapter_of_another_model_is_refused(made: Made, tmp_path: Path) -> N
 def test_layers_that_are_not_the_language_models_are_refused(adapted: Any, made: Made, module: str) -> None:
     read = read_adapter(made.adapters["pirate"])._replace(modules={module: (8, 8)})
 
-    with pytest.raises(BadRequest, match=f"adapts {module}, which is no linear layer"):
+    with pytest.raises(BadRequest, match=f"module {module} does not support LoRA"):
         match_modules(load_family(made.family).load("thinker", made.checkpoint), read)
 
 

@@ -1,4 +1,4 @@
-"""Rows aside: each sequence has its own, wherever its slot is."""
+"""Cross-attention rows: each sequence sees its own, in any slot."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from omnibus_models.attention import BidirectionalAttention, Crossing
 from services.llm.engine import kv_codec
 from services.llm.engine.cross_attention_cache import CrossCache
 
-#: Of four layers two look aside.
+#: Two of four layers use cross-attention.
 CROSSED = (1, 3)
 CPU = torch.device("cpu")
 
 
 def sequence(seed: int, length: int, rows: int) -> list[tuple[Tensor, Tensor]]:
-    """What a prefill has left: the layers that look back, then those that look aside."""
+    """Return a prefill's cache: the self-attention layers, then the cross-attention layers."""
     numbers = torch.Generator().manual_seed(seed)
     sizes = (length, length, rows, rows)
     return [tuple(torch.randn(2, size, 3, generator=numbers) for _ in range(2)) for size in sizes]  # type: ignore[misc]
@@ -123,7 +123,7 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype, rows: int):
 
 def test_of_a_prompt_without_pictures_there_is_nothing_aside_to_keep():
     cache, filled = CrossCache(2, 16, 4, CROSSED), DynamicCache()
-    for layer in (0, 2):  # the library passes by the others, the last one too
+    for layer in (0, 2):  # the library skips the others, including the last one
         filled.update(torch.ones(1, 2, 5, 3), torch.ones(1, 2, 5, 3), layer)
 
     kept = cache.filled_layers(filled, None)

@@ -1,4 +1,4 @@
-"""Decode passes of fixed shapes: what is computed for nobody harms nobody, and on a GPU graphs compute the same."""
+"""Decode passes of fixed shapes: padding rows are harmless, and CUDA graphs compute the same results."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ _SLOTS, _CONTEXT = 5, 300
 
 
 def _filled(decoder: Thinker) -> SlotCache:
-    """A cache with a sequence of each of the lengths."""
+    """Return a cache with a sequence of each of the lengths."""
     cache = SlotCache(_SLOTS, _CONTEXT)
     for seed, length in enumerate(_LENGTHS):
         prompt = DynamicCache()
@@ -36,7 +36,7 @@ def _inputs(decoder: Thinker, count: int, seed: int) -> Tensor:
 
 @torch.inference_mode()
 def _decode(decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass]) -> list[Tensor]:
-    """Hidden rows of some steps, in which now these and now those take part."""
+    """Return hidden rows of several steps with varying participants."""
     cache = _filled(decoder)
     run, found = make(decoder, cache), []
     for seed, slots in enumerate([[0, 1, 2], [1], [0, 2], [0], [0, 1, 2], [2], [1, 2]]):
@@ -108,5 +108,5 @@ def test_graphs_of_a_gpu_compute_what_single_operations_do(family, tmp_path, cap
     recorded = _decode(decoder, lambda of, cache: FixedPass(of, cache, record_cuda_graphs()))
 
     for found, expected in zip(recorded, _decode(decoder, DecodePass), strict=True):
-        assert_close(found, expected, 10 * BOUND)  # sums of a GPU are made in another order still
+        assert_close(found, expected, 10 * BOUND)  # a GPU adds in yet another order
     assert not caplog.records

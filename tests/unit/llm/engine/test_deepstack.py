@@ -1,4 +1,4 @@
-"""Rows with deeper levels through the engine: in shares, beside text, and in halves."""
+"""Rows with deeper levels through the engine: in shares, in batches with text, and in halves."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A talker whose steps give frames of codes: as they come, in company, sampled, and out of shared or split prompts."""
+"""A talker whose steps produce frames of codes: incremental, batched, sampled, from shared or split prompts."""
 
 import asyncio
 from collections.abc import AsyncIterator

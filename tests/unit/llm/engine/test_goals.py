@@ -1,4 +1,4 @@
-"""Goals change what goes into a step, and never what is said."""
+"""Goals change the contents of steps, never the answers."""
 
 import asyncio
 import io
@@ -68,7 +68,7 @@ def upload(seed: int) -> MemoryJob:
 
 
 async def chat(vision: EncodeRunner, llm: ThinkRunner, seed: int) -> MemoryJob:
-    """A picture through both, as an executor of both runs a request."""
+    """Run an image through both runners, as an executor of both would."""
     encode = upload(seed)
     think = job(picture(seed % 4), [encode.outputs["embedding"]], max_tokens=4 + seed)
     await asyncio.gather(run(vision, encode), run(llm, think))
@@ -88,7 +88,7 @@ async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: 
     expected = [await chat(apart, other, seed) for seed in range(10)]
 
     assert [one.ids for one in together] == [one.ids for one in expected]
-    # The least is one picture of the size that is measured.
+    # The minimum is one image of the measured size.
     assert vision._batcher.budget[:3] == ((16384, 16384, 16) if goals is LOOSE else (64, 64, 16))
     assert vision._batcher.budget.costs is not None
     assert (shared.schedule.used, shared.schedule.media) == (0, 0)
@@ -162,7 +162,7 @@ async def test_prompts_have_what_the_sequences_that_decode_now_leave_of_a_step(v
     await runner.load()
     schedule = runner._core.schedule
     assert schedule.costs.decode is not None
-    # What one sequence costs here, times a third of a second each, and a millisecond per token of a prompt.
+    # The costs: a third of a second per sequence, and a millisecond per token of a prompt.
     schedule.costs = schedule.costs._replace(decode=CostTable([(1, 0.3), (2, 0.6), (4, 1.2)]))
     schedule.budget = schedule.budget._replace(costs=CostTable([(16, 0.016), (256, 0.256)]), beside=4096, alone=4096)
 

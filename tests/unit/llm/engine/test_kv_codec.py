@@ -1,4 +1,4 @@
-"""A cache goes from prefill to decode: when it is asked for, where it waits, and what is no cache."""
+"""A cache's transfer from prefill to decode: its timing, its place, and rejection of invalid ones."""
 
 import asyncio
 from pathlib import Path

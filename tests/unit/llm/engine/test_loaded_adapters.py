@@ -1,4 +1,4 @@
-"""LoRA adapters that come with requests: loaded by the first one, bounded in number, and never another one's answer."""
+"""LoRA adapters that arrive with requests: loaded on first use, limited in number, never mixed up."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from tests.unit.llm.runners.test_thinker import alone, job, text
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-#: Adapters below the directory that is allowed. They differ in rank, and in the layers that they adapt.
+#: Adapters in the allowed directory, with different ranks and adapted layers.
 LOADED: dict[str, dict[str, Any]] = {
     "pirate": {"seed": 1},
     "poet": {"seed": 2, "rank": 7, "targets": ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")},
@@ -32,7 +32,7 @@ SLOTS = 2
 
 
 class Shelf(NamedTuple):
-    """A checkpoint, its adapters below one directory, and the thinkers of the merged checkpoints; "" is the base."""
+    """A checkpoint, its adapters, and the thinkers of the merged checkpoints. The base is ""."""
 
     checkpoint: Path
     root: Path

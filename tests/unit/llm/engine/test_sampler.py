@@ -1,4 +1,4 @@
-"""Each row is chosen by its own settings and its own random numbers."""
+"""Each row is sampled with its own settings and random numbers."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 200}, {"top_p": 0.9}, {"min_p": 0.001}], ids=str)
 def test_what_is_rounded_otherwise_draws_the_same_token(settings: dict[str, Any]) -> None:
-    """With the inverse of a cumulative distribution, whose order is that of the logits, two to five of these tokens were others."""
+    """Inverting the cumulative distribution changed two to five of these tokens. It follows the order of the logits."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1_500, 1_000, generator=generator)
     rounded = rows + torch.randn(rows.shape, generator=generator) * 1e-5

@@ -1,4 +1,4 @@
-"""Decode asks for a cache when it has room: slots and blocks, first come, first served."""
+"""Decode requests a cache when it has room: slots and blocks, first come, first served."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ BLOCKS, SLOTS = 10, 3
 
 
 class House:
-    """Guests of a room by name, in the order in which they got in."""
+    """Guests of a room by name, in order of entry."""
 
     def __init__(self) -> None:
         self.room = SlotGate()

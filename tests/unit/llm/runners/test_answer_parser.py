@@ -1,4 +1,4 @@
-"""Reasoning, text and calls of an answer are told apart however it is cut into pieces."""
+"""Reasoning, text and calls are separated for any split of an answer."""
 
 import random
 
@@ -9,7 +9,7 @@ from omnibus_models.tool_calls import find_format
 from services.llm.runners.answer_parser import AnswerParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-#: What a model writes, whether its template has begun to think, and what it says: reasoning, text, calls.
+#: A model's output, True if its template begins with reasoning, and the parts: reasoning, text, calls.
 ANSWERS = [
     ("<think>\nhm, 1 < 2\n</think>\n\nyes", False, ("hm, 1 < 2", "yes", [])),
     ("hm\n</think>\n\nyes", True, ("hm", "yes", [])),

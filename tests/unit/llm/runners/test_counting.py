@@ -1,4 +1,4 @@
-"""Prompts whose tokens are only counted: the count is that of an answer's usage, and nothing is computed."""
+"""Counting a prompt's tokens without computing: the count matches the usage of an answer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The speech of an answer that is cut says its transcript: all of it, and nothing else.
+"""The speech of a cut answer matches its transcript exactly.
 
 Rule: ``message.audio.transcript`` is the transcript of the audio (OpenAI, Chat Completions, ``audio.transcript``).
 """

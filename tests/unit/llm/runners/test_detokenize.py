@@ -1,4 +1,4 @@
-"""Characters that span tokens, and stop strings that span anything."""
+"""Characters that span tokens, and stop strings that span token boundaries."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ EOS = 256
 
 
 def bytewise(ids: Sequence[int]) -> str:
-    """A tokeniser whose tokens are single bytes; 256 is a control token."""
+    """Decode as a tokeniser whose tokens are single bytes; 256 is a control token."""
     return bytes(token for token in ids if token != EOS).decode("utf-8", "replace")
 
 

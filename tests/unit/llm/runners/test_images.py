@@ -1,4 +1,4 @@
-"""Pictures whose tokens see each other, and pictures that are looked at aside: alone, in shares, in crowds, in halves."""
+"""Images with bidirectional attention and images with cross-attention: alone, in shares, batched, in halves."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -151,7 +151,7 @@ def tiled(tmp_path_factory: pytest.TempPathFactory) -> Pictured:
 
 
 async def prefilled(model: Pictured, asked: Asked) -> tuple[MemoryJob, Item, dict[str, Any]]:
-    """The job of a prefill, its cache and its start."""
+    """Return the job of a prefill, its cache and its start."""
     prefill = PrefillRunner(core(model.checkpoint, model.family, decodes=False))
     await prefill.load()
     job = model.job(asked)
@@ -169,7 +169,7 @@ async def test_only_rows_that_the_answer_looks_at_go_along(tiled: Pictured, size
 
     _, cache, start = await prefilled(tiled, Asked([{"role": "user", "content": content}], pictures))
 
-    # Two layers look back and two aside, each with two heads of 16.
+    # Two layers have self-attention and two cross-attention, each with two heads of 16.
     assert cache.data == {"dtype": "float32", "rows": tiles * 17}
     assert cache.array is not None
     assert cache.array.shape == (2 * 2 * 2 * 16 * (start["length"] + tiles * 17),)
@@ -203,7 +203,7 @@ async def test_nothing_is_stored_aside_until_a_picture_comes(tiled: Pictured) ->
     await runner.close()
 
     assert before == []
-    assert one == [torch.Size((5, 2, 17, 16))] * 4  # four slots, and the row kept for a tenant with nothing at work
+    assert one == [torch.Size((5, 2, 17, 16))] * 4  # four slots, and the row reserved for a tenant without running work
     assert {stored.shape[2] for stored in cache._stored} == {4 * 17}
 
 

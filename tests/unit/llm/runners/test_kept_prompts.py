@@ -1,4 +1,4 @@
-"""Turns of a conversation: what was computed of the last one is taken over, and no answer changes by that."""
+"""Turns of a conversation reuse the last prompt, with the same answers."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def turn(messages: object, key: str = "talk", seed: int = 1, **params: Any) -> M
 
 
 async def cached(runner: ThinkRunner, one: MemoryJob) -> tuple[int, int]:
-    """Tokens of the prompt that were there, and all of it."""
+    """Return the prompt tokens from the cache, and all of them."""
     usage = (await run(runner, one)).end("text")["usage"]
     return usage.get("cached_tokens", 0), usage["prompt_tokens"]
 
@@ -64,7 +64,7 @@ async def test_the_next_turn_begins_behind_the_last_prompt(keeping: ThinkRunner,
 
 @pytest.mark.numeric
 async def test_what_differs_is_computed_anew(keeping: ThinkRunner, thinker: Thinker) -> None:
-    """What was edited is other words, and another picture is other rows behind the same words."""
+    """An edit changes the words, another image changes the later rows."""
     edited = [*FIRST, {"role": "assistant", "content": "a dog"}, {"role": "user", "content": "and the fox?"}]
     media = [Encoded(torch.tensor(embedding(1).array), embedding(1).data)]
     before_picture = int(thinker.assemble_prefill(thinker.prompt(FIRST), media).media.nonzero()[0])
@@ -135,7 +135,7 @@ async def test_a_talker_hears_all_of_a_prompt_that_was_taken_over(omni: Path) ->
             await run(runner, one)
         made[keeps] = [one.array("prompt"), one.whole("rows")]
     reused = runner.stats()["reused_tokens"]
-    silent = job([words], cache_key="silent")  # nobody has kept its rows for a talker
+    silent = job([words], cache_key="silent")  # its rows for a talker are not cached
     await run(runner, silent)
     spoken = MemoryJob(
         {"messages": later, "params": {**params, "cache_key": "silent"}, "voice": "Chelsie"}, wants=WANTS
@@ -166,7 +166,7 @@ async def test_a_prefill_of_its_own_takes_prompts_over_too(vl: Path) -> None:
 async def test_a_prompt_that_was_only_prefilled_is_how_its_answer_begins(
     keeping: ThinkRunner, thinker: Thinker
 ) -> None:
-    """Nothing is decoded for it, and nothing of it is left but what is kept."""
+    """Nothing is decoded for it, and only the cached prompt remains."""
     more = [*NEXT, {"role": "assistant", "content": "it runs"}, {"role": "user", "content": "and jumps?"}]
     ahead, later = turn(NEXT, prefill_only=True), turn(more)
     none, prompt = await cached(keeping, ahead)

@@ -1,4 +1,4 @@
-"""Requests that leave a thinker before their answer is whole, and slots that they leave to others."""
+"""Requests that are cancelled early, and the slots that they free."""
 
 import asyncio
 from pathlib import Path

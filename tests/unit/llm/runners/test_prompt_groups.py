@@ -1,4 +1,4 @@
-"""Calls of one invocation that begin with the same prompt: it is computed once, and no answer changes by that."""
+"""Calls with the same prompt compute it once, with the same answers."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import WORDS, alone, embedding, job, text
 
-#: Longer than the share of a prompt in one step, with rows of a picture in it.
+#: A prompt longer than its share of one step, with rows of an image.
 LONG = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " ".join(WORDS * 6)}]}]
 
 

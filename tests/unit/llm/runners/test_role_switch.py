@@ -1,4 +1,4 @@
-"""A language model that serves one of its parts serves another one with the weights that it has."""
+"""Switching a language model between its parts without reloading weights."""
 
 import asyncio
 from pathlib import Path
@@ -50,5 +50,5 @@ async def test_a_prefill_becomes_a_decode_and_a_thinker(vl: Path, thinker: Think
 
 
 async def test_what_is_no_part_of_a_language_model_is_refused(runner: ThinkRunner) -> None:
-    with pytest.raises(BadRequest, match="vocoder is no part of a language model"):
+    with pytest.raises(BadRequest, match="vocoder is not part of a language model"):
         runner.switch_role("vocoder", ROLE)

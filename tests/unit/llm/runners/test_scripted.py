@@ -1,4 +1,4 @@
-"""Scripted answers of a simulated model: which one fits, and what the parsers make of it token by token."""
+"""Scripted answers of a simulated model: rule matching, and parsing of the answer token by token."""
 
 import json
 from typing import Any, get_args
@@ -33,7 +33,7 @@ def profile(answers: list[dict[str, Any]] = ANSWERS, name: str = "thinker", **th
 
 
 async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
-    """The job of a chat that ends in ``last``, done; it is the second attempt where ``resumed`` tokens were there."""
+    """Run a chat that ends in ``last`` and return its job; with ``resumed`` tokens it is a second attempt."""
     kinds = {**KINDS, **SCRIPTED_KINDS}
     made = Simulation(ExecutorSettings(model="m", family="qwen3"), part or profile(), kinds=kinds)
     runner = made.make_runner("thinker")
@@ -49,7 +49,7 @@ async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params
 
 
 async def ask_halves(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
-    """The same of a model in two halves: the job of its decode, whose ``start`` went over the bus as JSON."""
+    """Run the same on two halves and return the decode job. ``start`` is sent as JSON."""
     rules = part or profile(name="prefill")
     written = {"step": {"base": 0.1}, "steps": 6}
     given = decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {"decode": written}}}).encode())
@@ -80,7 +80,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def said(job: MemoryJob) -> tuple[str, str, list[tuple[str, Any]], str]:
-    """Text, reasoning, calls, and why the answer ended."""
+    """Return text, reasoning, calls, and the finish reason."""
     items = job.outputs["text"].items
     texts = ["".join(item.data.get(key, "") for item in items) for key in ("text", "reasoning", "calls")]
     calls = [(name, json.loads(arguments)) for name, arguments in split_calls(texts[2])]

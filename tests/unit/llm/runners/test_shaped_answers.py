@@ -1,4 +1,4 @@
-"""Answers of a given shape: what a grammar, a bias or a penalty makes of an answer, and what is reported of it."""
+"""Shaped answers: grammars, biases, penalties, and their reported probabilities."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def test_halves_answer_as_a_whole_one(runner: ThinkRunner, checkpoint: Pat
 
 
 def _reported(asked: MemoryJob) -> list[tuple[int, str, float]]:
-    """Numbers, texts and rounded logarithms of all tokens."""
+    """Return numbers, texts and rounded logarithms of all tokens."""
     told = [item.data["logprobs"] for item in asked.outputs["text"].items if "logprobs" in item.data]
     return [
         (each["at"] + number, token[0], round(token[1], 3))

@@ -1,4 +1,4 @@
-"""Which tokens of an answer are spoken, however a stop string, a call or reasoning cuts its text."""
+"""The spoken tokens of an answer with cuts in its text. Stop strings, calls and reasoning cause cuts."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ EOS = "<eos>"
 def finish_reply(
     pieces: list[str], stops: tuple[str, ...] = (), parser: AnswerParser | None = None, limit: int = 0
 ) -> Reply:
-    """The answer of tokens that are these texts."""
+    """Return the finished answer of tokens with these texts."""
     texts = ["" if piece == EOS else piece for piece in pieces]
     reply = Reply(lambda ids: "".join(texts[id] for id in ids), stops, parser, limit=limit, speech=SpokenTokens())
     for token, piece in enumerate(pieces):
@@ -25,7 +25,7 @@ def finish_reply(
 
 
 def said(reply: Reply) -> tuple[str, int, str]:
-    """The transcript, the tokens that are spoken whole, and the rest of the transcript."""
+    """Return the transcript, the tokens spoken whole, and the remaining transcript."""
     assert reply.speech is not None
     chunk = reply.next_chunk() or {"text": ""}
     return str(chunk["text"]), reply.speech.end, reply.speech.rest

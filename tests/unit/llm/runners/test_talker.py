@@ -1,4 +1,4 @@
-"""A talker speaks while the thinker still writes, and says the same as if it had waited."""
+"""A talker speaks while the thinker still writes. The result is the same as if it had waited."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ async def talking(omni: Path) -> AsyncIterator[TalkRunner]:
 
 
 class Script:
-    """What a thinker would send: prompt, layout and rows, with numbers of its own."""
+    """A thinker's outputs (prompt, layout and rows) with random numbers."""
 
     def __init__(self, seed: int, length: int = 12, rows: int = 6, width: int = 64) -> None:
         numbers = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ class Script:
         self.stream.close({"finish": "stop"})
 
     def whole(self, **params: object) -> MemoryJob:
-        """A job whose rows are all there."""
+        """Return a job with all rows complete."""
         self.send(0, len(self.rows))
         self.finish()
         return self.job(**params)
@@ -72,7 +72,7 @@ class Script:
 
 @torch.inference_mode()
 def plain(talker: Talker, script: Script, count: int) -> list[int]:
-    """All rows known, one answer alone, one code after the other."""
+    """Decode with all rows known, one code after the other."""
     prompt, rows = torch.tensor(script.prompt), torch.tensor(script.rows)
     prefill = talker.start(prompt, torch.tensor(script.layout, dtype=torch.long), rows[0], VOICE)
     later = [*rows[1:], prompt[-2]]
@@ -159,7 +159,7 @@ async def test_the_first_chunk_is_small_and_the_end_code_is_not_sent(talking: Ta
 
 
 async def test_a_row_of_nan_fails_only_its_own_answer(talking: TalkRunner, talker: Talker) -> None:
-    # The bad one breaks behind the end of the short one and before that of the long one.
+    # The bad one breaks after the end of the short one and before that of the long one.
     bad, good = Script(1, length=30), [Script(5, length=60), Script(3, length=5)]
     bad.rows[3] = np.nan
     jobs = [script.whole() for script in (good[0], bad, good[1])]
@@ -283,7 +283,7 @@ async def test_a_stop_string_is_not_spoken(omni_runner: ThinkRunner, thinker: Th
 
 
 def compute_rows(thinker: Thinker, one: MemoryJob, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the prompt of ``one``, and of an answer of these ``ids``, by one pass."""
+    """Compute the rows of prompt and answer in one pass. The answer has the tokens ``ids``."""
     prefill = thinker.assemble_prefill(thinker.prompt(one.inputs["messages"]), [])
     length = len(prefill.inputs)
     with torch.inference_mode():
@@ -316,7 +316,7 @@ async def test_a_model_without_a_voice_says_so(runner: ThinkRunner) -> None:
 
 
 def steps(talking: TalkRunner) -> int:
-    """Decode steps so far."""
+    """Return the decode steps so far."""
     return sum(int(size) * count for size, count in talking.stats()["batches"].items())
 
 

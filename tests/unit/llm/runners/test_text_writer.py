@@ -1,4 +1,4 @@
-"""Text that is written as steps come is the text of steps that are awaited."""
+"""Text written as steps complete equals the text of awaited steps."""
 
 from itertools import islice
 

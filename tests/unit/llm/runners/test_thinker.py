@@ -35,7 +35,7 @@ def picture(number: int) -> list[dict[str, object]]:
 
 
 def embedding(seed: int, rows: int = 2, columns: int = 3) -> Item:
-    """What a vision encoder sends for a picture of ``rows`` by ``columns`` tokens."""
+    """Return a vision encoder's output for ``rows`` by ``columns`` tokens."""
     array = np.random.default_rng(seed).normal(size=(rows * columns, 64)).astype(np.float32)
     array.setflags(write=False)
     meta = {"modality": "image", "n_tokens": len(array), "grid_thw": [1, rows * 2, columns * 2]}
@@ -48,7 +48,7 @@ def job(messages: object, items: list[Any] | None = None, **params: Any) -> Memo
 
 
 def mixed(count: int) -> list[MemoryJob]:
-    """Requests of different lengths; every third has a picture."""
+    """Return requests of different lengths; every third has an image."""
     return [
         job(picture(n % 5), [embedding(n, 2 + n % 2)], max_tokens=4 + n)
         if n % 3 == 0
@@ -58,7 +58,7 @@ def mixed(count: int) -> list[MemoryJob]:
 
 
 def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
-    """The plain loop's answer to a job."""
+    """Return the plain loop's answer to a job."""
     items = asked.inputs.get("items", [])
     media = [Encoded(torch.tensor(item.array), item.data) for item in items]
     prefill = thinker.assemble_prefill(thinker.prompt(asked.inputs["messages"]), media)
@@ -67,8 +67,10 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
 
 
 async def test_the_seconds_of_all_requests_are_those_that_the_engine_computed(runner: ThinkRunner) -> None:
-    """What each is charged is its part of the steps that it shares, whoever joins and leaves: within 0.5 %, and the step
-    that the engine is ahead of the last answer's end, one of about a hundred, which the next request would pay."""
+    """Each request is charged its part of its shared steps, within 0.5 % of the engine's seconds.
+
+    The engine is one step of about a hundred ahead of the last answer's end, which the next request would pay.
+    """
     clocks: list[JobClock] = []
 
     async def charged(one: MemoryJob) -> None:
@@ -112,7 +114,7 @@ def test_the_memory_of_a_token_is_that_of_its_keys_and_values(runner: ThinkRunne
     width = config["hidden_size"] // config["num_attention_heads"]
 
     assert stats["kv_bytes_per_token"] == 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
-    rows = stats["slots"] + 1  # one is kept for a tenant with nothing at work
+    rows = stats["slots"] + 1  # one is reserved for a tenant without running work
     assert stats["kv_bytes"] == stats["kv_bytes_per_token"] * rows * runner._core.context
     assert "gpu_bytes" not in stats
 
@@ -307,7 +309,7 @@ async def test_a_prompt_that_nobody_waits_for_is_not_tokenised(
     core, held, read = runner._core, threading.Event(), []
     prompt = core.thinker.prompt
     monkeypatch.setattr(core.thinker, "prompt", lambda *args: read.append(args) or prompt(*args))
-    core._words.submit(held.wait, 60)  # somebody else's prompt
+    core._words.submit(held.wait, 60)  # another request's prompt
     waiting = [asyncio.create_task(run(runner, job(text(number)))) for number in range(3)]
     while core._words._work_queue.qsize() < 3:
         await asyncio.sleep(0.001)
@@ -358,7 +360,7 @@ async def test_only_what_comes_after_loading_counts_as_busy(runner: ThinkRunner)
     assert runner.busy > 0.0
 
 
-# An answer that is given
+# Given answers
 
 
 def saying(text: str, **params: object) -> dict[str, object]:
@@ -391,7 +393,7 @@ async def test_a_given_answer_has_the_rows_of_that_answer(omni_runner: ThinkRunn
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("word " * 600, "say less"), ("", "say"), (7, "say")],
+    [("word " * 600, "shorter text"), ("", "say"), (7, "say")],
 )
 async def test_what_cannot_be_said_is_refused(runner: ThinkRunner, text: object, said: str):
     with pytest.raises(Rejected, match=said):

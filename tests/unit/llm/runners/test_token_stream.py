@@ -1,4 +1,4 @@
-"""Text token by token is the text of all tokens, whatever the tokenizer and the tokens."""
+"""Text decoded token by token equals the text of all tokens."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,10 @@ def wrap(backend: Tokenizer, cleans: bool = False) -> PreTrainedTokenizerFast:
 
 
 def bytes_and_words(strips: bool) -> PreTrainedTokenizerFast:
-    """As Llama's, whose decoder ``strips`` the first space, and Gemma's: words, and bytes for what is no word."""
+    """Return a tokenizer of words, with bytes as fallback.
+
+    With ``strips`` its decoder removes the first space as Llama's does, otherwise it is like Gemma's.
+    """
     names = [*(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
     backend = Tokenizer(models.BPE({name: id for id, name in enumerate(names)}, [], byte_fallback=True))
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -43,7 +46,7 @@ def bytes_and_words(strips: bool) -> PreTrainedTokenizerFast:
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2's, with tokens that end one character and begin the next."""
+    """Return a tokenizer like GPT-2's. Some tokens end one character and begin the next."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     names = {byte: chr(byte) for byte in shown} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
@@ -69,7 +72,7 @@ def unigram(cleans: bool) -> PreTrainedTokenizerFast:
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python, without a library below it: bytes, and a decoder that takes outer spaces away."""
+    """A pure Python tokenizer of bytes whose decoder strips outer spaces."""
 
     @property
     def vocab_size(self) -> int:
@@ -104,13 +107,13 @@ def deltas(detokeniser: TokenDecoder, tokens: Sequence[int]) -> list[str]:
 
 
 def read_bytes(run: bytes) -> str:
-    """The characters of ``run``, and a replacement for each byte that is part of none."""
+    """Decode ``run``, with a replacement for each byte outside a character."""
     text = run.decode(errors="surrogateescape")
     return re.sub("[\udc80-\udcff]", "\ufffd", text)
 
 
 def read_tokens(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
-    """The text of tokens of a tokenizer with byte fallback, by the rule of ``sentencepiece``."""
+    """Decode tokens with byte fallback by the rule of ``sentencepiece``."""
     run, text = b"", ""
     for name in map(tokenizer.convert_ids_to_tokens, tokens):
         if re.fullmatch("<0x..>", name):
@@ -122,7 +125,7 @@ def read_tokens(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> st
 
 
 def has_replaced_space(tokens: Sequence[int]) -> bool:
-    """Return whether the byte of a space is first: without the tokens before it, it has no text to go by."""
+    """Return True if the first byte is a space. It has no text without the tokens before it."""
     return next(iter(token for token in tokens if token != len(LLAMA) - 1), 0) == 0x20
 
 

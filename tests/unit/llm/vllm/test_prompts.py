@@ -1,4 +1,4 @@
-"""Prompts become tokens: few words at once, others in a thread, and never two at a time."""
+"""Tokenizing prompts: few words at once, others in a thread, and never two at a time."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "a few words"}]}]
 
 
 class Reader:
-    """Notes in which threads it reads prompts, and how many at a time."""
+    """A tokenizer that records its threads and its concurrency."""
 
     def __init__(self) -> None:
         self.threads: list[bool] = []  # whether each was read in the event loop's own

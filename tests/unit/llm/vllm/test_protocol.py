@@ -1,4 +1,4 @@
-"""An engine that chooses every token itself says so, rather than something else than it was given."""
+"""An engine that chooses every token itself rejects given answers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ async def test_a_given_answer_is_refused():
     launch = Launch("thinker", Path(), "cpu", "float32", 4, 512, 64, 1 << 20, 0.9, 1, True, 1)
     core = VllmCore("qwen2_5_vl", launch, never)
 
-    with pytest.raises(BadRequest, match="chooses every token itself") as refused:
+    with pytest.raises(BadRequest, match="`say` needs the transformers engine") as refused:
         await core.read_request(
             MemoryJob({"messages": [{"role": "user", "content": "hi"}], "params": {"say": "hello"}})
         )

@@ -1,4 +1,4 @@
-"""A request for vLLM, before vLLM hears of it."""
+"""Preparing a request for vLLM."""
 
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def sound(rows: np.ndarray) -> Item:
 
 
 def test_a_sound_that_goes_on_begins_with_the_same_pieces(reader: Reader) -> None:
-    """So a prompt that ends with it begins as the one before, which engines keep."""
+    """So the next prompt begins like the cached previous one."""
     rows = np.random.default_rng(3).normal(size=(3 * PIECE_ROWS, 64)).astype(np.float32)
     prompt = reader.prompt([{"role": "user", "content": [{"type": "audio"}]}])
     lengths = (2 * PIECE_ROWS + 5, 3 * PIECE_ROWS)

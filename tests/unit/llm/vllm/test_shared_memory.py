@@ -1,4 +1,4 @@
-"""Memory without a name: found by its place, and gone with its owner."""
+"""Anonymous shared memory: found by its descriptor, and freed with its owner."""
 
 import gc
 import json
@@ -81,5 +81,5 @@ def test_who_has_opened_it_keeps_it() -> None:
 
 
 def held() -> list[str]:
-    """Descriptors of this process, that of this very question left out."""
+    """Return the descriptors of this process, except the one used for listing."""
     return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]

@@ -1,4 +1,4 @@
-"""The tokens of an engine's steps follow from how long its steps took."""
+"""An engine's step sizes follow from the measured times of its steps."""
 
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from services.llm.vllm.step_costs import FIRST_STEP_TOKENS, MIN_STEP_TOKENS, StepMeter
@@ -7,12 +7,12 @@ GOALS = StepGoals(ttft=2.0, tbt=0.1)
 
 
 def seconds(decoding: int, tokens: int) -> float:
-    """An engine's step: 20 ms, 1 ms for each sequence, and a tenth of one for each token of a prompt."""
+    """Return an engine's step time: 20 ms, 1 ms for each sequence, and 0.1 ms for each token of a prompt."""
     return 0.02 + 0.001 * decoding + 0.0001 * tokens
 
 
 def measured(meter: StepMeter, decoding: int, steps: int = 20) -> list[int]:
-    """Let so many sequences decode beside a prompt without end, for so many steps; returns the prompt's tokens."""
+    """Return the prompt tokens of ``steps`` steps for an endless prompt. In each, ``decoding`` sequences decode."""
     meter.add_step(decoding, 0, seconds(decoding, 0))
     found = []
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""An engine that dies is replaced; until then there is none."""
+"""A dead engine is replaced; until then there is none."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -14,7 +14,7 @@ from services.llm.vllm.supervisor import EngineSupervisor
 
 
 class Mortal:
-    """An engine that does nothing but live, as long as it may."""
+    """A fake engine that can die."""
 
     def __init__(self, fails: bool = False) -> None:
         self._fails = fails

@@ -1,4 +1,4 @@
-"""Goals that are met too seldom are answered with more executors, and for no longer than it takes."""
+"""Missed goals add executors, but only as long as needed."""
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from services.planner.autoscale.attainment import MAX_FACTOR, STEP_FACTOR, AttainmentControl, GoalCounts
@@ -14,7 +14,7 @@ def control(clock: Clock) -> AttainmentControl:
 
 
 def hold(control: AttainmentControl, clock: Clock, seconds: int, counts: GoalCounts) -> float:
-    """The factor after so many seconds of windows with ``counts``."""
+    """Return the factor after ``seconds`` of windows with ``counts``."""
     for _ in range(seconds):
         clock.now += 1.0
         control.update({"vl": counts})

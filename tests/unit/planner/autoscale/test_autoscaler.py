@@ -1,4 +1,4 @@
-"""Planned models follow the load that gateways tell of."""
+"""Planned models follow the load in the gateways' reports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ LOOK = 5.0  # seconds
 
 
 def measured() -> ModelProfile:
-    """An encoder that does 10 images in a second, and a thinker that does 10 answers of ``TOKENS``."""
+    """Return a profile of an encoder with 10 images/s. Its thinker has 10 answers/s of ``TOKENS``."""
     words = {"completion_tokens": TOKENS}
     options = {
         "E": OptionProfile(("vision",), "encoder", gpu="cpu", start_s=2.0, work=(RoleCost(("vision",), 0.1),)),
@@ -53,7 +53,7 @@ def measured() -> ModelProfile:
 
 
 class House:
-    """A planner's ``Autoscaler``, gateways that tell it of their load, and a clock that the test turns."""
+    """A planner's ``Autoscaler``, gateways that report load, and a test clock."""
 
     def __init__(self, directory: Path, store: Store) -> None:
         self.now = 0.0
@@ -79,7 +79,7 @@ class House:
         self.changes.plan = Plan(epoch, 0, 0.0, models)
 
     async def second(self, seen: int, text: int, tokens: float = TOKENS, gateway: str = "g") -> None:
-        """One second of so many requests of each type."""
+        """Advance one second with ``seen`` and ``text`` requests of each type."""
         self.now += 1.0
         seconds = _load(seen, tokens), _load(text, tokens)
         met = msgspec.structs.replace(seconds[1], met=seen + text - self.missed, missed=self.missed)
@@ -91,7 +91,7 @@ class House:
             await self.follow.check_load()
 
     async def run(self, seconds: int, seen: int, text: int, tokens: float = TOKENS) -> list[tuple[PlanningResult, str]]:
-        """What was wanted in so many seconds."""
+        """Return the plans wanted in ``seconds`` of this load."""
         before = len(self.wanted)
         for _ in range(seconds):
             await self.second(seen, text, tokens)
@@ -278,7 +278,7 @@ async def test_a_plan_of_another_kind_remembers_no_load():
 
 
 async def images(house: House, seconds: int, tokens: float, *, done: bool = True, refused: int = 0) -> None:
-    """So many seconds of 4 requests with images of ``tokens``, known when they come; ``done``: they end as well."""
+    """Report 4 requests a second with images of ``tokens``, known on arrival; with ``done`` they end as well."""
     for _ in range(seconds):
         house.now += 1.0
         estimated = {"image_tokens": 4 * tokens}
@@ -294,7 +294,7 @@ async def images(house: House, seconds: int, tokens: float, *, done: bool = True
 
 @pytest.fixture
 async def burst(house: House, tmp_path: Path) -> House:
-    """Planned for 4 requests per second with images of 250 tokens, of which an encoder does 10 a second."""
+    """A house planned for 4 requests per second with images. They have 250 tokens; an encoder serves 10 a second."""
     about = measured()
     sizes = {"image_tokens": 250.0, "completion_tokens": TOKENS}
     found = msgspec.structs.replace(

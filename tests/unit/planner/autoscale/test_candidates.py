@@ -1,4 +1,4 @@
-"""Plans for a burst: options that run already are preferred where they are as good, or faster."""
+"""Plans for a burst prefer running options, unless others are better."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def replicas(planned: PlanningResult) -> dict[str, int]:
 
 @pytest.fixture
 def checker() -> PromiseChecker:
-    """Of a model with an encoder E, a thinker L, and both in EL, on 24 GPUs."""
+    """A checker of a model with options E, L and EL. There are 24 GPUs."""
     asked: dict[str, Any] = {"goal": "gpus", "rate": 4.0, "mix": {cell.SEEN: 1.0}}
     model = Model(cell.MODEL, DeclaredModel(cell.FAMILY, "/m", planned=PlannedModel(**asked)))
     made = Planner({cell.MODEL: model}, {cell.MODEL: measured_profile()}, {"cpu": GpuType(24)}, {})

@@ -1,4 +1,4 @@
-"""A mix is another one where its shares differ by more than chance."""
+"""A mix has changed if its shares differ by more than chance."""
 
 import pytest
 

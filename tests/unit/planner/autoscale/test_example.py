@@ -1,4 +1,4 @@
-"""The shipped example under the load that it was measured with, in virtual time: its plan stays in force."""
+"""The shipped example under its own load, in virtual time: its plan stays in force."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.timeout(900)  # of a busy machine: it takes some second
 
 EXAMPLE = ROOT / "examples" / "simulated"
 MODEL = "omni"
-#: As a planner has them that nobody has set anything for, and seconds between two looks at the load, which are dear.
+#: A planner's default settings, and seconds between two expensive looks at the load.
 SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"))
 LOOK_SECONDS = SETTINGS.window
 MINUTES = 10
 SEEN, HEARD, TEXT, SPOKEN = "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder"
-#: Sizes of the example's requests as its engines count them; how long answers are, engines draw.
+#: Sizes of the example's requests as its engines count them; engines draw the answers' lengths.
 SIZES: Mapping[str, Mapping[str, float]] = {
     SEEN: {"prompt_tokens": 340.0, "image_tokens": 300.0},
     HEARD: {"prompt_tokens": 122.0, "audio_tokens": 100.0},
@@ -50,7 +50,7 @@ SHARES, SPEECH_HEAVY = (0.4, 0.2, 0.3, 0.1), (0.15, 0.45, 0.1, 0.3)
 
 
 class _Counts:
-    """Requests of one type in one second: how many came and ended, and sums of what those that ended had."""
+    """Counts of one type in one second: requests that arrived and ended, and sums of their sizes."""
 
     def __init__(self) -> None:
         self.came = self.done = 0
@@ -58,7 +58,7 @@ class _Counts:
 
 
 class CountedSimulation(PlanSimulation):
-    """A simulation of which each second is counted as a gateway counts it."""
+    """A simulation that counts each second as a gateway does."""
 
     def __init__(self, plan: SimulatedPlan, seconds: float) -> None:
         super().__init__(plan, seconds, 0.0, 1)
@@ -82,7 +82,7 @@ class CountedSimulation(PlanSimulation):
 
 
 def load_counts(kind: str, counted: _Counts) -> LoadCounts:
-    """What a gateway says of a second of requests of ``kind``."""
+    """Return a gateway's report on a second of requests of ``kind``."""
     quantities = {name: size * counted.done for name, size in SIZES[kind].items()}
     quantities |= {"completion_tokens": counted.tokens, "speech_seconds": counted.speech}
     estimate = {**SIZES[kind], **({"image_tokens": ESTIMATED_IMAGE} if kind == SEEN else {})}
@@ -106,7 +106,7 @@ class Example(NamedTuple):
     wanted: list[str]
 
     def engines(self) -> ModelDevices:
-        """What the example's executors are."""
+        """Return the devices of the example's executors."""
         checker = self.planning.checker
         assert checker is not None
         model = checker.planner.inputs[MODEL].model
@@ -115,7 +115,7 @@ class Example(NamedTuple):
         )
 
     def seconds(self, shares: Sequence[float], part: float, minutes: float) -> Iterator[dict[str, LoadCounts]]:
-        """What a gateway says second by second of ``part`` of what the plan promises."""
+        """Yield a gateway's reports by second, for ``part`` of the plan's capacity."""
         rate, length = part * self.planning.planned.capacity[MODEL], 60.0 * minutes
         rates = [TypeRate(MODEL, kind, share * rate, SIZES[kind]) for kind, share in zip(SIZES, shares, strict=True)]
         deployed = SimulatedModel(self.plan.models[MODEL], self.engines())
@@ -125,7 +125,7 @@ class Example(NamedTuple):
             yield {kind: load_counts(kind, counted) for kind, counted in second.items()}
 
     async def run(self, shares: Sequence[float], part: float, minutes: float) -> list[str]:
-        """Reasons of other plans that are wanted; the first one ends it."""
+        """Return the reasons of new plans; the first one ends the run."""
         for number, types in enumerate(self.seconds(shares, part, minutes), 1):
             self.now[0] += 1.0
             event = LoadEvent("g", self.plan.epoch, 1.0, 0, {MODEL: types})

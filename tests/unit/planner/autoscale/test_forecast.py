@@ -1,4 +1,4 @@
-"""The load to expect of a burst that has just begun, from few requests."""
+"""Forecasting the load of a burst from its first requests."""
 
 import pytest
 
@@ -16,7 +16,7 @@ class Clock:
 
 
 def capacity(loads: Loads) -> dict[str, float]:
-    """One executor that takes a second for 1,000 tokens."""
+    """Return the capacity of one executor that takes a second for 1,000 tokens."""
     return {name: 1000 / (sizes.get("seen", {}).get("image_tokens") or 1.0)
             for name, load in loads.items() for sizes in [load.quantities]}  # fmt: skip
 

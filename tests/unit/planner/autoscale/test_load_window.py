@@ -1,4 +1,4 @@
-"""The measured load: rates, shares and means of all gateways over the last seconds."""
+"""Measured load: rates, shares and means of all gateways over the last seconds."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def windows(clock: Clock) -> LoadWindows:
 
 
 def load(came: int, done: int | None = None, refused: int = 0, **quantities: float) -> LoadCounts:
-    """Each that is done has these ``quantities``."""
+    """Return counts in which each completed request has these ``quantities``."""
     done = came if done is None else done
     return LoadCounts(
         came, done, refused=refused, quantities={name: done * value for name, value in quantities.items()}
@@ -37,7 +37,7 @@ def event(gateway: str = "g", seconds: float = 1.0, **models: dict[str, LoadCoun
 
 
 def tell(windows: LoadWindows, clock: Clock, times: int = 10, **models: dict[str, LoadCounts]) -> None:
-    """One gateway tells this each second."""
+    """Report this each second as one gateway."""
     for _ in range(times):
         clock.now += 1.0
         windows.add_event(event(**models))

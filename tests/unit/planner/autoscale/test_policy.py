@@ -1,4 +1,4 @@
-"""When a measured load calls for another plan: neither too late, nor too often, nor for nothing."""
+"""The measured load triggers a new plan when needed: not late, not often, not without gain."""
 
 from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import RULES, START, Cells, Clock, House, fewest, held, load
@@ -66,7 +66,7 @@ def test_a_gain_that_dips_for_a_moment_goes_on_being_held():
     changes = house.run(15, load(30.0, seen=0.2))
 
     assert house.best(load(30.0, seen=0.91)) == Cells(4, 4)
-    assert changes == []  # it fell below half of the margin: it begins again
+    assert changes == []  # it fell below half of the margin, so the time restarts
 
 
 def test_longer_answers_at_the_same_rate_and_mix_call_for_another_plan():
@@ -149,7 +149,7 @@ def test_what_serves_nothing_of_what_comes_is_replaced():
     assert verdict is Verdict.REPLAN
 
 
-# What is known
+# Missing measurements
 
 
 def test_few_requests_say_nothing():
@@ -207,5 +207,5 @@ def test_a_gateway_that_starts_again_changes_nothing():
     for each in (house, fixed):
         each.run(100, load(20.0, seen=0.9))
 
-    assert len(house.changes) <= 1  # images are more than was declared, at once and once
+    assert len(house.changes) <= 1  # images exceed the declaration, immediately and once
     assert fixed.changes == []

@@ -1,4 +1,4 @@
-"""When a rate calls for more GPUs, or for fewer; and no load whatsoever makes plans flap."""
+"""Scaling the number of GPUs with the rate, without flapping."""
 
 import random
 from itertools import pairwise

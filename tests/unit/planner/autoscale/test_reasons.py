@@ -1,4 +1,4 @@
-"""The reason of a plan that follows the load says what has changed, and no more."""
+"""The reason of a plan that follows the load names the changes."""
 
 from services.planner.autoscale.reasons import describe_load_change
 from services.planner.optimize import ModelLoad

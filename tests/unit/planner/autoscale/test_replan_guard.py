@@ -1,4 +1,4 @@
-"""A replan that serves less than before is taken back, once, and not made again for the same load."""
+"""Replans that serve less than before are reverted once. They are not repeated for the same load."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def load(rate: float = 12.0, seen: float = 0.5) -> dict[str, ModelLoad]:
 
 
 def replanned(clock: Clock) -> ReplanGuard:
-    """A guard after a replan with which 11.7 req/s were served before."""
+    """Return a guard after a replan. Before it, 11.7 req/s were served."""
     guard = ReplanGuard(WINDOW, clock)
     guard.note_replan(BEFORE, load(), {"vl": 11.7})
     guard.note_running()

@@ -1,4 +1,4 @@
-"""Rates that grow are planned for as they will be when executors are there; those that do not are left alone."""
+"""Growing rates are planned for as of the executors' readiness; others are unchanged."""
 
 import math
 import random
@@ -21,7 +21,7 @@ class Clock:
 
 
 def fed(rates: Iterable[float], seconds: float = 20.0) -> dict[str, RateForecast]:
-    """Forecasts after windows of these rates, each of which is due once."""
+    """Return the forecasts after windows of these rates, each due once."""
     clock = Clock()
     trend, load = TrendForecast(WINDOW, seconds, clock), ModelLoad(0.0)
     for rate in rates:

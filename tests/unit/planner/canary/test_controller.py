@@ -1,4 +1,4 @@
-"""Candidates on their way from the shadow to users, and back, by the usual rollout."""
+"""Candidates move from shadow to canary to promotion, or back."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def state_of(town: Town, state: str) -> Candidate:
 
 
 async def started(town: Town, **fields: object) -> Plan:
-    """The plan in which the candidate is tried in the shadow."""
+    """Return the plan in which the candidate runs in the shadow."""
     candidate = msgspec.structs.replace(TRIED, since=asyncio.get_running_loop().time() + 1e10, **fields)
     await town.store.put_candidate(candidate, None)
     return await town.until(lambda plan: "E@canary" in plan.models["m"].options)

@@ -1,4 +1,4 @@
-"""Unit tasks that apps bring: one model each, equal ones once; what cannot be served stops nobody else."""
+"""Unit tasks of apps: one model each, shared if equal; an invalid one blocks no other."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Models that are declared in cells: so many equal ones, each with all options."""
+"""Models declared in cells: a number of equal cells, each with all options."""
 
 from typing import Any
 

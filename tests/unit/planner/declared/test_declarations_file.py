@@ -1,4 +1,4 @@
-"""Declarations: every fault is named; paths are cut to what a request uses, and merged."""
+"""Declarations: every fault is named. Paths are cut to a request's components, and merged."""
 
 import json
 from pathlib import Path as File
@@ -28,7 +28,7 @@ VL: dict[str, Any] = {
 
 
 def plan(tmp_path: File, **changes: Any) -> ModelPlan:
-    """The plan of the model ``m``, declared with ``changes``; None leaves a field out."""
+    """Return the plan of the model ``m``, declared with ``changes``; None leaves a field out."""
     told = {field: value for field, value in {**VL, **changes}.items() if value is not None}
     return plans(tmp_path, m=told)["m"]
 
@@ -111,7 +111,7 @@ def test_what_finds_turns_in_what_users_say_is_in_the_plan_where_it_is_declared(
     declared = plan(tmp_path, speech_detector="energy")
 
     assert declared.speech_detector == "energy"
-    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds know no such field
+    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds have no such field
 
 
 def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File):
@@ -261,7 +261,7 @@ def test_settings_of_an_options_engine_reach_its_executors_alone(tmp_path: File)
     assert changed == {"L"}
     whole = Plan(1, 0, 0.0, {"m": made})
     assert decode_plan(encode_plan(whole)) == whole
-    assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that builds before read it
+    assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that earlier builds can read it
     told = {each.kind.option: each.env for each in desired_executors(whole).values()}
     assert {name: value for name, value in told["L"].items() if "VLLM" in name} == {
         "OMNIBUS_VLLM_QUANTIZATION": "fp8",

@@ -1,4 +1,4 @@
-"""Sharing: a model's path goes through another model's option; whatever does not fit is named."""
+"""Sharing: a model's path uses another model's option; every mismatch is named."""
 
 import json
 import struct
@@ -175,12 +175,12 @@ def test_sharing_does_not_hide_names_that_collide():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests of weights are kept here."""
+    """The directory of cached digests of weights."""
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))
 
 
 def checkpoint(directory: Path, image: bytes) -> str:
-    """A checkpoint with an encoder of these weights and a language model of its own."""
+    """Write a checkpoint with an encoder of these weights and a different language model."""
     header = {
         "visual.w": {"dtype": "U8", "shape": [len(image)], "data_offsets": [0, len(image)]},
         "model.w": {"dtype": "U8", "shape": [8], "data_offsets": [len(image), len(image) + 8]},
@@ -194,7 +194,7 @@ def checkpoint(directory: Path, image: bytes) -> str:
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Two models with one encoder, and one whose encoder is another."""
+    """Two models with one encoder, and one with a different encoder."""
     weights = {"a": b"one", "b": b"one", "c": b"two"}
     return {name: {**A, "checkpoint": checkpoint(tmp_path / name, image)} for name, image in weights.items()}
 

@@ -1,4 +1,4 @@
-"""ModServe's figures 15 to 17: what is found of a small cluster is what the goals allow, and follows the load."""
+"""ModServe's figures 15 to 17 for a small cluster: loads within the goals, and GPUs that follow the load."""
 
 import pytest
 
@@ -27,7 +27,7 @@ QUIET, BURST = TraceHour(90.0, 30.0, 2.0), TraceHour(60.0, 60.0, 8.0)
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are determined by few requests, and roughly."""
+    """Determine rates roughly, from few requests."""
     monkeypatch.setattr(modserve_load, "_REQUESTS", REQUESTS)
     monkeypatch.setattr(modserve_load, "_PRECISION", 0.25)
     monkeypatch.setattr(modserve_day, "_REQUESTS", REQUESTS)

@@ -1,4 +1,4 @@
-"""Results of the lab: each is newer than the code that it measures, and the page is what the results say."""
+"""Results of the lab are newer than their code. The page shows them exactly."""
 
 import sys
 from pathlib import Path

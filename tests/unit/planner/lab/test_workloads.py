@@ -1,4 +1,4 @@
-"""Requests of the lab: sizes of images follow the rules of the models' families, and means are those of what is drawn."""
+"""Requests of the lab: image sizes follow the models' families, and means equal those of the samples."""
 
 from statistics import mean
 
@@ -9,7 +9,7 @@ from services.planner.lab.workloads import ImageModel, TrafficMix, azure_like, u
 
 
 def drawn(model: ImageModel) -> list[dict[str, float]]:
-    """Sizes of requests with images."""
+    """Return sizes of requests with images."""
     return [dict(each.sizes) for each in azure_like(model, TrafficMix(50.0, image_share=1.0), 60.0)]
 
 

@@ -1,8 +1,8 @@
 """A planned path over two nodes in virtual time: devices of the ``sim`` engine, and links that pulls share.
 
-Requests come at random times, or each one when another ends. Seconds of a stop vary with a coefficient of variation of
-1. As gateways do, the executor with the least outstanding work is taken, or one on the node of the bytes that has
-no more than that and half a mean request (``OMNIBUS_GATEWAY_NEAR``).
+Requests arrive at random times, or each one when another ends. Seconds of a stop vary with a coefficient of variation
+of 1. Like a gateway, the path takes the executor with the least outstanding work. It prefers one on the node of the
+bytes with no more than that and half a mean request (``OMNIBUS_GATEWAY_NEAR``).
 """
 
 import math
@@ -17,9 +17,9 @@ from services.planner.optimize.links import PULL_SECONDS
 from services.planner.simulate.agenda import Agenda
 from services.planner.simulate.links import Links, NodeNetwork
 
-#: Seconds of a token: what a request takes is drawn in tokens.
+#: Seconds of a token; a request's work is drawn in tokens.
 _TOKEN = 1e-4
-#: Mean requests that an executor near the bytes may have to do beyond the least.
+#: Additional work, in mean requests, allowed for an executor near the bytes.
 _NEAR = 0.5
 
 
@@ -51,7 +51,7 @@ class Executor:
 
 
 class Stop(NamedTuple):
-    """An option on the path: its replicas by node, mean seconds, and GB that come from the stop before."""
+    """An option on the path: its replicas by node, mean seconds, and GB received from the previous stop."""
 
     places: Mapping[str, int]
     seconds: float
@@ -59,7 +59,7 @@ class Stop(NamedTuple):
 
 
 class SimulatedPath:
-    """``stops`` one after the other, on nodes with links of ``gb_s``."""
+    """``stops`` in sequence, on nodes with links of ``gb_s``."""
 
     def __init__(self, stops: Sequence[Stop], gb_s: float, seed: int = 1) -> None:
         self._stops = stops
@@ -76,7 +76,7 @@ class SimulatedPath:
         self._ends: list[float] = []
 
     def run_open(self, rate: float, requests: int) -> None:
-        """Requests at random times."""
+        """Run requests at random times."""
         at = 0.0
         for _ in range(requests):
             at += self._dice.expovariate(rate)
@@ -84,7 +84,7 @@ class SimulatedPath:
         self._agenda.run_until(math.inf)
 
     def run_closed(self, inflight: int, requests: int) -> float:
-        """``inflight`` requests at all times; returns the req/s after the first quarter."""
+        """Keep ``inflight`` requests running and return req/s after the first quarter."""
         self._left = requests - inflight
         for _ in range(inflight):
             self._agenda.add(0.0, partial(self._visit, 0, 0.0, ""))
@@ -93,7 +93,7 @@ class SimulatedPath:
         return (last - first) / (self._ends[last] - self._ends[first])
 
     def _visit(self, number: int, came: float, node: str, at: float) -> None:
-        """Go to stop ``number`` with bytes on ``node``."""
+        """Visit stop ``number`` with bytes on ``node``."""
         if number == len(self._stops):
             self._finish(came, at)
             return

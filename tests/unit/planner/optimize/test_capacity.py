@@ -1,4 +1,4 @@
-"""What deployed plans can serve along their paths, and along better ones."""
+"""The capacity of deployed plans along their paths, and along better ones."""
 
 import msgspec
 import pytest

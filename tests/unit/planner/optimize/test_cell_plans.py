@@ -1,4 +1,4 @@
-"""A model that is planned in cells: each cell serves whole requests by itself, and the planner sees one pool."""
+"""A model planned in cells: each cell serves whole requests alone, and the planner sees one pool."""
 
 import msgspec
 import pytest

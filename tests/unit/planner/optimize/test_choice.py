@@ -1,4 +1,4 @@
-"""What is chosen: the best deployment of what was measured, whatever the paper calls it."""
+"""Planning chooses the best deployment of the measured options. The paper's name for it does not matter."""
 
 from typing import Any
 
@@ -71,13 +71,13 @@ def test_only_the_options_that_were_named_are_used():
     assert set(replicas(made)) == {"E", "L"}
 
 
-# Encode, prefill and decode are components as all others
+# Encode, prefill and decode are components like all others
 
 
 @pytest.mark.parametrize(
     ("slower", "gpus", "expected"),
     [
-        # Decoding beside anything else is slow, so decode is apart; encode and prefill do one another good.
+        # Decoding slows down other work, so decode is separate; encode and prefill help each other.
         ({"ED": 1.5, "PD": 1.5, "EPD": 1.6, "EP": 0.9}, 67, {"EP": 27, "D": 40}),
         ({"ED": 1.5, "PD": 0.9, "EPD": 1.5, "EP": 1.5}, 65, {"E": 20, "PD": 45}),
         ({"ED": 1.5, "PD": 1.5, "EPD": 1.5, "EP": 1.5}, 70, {"E": 20, "P": 10, "D": 40}),
@@ -339,7 +339,7 @@ def test_what_was_not_measured_together_slows_down_as_what_was():
 
     made = asked.plan()
 
-    assert made.capacity["q"] == pytest.approx(10.0)  # what two of them do without the thinker is taken to be free
+    assert made.capacity["q"] == pytest.approx(10.0)  # two encoders without the thinker count as free
     assert not any({"vision", "thinker"} <= set(each.components) for each in made.models["q"].options.values())
 
 

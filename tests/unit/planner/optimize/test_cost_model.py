@@ -1,4 +1,4 @@
-"""What a request costs on an option: rows first, then Algorithm 3 from components alone, scaled to what requests are."""
+"""Cost of a request on an option: measured rows first, then Algorithm 3 from components, scaled to request sizes."""
 
 from typing import Any
 

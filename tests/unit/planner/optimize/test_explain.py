@@ -1,4 +1,4 @@
-"""What a plan says of itself: numbers that can be checked, and a text that can be read."""
+"""A plan's explanation: numbers that can be checked, and readable text."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from tests.unit.planner.optimize.testbed import EL, SEEN, SPLIT, TEXT, E, L, goa
 
 
 def told(made: PlanningResult) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is said of the model q, and of its deployment."""
+    """Return the explanation of the model q, and of its deployment."""
     return made.explain["planned"]["models"]["q"], made.explain["planned"]["deployments"][0]
 
 

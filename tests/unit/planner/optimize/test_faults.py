@@ -1,4 +1,4 @@
-"""What cannot be planned is said with the model, what is wrong, and what to do."""
+"""Planning errors name the model, the fault and the remedy."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ from tests.unit.planner.optimize.testbed import (
 
 DECLARED: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/q"}
 
-#: Of what is declared, and what is said of it.
+#: Faults of declarations, and their messages.
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "goal": ({"goal": "speed"}, "planned goal is 'speed'; there is throughput and gpus"),
     "no rate": ({"goal": "gpus"}, "planned goal 'gpus' needs a rate in req/s above 0"),
@@ -84,7 +84,7 @@ def test_with_a_currency_each_type_has_a_price():
 
 OMNI = {"family": "qwen2_5_omni", "components": ("vision", "audio", "thinker")}
 
-#: Of the profile, the GPUs, what is asked and declared; and what is said of it.
+#: Faults of profile, GPUs, requirements and declarations, and their errors.
 MEASURED: dict[str, tuple[dict[str, Any], type[BadRequest], str]] = {
     "component that nobody measured": (
         {"declared": OMNI}, BadRequest, "has audio, which its profile does not know: measure it with `omnibus profile`",

@@ -1,4 +1,4 @@
-"""Goals: what is promised within them is what a simulation serves within them, and no other plan serves more."""
+"""Goals: a simulation serves the promised rate within them, and no other plan serves more."""
 
 import time
 from typing import Any
@@ -29,7 +29,7 @@ def profile() -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def planned(profile: ModelProfile) -> PlanningResult:
-    """The plan for the goals, with some time to look for a better one."""
+    """The plan for the goals, with time to search for better ones."""
     return plan_within(profile, 2.0)
 
 
@@ -44,7 +44,7 @@ def goodput(result: PlanningResult) -> float:
 
 
 def share_met(result: PlanningResult, rate: float) -> float:
-    """The share of ``rate`` req/s that engines serve within the goals."""
+    """Return the share of ``rate`` that engines serve within the goals."""
     rates = [TypeRate("q", kind, about.share * rate, about.quantities) for kind, about in engines.TYPES.items()]
     plan = SimulatedPlan({"q": SimulatedModel(result.models["q"], engines.devices())}, {"q": GOALS})
     seconds = 3000 / rate

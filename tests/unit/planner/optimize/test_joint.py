@@ -1,4 +1,4 @@
-"""Models that are planned together: within the same GPUs, with the executors of components that they share."""
+"""Models planned together within the same GPUs, with shared components."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ MANY = {"H100": GpuType(64, 80.0)}
 def together(
     shares: dict[str, Any] = SHARES, gpus: dict[str, GpuType] = MANY, b: ModelProfile = APART, **asked: Any
 ) -> Planner:
-    """Models a and b; usually each for 2 req/s of images."""
+    """Return a planner of models a and b; usually each for 2 req/s of images."""
     told = {"goal": "gpus", "rate": 2.0, "headroom": 0.0, "mix": {SEEN: 1.0}, **asked}
     models = {"a": model("a", **told), "b": model("b", shares, **told)}
     return Planner(models, {"a": APART, "b": b}, gpus, {})
@@ -142,7 +142,7 @@ def test_the_capacity_of_shared_executors_is_for_both():
     assert planner.capacity(made.models, alone)["b"] == pytest.approx(1 / 0.3)
 
 
-# What does not fit
+# Mismatches
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -230,7 +230,7 @@ def _moved(plan: ModelPlan) -> ModelPlan:
 
 
 def goals_of(plan: Plan, checked: str) -> tuple[float, float]:
-    """The goals of the steps of an executor of model ``checked``, as its settings say."""
+    """Return the step goals in the settings of ``checked``'s executor."""
     [env] = [each.env for kind, each in desired_executors(plan).items() if kind.model == checked]
     found = read_settings(ExecutorSettings, {"OMNIBUS_EXECUTOR_TTFT": "9", "OMNIBUS_EXECUTOR_TBT": "0.9", **env})
     return found.ttft, found.tbt

@@ -1,4 +1,4 @@
-"""Seconds that executors have taught: a planner takes them while it lives, and plans as one that is built with them."""
+"""Calibration from executors' measurements: a planner applies it at once, with the same plans as a new one."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_planner_that_learns_plans_as_one_that_is_built_with_the_factors_and_c
 
 
 def test_factors_are_those_of_a_profile_with_other_seconds():
-    """Costs, capacities of running plans and admissible loads within goals: all that the solver is given."""
+    """These are costs, capacities of running plans and admissible loads within goals: all inputs of the solver."""
     profile = testbed.profile()
     slower = testbed.profile({**profile.options, "L": slower_option(profile.options["L"], 1.5)})
     made: Planner = testbed.planner(profile)

@@ -1,4 +1,4 @@
-"""Plans by the rules of others: what each chooses of the same profile, and what it refuses."""
+"""Plans by the rules of other systems: the choice of each for one profile, and its rejections."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_greedy_cells_take_small_ones_where_one_larger_cell_is_enough():
 
 
 def test_cells_with_goals_say_what_all_of_them_may_do_together():
-    """One cell has less room than all of them, and its replicas share no queue with those of another."""
+    """One cell has less room than all. Its replicas share no queue with those of another."""
     apart = profile({"E": E, "L": L})
     one, four = (
         planner(apart, {"H100": GpuType(count, 80.0)}, policy="greedy_cells", cells=8, goals=goals(done=8.0)).plan()

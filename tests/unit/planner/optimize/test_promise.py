@@ -1,4 +1,4 @@
-"""Plans are simulated before they are promised: the promise is what simulated engines, which know nothing of it, serve."""
+"""Plans are simulated before they are promised: independent simulated engines serve the promise."""
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from tests.nightly import nightly
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import TYPES, measured_profile, planner, true_devices
 
-#: Shares of the request types; None: those of the profile.
+#: Shares of the request types; None for the profile's.
 MIXES = {
     "declared": None,
     "speech-heavy": (0.15, 0.45, 0.1, 0.3),
@@ -32,7 +32,7 @@ def profile() -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def declared(profile: ModelProfile) -> PlanningResult:
-    """The plan for the shares of the profile, in as many rounds as it takes."""
+    """The plan for the profile's shares, in as many rounds as needed."""
     return PromiseChecker(planner(profile)).plan(within=60.0)
 
 

@@ -1,4 +1,4 @@
-"""Every request that the model takes is served, also of a type that nobody planned for."""
+"""Every request that the model accepts is served. This includes types without a planned rate."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -33,14 +33,14 @@ SECONDS = dict(zip(PARTS, (0.2, 0.1, 0.3, 0.4, 0.2), strict=True))
 
 
 def omni(singles: bool = True, **shares: float) -> ModelProfile:
-    """All components alone, and all together for a third more."""
+    """Return a profile of components alone, and together for a third more."""
     alone = {part: option(part, (part, seconds), gpu="H100") for part, seconds in SECONDS.items()}
     whole = option("+".join(PARTS), ("+".join(PARTS), 1.6), gpu="H100")
     return profile({**(alone if singles else {}), "M": whole}, family="qwen2_5_omni", components=PARTS, types=types(PARTS, **shares), order=())  # fmt: skip
 
 
 def served(made: ModelPlan, declared: Model) -> Iterator[bool]:
-    """Of each request that the model takes: whether the plan has a path with executors for all of it."""
+    """Yield for each accepted request whether executors on one path serve it."""
     for used in declared.request_types():
         path = choose_path(made.paths_for(used), 0.5)
         yield set(path.options) == used and all(

@@ -1,4 +1,4 @@
-"""Planned models in the planner service, on a real store and bus, beside static ones and what apps bring."""
+"""Planned models in the planner service, next to static models and apps. Store and bus are real."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ APART = profile({"E": E, "L": L})
 
 
 def declare(town: Town, static: bool = True, gpus: dict[str, Any] | None = None, **planned: dict[str, Any]) -> None:
-    """The static model m, and planned ones: what is asked of each."""
+    """Declare the static model m, and planned ones with their requirements."""
     models: dict[str, Any] = {"m": catalog.model_declaration("qwen2_5_vl", "/m")} if static else {}
     for name, asked in planned.items():
         models[name] = {**VL, **asked.pop("model", {}), "planned": asked}
@@ -43,7 +43,7 @@ async def problems(town: Town) -> dict[str, str]:
 
 
 async def said(town: Town, who: str, what: str) -> None:
-    """Wait until ``who`` says ``what`` is wrong."""
+    """Wait until ``who`` reports a problem that contains ``what``."""
 
     async def told() -> bool:
         return what in (await problems(town)).get(who, "")
@@ -125,11 +125,11 @@ async def test_while_executors_make_room_requests_go_the_best_paths_over_those_t
     assert sum(path.rate for paths in step.models["q"].types.values() for path in paths) == pytest.approx(told)
 
 
-#: What is asked, what was measured; who says what is wrong.
+#: Requirements and profile; the source and text of the problem.
 FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str, str]] = {
     "no file": ({"profile": "q.json"}, None, "model q", "q.json cannot be read: No such file or directory"),
-    "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is no profile: "),
-    "NaN": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is no profile"),
+    "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is not a profile ("),
+    "NaN": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is not a profile"),
     "infinite": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"1e999,"), "model q", "q.json"),
     "component not measured": (
         {"profile": "q.json"}, profiles.encode_profile(profile({"L": L})), "model q", "no option of its profile runs component vision",
@@ -179,7 +179,7 @@ async def test_a_profile_that_becomes_bad_leaves_its_model_as_it_was(town: Town)
     async with town.planner():
         first = await town.current(1)
         path.write_text("{")
-        await said(town, "model q", "is no profile")
+        await said(town, "model q", "is not a profile")
 
         assert await town.store.plan() == first
 

@@ -1,4 +1,4 @@
-"""Spare executors of planned models: how many, of what, and that no capacity is promised by them."""
+"""Spare executors of planned models: their number and kind, and no promised capacity from them."""
 
 from typing import Any
 

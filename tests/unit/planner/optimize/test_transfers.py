@@ -1,4 +1,4 @@
-"""What crosses between nodes: how much, where replicas go because of it, and what it does to rates and latencies."""
+"""Transfers between nodes: their size, and their effect on placement, rates and latencies."""
 
 import json
 import math
@@ -48,7 +48,7 @@ AGREE = 0.1
 
 
 def apart(nbytes: float, **fields: Any) -> ModelProfile:
-    """Every request has an image. Encoders run on one type of GPU, thinkers on another."""
+    """Return a profile of requests with images; encoders and thinkers use different types of GPU."""
     return profile(
         {
             "E": option("vision", ("vision", ENCODE), service="encoder", gpu="L4", **fields),
@@ -139,7 +139,7 @@ def test_gateways_that_prefer_the_node_of_the_bytes_send_about_as_much_as_is_rec
 
 
 def test_large_transfers_change_the_simulation_by_more_than_it_may_miss():
-    """Without transfers in the prediction, it would not agree."""
+    """Without transfers, the prediction would not agree with the simulation."""
     small, large = (
         planner(apart(nbytes), GPUS, two_nodes(), goal="gpus", rate=9.0).plan() for nbytes in (SMALL, LARGE)
     )
@@ -149,7 +149,7 @@ def test_large_transfers_change_the_simulation_by_more_than_it_may_miss():
     assert after["latency"] > before["latency"] * (1 + AGREE)
 
 
-# What is said of links
+# Explanation of links
 
 
 def lines(made: PlanningResult) -> str:
@@ -218,7 +218,7 @@ def test_a_link_without_a_bandwidth_is_refused(size: float):
 
 
 def test_models_of_several_groups_share_the_links():
-    """One model gets a rate, the other what is left: both send from n1 to n2."""
+    """One model gets a rate, the other the rest; both send from n1 to n2."""
     models = {"a": model("a", goal="gpus", rate=4.0, headroom=0.0), "b": model("b")}
     gpus = {"L4": GpuType(2), "H100": GpuType(4)}
 
@@ -254,7 +254,7 @@ def test_without_any_replica_nothing_is_reckoned():
 
 
 def prefill_apart(nbytes: float) -> ModelProfile:
-    """Prefill and decode in executors of their own, which exchange a cache."""
+    """Return a profile of prefill and decode in separate executors. They exchange a cache."""
     parts = ("vision", "prefill", "decode")
     found = split(EP=9.0, ED=9.0, PD=9.0, EPD=9.0)
     edges = (EdgeProfile(*parts[:2], 1e6, "+".join(parts)), EdgeProfile(*parts[1:], nbytes, "+".join(parts)))
@@ -296,7 +296,7 @@ def curve(rate: float, done: float) -> tuple[Point, ...]:
 
 
 def test_a_transfer_that_nothing_avoids_is_taken_off_the_goal():
-    """200 ms are enough for 100 ms of work, and for the transfer of few bytes, but not of many."""
+    """A goal of 200 ms allows 100 ms of work and a transfer. The transfer must be small."""
     gpus, wanted = {**GPUS, "L4": GpuType(8)}, {"goals": goals(first_token=0.2)}
     nodes = {"n1": DeclaredNode(8, "L4", TEN_GBIT), "n2": DeclaredNode(4, "H100", TEN_GBIT)}
     fast = curve(10.0, 0.05)

@@ -14,7 +14,7 @@ EIGHT = {"H100": GpuType(8, 80.0)}
 
 
 def work(*rows: tuple[Any, ...]) -> tuple[RoleCost, ...]:
-    """Rows of components, seconds and, if need be, request type and latency."""
+    """Return rows of components, seconds and optionally request type and latency."""
     return tuple(RoleCost(tuple(parts.split("+")), *rest) for parts, *rest in rows)
 
 
@@ -33,7 +33,7 @@ MIXED = types(vision_thinker=0.6, thinker=0.4)
 
 
 def profile(options: Mapping[str, OptionProfile] | None = None, **fields: Any) -> ModelProfile:
-    """A Qwen2.5-VL: an image in 60 % of requests; apart it is faster than together."""
+    """Return a profile of a Qwen2.5-VL. 60 % of requests have an image; separate stages are faster than combined."""
     usual: dict[str, Any] = {
         "model": "q",
         "family": "qwen2_5_vl",
@@ -61,7 +61,7 @@ def planner(
     declared: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Planner:
-    """A planner of the one model ``q``."""
+    """Return a planner of the one model ``q``."""
     made = {"q": model("q", declared, **asked)}
     return Planner(made, {"q": measured or profile()}, EIGHT if gpus is None else gpus, nodes or {})
 
@@ -78,7 +78,7 @@ def rates(plan: ModelPlan) -> dict[str, dict[str, float]]:
     return {kind: {path.name: path.rate for path in paths} for kind, paths in plan.types.items()}
 
 
-# A text, a picture and an answer in three parts: encode, prefill, decode
+# A text, an image and an answer in three parts: encode, prefill, decode
 
 PARTS = ("vision", "prefill", "decode")
 SPLIT: dict[str, Any] = {
@@ -93,7 +93,7 @@ SECONDS = {"vision": 0.2, "prefill": 0.1, "decode": 0.4}
 
 
 def split(**slower: float) -> ModelProfile:
-    """All seven options of three components; ``slower`` multiplies what running together takes."""
+    """Return all seven options of three components; ``slower`` multiplies the cost of running together."""
     whole = "+".join(PARTS)
     made = {
         name: option(

@@ -1,4 +1,4 @@
-"""What has to be done so that what runs is what is wanted: no more than that."""
+"""The minimal actions that turn the running executors into the wanted ones."""
 
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan

@@ -1,4 +1,4 @@
-"""Executors as workloads of a cluster: what is asked of its API server, over HTTPS."""
+"""Executors as workloads of a cluster: requests to its API server, over HTTPS."""
 
 import json
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def asked(
 
 
 def told(cluster: Api) -> str:
-    """All workloads as they were told to be."""
+    """Return all workloads as requested, without resource versions."""
     made = [{**one, "metadata": {**one["metadata"], "resourceVersion": ""}} for one in cluster.objects.values()]
     return json.dumps(made, sort_keys=True)
 
@@ -248,7 +248,7 @@ def test_names_differ_where_kinds_do():
     assert all(len(name) <= 46 and name[0].isalpha() and name[-1].isalnum() and name.islower() for name in names)
 
 
-# What goes wrong
+# Failures
 
 
 async def test_the_certificate_is_checked(settings: KubernetesSettings, backend: KubernetesBackend):

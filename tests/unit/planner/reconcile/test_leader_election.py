@@ -1,4 +1,4 @@
-"""Of several planners one starts and stops executors, whatever their clocks say."""
+"""One of several planners starts and stops executors. Their clocks do not matter."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ async def test_of_two_that_take_it_at_once_one_is_refused(
 
 
 async def overtaken(one: LeaderLease, other: LeaderLease) -> None:
-    """``one`` has looked, and before it takes the lease ``other`` does."""
+    """Let ``other`` take the lease between the reading and taking of ``one``."""
     find = one._find
 
     async def slow() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A cluster follows the plans of a real store: nothing stops that is needed, and nothing starts twice."""
+"""A cluster follows the plans of a real store: no needed workload stops, and none starts twice."""
 
 import asyncio
 import json
@@ -49,13 +49,13 @@ class Site:
         self.work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def reconciler(self) -> "asyncio.Future[None]":
-        """Another planner's, at work."""
+        """Start another planner's reconciler."""
         gateways = GatewayPlans()
         await gateways.listen(self.bus)
         return asyncio.ensure_future(Reconciler(self.store, KubernetesBackend(self.settings), gateways).run())
 
     def gateway(self, created: float) -> None:
-        """A gateway says which plan it goes by."""
+        """Report a gateway's plan."""
         status = GatewayStatus("g", int(created), created)
         self.bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
 
@@ -65,7 +65,7 @@ class Site:
 
     @property
     def workloads(self) -> dict[str, Object]:
-        """By option."""
+        """Return the workloads by option."""
         found = [each for each in self.cluster.objects.values() if each["metadata"].get("annotations")]
         return {each["metadata"]["annotations"]["omnibus/option"]: each for each in found}
 

@@ -1,4 +1,4 @@
-"""Where all GPUs are taken, a plan changes in steps: some executors leave, others start in their place."""
+"""Changing a plan in steps if all GPUs are in use. Some executors stop, and others start in their place."""
 
 import json
 from collections.abc import Callable
@@ -20,13 +20,13 @@ PARTS = {"E": (["vision"], "encoder"), "L": (["thinker"], "llm"), "EL": (["visio
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planners that wait for executors, and try again, in no time."""
+    """Make planners wait and retry without delay."""
     monkeypatch.setenv("OMNIBUS_PLANNER_READY", "1")
     monkeypatch.setenv("OMNIBUS_PLANNER_RETRY", "1")
 
 
 def declare(town: Town, gpus: int = GPUS, **replicas: int) -> None:
-    """The model m with so many replicas of each option, on so many GPUs."""
+    """Declare the model m with these replicas, on ``gpus`` GPUs."""
     declare_all(town, gpus, m=replicas)
 
 
@@ -53,7 +53,10 @@ def there(**wants: int) -> Callable[[Plan], bool]:
 
 
 async def past(town: Town) -> list[Plan]:
-    """All plans so far, the first one first. No two in a row need more GPUs than there are, and each serves all."""
+    """Return all plans so far in order.
+
+    Checks that no two consecutive ones need more GPUs than there are, and that each serves all requests.
+    """
     plans = [each.plan for each in reversed(await town.store.plan_history()) if each.plan is not None]
     for plan, then in pairwise(plans):
         assert sum(each.replicas for each in desired_executors(plan, then).values() if each.gpus) <= GPUS

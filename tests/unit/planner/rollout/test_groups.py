@@ -1,4 +1,4 @@
-"""What a template may say for one option, executors of several pods, and who workloads belong to."""
+"""Templates for one option, executors of several pods, and workloads' owners."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A planner that is killed after any of its writes leaves nothing behind that keeps the next one from the plan."""
+"""A planner killed after any of its writes blocks no other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,20 +17,20 @@ from tests.unit.planner.rollout.test_full import declare, past, replicas, there
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until
 
-#: More writes than a change in steps has: one that goes on for ever fails.
+#: More writes than any change in steps needs; an endless one fails.
 MOST_WRITES = 40
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planners whose silence is noticed, and whose executors have settled, in a moment."""
+    """Shorten the lease, and the time until executors count as settled."""
     monkeypatch.setattr(rollout, "LEASE_SECONDS", 0.2)
     monkeypatch.setattr(rollout, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(readiness, "SETTLE_SECONDS", 0.05)
 
 
 class Mortal:
-    """A planner of which the store takes so many writes, and then nothing more: neither an answer nor a last word."""
+    """A planner that dies silently after ``writes`` writes to the store."""
 
     def __init__(self, service: PlannerService, writes: int) -> None:
         self.dead = asyncio.Event()
@@ -57,7 +57,7 @@ class Mortal:
         return found
 
     def bury(self) -> None:
-        """Its process is gone: what is left of it here may end."""
+        """Mark its process as dead, so that its rest may end."""
         self._over = True
 
 
@@ -76,7 +76,7 @@ async def mortal(writes: int) -> AsyncIterator[Mortal]:
 
 
 async def reached(town: Town, wants: dict[str, int]) -> bool:
-    """Whether the plan is like this, nothing is under way, and those executors run that it asks for."""
+    """Return True if the plan has these replicas and its executors run. No change may be staged."""
     plan, stand = await town.store.plan(), await town.store.plan_state()
     if plan is None or replicas(plan) != wants or stand.staged:
         return False
@@ -85,7 +85,7 @@ async def reached(town: Town, wants: dict[str, int]) -> bool:
 
 
 async def test_the_next_planner_goes_on_after_whichever_write_one_is_killed(town: Town):
-    """GPUs are full, so that each change is made in steps: staged, swapped, staged again, swapped."""
+    """All GPUs are in use, so each change is made in steps: staged, swapped, staged again, swapped."""
     shapes = cycle(({"E": 2, "L": 2}, {"EL": 4}))
     declare(town, EL=4)
     async with town.planner():

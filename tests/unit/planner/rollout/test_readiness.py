@@ -1,4 +1,4 @@
-"""Which changes of a plan can be made, which are awaited, and which were put off."""
+"""Changes of a plan: ready, awaited, or postponed."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ PATIENCE, PAUSE = 10.0, 4.0
 
 
 def model(*tasks: str, replicas: int = 1, **options: DeploymentOption) -> ModelPlan:
-    """A model that binds these tasks, with an option ``o`` besides ``options``."""
+    """Return a model that binds these tasks, with an additional option ``o``."""
     parts = tuple(tasks)
     own = {"o": DeploymentOption(parts, "llm", replicas), **options}
     return ModelPlan("f", "/m", parts, {}, own, {}, tasks={part: part for part in parts})
@@ -98,7 +98,7 @@ def test_only_what_was_chosen_is_taken_over():
     assert merge_changes(before, after, []) == before
 
 
-# Trials
+# Attempts
 
 
 def test_a_change_is_awaited_then_put_off_then_tried_again_ever_more_seldom():

@@ -1,4 +1,4 @@
-"""Why a plan follows another one, in a few words."""
+"""Short reasons for a new plan."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several planners at once: one leads each change, the others follow, and go on when it is gone."""
+"""Several planners: one leads each change, the others follow, and continue if it dies."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def test_planners_that_plan_the_same_make_one_change_of_it(town: Town):
         await until(lambda: "m-EL-0" in town.crowd.spawned)
         town.crowd.mend("m/EL")
         plan = await town.current(2)
-        await asyncio.sleep(0.3)  # for others to do what they should not
+        await asyncio.sleep(0.3)  # time for others to make a mistake
 
     assert staged.epoch == 2
     assert plan.models == staged.models
@@ -49,14 +49,14 @@ async def test_another_planner_goes_on_with_a_change_whose_leader_is_gone(town: 
 
 @pytest.fixture
 async def planned(town: Town) -> Plan:
-    """A plan of a planner that has ended."""
+    """The plan of a planner that has ended."""
     town.declare(["E", "L"])
     async with town.planner():
         return await town.current(1)
 
 
 def without_encoder(plan: Plan, epoch: int) -> Plan:
-    """What somebody else planned, for which an executor has to start."""
+    """Return another planner's plan, which requires a new executor."""
     model = plan.models["m"]
     more = {**model.options, "L": msgspec.structs.replace(model.options["L"], replicas=2)}
     models = {"m": msgspec.structs.replace(model, options=more)}
@@ -71,7 +71,7 @@ async def test_a_change_that_another_one_leads_is_left_alone_until_that_one_is_s
 
     async with town.planner():
         town.declare(["EL"])
-        await asyncio.sleep(1.5)  # some looks at the file, and at who leads
+        await asyncio.sleep(1.5)  # several checks of the file and of the leader
         left = await town.store.staged_plan()
         led = await town.store.lead_plan("somebody", 0.001)
         plan = await town.until(lambda plan: options(plan) == {"EL"})
@@ -100,7 +100,7 @@ async def test_an_epoch_of_another_planner_is_followed_until_there_is_something_
     async with town.planner():
         theirs = without_encoder(planned, 2)
         await town.store.swap_plan(theirs)
-        await asyncio.sleep(1.5)  # it has looked by then
+        await asyncio.sleep(1.5)  # it has checked by then
         followed = await town.store.plan()
 
         await town.store.put_app(app("poem", SPELL), 0)

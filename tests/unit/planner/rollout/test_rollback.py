@@ -1,4 +1,4 @@
-"""An operator pins an earlier plan: it is served as a new epoch, and nothing changes it until it is pinned no more."""
+"""An operator pins an earlier plan: it is served as a new epoch, and stays until it is unpinned."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SPELL = task("spell")
 
 @pytest.fixture
 async def changed(town: Town) -> AsyncIterator[Town]:
-    """Epoch 1 has E and L, epoch 2 has EL, and a planner runs."""
+    """A running planner, and a town with E and L, then EL. These are the epochs 1 and 2."""
     town.declare(["E", "L"])
     async with town.planner():
         await town.current(1)
@@ -52,7 +52,7 @@ async def test_nothing_changes_while_a_plan_is_pinned_and_all_does_afterwards(ch
 
     await changed.store.put_app(app("poem", SPELL), 0)
     changed.declare(["EL"], share=1, context=99)
-    await asyncio.sleep(1.5)  # the file was looked at by then
+    await asyncio.sleep(1.5)  # the planner has read the file by then
     during = await changed.store.epoch()
     await changed.store.unpin_plan()
     plan = await changed.until(lambda plan: "spell" in plan.models and plan.models["m"].context == 99)

@@ -1,4 +1,4 @@
-"""A plan changes once the executors that it asks for are ready; what does not come about is put off and said."""
+"""A plan changes once its executors are ready; failed changes are postponed and reported."""
 
 import json
 
@@ -14,7 +14,7 @@ SPELL, COUNT = task("spell"), task("count")
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planners that wait for executors, and try again, in no time."""
+    """Make planners wait and retry without delay."""
     monkeypatch.setenv("OMNIBUS_PLANNER_READY", "0.5")
     monkeypatch.setenv("OMNIBUS_PLANNER_RETRY", "0.5")
 
@@ -57,7 +57,7 @@ async def test_a_change_is_staged_until_its_executors_are_ready(town: Town):
 async def test_what_starts_nothing_is_swapped_at_once(town: Town):
     async with town.planner():
         await town.current(1)
-        town.crowd.broken |= {"m/E", "m/L", "m/EL"}  # whatever they are up to, nothing new has to start
+        town.crowd.broken |= {"m/E", "m/L", "m/EL"}  # in any state of the executors, no start is needed
 
         town.declare(["EL"])
         await town.until(lambda plan: options(plan) == {"EL"})
@@ -66,7 +66,7 @@ async def test_what_starts_nothing_is_swapped_at_once(town: Town):
 
 
 async def test_new_prices_are_a_new_epoch_of_the_same_plan(town: Town):
-    """Requests are charged by the plan in force, so that prices change without a restart."""
+    """Requests are charged by the plan in force. Prices change without a restart."""
     async with town.planner():
         before = await town.current(1)
         declared = json.loads(town.models.read_text())
@@ -192,7 +192,7 @@ async def complaint(town: Town) -> bool:
     return str(town.models) in await town.store.plan_problems()
 
 
-# Planners that end in the middle
+# Planners that die during a change
 
 
 async def test_a_planner_that_starts_again_goes_on_with_what_is_staged(town: Town):
@@ -243,7 +243,7 @@ async def test_a_staged_plan_of_another_build_is_replaced(town: Town, body: str)
     assert await town.store.epoch() == plan.epoch
 
 
-# Stores that fail in the middle
+# Stores that fail during a change
 
 
 async def test_a_store_that_loses_everything_in_the_middle_of_a_change_gets_both_plans_again(town: Town):
@@ -283,6 +283,6 @@ async def test_a_store_that_takes_nothing_for_a_while_gets_the_swap_afterwards(t
 
 
 async def refused(town: Town) -> bool:
-    """Whether the server has refused a write by now."""
+    """Return True if the server has refused a write."""
     info = await town.raw.info("errorstats")
     return any("OOM" in name for name in info)

@@ -1,4 +1,4 @@
-"""Steps of a change that fit into the GPUs there are."""
+"""Steps of a change that fit into the existing GPUs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Models = Mapping[str, ModelPlan]
 
 
 def model(gpu: str = H, checkpoint: str = "/m", gpus: int = 1, name: str = "m", **replicas: int) -> ModelPlan:
-    """A model with so many replicas of each option; ``lent``: its images are the encoder's of the model a."""
+    """Return a model with these replicas of each option; with ``lent`` it uses the encoder of the model a."""
     lent = replicas.pop("lent", 0)
     options = {
         name: DeploymentOption(RUNS[name], "llm", count, gpus, gpu=gpu) for name, count in replicas.items() if count
@@ -126,7 +126,7 @@ def test_a_goal_that_is_larger_than_all_there_is_is_refused():
         way(model(EL=4), model(EL=8), 4)
 
 
-# What is said, and the ways of requests
+# Reasons, and paths of requests
 
 
 def test_each_step_says_what_it_is_for():
@@ -203,7 +203,7 @@ def both(one: Models, other: Models) -> dict[ExecutorKind, int]:
 
 
 def served(models: Models) -> set[tuple[str, str]]:
-    """The request types that have paths, all over executors that run."""
+    """Return the request types with paths, all over running executors."""
     have = running_replicas(models)
     return {
         (name, kind)

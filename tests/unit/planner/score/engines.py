@@ -1,5 +1,7 @@
-"""A small any-to-text model whose engines run in virtual time: the profile that an honest profiler makes of them, and what
-their executors report of a load."""
+"""A small any-to-text model with engines in virtual time.
+
+Includes the profile that an exact profiler measures, and the executors' reports under load.
+"""
 
 import json
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ SECONDS = 120.0
 
 
 def devices(thinker: float = 1.0) -> ModelDevices:
-    """Engines whose thinker takes ``thinker`` times as long."""
+    """Return engines whose thinker takes ``thinker`` times as long."""
     parts: dict[str, Any] = {
         "vision": {"slots": 4, "batch": {"points": [[1, 0.12], [4, 0.36]]}, "tokens": {"image": 300}},
         "thinker": {
@@ -47,7 +49,7 @@ def devices(thinker: float = 1.0) -> ModelDevices:
 
 
 def measured_profile() -> ModelProfile:
-    """Seconds of full replicas, and of one request at a time, of engines as they are declared."""
+    """Return the seconds of full replicas and of single requests. The engines are as declared."""
     engines = devices()
     return testbed.profile({name: _measured_option(engines, name) for name in OPTIONS}, types=TYPES)
 
@@ -66,7 +68,7 @@ def _measured_option(engines: ModelDevices, name: str) -> OptionProfile:
 
 
 def deployed(replicas: Mapping[str, int]) -> Plan:
-    """``L`` with an ``E`` for images, or ``EL`` alone."""
+    """Return a plan of ``L`` with an ``E``, or ``EL`` alone."""
     seen = {"vision": "E", "thinker": "L"} if "L" in replicas else {"vision": "EL", "thinker": "EL"}
     paths = {SEEN: (Path("seen", seen, 1.0),), TEXT: (Path("text", {"thinker": seen["thinker"]}, 1.0),)}
     options = {name: DeploymentOption(OPTIONS[name], "llm", count, 1, gpu="H100") for name, count in replicas.items()}
@@ -75,7 +77,7 @@ def deployed(replicas: Mapping[str, int]) -> Plan:
 
 
 def score_load(plan: Plan, engines: ModelDevices, checker: PromiseChecker, rate: float) -> PlanScore:
-    """The score of ``SECONDS`` of ``rate`` req/s that ``engines`` serve by ``plan``, as ``checker`` promises it."""
+    """Return the score of ``SECONDS`` of ``rate`` req/s on ``engines``. The promise is that of ``checker``."""
     types = [TypeRate("q", kind, about.share * rate, about.quantities) for kind, about in TYPES.items()]
     run = PlanSimulation(SimulatedPlan({"q": SimulatedModel(plan.models["q"], engines)}), SECONDS, 0.0, 1)
     measured, reports = PlanMeasurement(plan, 0.0, _reports(plan, run, 0.0)), dict[str, Any]()
@@ -101,7 +103,7 @@ def score_load(plan: Plan, engines: ModelDevices, checker: PromiseChecker, rate:
 
 
 def _reports(plan: Plan, run: PlanSimulation, at: float) -> Reports:
-    """The reports of all executors at ``at``."""
+    """Return the reports of all executors at ``at``."""
     found = {}
     ended = sum(each.ended for each in run.seen.types.values())
     for (model, option), pool in run.cluster.pools.items():

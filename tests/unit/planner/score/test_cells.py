@@ -1,4 +1,4 @@
-"""Plans in cells: each cell is simulated, promised and scored by itself, and all of them teach their options."""
+"""Plans in cells: each cell is simulated, promised and scored alone, and all calibrate their options."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ def checker(profile: ModelProfile) -> PromiseChecker:
 
 @pytest.fixture(scope="module")
 def celled() -> Plan:
-    """Two cells, one of which is twice as large and gets two of three requests."""
+    """Two cells. One is twice as large and gets two of three requests."""
     large, small = (engines.deployed({"E": 2 * size, "L": size}).models["q"] for size in (2, 1))
     types = {
         kind: tuple(msgspec.structs.replace(path, rate=2.0) for path in paths) for kind, paths in large.types.items()

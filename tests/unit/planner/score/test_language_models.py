@@ -1,4 +1,4 @@
-"""Language models that are slower than their profile: known by their passes and steps, at whatever load."""
+"""Language models slower than their profile, detected at any load. Passes and steps reveal them."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from tests.unit.planner.score import engines
 SLOWER = 1.4
 APART, TOGETHER = {"E": 2, "L": 1}, {"EL": 1}
 LOW, SATURATED = 2.0, 16.0
-#: Req/s: language models with one or two sequences, with half of what there is room for, and with more than they serve.
+#: Req/s: one or two sequences, half of the capacity, and more than the capacity.
 LOADS = [
     pytest.param(LOW, id="low"),
     pytest.param(8.0, id="medium", marks=pytest.mark.nightly),
@@ -34,7 +34,7 @@ def checker(profile: ModelProfile) -> PromiseChecker:
 
 
 def learned(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, slower: float) -> LearnedSeconds:
-    """What one score teaches of engines whose thinker is ``slower`` than its profile."""
+    """Return the calibration from one score with a ``slower`` thinker."""
     inputs, plan = checker.planner.inputs["q"], engines.deployed(replicas)
     score = engines.score_load(plan, engines.devices(slower), checker, rate)
     return update_learned(None, inputs, profile_digest(inputs.profile), score, plan)

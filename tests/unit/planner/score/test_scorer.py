@@ -1,4 +1,4 @@
-"""Scores: what was promised for the requests that came, what was measured, and what executors teach the next plan."""
+"""Scores: the promise for the requests received, the measurements, and the calibration for the next plan."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ def inputs(profile: ModelProfile) -> ModelInputs:
 
 
 class World(NamedTuple):
-    """A plan by ``profile``, and its executors, which are as ``truth`` has them."""
+    """A plan by ``profile``, and its executors, which behave like ``truth``."""
 
     profile: ModelProfile
     truth: ModelProfile
@@ -53,7 +53,7 @@ class World(NamedTuple):
         return cls(profile, truth, Plan(3, 0, 0.0, made.models, explain=made.explain))
 
     def score(self, checker: PromiseChecker | None = None, load: float = 1.0) -> PlanScore:
-        """``SECONDS`` of requests, served by the true executors, scored by ``checker``, else by the profile alone."""
+        """Score ``SECONDS`` of requests that the true executors serve. Without ``checker`` only the profile is used."""
         measured = PlanMeasurement(self.plan, 0.0, self._reports(0.0, {}))
         for second in range(SECONDS):
             counts = {kind: LoadCounts(came=round(rate * load)) for kind, rate in RATES.items()}

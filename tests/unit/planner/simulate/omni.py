@@ -1,4 +1,4 @@
-"""An any-to-any model in a small world: the times of its engines, and the profile that an honest profiler makes of them."""
+"""An any-to-any model in a small world: the times of its engines, and an exact profiler's profile of them."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ ORDER = (("vision", "thinker"), ("audio", "thinker"), ("thinker", "talker"), ("t
 
 
 def engine_times(**changes: Any) -> Profile:
-    """What simulated engines follow."""
+    """Return the times of simulated engines."""
     return decode_profile(json.dumps({**ENGINES, **changes}).encode())
 
 
@@ -74,7 +74,10 @@ def true_devices(times: Profile | None = None) -> ModelDevices:
 
 
 def measured_profile(times: Profile | None = None) -> ModelProfile:
-    """Seconds of full replicas, by request type and role, and of one request at a time; sizes are those that were sent."""
+    """Return the seconds of full replicas and of single requests. The former are by request type and role.
+
+    Sizes are those of the requests sent.
+    """
     return _usual_profile() if times is None else _measure_profile(times)
 
 
@@ -97,7 +100,7 @@ def _measure_profile(times: Profile) -> ModelProfile:
 
 
 def _measured_edges(times: Profile) -> Iterator[EdgeProfile]:
-    """Rows and codes of spoken answers, and how many of them share a message."""
+    """Yield rows and codes of spoken answers, and their number per message."""
     parts = times.default.components
     for kind in (HEARD, SPOKEN):
         words = TYPES[kind].quantities["completion_tokens"]
@@ -122,7 +125,7 @@ def _measured_option(devices: ModelDevices, name: str) -> OptionProfile:
 
 
 def deployed(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]]) -> ModelPlan:
-    """Replicas of ``options``, and for each request type the option of each component."""
+    """Return a model with replicas of ``options``. Its paths map components to options by request type."""
     return ModelPlan(
         "qwen2_5_omni",
         "times.json",
@@ -134,7 +137,7 @@ def deployed(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]])
 
 
 def first_token_alone(devices: ModelDevices, option: str, parts: tuple[str, ...], sizes: Mapping[str, float]) -> float:
-    """Seconds to the first token of the only request on ``option``, which runs ``parts`` of it."""
+    """Return seconds to the first token of a lone request on ``option``. The option runs ``parts`` of it."""
     kind = "+".join(parts)
     plan = deployed({option: 1}, {kind: dict.fromkeys(parts, option)})
     made = SimulatedPlan({"omni": SimulatedModel(plan, devices)})

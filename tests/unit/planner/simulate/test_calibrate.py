@@ -1,4 +1,4 @@
-"""Devices that follow from profiles take as long as the profiles say."""
+"""Devices derived from profiles take the profiles' times."""
 
 import msgspec
 import pytest
@@ -59,7 +59,7 @@ def test_one_request_alone_takes_its_latency():
 
 
 def test_first_tokens_come_when_those_of_the_engines_do():
-    """Under load, where a prompt waits for the step that runs, and on both an encoder's and a text's path."""
+    """Under load a prompt waits for the running step; this covers an encoder's path and a text path."""
     profile = measured_profile()
     rates = [TypeRate("omni", kind, 4.0, TYPES[kind].quantities) for kind in (SEEN, TEXT)]
     plan = deployed({"EV": 3, "Th": 2}, {SEEN: {"vision": "EV", "thinker": "Th"}, TEXT: {"thinker": "Th"}})

@@ -1,15 +1,15 @@
-"""Links between nodes in virtual time: pulls share them as TCP connections do."""
+"""Links between nodes in virtual time, shared by pulls like TCP connections."""
 
 import pytest
 
 from services.planner.simulate.agenda import Agenda
 from services.planner.simulate.links import PULLS_AT_ONCE, Links, NodeNetwork
 
-SECONDS = 0.5  # beside the bytes of a pull
+SECONDS = 0.5  # in addition to a pull's bytes
 
 
 def arrivals(*sent: tuple[float, float]) -> list[float]:
-    """When pulls arrive that are sent at a time with so many GB, over a link of 2 GB/s."""
+    """Return arrival times of pulls, sent as (time, GB). The link has 2 GB/s."""
     agenda = Agenda()
     network = NodeNetwork(agenda, Links(SECONDS, lambda start, end: 2.0))
     found = [0.0] * len(sent)
@@ -33,7 +33,7 @@ def test_two_at_once_have_half_of_it_each():
 
 
 def test_a_later_one_slows_down_the_one_before_it():
-    # The first one moves alone for a second, then they share; the second one has the link for itself at the end.
+    # The first one is alone for a second, then they share; at the end the second one has the link.
     assert arrivals((0.0, 4.0), (1.0, 4.0)) == [3.5, 4.5]
 
 

@@ -1,4 +1,4 @@
-"""Whole plans in virtual time against what can be worked out by hand."""
+"""Whole plans in virtual time against results calculated by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small plans: one GPU service after another, each with times that can be worked out by hand."""
+"""Small plans of one-GPU services in sequence. Their times can be calculated by hand."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ IMAGE, STEP, STEPS = 0.2, 0.01, 10
 
 
 def devices(**vision: Any) -> ModelDevices:
-    """One request at a time on each component, unless ``vision`` says otherwise."""
+    """Return devices with one request per component, or as in ``vision``."""
     parts = {
         "vision": {"kind": "encode", "slots": 1, "batch": {"per_item": IMAGE}, "tokens": {"image": 10}, **vision},
         "thinker": {
@@ -28,7 +28,7 @@ def devices(**vision: Any) -> ModelDevices:
 
 
 def plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelPlan:
-    """Options ``E``, ``L`` and ``EL``."""
+    """Return a model with options ``E``, ``L`` and ``EL``."""
     parts = {"E": ("vision",), "L": ("thinker",), "L2": ("thinker",), "EL": ("vision", "thinker")}
     return ModelPlan(
         "qwen2_5_vl",
@@ -41,7 +41,7 @@ def plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelP
 
 
 def chain(encoders: int = 1, thinkers: int = 1) -> ModelPlan:
-    """E then L for images, L for text."""
+    """Return a plan with E>L for images, and L for text."""
     seen = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
     return plan({"E": encoders, "L": thinkers}, {SEEN: (seen,), TEXT: (Path("L", {"thinker": "L"}, 1.0),)})
 

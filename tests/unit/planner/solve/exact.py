@@ -1,7 +1,7 @@
-"""The same questions answered the slow way: every replica vector, and linear programs in fractions.
+"""A slow reference solver: every replica vector, and linear programs in fractions.
 
-Knows nothing of the solver: paths are listed here, and a simplex with Bland's rule, which always ends,
-works on whole fractions.
+Independent of the solver: it lists paths itself, and its simplex with Bland's rule, which always ends, works on whole
+fractions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 
 @dataclass(frozen=True)
 class World:
-    """A small instance. ``seconds`` are of (option, role) alike for all types; numbers are decimal strings."""
+    """A small instance. ``seconds`` by (option, role) are equal for all types; numbers are decimal strings."""
 
     components: tuple[str, ...]
     order: tuple[tuple[str, str], ...]
@@ -29,7 +29,7 @@ class World:
         return Fraction(self.alpha[option]) * sum(Fraction(self.tau[part]) for part in role)
 
     def paths(self, kind: str) -> list[tuple[tuple[str, tuple[str, ...]], ...]]:
-        """All ways to run a request type: options and what each runs, in order."""
+        """Return all ways to run a request type: options and the components that each runs, in order."""
         return list(self._onward(frozenset(self.types[kind][0]), frozenset()))
 
     def _onward(self, whole, done) -> Iterator[tuple]:
@@ -44,7 +44,7 @@ class World:
                     yield ((name, ordered), *rest)
 
     def _runnable(self, parts, whole, done) -> frozenset[str]:
-        """All of ``parts`` that are left and wait for nothing else: an option is visited again for the rest."""
+        """Return all remaining ``parts`` without open dependencies; an option is visited again for the rest."""
         left = (whole - done) & parts
         for size in range(len(left), 0, -1):
             for role in map(frozenset, combinations(sorted(left), size)):
@@ -54,7 +54,7 @@ class World:
         return frozenset()
 
     def vectors(self, gpus: int) -> Iterator[tuple[int, ...]]:
-        """All replica vectors within ``gpus``."""
+        """Yield all replica vectors within ``gpus``."""
         sizes = [count for _, count in self.options.values()]
         for vector in product(*(range(gpus // size + 1) for size in sizes)):
             if sum(n * size for n, size in zip(vector, sizes, strict=True)) <= gpus:
@@ -64,8 +64,10 @@ class World:
         return sum(n * size for n, (_, size) in zip(vector, self.options.values(), strict=True))
 
     def table(self) -> tuple[list[list[Fraction]], list[Fraction]]:
-        """Rows ``table @ (R, x...) <= supply`` of work by option, then of demand: the first path of each type
-        takes what the others leave."""
+        """Return the rows ``table @ (R, x...) <= supply`` of work by option, then of demand.
+
+        The first path of each type takes the remainder of the others.
+        """
         kinds = [(kind, Fraction(share)) for kind, (_, share) in self.types.items() if Fraction(share) > 0]
         free: list[tuple[int, tuple]] = []
         first = {}
@@ -88,12 +90,12 @@ class World:
         return rows, [Fraction(0)] * len(kinds)
 
     def rate(self, vector) -> Fraction:
-        """The most requests per second that these replicas serve, as a fraction."""
+        """Return the maximum requests per second of these replicas, as a fraction."""
         rows, zeros = self.table()
         return largest(rows, [Fraction(n) for n in vector] + zeros)
 
     def roughly(self, gpus: int) -> dict[tuple[int, ...], float]:
-        """The rate of every replica vector within ``gpus``, by floating point, in one program."""
+        """Return the rate of every replica vector, in floating point. One program computes all within ``gpus``."""
         rows, zeros = self.table()
         matrix = np.array([[float(value) for value in row] for row in rows])
         vectors, width = list(self.vectors(gpus)), matrix.shape[1]
@@ -106,7 +108,7 @@ class World:
 
 
 def largest(rows: list[list[Fraction]], supply: list[Fraction]) -> Fraction:
-    """Largest first variable with ``rows @ x <= supply``, x >= 0 and supply >= 0, by the simplex method."""
+    """Return the largest first variable, by the simplex method: ``rows @ x <= supply``, x >= 0 and supply >= 0."""
     count, width = len(rows), len(rows[0])
     tableau = [
         [*row, *(Fraction(int(at == other)) for other in range(count)), value]

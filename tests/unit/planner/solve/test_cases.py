@@ -1,4 +1,4 @@
-"""The shared cases: each kind of question, with answers that were found in other ways."""
+"""The shared cases: each kind of question, with independently found answers."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from services.planner.solve.constraints import replica_vector
 from services.planner.solve.solver import Solver
 
 CASES = Path(__file__).parents[1] / "cases.json"
-#: What others may answer differently, or tell beside the answer.
+#: Fields that may differ between solvers.
 FREE = {"one_optimal_r", "one_optimal_mixture", "one_optimal_placement", "R_exact", "brute_vectors", "seconds"}
 
 
@@ -20,7 +20,7 @@ def told():
 
 
 def near(value):
-    """``value``, with numbers that may differ by one part in a million."""
+    """Return ``value`` with a tolerance of one in a million for numbers."""
     if isinstance(value, dict):
         return {key: near(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``omnibus plan solve``: one JSON object on stdout, faults on stderr."""
+"""``omnibus plan solve``: one JSON object on stdout, errors on stderr."""
 
 import json
 import os

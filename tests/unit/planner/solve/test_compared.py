@@ -1,4 +1,4 @@
-"""Several models at once, what others do with the same profile, why an answer is the answer."""
+"""Several models at once, other systems' plans, and explanations."""
 
 import msgspec
 import pytest
@@ -89,7 +89,7 @@ def test_an_encoder_beside_the_decoder_is_visited_twice():
 
 
 def test_the_heuristic_compares_all_three_methods():
-    # Decoding beside an encoder costs nothing more, prefilling beside one does.
+    # Decoding with an encoder costs nothing more, prefilling with one does.
     solver = stages({"E": 1.0, "P": 1.0, "D": 1.4})
 
     assert baselines.triinfer_methods(solver.frame, STAGES, 8) == {

@@ -1,4 +1,4 @@
-"""Questions under terms: running replicas, scenarios, tails, GPU types and prices, against every replica vector."""
+"""Solver terms against every replica vector: running replicas, scenarios, tails, GPU types and prices."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ from tests.unit.planner.solve.worlds import gpus, model, two
 
 
 def brute(solver, terms, most, allowed=lambda vector: True):
-    """Rates of all allowed replica vectors with at most ``most`` of each option."""
+    """Return the rates of all allowed replica vectors. Each option has at most ``most`` replicas."""
     frame = solver.frame
     found = {}
     for vector in filter(allowed, itertools.product(range(most + 1), repeat=frame.count)):

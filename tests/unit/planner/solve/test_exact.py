@@ -1,4 +1,4 @@
-"""Programs against every replica vector and against fractions, on hundreds of small random worlds."""
+"""Programs against every replica vector and fractions, on many random worlds."""
 
 from fractions import Fraction
 

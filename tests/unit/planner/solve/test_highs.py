@@ -1,4 +1,4 @@
-"""The solver in silence: nothing of what it prints arrives, all else does."""
+"""Silencing the solver: none of its output appears, and all other output does."""
 
 import os
 import subprocess

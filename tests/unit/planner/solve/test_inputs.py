@@ -1,4 +1,4 @@
-"""What is asked: components and options are checked, profiles become seconds, options become arcs."""
+"""Solver inputs: components and options are validated, profiles become seconds, options become arcs."""
 
 import math
 
@@ -185,7 +185,7 @@ def test_encode_prefill_and_decode_are_ordinary_components():
     asked = PlanningProblem(tuple(weights), options, types, (("E", "P"), ("P", "D")))
     tau = {"E": 0.4, "P": 0.2, "D": 0.9}
 
-    # An encoder beside the decoder costs nothing here; a prefill beside it doubles both.
+    # An encoder with the decoder costs nothing here; a prefill with it doubles both.
     found = Solver(build_lattice(
         asked, lambda kind, name, role: sum(tau[part] for part in role) * (2.0 if "P+D" in name else 1.0)
     )).solve_most(Terms(gpus={"": 8}))  # fmt: skip

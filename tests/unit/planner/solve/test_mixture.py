@@ -1,4 +1,4 @@
-"""Cells and their mixtures against every count of GPUs, and the printed algorithm where it goes wrong."""
+"""Cells and their mixtures for every number of GPUs. The printed algorithm's errors are among the cases."""
 
 import random
 
@@ -14,14 +14,14 @@ from tests.unit.planner.solve import worlds
 
 
 def some(seed, sizes=None):
-    """Random cells; one in four serves nothing."""
+    """Return random cells; one in four serves nothing."""
     dice = random.Random(seed)
     sizes = sizes or dice.sample(range(1, 10), dice.randint(1, 4))
     return [Cell(size, round(dice.choice((0, 1, 1, 1)) * size * dice.uniform(0.5, 1.5), 3)) for size in sizes]
 
 
 def rates(given, gpus):
-    """The best rate within each number of GPUs, one after the other."""
+    """Return the best rate within each number of GPUs, in order."""
     found = [0.0]
     for n in range(1, gpus + 1):
         found.append(max([found[-1], *(found[n - cell.gpus] + cell.rate for cell in given if cell.gpus <= n)]))

@@ -17,7 +17,7 @@ from tests.unit.planner.solve import worlds
 
 
 def pictures(encode=0.9, think=0.3, both=2.4):
-    """Pictures alone, through an encoder and a thinker, or both in one."""
+    """Return a network for images with options E, L and EL."""
     options = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}
     asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
     seconds = {("img", 0, "E"): encode, ("img", 0, "L"): think, ("img", 1, "EL"): both}
@@ -29,7 +29,7 @@ def links(nodes, size):
 
 
 def feasible(places, nodes, rate, times, size, moved):
-    """Whether replicas so placed serve the rate: what flows from each encoder's node to each thinker's."""
+    """Return True if the placed replicas serve the rate. Flows go from each encoder's node to each thinker's."""
     count = len(nodes)
     pairs = list(itertools.product(range(count), repeat=2))
     rows, limits = [], []
@@ -183,7 +183,7 @@ def test_a_running_replica_moves_only_when_it_must():
 
 
 def big():
-    """Only an option of 3 GPUs runs everything; two nodes of 4 hold two of them, not the three that 9 GPUs would."""
+    """Return a network with one option of 3 GPUs; two nodes of 4 hold two replicas, not the three of 9 GPUs."""
     options = {"E": SolverOption(("E",)), "L3": SolverOption(("L",), 3)}
     asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
     return Solver(build_lattice(asked, lambda kind, name, role: {"E": 0.1, "L3": 1.0}[name]))

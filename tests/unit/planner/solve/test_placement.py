@@ -1,4 +1,4 @@
-"""Placement by traffic: the least of every placement, and none that is worse where nothing can be gained."""
+"""Placement by traffic: the minimum over all placements, and no worse one if traffic cannot be reduced."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ def crossing(places, traffic):
 
 
 def every_placement(replicas, options, nodes):
-    """All ways to divide replicas among the nodes that fit."""
+    """Yield all ways to divide replicas among the nodes that fit."""
     names = list(nodes)
     ways = [
         [split for split in itertools.product(range(count + 1), repeat=len(names)) if sum(split) == count]
@@ -82,7 +82,7 @@ def test_the_least_traffic_crosses_nodes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_chain_that_fits_on_one_node_is_not_split_by_first_fit():
-    # Largest first: both c fill h0, and what feeds them goes to h1.
+    # Largest first: both c fill h0, and their sources go to h1.
     nodes, replicas = {"h0": SolverNode(4), "h1": SolverNode(4)}, {"a": 1, "b": 1, "c": 1}
     fill = {"other": SolverOption(("x",), 3)}
 

@@ -1,4 +1,4 @@
-"""Questions to the solver: terms, ties, deadlines, and what has no answer."""
+"""Solver requests: terms, ties, deadlines, and infeasible ones."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ from services.planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
 
-# What is known of every deployment
+# Properties of every deployment
 
 
 def test_without_any_loss_of_running_together_a_monolith_is_best():
@@ -125,7 +125,7 @@ def test_a_new_mix_is_a_matter_of_its_shares_alone():
     assert replan_deployment(solver, 5.0, {}, Terms(scenarios=(mix,))).gpus == other.solve_least(5.0).gpus
 
 
-# What has no answer, or a special one
+# Infeasible and special requests
 
 
 def test_a_rate_of_zero_takes_nothing():

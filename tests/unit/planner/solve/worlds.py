@@ -13,7 +13,9 @@ from tests.unit.planner.solve.exact import World
 
 
 def world(seed: int) -> World:
-    """Two or three components, up to five options of 1 or 2 GPUs, one to three request types."""
+    """Return a world of two or three components. It has up to five options of 1 or 2 GPUs, and one to three request
+    types.
+    """
     dice = random.Random(seed)
     components = tuple("abc"[: dice.choice((2, 2, 3))])
     pairs = list(pairwise(components))
@@ -44,12 +46,12 @@ def problem(world: World) -> PlanningProblem:
 
 
 def arcs(world: World) -> Network:
-    """All paths, not listed."""
+    """Return all paths, not listed."""
     return build_lattice(problem(world), lambda kind, option, role: float(world.seconds(option, role)))
 
 
 def paths(world: World) -> Network:
-    """The same paths, listed."""
+    """Return the same paths, listed."""
     listed = {kind: [tuple(name for name, _ in path) for path in world.paths(kind)] for kind in world.types}
     seconds: dict[tuple[str, int, str], float] = {}
     for kind in world.types:
@@ -66,7 +68,7 @@ def model(options, types, order=(("E", "L"),), **changes):
 
 
 def two(tau=None, alpha=1.0, gpus=1, **options):
-    """An encoder and a thinker, alone and together; a picture in 70 % of requests."""
+    """Return a solver of an encoder and a thinker, alone and together; 70 % of requests have an image."""
     tau = tau or {"E": 0.5, "L": 0.3}
     known = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"), gpus), **options}
     asked = model(known, {"img": ("EL", 0.7), "txt": ("L", 0.3)})
@@ -84,9 +86,10 @@ ORDER = (("I", "T"), ("V", "T"), ("A", "T"), ("T", "K"), ("K", "G"))
 
 
 def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[PlanningProblem, dict[str, float]]:
-    """Six components, all 63 options, eight request types; and what multiplies the seconds of each option.
+    """Return six components with all 63 options and eight request types. Also returns the factor on each option's
+    seconds.
 
-    An image always, a video and a sound each in half of the requests, an answer to be heard in a fifth.
+    Every request has an image; half have a video, half have audio, and a fifth get spoken answers.
     """
     dice = random.Random(seed)
     types = {}
@@ -104,7 +107,7 @@ def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[PlanningProblem, d
 
 
 def omni_network(seed: int, degrees: tuple[int, ...] = (1,)) -> Network:
-    """Seconds of each component are between 0.05 and 2, evenly by size."""
+    """Return a network with seconds of each component between 0.05 and 2, log-uniform."""
     asked, alpha = omni(seed, degrees)
     dice = random.Random(-seed - 1)
     tau = {part: 0.05 * 40 ** dice.random() for part in COMPONENTS}

@@ -1,4 +1,4 @@
-"""Questions whose plans are made in one round: a second one takes seconds, and none of these tests is about it."""
+"""Fixtures for questions planned in one round. A second one takes seconds and is not tested here."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands of ``omnibus whatif`` on docs/planner.md do what it says."""
+"""Commands of ``omnibus whatif`` on docs/planner.md work as documented."""
 
 import json
 import re
@@ -35,5 +35,5 @@ def test_a_command_of_the_page_answers(
 
 
 def headings(text: str) -> list[list[str]]:
-    """Words of the lines that head tables."""
+    """Return the words of the header lines of tables."""
     return [line.split() for line in text.splitlines() if line.startswith(("MODEL", "OPTION"))]

@@ -1,4 +1,4 @@
-"""Options of ``omnibus whatif`` that are written in a form of their own."""
+"""Options of ``omnibus whatif`` with a special syntax."""
 
 import pytest
 

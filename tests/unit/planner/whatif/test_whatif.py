@@ -1,4 +1,4 @@
-"""The answer of ``omnibus whatif``, and what is wrong with a question."""
+"""The answer of ``omnibus whatif``, and its errors."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ TRACE = "t_s,num_images,image_tokens,text_tokens,output_tokens,has_audio\n" + ""
 
 @pytest.fixture
 def declared(tmp_path: Path) -> Path:
-    """A model of which an image takes 0.2 s and a text 0.3 s of a GPU, planned for eight."""
+    """A model planned for eight GPUs. It needs 0.2 s of a GPU for an image and 0.3 s for a text."""
     (tmp_path / "vl.json").write_bytes(encode_profile(testbed.profile(model="vl")))
     models = {
         "gpus": {"H100": {"count": 8, "memory_gb": 80, "price": 2.5}},
@@ -85,7 +85,7 @@ async def test_a_workload_comes_by_its_shares(declared: Path, tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def planned() -> ModelPlan:
-    """A plan of the model that is declared."""
+    """A plan of the declared model."""
     return testbed.planner().plan().models["q"]
 
 

@@ -1,4 +1,4 @@
-"""Two nodes for tests: two sidecars in this loop that know each other, and a client at each."""
+"""Two connected nodes for tests: two sidecars in this loop, and a client at each."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +17,7 @@ SECRET = b"the same for all nodes"
 
 @dataclass
 class Node:
-    """One sidecar, with its directory in the place of ``/dev/shm``."""
+    """One sidecar, with its directory in place of ``/dev/shm``."""
 
     name: str
     directory: Path
@@ -33,7 +33,7 @@ class Node:
 
     @property
     def blocks(self) -> int:
-        """Leased blocks."""
+        """The number of leased blocks."""
         return int(self.sidecar.snapshot()["blocks"])
 
     @property
@@ -46,7 +46,7 @@ def peer_config(**changes: Any) -> PeerConfig:
 
 
 async def start_node(name: str, directory: Path, peers: PeerConfig, size: int = 1 << 22, **changes: Any) -> Node:
-    """A started sidecar ``name``, with an arena of ``size`` bytes of its own in ``directory``."""
+    """Return a started sidecar ``name`` with its arena in ``directory``."""
     place = directory / name
     place.mkdir(exist_ok=True)
     config = SidecarConfig(
@@ -58,7 +58,7 @@ async def start_node(name: str, directory: Path, peers: PeerConfig, size: int = 
 
 
 def introduce(*nodes: Node) -> None:
-    """Let every node know where all others listen."""
+    """Give every node the addresses of all others."""
     for node in nodes:
         for other in nodes:
             if other is not node:
@@ -68,7 +68,7 @@ def introduce(*nodes: Node) -> None:
 
 @asynccontextmanager
 async def two_nodes(directory: Path, size: int = 1 << 22, **changes: Any) -> AsyncIterator[tuple[Node, Node]]:
-    """Nodes ``a`` and ``b``, stopped at the end; ``changes`` are of their ``PeerConfig``."""
+    """Yield nodes ``a`` and ``b`` and stop them at the end; ``changes`` apply to their ``PeerConfig``."""
     async with AsyncExitStack() as stack:
         nodes = []
         for name in ("a", "b"):

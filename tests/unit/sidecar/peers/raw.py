@@ -1,4 +1,4 @@
-"""A peer that does what a sidecar would not do: it speaks the frames by hand."""
+"""A misbehaving peer that writes frames by hand."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from tests.unit.sidecar.peers.pair import SECRET, Node
 
 
 class NoArena:
-    """The memory of a peer that has none."""
+    """The memory of a peer without an arena."""
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
         raise AssertionError
@@ -24,7 +24,7 @@ def port_of(node: Node) -> int:
 
 
 async def dial(node: Node, receive_bytes: int = 0) -> PlainStream:
-    """A connection to ``node`` before any handshake; ``receive_bytes`` is the size of its receive buffer."""
+    """Return a connection to ``node`` before any handshake; ``receive_bytes`` is the size of its receive buffer."""
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -36,21 +36,21 @@ async def dial(node: Node, receive_bytes: int = 0) -> PlainStream:
 async def greeted(
     node: Node, purpose: str = "data", name: str = "raw", secret: bytes = SECRET, receive_bytes: int = 1 << 16
 ) -> PlainStream:
-    """A connection to ``node`` after its handshake."""
+    """Return a connection to ``node`` after its handshake."""
     stream = await dial(node, receive_bytes)
     await greet_listener(stream, PeerIdentity(node=name, boot=1, secret=secret), node.name, purpose)
     return stream
 
 
 async def ask(stream: PeerStream, handle: Handle, **changes: int) -> PeerFrame:
-    """Ask for a block; the head of the answer."""
+    """Request a block and return the head of the answer."""
     get = PeerFrame(PeerVerb.GET, 1, handle.id, handle.generation, handle.key, 0, handle.nbytes, 30.0)
     await write_frame(stream, get._replace(**changes))
     return await read_frame(stream)
 
 
 async def rest(stream: PlainStream) -> bytes:
-    """Everything that still comes, until the connection is closed or reset; nothing is read by ``stream`` afterwards."""
+    """Return all bytes until the connection is closed or reset; ``stream`` reads nothing afterwards."""
     found = bytearray()
     while True:
         try:

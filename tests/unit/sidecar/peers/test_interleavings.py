@@ -1,4 +1,4 @@
-"""No order of events between two nodes shows foreign bytes, answers twice, or loses or doubles a read."""
+"""Random orders of events between two nodes: no foreign bytes, no duplicate answers, no lost or doubled reads."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ _WHOLE, _HALF = "whole", "half"
 
 
 class Client:
-    """A caller of a desk that keeps the answers."""
+    """A caller of a desk that records the answers."""
 
     def __init__(self, name: str) -> None:
         self.owner = BlockOwner(name)
@@ -51,7 +51,7 @@ class Client:
 
 @dataclass(eq=False)
 class Tensor:
-    """A block of A, all bytes of which are ``value``. ``unread`` of its reads were not begun."""
+    """A block of A, all bytes of which are ``value``. ``unread`` counts its reads that have not begun."""
 
     frame: SidecarFrame
     nbytes: int
@@ -63,7 +63,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Read:
-    """A read at B: asked for by ``number``, and open once there is a ``mirror``."""
+    """A read at B: requested by ``number``, and open once there is a ``mirror``."""
 
     tensor: Tensor
     client: Client
@@ -74,7 +74,7 @@ class Read:
 
 
 class TwoNodes(RuleBasedStateMachine):
-    """Node A with blocks and node B that pulls copies of them. ``free_early`` is the mistake that this test is to find."""
+    """Node A with blocks and node B that pulls copies; ``free_early`` is the bug that this test must detect."""
 
     copies = True
     free_early = False
@@ -124,7 +124,7 @@ class TwoNodes(RuleBasedStateMachine):
                 self.loop.close()
                 shutil.rmtree(self.directory)
 
-    # What clients do
+    # Clients
 
     @rule(nbytes=st.sampled_from([64, 400, 1000]), tag=st.sampled_from(_TAGS), readers=st.integers(1, 3))
     def put(self, nbytes: int, tag: str, readers: int) -> None:
@@ -170,7 +170,7 @@ class TwoNodes(RuleBasedStateMachine):
 
     @rule(client=st.integers(0, 1))
     def replace_client(self, client: int) -> None:
-        """A client dies; what it was reading is over."""
+        """Kill a client; its reads are over."""
         dead = self.clients[client]
         self.open = [read for read in self.open if read.client is not dead]
         self.asked = [read for read in self.asked if read.client is not dead]
@@ -179,7 +179,7 @@ class TwoNodes(RuleBasedStateMachine):
         self.everybody.append(self.clients[client])
         self._collect_answers()
 
-    # What the network does
+    # Network
 
     @precondition(lambda self: self.wire.steps())
     @rule(data=st.data(), count=st.integers(1, 4))
@@ -194,7 +194,7 @@ class TwoNodes(RuleBasedStateMachine):
     def break_connection(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.wire.connections)).break_off()
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def readers_see_their_own_bytes(self) -> None:
@@ -214,7 +214,7 @@ class TwoNodes(RuleBasedStateMachine):
         for client in getattr(self, "everybody", ()):
             assert all(len(answers) == 1 for answers in client.answers.values())
 
-    # Means
+    # Helpers
 
     def _lease(self, tensor: Tensor) -> object | None:
         return self.a.ledger.find_readable(tensor.frame.block, tensor.frame.generation)
@@ -246,7 +246,7 @@ class TwoNodes(RuleBasedStateMachine):
                 tensor.is_over = tensor.is_over or tensor.tag == tag
             self.a.serve_frame(self.producer, SidecarFrame(Verb.END, text=encode_tag(tag)))
             return
-        for tensor in self.tensors:  # how many of its reads are over is not known any more
+        for tensor in self.tensors:  # the number of its ended reads is now unknown
             tensor.is_over = tensor.is_over or tensor.tag == tag
         self.open = [read for read in self.open if read.tensor.tag != tag]
         for client in self.clients:
@@ -259,7 +259,7 @@ class TwoNodes(RuleBasedStateMachine):
             self._collect_answers()
 
     def _finish_all(self) -> None:
-        """Let everything come to its end: reads that were begun end by themselves, invocations free the rest."""
+        """Finish all work: started reads end, and invocations free the rest."""
         self._run_network()
         for read in list(self.open):
             self._release(read)
@@ -281,7 +281,7 @@ class TwoNodes(RuleBasedStateMachine):
 
 
 class TwoNodesWithPages(TwoNodes):
-    """The same where B is shown the memory of A itself."""
+    """The same machine with B reading the memory of A directly."""
 
     copies = False
 
@@ -309,7 +309,7 @@ class CarelessWithPages(TwoNodesWithPages):
 
 
 def end_in_the_middle(nodes: TwoNodes) -> None:
-    """An invocation ends while half of its tensor has been sent, and another one gets the memory."""
+    """End an invocation after half of its tensor is sent. Another one reuses its memory."""
     nodes.put(nbytes=400, tag="i", readers=1)
     nodes._begin_read(nodes.tensors[0], 0, _WHOLE)
     for _ in range(2):
@@ -328,7 +328,7 @@ def test_memory_that_is_freed_while_it_is_sent_would_be_noticed(right: type[TwoN
             end_in_the_middle(nodes)
 
         careful.readers_see_their_own_bytes()
-        assert careful.open == []  # it was told that its tensor is gone
+        assert careful.open == []  # it received the loss of its tensor
         with pytest.raises(AssertionError):
             careless.readers_see_their_own_bytes()
     finally:

@@ -1,4 +1,4 @@
-"""What sidecars of several nodes tell Prometheus, and that panels and alerts ask for it."""
+"""Prometheus metrics of several sidecars, and their panels and alerts."""
 
 import asyncio
 from pathlib import Path

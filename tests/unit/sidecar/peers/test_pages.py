@@ -1,4 +1,4 @@
-"""What is on its way to another node are bytes of its own block, whoever gets the memory meanwhile."""
+"""Bytes sent to another node are from the right block. Its memory may be reused meanwhile."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ async def test_a_reader_that_stops_in_the_middle_is_cut_off_before_others_get_th
         await asyncio.sleep(0.2)  # the sockets are full now
 
         producer.end_invocation("i")
-        # The arena has room for it only in the place of the first one.
+        # The arena has room for it only in place of the first one.
         block = await producer.allocate(SIZE, invocation="j", deadline=soon(), wait=10.0)
         block.array[:] = NEW
         came = np.frombuffer(await rest(reader), np.uint8)
@@ -39,7 +39,7 @@ async def test_a_reader_that_stops_in_the_middle_is_cut_off_before_others_get_th
 
 @pytest.mark.parametrize("copied", [COPIED, 0])
 async def test_memory_that_is_replaced_before_its_bytes_were_read_does_not_reach_the_reader(tmp_path, copied):
-    """All of them are in the reader's socket when their memory is given to somebody else."""
+    """All bytes are in the socket when their memory is reused."""
     async with two_nodes(tmp_path, 1 << 18, stall_seconds=30.0) as (a, _), await a.client() as producer:
         size = 160 << 10
         handle = await producer.put(np.full(size, OLD, np.uint8), invocation="i", deadline=soon())
@@ -64,7 +64,7 @@ async def test_memory_that_is_replaced_before_its_bytes_were_read_does_not_reach
 
 
 async def test_a_sender_that_lets_go_before_it_has_sent_would_send_bytes_of_somebody_else(tmp_path, monkeypatch):
-    """The same with the mistake that the test before is to find."""
+    """The same scenario with the bug that the previous test must detect."""
     send_range = PlainStream.send_range
 
     async def let_go_and_send(self, offset, nbytes, progress):
@@ -140,6 +140,6 @@ async def test_a_reader_that_says_nothing_is_cut_off_and_the_read_is_expected_ag
 
 
 async def rest_until_closed(stream) -> None:
-    """Read nothing until the other side has given up, then what it had sent."""
+    """Read nothing until the peer gives up, then the remaining bytes."""
     await asyncio.sleep(1.0)
     await asyncio.wait_for(rest(stream), 10.0)

@@ -92,7 +92,7 @@ async def test_rows_are_pulled_while_their_producer_still_writes(tmp_path):
 
         assert seen[40:].sum() == 2 * 60 * 64
         assert b.counters["pulled_bytes_total"] == handle.nbytes
-        assert a.blocks == 1  # its one reader reads still
+        assert a.blocks == 1  # its one reader is still reading
         consumer.release(handle)
         await until(lambda: a.blocks == 0)
 
@@ -215,7 +215,7 @@ async def test_an_invocation_that_ends_frees_what_is_on_its_way(tmp_path):
 
 
 async def test_another_node_is_answered_while_the_ledger_is_busy(tmp_path):
-    """The loop of the ledger is this one, and it does nothing from the request to the last byte."""
+    """The ledger's loop is blocked from the request to the last byte."""
     async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
         handle = await producer.put(np.full(1000, 7, np.uint8), invocation="i", deadline=soon())
         reader = await greeted(a)
@@ -235,7 +235,7 @@ async def test_another_node_is_answered_while_the_ledger_is_busy(tmp_path):
 
 
 async def test_two_reads_on_one_connection_end_for_themselves_while_the_ledger_is_busy(tmp_path):
-    """The second begins before the ledger knows that the first is over."""
+    """The second begins before the ledger learns that the first is over."""
     async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
         handles = [await producer.put(np.full(1000, 7, np.uint8), invocation="i", deadline=soon()) for _ in range(2)]
         reader = await greeted(a)

@@ -1,4 +1,4 @@
-"""Tensors of another node that outlive their readers, for stages that begin again."""
+"""Retained tensors of another node, for restarted stages."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ async def test_a_retained_tensor_can_be_read_again_after_its_last_reader(tmp_pat
         async with await b.client("first") as first:
             await first.open_tensor(handle, invocation="i", deadline=soon())
             first.release(handle)
-        await until(lambda: retained(a) == sent.nbytes)  # nobody needs it, and it is there
+        await until(lambda: retained(a) == sent.nbytes)  # retained without a reader
 
         async with await b.client("second") as second:
             got = await second.open_tensor(handle, invocation="i", deadline=soon())
@@ -59,7 +59,7 @@ async def test_without_its_key_nothing_is_retained_or_dropped(tmp_path):
         forged = type(handle)(**{field: getattr(handle, field) for field in handle.__struct_fields__} | {"key": 1})
         keeper.retain(forged)
         keeper.drop(forged)
-        await keeper.open_tensor(handle, invocation="i", deadline=soon())  # behind them on the same connection
+        await keeper.open_tensor(handle, invocation="i", deadline=soon())  # after them on the same connection
 
         await until(lambda: a.blocks == 0)
         assert retained(a) == 0

@@ -1,4 +1,4 @@
-"""Who may not read: without the secret, with garbage, too slowly, too many."""
+"""Rejected peers: without the secret, with garbage, too slow, too many."""
 
 import asyncio
 import os

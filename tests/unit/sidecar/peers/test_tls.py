@@ -56,7 +56,7 @@ async def test_bytes_that_come_before_anybody_reads_them_are_kept_and_no_more_th
     writer = await accepted.get()
     sent, found = np.random.default_rng(2).bytes(40 * EARLY_BYTES), bytearray(40 * EARLY_BYTES)
     writing = asyncio.create_task(writer.write(sent))
-    await asyncio.sleep(0.1)  # what there is room for has come
+    await asyncio.sleep(0.1)  # the buffers are full
 
     ends = (64, EARLY_BYTES, EARLY_BYTES + 1, len(found))
     for start, end in zip((0, *ends), ends, strict=False):

@@ -1,4 +1,4 @@
-"""The setting of what carries large pulls: what is refused at the start, and what to do about it."""
+"""The transport setting for large pulls, and its errors at startup."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ def test_tcp_and_ucx_carry_pulls(tmp_path, transport):
 
 
 def test_another_transport_is_refused_by_name(tmp_path):
-    with pytest.raises(BadRequest, match="OMNIBUS_SIDECAR_TRANSPORT is tcp or ucx, not 'rdma'"):
+    with pytest.raises(BadRequest, match="OMNIBUS_SIDECAR_TRANSPORT must be tcp or ucx, not 'rdma'"):
         _peer_config(settings(tmp_path, transport="rdma"))
 
 

@@ -1,4 +1,4 @@
-"""Pulls over UCX: what holds over TCP holds there, and what UCX does not do TCP does."""
+"""Pulls over UCX: the same guarantees as TCP, which is also the fallback."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ ARENA = 1 << 26
 
 @pytest.fixture(autouse=True)
 def _networks_only(monkeypatch):
-    """Leave out shared memory, which UCX finds between processes of one machine."""
+    """Exclude shared memory, which UCX uses between processes of one machine."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
@@ -29,7 +29,7 @@ def random_bytes(nbytes: int = SIZE) -> np.ndarray:
 
 
 def over_ucx(node) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that ``node`` has pulled over UCX, and transfers that failed, by node."""
+    """Return bytes pulled over UCX, and failed transfers, by node."""
     return node.counters["ucx_bytes_by_node"], node.counters["ucx_failures_by_node"]
 
 
@@ -41,7 +41,7 @@ async def pull(producer, consumer, sent: np.ndarray, invocation: str = "i") -> n
 
 
 async def frees_all(a, b, invocation: str = "i") -> None:
-    """Nothing is left of ``invocation`` once it has ended."""
+    """Check that nothing of ``invocation`` is left once it has ended."""
     for node in (a, b):
         node.sidecar.end_invocation(invocation)
     await until(lambda: a.blocks == b.blocks == 0)
@@ -113,7 +113,7 @@ async def test_a_node_without_ucx_and_one_with_it_use_tcp(tmp_path, transports):
         for number in range(2):
             assert np.array_equal(await pull(producer, consumer, sent, f"i{number}"), sent)
             await frees_all(a, b, f"i{number}")
-            if b.plane._ucx is not None:  # it asks once
+            if b.plane._ucx is not None:  # it offers UCX once
                 assert not b.plane._ucx.is_usable(("a", a.plane.boot))
 
     assert over_ucx(b) == ({}, {})
@@ -192,7 +192,7 @@ async def test_an_invocation_that_ends_in_the_middle_leaves_nothing_and_no_open_
             await frees_all(a, b, f"i{number}")
         monkeypatch.undo()
 
-        assert over_ucx(b) == ({"a": SIZE}, {})  # that was no failure of UCX
+        assert over_ucx(b) == ({"a": SIZE}, {})  # not counted as a UCX failure
         assert np.array_equal(await pull(producer, consumer, sent), sent)
         await frees_all(a, b)
         await until(lambda: _count_files() <= files)
@@ -212,7 +212,7 @@ async def connected_lanes() -> tuple[UcxLane, UcxLane]:
 
 @pytest.mark.parametrize("closes", [True, False])
 async def test_nothing_is_written_to_memory_whose_lane_is_closed(closes):
-    """Without the close, which is the mistake that the test is to find, the other side writes on."""
+    """Without the close, the other side continues to write. The test must detect that bug."""
     source, target = np.full(SIZE, 7, np.uint8), np.zeros(SIZE, np.uint8)
     sender, reader = await connected_lanes()
     some = asyncio.Event()
@@ -223,7 +223,7 @@ async def test_nothing_is_written_to_memory_whose_lane_is_closed(closes):
     reading.cancel()
     if closes:
         await lanes.close_lane(reader)
-    target[:] = 9  # somebody else has it now
+    target[:] = 9  # the memory is in use again
     await asyncio.sleep(0.3)
 
     assert (7 in target) != closes

@@ -1,4 +1,4 @@
-"""How often a reader of a large range is woken: rarely while bytes come fast, and in time where they come slowly."""
+"""Wakeups of a reader of a large range: few for a fast sender, and timely for a slow one."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ LARGE = 8 * TURN_BYTES
 
 
 class BytesArena(NoArena):
-    """The memory of a peer that sends."""
+    """The memory of a sending peer."""
 
     def __init__(self, data: bytearray) -> None:
         self._data = memoryview(data)
@@ -50,7 +50,7 @@ async def test_a_reader_is_not_woken_for_each_piece(sender_and_stream: tuple[soc
     reading = asyncio.create_task(stream.read_into(memoryview(target), count))
     for number in range(PIECES):
         await asyncio.get_running_loop().sock_sendall(sender, bytes([number % 251]) * PIECE)
-        await asyncio.sleep(0)  # whoever is to be woken is
+        await asyncio.sleep(0)  # let waiting readers run
     await reading
 
     assert target == b"".join(bytes([number % 251]) * PIECE for number in range(PIECES))
@@ -101,7 +101,7 @@ async def test_a_sender_that_is_gone_is_noticed_whatever_is_missing(
 
 
 async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs():
-    """Both directions of one connection in this loop, beside a callback that counts its turns."""
+    """Run both directions in this loop, and count its turns."""
     loop, turn = asyncio.get_running_loop(), 0
     target = bytearray(LARGE)
     with socket.create_server(("127.0.0.1", 0)) as listener:

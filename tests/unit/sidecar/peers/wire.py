@@ -1,7 +1,7 @@
-"""Pulls between the bookkeeping of two nodes over a network that a test schedules step by step: no sockets, no clock.
+"""Pulls between two nodes' bookkeeping over a simulated network. There are no sockets and no clock.
 
-A connection carries copies, or, as with UCX and for readers of earlier builds, pages: then the reader finds what lies
-there when it reads, and waits for a confirmation.
+A test schedules each step. A connection carries copies, or, as with UCX and readers of earlier builds, pages. With
+pages B sees the memory at the time of its read, and waits for a confirmation.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ _ATTEMPTS = 2
 
 
 class Wire:
-    """All connections from B to A. ``steps`` are what may happen next, each of which may be chosen."""
+    """All connections from B to A. ``steps`` are the possible next events, any of which may be chosen."""
 
     def __init__(self, source: Arena, target: Arena, copies: bool) -> None:
         self.source = source
@@ -27,7 +27,7 @@ class Wire:
         self.copies = copies
         self.connections: list[Connection] = []
         self.reads: OutgoingReads | None = None
-        #: Blocks of which nobody knows whether a broken connection has ended their reads.
+        #: Blocks with an unknown number of ended reads after a broken connection.
         self.ambiguous: set[int] = set()
         self._control: deque[Step] = deque()
 
@@ -51,7 +51,7 @@ class Wire:
 
 
 class Connection:
-    """One transfer, with its second attempt. Both ends do one thing after the other; an abort comes in between."""
+    """One transfer and its retry. Each end works sequentially; an abort can occur in between."""
 
     def __init__(self, wire: Wire, transfer: MirrorTransfer, done: TransferDone) -> None:
         self._wire = wire
@@ -72,11 +72,11 @@ class Connection:
         self._target: deque[Step] = deque()
 
     def steps(self) -> list[Step]:
-        """The heads of what either end does next."""
+        """Return the possible next steps, one per end."""
         return [lambda queue=queue: queue.popleft()() for queue in (self._aborts, self._source, self._target) if queue]  # type: ignore[misc]
 
     def cancel(self) -> None:
-        """B does not want the bytes any more."""
+        """Cancel the transfer at B."""
         if not self._over:
             self._aborts.append(self._stop_target)
 
@@ -165,7 +165,7 @@ class Connection:
         self._target.clear()
         self._source.append(self._close_source)
         if self._attempt < _ATTEMPTS:
-            while self._source:  # the first connection ends by itself
+            while self._source:  # the first connection ends without help
                 self._source.popleft()()
             self._begin()
         else:
