@@ -73,8 +73,14 @@ def table(claims: Iterable[Claim]) -> str:
     rows: dict[tuple[str, str, str], set[Claim]] = {}
     for claim in claims:
         rows.setdefault(claim[:3], set()).add(claim)
-    lines = ["| engine | family | shape | equal | tests |", "|---|---|---|---|---|"]
-    lines += [_row(cell, rows[cell]) for cell in sorted(rows, key=_order)]
+    shapes: dict[tuple[str, str, str, str], list[str]] = {}  # those with equal results and tests share a row
+    for engine, family, shape in sorted(rows, key=_order):
+        shapes.setdefault((engine, family, *_describe_claims(rows[engine, family, shape])), []).append(f"`{shape}`")
+    lines = ["| engine | family | shapes | equal | tests |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {engine} | {family} | {', '.join(cells)} | {equal} | {files} |"
+        for (engine, family, equal, files), cells in shapes.items()
+    ]
     said = {claim.equal for found in rows.values() for claim in found}
     return "\n".join([*lines, "", *(f"- **{kind}**: {KINDS[kind]}." for kind in KINDS if kind in said), ""])
 
@@ -99,12 +105,11 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
         yield Claim(engine, family, one, equal, str(item.path.relative_to(item.config.rootpath)))
 
 
-def _row(cell: tuple[str, str, str], claims: set[Claim]) -> str:
-    engine, family, shape = cell
+def _describe_claims(claims: set[Claim]) -> tuple[str, str]:
+    """Return the kinds of equality and the tests of one cell."""
     equal = {claim.equal for claim in claims}
-    said = ", ".join(kind for kind in KINDS if kind in equal)
     files = ", ".join(map(_link, sorted({claim.file for claim in claims})))
-    return f"| {engine} | {family} | `{shape}` | {said} | {files} |"
+    return ", ".join(kind for kind in KINDS if kind in equal), files
 
 
 def _link(file: str) -> str:

@@ -50,7 +50,7 @@ def test_the_page_of_dependencies_says_what_each_of_them_is_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     named = {re.split(r"[^\w.-]", each)[0] for group in groups for each in group} - {project["name"]}
-    table = (ROOT / "docs" / "dependencies.md").read_text().split("## What is used")[1].split("## Replaced")[0]
+    table = (ROOT / "docs" / "dependencies.md").read_text().split("## Libraries")[1].split("## Own code")[0]
 
     assert named - set(re.findall(r"`([\w.-]+)`", table)) == set()
 

@@ -1,6 +1,7 @@
 """The page of test schedules, from ``tests/slow.toml`` and ``tests/by_night.toml``."""
 
-import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from tests import by_night, covered, slow
 
@@ -15,14 +16,14 @@ HEAD = """# Which tests run when
 | `make test-vllm VLLM_MARKS=vllm` | the same for tests that need vLLM |
 
 **Slow.** `tests/slow.toml` lists slow tests, and `tests/slow.py` marks them `slow`. Tests of a system (`tests/e2e`, `tests/nodes`,
-`tests/chaos`) are slow, except those below. Of other packages, the file lists tests of two seconds or more.
-`tests/contract/test_slow.py` checks that each way below is tested, that every package has tests in `make test`, and that each test
-runs in one of the two commands. `python -m tests.mutations` seeds faults that `make test` must detect.
+`tests/chaos`) are slow, except those below. Of other packages, list tests of two seconds or more.
+`tests/contract/test_slow.py` checks that each way below and every package has tests in `make test`, and that each test runs in one
+of the two commands. `python -m tests.mutations` seeds faults that `make test` must detect.
 
 **Nightly.** Every promise, route, family, shape and engine has at least one test by day. Tests with further values, and long tests
-that repeat others, run at night. Mark a test in its file (`tests/nightly.py`) or in `tests/by_night.toml`, where each row names the
-tests that cover the behaviour by day. `tests/contract/test_by_night.py` checks that these exist and run. Add a test if it takes
-more than about ten seconds and fails only together with others.
+that repeat others, run at night. Mark a test in its file (`tests/nightly.py`) or list it in `tests/by_night.toml`. Its `rows` name
+the tests that cover the behaviour by day, and `kept` the parameters that run by day. `tests/contract/test_by_night.py`
+checks that these exist and run. Add a test if it takes more than about ten seconds and fails only together with others.
 
 `python -m tests.pages` generates this page from both files.
 """
@@ -30,66 +31,54 @@ WAYS = """All tests of {}.
 
 | way to use a system | test |
 |---|---|"""
-COVERAGE = """Executed lines and branches of `services` and `shared`, by package, measured by `make coverage`: test processes and those that
-they fork or spawn, unless these are killed. Code for vLLM, a GPU, a browser or Docker counts only if these are installed.
+COVERAGE = """Executed lines and branches of `services` and `shared`, by package, measured by `make coverage`. Processes that tests fork or
+spawn count, unless they are killed. Code for vLLM, a GPU, a browser or Docker counts only if these are installed.
 `make coverage MARKS='$(ALL_MARKS) and slow' ADD=1` adds `make test-slow` to an earlier measurement;
 `NAME="make test-all"` stores the figures for this page.
 """
-KEPT = """By day these tests run with the listed parameters only, at night with all:
-
-| test | by day |
-|---|---|"""
+NIGHT = ["## By night only", "", "| tests of | reason |", "|---|---|"]
+_COUNTS = (("covered_lines", "num_statements"), ("covered_branches", "num_branches"))
 
 
 def page() -> str:
-    table = by_night.table()
     rows = [
-        f"| {_listed(row.tests)} | {row.why} | {_listed(row.held_by)} |"
-        for row in sorted(table.rows, key=lambda row: row.tests)
+        f"| {_list_files(row.tests)} | {row.why} |" for row in sorted(by_night.table().rows, key=lambda row: row.tests)
     ]
-    kept = [f"| {_short(test)} | {', '.join(map(_code, ids))} |" for test, ids in sorted(table.kept.items())]
     systems = slow.table()
-    ways = [f"| {way} | {_short(test)} |" for way, test in systems.paths.items()]
+    ways = [f"| {way} | {_list_files((test,))} |" for way, test in systems.paths.items()]
     ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_place, systems.short))), *ways, ""]
-    head = ["## By night only", "", "| test | reason | covered by day by |", "|---|---|---|"]
-    return "\n".join([HEAD, *ways, *_coverage(), *head, *rows, "", "## Fewer values by day", "", KEPT, *kept, ""])
+    return "\n".join([HEAD, *ways, *_coverage(), *NIGHT, *rows, ""])
 
 
 def _coverage() -> list[str]:
-    """Stored coverage figures, a table for each run."""
-    kept = covered.kept()
-    tables = [
-        [f"{name}, {run['date']}:", "", "| package | lines | branches |", "|---|---|---|"]
-        + [
-            f"| {room if room == 'all' else _code(room)} | {covered.row(counts)} |"
-            for room, counts in run["rooms"].items()
-        ]
-        + [""]
-        for name, run in kept.items()
+    """Figures of coverage, with lines and branches of each run as columns."""
+    runs = covered.kept()
+    heads = [f"{name}, {run['date']}: {part}" for name, run in runs.items() for part in ("lines", "branches")]
+    packages = dict.fromkeys(package for run in runs.values() for package in run["rooms"])
+    rows = [
+        " | ".join([package if package == "all" else _code(package), *_format_shares(runs.values(), package)])
+        for package in packages
     ]
-    return ["## Coverage", "", COVERAGE, *(line for table in tables for line in table)] if kept else []
+    table = [f"| {row} |" for row in (" | ".join(["package", *heads]), *rows)]
+    table.insert(1, "|---" * (len(heads) + 1) + "|")
+    return ["## Coverage", "", COVERAGE, *table, ""] if runs else []
 
 
-def _listed(tests: tuple[str, ...]) -> str:
-    return "<br>".join(map(_short, tests))
+def _format_shares(runs: Iterable[Mapping[str, Any]], package: str) -> Iterator[str]:
+    for run in runs:
+        counts = run["rooms"].get(package)
+        for part, whole in _COUNTS:
+            yield covered.share(counts, part, whole) if counts else "–"
 
 
-def _short(test: str) -> str:
-    """A node id without the common prefix."""
-    path, _, name = test.removeprefix("tests/").partition("::")
-    return f"{_code(path)}: {_words(name)}"
+def _list_files(tests: Iterable[str]) -> str:
+    """The files of node ids, each once."""
+    return ", ".join(dict.fromkeys(_place(test.partition("::")[0]) for test in tests))
 
 
 def _place(short: str) -> str:
     return _code(short.removeprefix("tests/"))
 
 
-def _words(name: str) -> str:
-    """The sentence that a test's name is, and its parameters."""
-    test, is_parametrized, parameters = name.partition("[")
-    words = test.removeprefix("test_").replace("_", " ")
-    return f"{words} ({_code(parameters.removesuffix(']'))})" if is_parametrized else words
-
-
 def _code(text: str) -> str:
-    return f"`{re.sub(r'[|]', '/', text)}`" if text else "none"
+    return f"`{text}`"

@@ -18,7 +18,7 @@ omnibus lab routing          # one of them: conditions, figures, tables
 make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
-**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([whatif.md](whatif.md)).
+**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([what if](planner.md#what-if)).
 It has the scheduling of real executors and the routing of gateways. Durations follow from figures of the paper, or,
 without any, from the size of model and GPU; each experiment says which. Compare ratios between deployments with a
 paper's, and seconds only if they follow from the paper's own figures. Results are the same on every machine. Each

@@ -1,4 +1,4 @@
-"""The commands of the page on ``omnibus whatif`` work as documented."""
+"""Commands of ``omnibus whatif`` on docs/planner.md work as documented."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from omnibus.cli.main import main
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs/whatif.md").read_text()
+PAGE = (ROOT / "docs/planner.md").read_text().split("\n## What if\n")[1].split("\n## ")[0]
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line.strip()
 ]
