@@ -18,12 +18,12 @@ omnibus lab routing          # one of them: conditions, figures, tables
 make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
-**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([what if](planner.md#what-if)).
-It has the scheduling of real executors and the routing of gateways. Durations follow from figures of the paper, or,
-without any, from the size of model and GPU; each experiment says which. Compare ratios between deployments with a
-paper's, and seconds only if they follow from the paper's own figures. Results are the same on every machine. Each
-result has a digest of the code that it measured (`services/planner/lab/digest.py`); a test rejects a page older than
-its code.
+**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([what
+if](planner.md#what-if)). It has the scheduling of real executors and the routing of gateways. Durations follow
+from figures of the paper, or, without any, from the size of model and GPU; each experiment says which. Compare
+ratios between deployments with a paper's, and seconds only if they follow from the paper's own figures. Results
+are the same on every machine. Each result has a digest of the code that it measured
+(`services/planner/lab/digest.py`); a test rejects a page older than its code.
 
 **Plans** are made as in operation: the planner profiles the virtual engines, solves, simulates and corrects.
 **Baselines** are policies of the same planner (`planned.policy`, [planner.md](planner.md#baselines)).

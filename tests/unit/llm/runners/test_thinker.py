@@ -67,10 +67,7 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
 
 
 async def test_the_seconds_of_all_requests_are_those_that_the_engine_computed(runner: ThinkRunner) -> None:
-    """Each request is charged its part of its shared steps, within 0.5 % of the engine's seconds.
-
-    The engine is one step of about a hundred ahead of the last answer's end, which the next request would pay.
-    """
+    """Each is charged its part of the steps. The engine is a step of about a hundred ahead of the last answer's end."""
     clocks: list[JobClock] = []
 
     async def charged(one: MemoryJob) -> None:
