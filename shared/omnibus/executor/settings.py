@@ -60,7 +60,7 @@ class ExecutorSettings(Settings, frozen=True):
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
     #: Priority for the CPU, from 0 to 19 as in ``nice(1)``, once it serves. On Linux it applies to the whole session.
-    #: ``omnibus up`` sets 5, so that the gateway answers while executors compute.
+    #: ``omnibus up`` sets 10, so that the gateway answers while executors compute.
     nice: int = 0
     #: Invocations that may be in flight here before ``busy`` is the answer.
     credits: int = 64

@@ -16,7 +16,7 @@ from omnibus.up.fork_server import can_fork_executors
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
 #: Priority of executors beside the gateway on the same machine, unless the environment sets it.
-_NICE, _NICE_DEFAULT = "OMNIBUS_EXECUTOR_NICE", "5"
+_NICE, _NICE_DEFAULT = "OMNIBUS_EXECUTOR_NICE", "10"
 #: What a plan says of an option, whatever all executors are told.
 _OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_DTYPE")
 

@@ -62,4 +62,4 @@ def test_executors_of_a_stack_give_way_unless_the_environment_says_otherwise(
     [chosen] = process_specs(asked, env={}).values()
     [given] = process_specs(asked, env={"OMNIBUS_EXECUTOR_NICE": "0"}).values()
 
-    assert [each.env["OMNIBUS_EXECUTOR_NICE"] for each in (spec, chosen, given)] == ["5", "3", "0"]
+    assert [each.env["OMNIBUS_EXECUTOR_NICE"] for each in (spec, chosen, given)] == ["10", "3", "0"]
