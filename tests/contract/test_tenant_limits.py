@@ -81,7 +81,7 @@ async def test_a_place_in_the_background_is_free_again_when_its_response_ends_is
     await store.end_response(await begin(1), "gw", b"{}", 60)
     await store.drop_response(await begin(2))
     await begin(3, seconds=0.2)
-    with pytest.raises(Overloaded, match="of your responses"):
+    with pytest.raises(Overloaded, match="of your background responses"):
         await begin(4)
     await asyncio.sleep(0.3)
     await begin(5)

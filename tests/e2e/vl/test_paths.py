@@ -54,4 +54,4 @@ async def test_a_path_that_the_plan_does_not_have_is_refused_by_name(vl: System)
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": "M"})
 
     assert answer.status_code == 400
-    assert "there is L, EL" in answer.json()["error"]["message"]
+    assert "choose one of L, EL" in answer.json()["error"]["message"]

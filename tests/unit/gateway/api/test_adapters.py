@@ -73,7 +73,7 @@ async def test_an_unknown_adapter_is_an_unknown_model(home: House, asked: list[d
         body = question("captain", "hello") if "chat" in path else {"model": "captain", "prompt": "hello"}
         missing = await home.http.post(path, json=body)
         assert (missing.status_code, error(missing)["param"]) == (404, "model")
-        assert f"there is pirate, poet, {TEXT}" in error(missing)["message"]
+        assert f"(known: pirate, poet, {TEXT})" in error(missing)["message"]
     picture = await home.http.post("/v1/images/generations", json={"model": "poet", "prompt": "a cat"})
 
     assert picture.status_code == 404

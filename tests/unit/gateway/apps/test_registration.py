@@ -88,7 +88,7 @@ async def test_an_update_to_another_app_is_refused(land: Estate, gate: Gateway):
     response = await gate.ask("PUT", "/v1/apps/echo", {"source": {"module": "other", "directory": "."}})
 
     assert response.status_code == 400
-    assert "this is the app 'other'" in error(response)["message"]
+    assert "the source has the app 'other'" in error(response)["message"]
     assert (await gate.invoke("echo", {"text": "hi"}))["by"] == "one"
 
 

@@ -139,7 +139,7 @@ async def test_an_app_that_never_came_up_here_says_why(land: Estate, gate: Gatew
     assert "apps" not in (await other.http.get("/readyz")).json()
     with pytest.raises(StageUnavailable, match="broken at this gateway: .*OMNIBUS_GATEWAY_APPS_DIR"):
         other.apps.registry.worker("echo")
-    with pytest.raises(NotFound, match="there is echo"):
+    with pytest.raises(NotFound, match="registered apps: echo"):
         other.apps.registry.worker("none")
 
 

@@ -113,7 +113,7 @@ def test_dead_letters_of_a_tenant_keep_no_more_than_its_records():
 
 @pytest.mark.parametrize("text", ["a", "a=stages", "=digest", "a b=digest", "a=digest;b=full"])
 def test_a_rule_that_is_none_is_refused_with_its_form(text: str):
-    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_RECORD_TENANTS.*TENANT=full or TENANT=digest is expected"):
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_RECORD_TENANTS.*must be TENANT=full or TENANT=digest"):
         parse_record_rules("full", text)
 
 

@@ -131,7 +131,7 @@ async def test_a_job_that_is_anothers_after_the_store_lost_it_is_given_up(store:
 
     async with asyncio.timeout(5):
         await lease.hold_until_lost()
-    with pytest.raises(Retryable, match="not held"):
+    with pytest.raises(Retryable, match="no longer held here"):
         await lease.confirm()
 
 
@@ -142,7 +142,7 @@ async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: St
     await asyncio.sleep(1.1)
     assert isinstance(await store.take_job(KIND, "another", 60.0), JobRecord)
 
-    with pytest.raises(Retryable, match="not held"):
+    with pytest.raises(Retryable, match="no longer held here"):
         await lease.confirm()
 
 
