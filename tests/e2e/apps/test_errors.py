@@ -201,7 +201,7 @@ async def test_an_unknown_app_names_those_that_there_are(strict: Estate):
     answer = await strict.invoke("none", {})
 
     assert (answer.status_code, error(answer)["code"]) == (404, "not_found")
-    assert "there is endless, plain, wrong" in error(answer)["message"]
+    assert "registered apps: endless, plain, wrong" in error(answer)["message"]
 
 
 async def test_a_body_over_the_limit_is_413(strict: Estate):

@@ -100,7 +100,7 @@ async def test_adapters_are_listed_with_the_model_that_they_adapt(system: System
     assert {each["id"]: each["parent"] for each in listed} == {BASE: None, "pirate": BASE, "poet": BASE}
     assert (one["root"], one["output_modalities"]) == ("poet", ["text"])
     assert missing.status_code == 404
-    assert "there is pirate, poet, qwen2-tiny" in missing.json()["error"]["message"]
+    assert "known: pirate, poet, qwen2-tiny" in missing.json()["error"]["message"]
 
 
 async def test_several_answers_and_completions_are_the_adapters(system: System, checkpoints: dict[str, Path]):
