@@ -232,7 +232,7 @@ async def test_an_engine_that_dies_fails_what_runs_and_serves_again(runner: Vllm
     assert {type(result) for result in results} == {StageUnavailable}
     assert {result.stage for result in results if isinstance(result, StageUnavailable)} == {"thinker"}
     await until(lambda: not runner.serving)
-    with pytest.raises(StageUnavailable, match="started again"):
+    with pytest.raises(StageUnavailable, match="is restarting"):
         await run(runner, job(text(1)))
     await until(lambda: runner.serving, _BACK_WITHIN)
     mine, other = await both(runner, reference, lambda: job(picture(2), [embedding(5)]))
