@@ -19,7 +19,7 @@ import os
 from omnibus.process.priority import lower_priority
 lower_priority(NICE)
 lower_priority(NICE)
-group = open("{AUTOGROUP}").read() if os.path.exists("{AUTOGROUP}") else f"none nice {{NICE}}"
+group = open("{AUTOGROUP}").read() if os.access("{AUTOGROUP}", os.W_OK) else f"none nice {{NICE}}"
 print(os.nice(0), group.split()[-1])
 """
 
