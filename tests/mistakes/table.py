@@ -72,7 +72,7 @@ ALONE = [
         "nats: …Connect call failed ('127.0.0.1', 1)\nomnibus: no NATS server at nats://127.0.0.1:1: …",
     ),
     _up(
-        "the port is no port",
+        "an invalid port",
         "port 99999 must be a number from 1 to 65535, or 0 for a free one",
         "--port 99999",
     ),
@@ -267,7 +267,7 @@ RUNNING = [
         "omnibus: there is no key 'k77': `omnibus keys list` shows them",
     ),
     Mistake(
-        "a tenant that is no name",
+        "an invalid tenant name",
         "omnibus keys create a/b",
         "omnibus: 'a/b' is not a tenant name: use letters, digits, dot, dash, underscore, at most 64",
     ),
@@ -282,7 +282,7 @@ RUNNING = [
         "omnibus: unknown app 'nobody' (registered apps: …)",
     ),
     Mistake(
-        "a request that is no JSON",
+        "a request that is not JSON",
         "omnibus app invoke nobody '{'",
         "omnibus: the request must be JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
