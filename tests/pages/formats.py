@@ -22,14 +22,20 @@ _IMAGE_ROWS = (
 _VIDEO_ROWS = (
     ("rotation", "as in the display matrix"),
     ("frame rate and times", "frames have the times of the file, also at a variable rate"),
-    ("length", "from the header; if it has none, from the last fragments of MP4, clusters of Matroska, or pages of Ogg"),
+    (
+        "length",
+        "from the header; if it has none, from the last fragments of MP4, clusters of Matroska, or pages of Ogg",
+    ),
 )
 _AUDIO_ROWS = (
     ("track", "the first one, also of a video"),
     ("samples", "integers of 8 to 64 bits, floats of 32 and 64 bits, A-law, mu-law"),
     ("channels", "1 to 64, their mean"),
     ("rate", "1,000 to 768,000 hertz, resampled to the rate of the model"),
-    ("length", "from the samples, frames, pages or clusters in the file; of MP4 and AVI from the header, if it has one"),
+    (
+        "length",
+        "from the samples, frames, pages or clusters in the file; of MP4 and AVI from the header, if it has one",
+    ),
     ("tags", "ID3 tags, and zeros after them, are skipped; MP3, MP2 and AAC may begin inside a frame"),
 )
 _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
