@@ -142,7 +142,7 @@ bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by nam
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
 
 lab: $(VENV)/.dev ## Repeat the papers' experiments that the code has changed for, and write docs/lab.md (ARGS=--all)
-	$(BIN)/python -m services.planner.lab --write $(ARGS)
+	$(BIN)/python -m omnibus_planner.lab --write $(ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -115,7 +115,12 @@ MUTATIONS = [
         "if lease.condemned or not lease.readers:",
         "tests/unit/tensors",
     ),
-    Mutation("services/sidecar/timer_queue.py", "if when < self._armed:", "if when <= 0:", "tests/unit/sidecar"),
+    Mutation(
+        "services/sidecar/omnibus_sidecar/timer_queue.py",
+        "if when < self._armed:",
+        "if when <= 0:",
+        "tests/unit/sidecar",
+    ),
     # The SDK
     Mutation(
         f"{_OMNIBUS}/api_key.py",
@@ -149,25 +154,25 @@ MUTATIONS = [
     ),
     # Engines
     Mutation(
-        "services/llm/engine/sampler.py",
+        "services/llm/omnibus_llm/engine/sampler.py",
         "self.record_token(self.apply_script(token))",
         "self.apply_script(token)",
         "tests/unit/llm",
     ),
     Mutation(
-        "services/llm/engine/slot_cache.py",
+        "services/llm/omnibus_llm/engine/slot_cache.py",
         "return (positions[None] <= self._ends[:, None])",
         "return (positions[None] < self._ends[:, None] + 2)",
         "tests/unit/llm",
     ),
     Mutation(
-        "services/encoder/embedding_cache.py",
+        "services/encoder/omnibus_encoder/embedding_cache.py",
         "            result.embeds.setflags(write=False)\n            self.store",
         "            self.store",
         "tests/unit/encoder",
     ),
     Mutation(
-        "services/generator/vocoder_chunks.py",
+        "services/generator/omnibus_generator/vocoder_chunks.py",
         "yield from [size] * _CHUNKS_PER_SIZE",
         "yield from [size] * (_CHUNKS_PER_SIZE + 1)",
         "tests/unit/generator",

@@ -1,9 +1,11 @@
-"""``python -m services.gateway``: configured by ``OMNIBUS_GATEWAY_*``, ``_BUS_*``, ``_STORE_*``, ``_SIDECAR_*``."""
+"""``python -m services.gateway``: the former name of ``python -m omnibus_gateway``, for one more release."""
 
+import runpy
 import sys
+import warnings
+from pathlib import Path
 
-from omnibus.service import run_service
-from services.gateway.service import GatewayService
-
-if __name__ == "__main__":
-    sys.exit(run_service("gateway", GatewayService))
+_SERVICES = Path(__file__).parents[1]
+sys.path[1:1] = [str(_SERVICES.parent / "shared"), *map(str, sorted(_SERVICES.iterdir()))]
+warnings.warn("services.gateway is now omnibus_gateway", FutureWarning, stacklevel=1)
+runpy.run_module("omnibus_gateway", run_name="__main__", alter_sys=True)

@@ -1,9 +1,11 @@
-"""``python -m services.generator``: one executor, configured by ``OMNIBUS_EXECUTOR_*``."""
+"""``python -m services.generator``: the former name of ``python -m omnibus_generator``, for one more release."""
 
+import runpy
 import sys
+import warnings
+from pathlib import Path
 
-from omnibus.executor.service import ExecutorService
-from omnibus.service import run_service
-
-if __name__ == "__main__":
-    sys.exit(run_service("generator", ExecutorService))
+_SERVICES = Path(__file__).parents[1]
+sys.path[1:1] = [str(_SERVICES.parent / "shared"), *map(str, sorted(_SERVICES.iterdir()))]
+warnings.warn("services.generator is now omnibus_generator", FutureWarning, stacklevel=1)
+runpy.run_module("omnibus_generator", run_name="__main__", alter_sys=True)

@@ -1,9 +1,11 @@
-"""``python -m services.planner``: configured by ``OMNIBUS_PLANNER_*``, ``_STORE_*`` and ``_BUS_*``."""
+"""``python -m services.planner``: the former name of ``python -m omnibus_planner``, for one more release."""
 
+import runpy
 import sys
+import warnings
+from pathlib import Path
 
-from omnibus.service import run_service
-from services.planner.service import PlannerService
-
-if __name__ == "__main__":
-    sys.exit(run_service("planner", PlannerService))
+_SERVICES = Path(__file__).parents[1]
+sys.path[1:1] = [str(_SERVICES.parent / "shared"), *map(str, sorted(_SERVICES.iterdir()))]
+warnings.warn("services.planner is now omnibus_planner", FutureWarning, stacklevel=1)
+runpy.run_module("omnibus_planner", run_name="__main__", alter_sys=True)

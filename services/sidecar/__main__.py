@@ -1,9 +1,11 @@
-"""``python -m services.sidecar``: the arena of this node, configured by ``OMNIBUS_SIDECAR_*``."""
+"""``python -m services.sidecar``: the former name of ``python -m omnibus_sidecar``, for one more release."""
 
+import runpy
 import sys
+import warnings
+from pathlib import Path
 
-from omnibus.service import run_service
-from services.sidecar.service import SidecarService
-
-if __name__ == "__main__":
-    sys.exit(run_service("sidecar", SidecarService))
+_SERVICES = Path(__file__).parents[1]
+sys.path[1:1] = [str(_SERVICES.parent / "shared"), *map(str, sorted(_SERVICES.iterdir()))]
+warnings.warn("services.sidecar is now omnibus_sidecar", FutureWarning, stacklevel=1)
+runpy.run_module("omnibus_sidecar", run_name="__main__", alter_sys=True)

@@ -247,7 +247,7 @@ class GatewaySettings(Settings, frozen=True):
     #: Whether media may be fetched over plain http, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
-    #: Bearer token of control routes, see ``services.gateway.auth.admin``; empty: nobody changes apps, and other
+    #: Bearer token of control routes, see ``omnibus_gateway.auth.admin``; empty: nobody changes apps, and other
     #: control routes are for clients of this machine alone.
     admin_token: str = ""
     #: Whether clients must send an API key: those of ``keys_file``, a JSON file that is read again when it changes,
@@ -327,7 +327,7 @@ class KubernetesSettings(Settings, frozen=True):
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
     #: Where executors run; empty: the account's namespace.
     namespace: str = ""
-    #: JSON file with what runs one executor, by service; see ``services.planner.reconcile.manifests``.
+    #: JSON file with what runs one executor, by service; see ``omnibus_planner.reconcile.manifests``.
     template: str = ""
     #: Tells the executors of one Omnibus from those of others in the namespace; begins their names.
     release: str = "omnibus"

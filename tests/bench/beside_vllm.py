@@ -27,10 +27,12 @@ import uvloop
 
 from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT, Stack
+from omnibus.up.stack import Stack
 from omnibus_models import tiny
 from tests.bench.cases import TTFT, VLLM
 from tests.bench.system import PATHS
+
+ROOT = Path(__file__).parents[2]
 
 _MODEL = "tiny"
 _ROUNDS = 3
@@ -152,7 +154,7 @@ async def once(port: int, at_once: int, first: int) -> Round:
 @contextlib.asynccontextmanager
 async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
     """The port of a gateway; the system prints logs only on failure."""
-    option = {"components": ["thinker"], "service": "llm", "engine": "services.engines:vllm"}
+    option = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:vllm"}
     model = {
         "family": "qwen2_5_vl",
         "checkpoint": str(checkpoint),

@@ -41,7 +41,7 @@ CALM_SECONDS, BURST_SECONDS = 30.0, 75.0
 FEW, MANY = 1, 10  # images of a request
 SLOWER = 2.0  # within so many times what a request takes alone
 SETTINGS = {
-    "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+    "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
     "OMNIBUS_GATEWAY_RECORD": "digest",
 }
 #: Pixels of an image that has as many tokens by its family's rule as the simulated encoder makes of any: gateways

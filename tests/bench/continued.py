@@ -189,7 +189,7 @@ def main() -> None:
             {MODEL: model(directory, simulated(given.step, given.chunk))},
             "--gateways",
             str(given.gateways),
-            OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+            OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
             OMNIBUS_EXECUTOR_CREDITS="8192",
             OMNIBUS_EXECUTOR_BATCH="2048",
             OMNIBUS_GATEWAY_MAX_INFLIGHT="8192",

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from omnibus.executor.runner import Item
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from omnibus.executor.runner import Item
+from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
+from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
 from omnibus_models import tiny
-from services.generator.denoiser import DenoiseRunner, DenoiseSettings
-from services.generator.vocoder import VocodeRunner, VocodeSettings
 from tests.bench.cases import FIRST_SOUND, PICTURES
 from tests.unit.jobs import MemoryJob, Pipe, run
 

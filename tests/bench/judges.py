@@ -124,7 +124,7 @@ async def measure(commands: dict[str, str]) -> dict[str, Figures]:
         (directory / "profile.json").write_text(json.dumps(PROFILE))
         tokenizer = str(tiny.build("qwen3", directory / "tokenizer"))
         declared = {"models": {MODEL: catalog.model_declaration("qwen3", str(directory / "profile.json"))}}
-        env = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim"}
+        env = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim"}
         async with Stack(json.dumps(declared), env=env, log=Log(io.StringIO())) as stack:
             await ours(stack.port)  # what is loaded with the first requests
             found = {"ours": await ours(stack.port)}

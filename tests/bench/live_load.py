@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from omnibus.bus.messages import ExecutorStatus
-from services.planner.simulate.outcome import percentile
+from omnibus_planner.simulate.outcome import percentile
 from tests.bench.plans import MIXES
 from tests.e2e.planned.omni import GOLDEN, TEXT_TOKENS, chat_body, kind_of
 from tests.e2e.system import System

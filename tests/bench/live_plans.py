@@ -31,8 +31,8 @@ import msgspec
 
 from omnibus import profile as profiles
 from omnibus.plan import Plan
-from services.planner.whatif.__main__ import answer_question
-from services.planner.whatif.question import WhatIfQuestion
+from omnibus_planner.whatif.__main__ import answer_question
+from omnibus_planner.whatif.question import WhatIfQuestion
 from tests.bench.live_load import (
     TRACE_REQUESTS,
     ComponentWork,
@@ -72,7 +72,7 @@ PACES = {
     "text_only": MixPace(15.0, 6.0),
 }
 SETTINGS = {
-    "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+    "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
     "OMNIBUS_EXECUTOR_CREDITS": "512",
     "OMNIBUS_GATEWAY_MAX_INFLIGHT": "2048",
     "OMNIBUS_GATEWAY_DEADLINE": "2400",

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
 from tests.bench.cases import (
     BURST,
@@ -49,6 +48,8 @@ from tests.bench.cases import (
     VOICE,
 )
 from tests.bench.system import PATHS, Sample, running
+
+ROOT = Path(__file__).parents[2]
 
 ROUNDS = 3
 #: Benchmarks with separate modules.

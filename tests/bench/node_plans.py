@@ -37,12 +37,12 @@ from omnibus.executor.sim import Profile, TypeDemand, decode_profile, predict_pe
 from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.store import Store
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
-from services.planner.simulate.devices import simulated_devices
-from services.planner.simulate.outcome import percentile
-from services.planner.simulate.run import WARM_UP_FRACTION
-from services.planner.simulate.saturate import RoleRate, saturated_rate
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
+from omnibus_planner.simulate.devices import simulated_devices
+from omnibus_planner.simulate.outcome import percentile
+from omnibus_planner.simulate.run import WARM_UP_FRACTION
+from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
 from tests.e2e.questions import ask, image
 from tests.nodes.namespaces import Node, Switch
 from tests.nodes.system import NamespaceSystem, network_of, node_settings
@@ -151,7 +151,7 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
         declared = write_declarations(directory)
         settings = {
             **node_settings(switch, [node]),
-            "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+            "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
             "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB),
             "OMNIBUS_GATEWAY_RECORD": "digest",
             "OMNIBUS_PLANNER_LEAST": "1000000",  # the plan stays as it is

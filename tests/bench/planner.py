@@ -23,13 +23,13 @@ import time
 from collections.abc import Callable
 from itertools import combinations
 
-from services.planner.solve import cells, mixture
-from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import Network, build_lattice
-from services.planner.solve.mixture import Cell
-from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
-from services.planner.solve.replan import replan_deployment
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import cells, mixture
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.flow_network import Network, build_lattice
+from omnibus_planner.solve.mixture import Cell
+from omnibus_planner.solve.problem import PlanningProblem, RequestType, SolverOption
+from omnibus_planner.solve.replan import replan_deployment
+from omnibus_planner.solve.solver import Solver
 
 SIX = ("I", "V", "A", "T", "K", "G")
 SIX_ORDER = ("IT", "VT", "AT", "TK", "KG")

@@ -22,15 +22,15 @@ from collections.abc import Mapping, Sequence
 from omnibus.plan import ModelPlan
 from omnibus.plan_score import LearnedOption
 from omnibus.profile import ModelProfile
-from services.planner.optimize import ModelLoad
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.optimize.result import PlanningResult
-from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
-from services.planner.simulate.calibrate import forget_calibrations
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.devices import ModelDevices
-from services.planner.simulate.outcome import SimulationOutcome
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from omnibus_planner.optimize import ModelLoad
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.optimize.result import PlanningResult
+from omnibus_planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
+from omnibus_planner.simulate.calibrate import forget_calibrations
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.devices import ModelDevices
+from omnibus_planner.simulate.outcome import SimulationOutcome
+from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
 from tests.unit.planner.simulate.omni import TYPES, deployed, measured_profile, planner, true_devices
 
 MODEL, DECLARED = "omni", "declared"

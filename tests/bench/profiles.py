@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from omnibus import profile
-from omnibus.process.spec import ROOT, SHARED
+from omnibus.process.spec import PACKAGE_PATH
 
 _ROUNDS = 2
 _NAMES = {"E": "profile.encoder_over_truth", "EL": "profile.el_over_truth"}
@@ -48,7 +48,7 @@ def _measured_seconds(here: Path, **environment: str) -> dict[str, float]:
             "--json",
         ],
         cwd=here,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{SHARED}", "XDG_RUNTIME_DIR": str(here), **environment},
+        env={**os.environ, "PYTHONPATH": PACKAGE_PATH, "XDG_RUNTIME_DIR": str(here), **environment},
         stdout=subprocess.DEVNULL,
         check=True,
     )  # fmt: skip

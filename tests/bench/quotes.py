@@ -21,15 +21,16 @@ from typing import Any
 import httpx
 
 from omnibus.families import catalog
-from omnibus.process.spec import ROOT
 from omnibus.profiling.measured_model import Subject
 from omnibus.profiling.workload import WorkloadRequest, read_workload
 from tests.bench.cases import QUOTES
 from tests.e2e.system import System, declaration, running
 
+ROOT = Path(__file__).parents[2]
+
 FAMILY, MODEL = "qwen2_5_vl", "vl"
 WORKLOAD, TIMES = ROOT / "examples" / "workload.json", ROOT / "examples" / "simulated" / "times.json"
-SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "64"}
+SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "64"}
 #: Requests at a time; those from which the gateway learns first, and those whose quotes count.
 AT_ONCE, WARM, COUNTED = 4, 500, 200
 #: Times of the simulated executors, as a part of those of the example.

@@ -25,16 +25,16 @@ import torch
 
 from omnibus.executor.runner import Job, Runner
 from omnibus.families import catalog
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
+from omnibus_encoder.text_encoder import TextEncodeRunner
+from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
+from omnibus_generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
+from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.talker import TalkRunner, TalkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
-from services.encoder.text_encoder import TextEncodeRunner
-from services.generator.denoiser import DenoiseRunner, DenoiseSettings
-from services.generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
-from services.generator.vocoder import VocodeRunner, VocodeSettings
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.talker import TalkRunner, TalkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.gateway.deaths import Ward
 from tests.unit.gateway.house import House, house, image, text
 from tests.unit.gateway.samples import picture

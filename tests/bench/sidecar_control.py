@@ -24,8 +24,8 @@ NBYTES = 4096
 
 _SIDECAR = """
 import asyncio, sys, uvloop
-from services.sidecar.server import Sidecar
-from services.sidecar.settings import SidecarConfig
+from omnibus_sidecar.server import Sidecar
+from omnibus_sidecar.settings import SidecarConfig
 
 async def main(directory):
     sidecar = Sidecar(SidecarConfig(node="bench", socket=directory + "/s", arena="arena", directory=directory))

@@ -174,7 +174,7 @@ async def measure() -> Measurements:
         profile = Path(directory) / "profile.json"
         profile.write_text(json.dumps(PROFILE))
         declared = {"models": {CHAT: catalog.model_declaration("qwen2_5_omni", str(profile))}}
-        chats = await _measure_stack(json.dumps(declared), {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim"}, kinds())
+        chats = await _measure_stack(json.dumps(declared), {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim"}, kinds())
     drawn = await _measure_stack(await tiny_models([PAINTER]), {}, images())
     for cost in drawn.kinds.values():
         cost.cpu_ms.pop("executors")  # its engine computes

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.bench.cases import MASKED
 from tests.unit.jobs import MemoryJob, run
 

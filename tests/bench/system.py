@@ -19,12 +19,15 @@ import msgspec
 import psutil
 
 from omnibus.process.logs import Log
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT, Stack
+from omnibus.up.stack import Stack
 from tests.bench import bodies
 from tests.bench.apps import SERVED, Operator
 from tests.bench.cases import ECHO, Case
 from tests.bench.client import Done
+
+ROOT = Path(__file__).parents[2]
 
 #: Directory for cProfile files of every Python process; unset: no profiling.
 PROFILE_VARIABLE = "OMNIBUS_BENCH_CPROFILE"
@@ -35,7 +38,7 @@ _SETTLED = 0.1  # seconds after an answer until its invocation is ended and reco
 
 _HERE = Path(__file__).parent
 #: PYTHONPATH of every process here, also without an installation.
-PATHS = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+PATHS = f"{ROOT}:{PACKAGE_PATH}"
 
 
 def _option(service: str, *components: str) -> dict[str, object]:

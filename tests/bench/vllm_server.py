@@ -7,7 +7,7 @@ from omnibus_models import torchvision_cpu
 # Processes that vLLM spawns import this module by name, and run the following code.
 torchvision_cpu.install_operators()
 
-from services.llm.vllm.v032 import model_registry  # noqa: E402
+from omnibus_llm.vllm.v032 import model_registry  # noqa: E402
 
 # Otherwise vLLM looks at the class in a process that imports nothing of this.
 model_registry.register_models(["Qwen2_5_VLForConditionalGeneration"])

@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--gateways", type=int, default=6)
     given = parser.parse_args()
     settings = {
-        "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+        "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
         "OMNIBUS_EXECUTOR_CREDITS": "8192",
         "OMNIBUS_EXECUTOR_BATCH": "1024",
     }

@@ -195,7 +195,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if given.engine == "sim":
-            settings["OMNIBUS_EXECUTOR_ENGINE"] = "services.engines:sim"
+            settings["OMNIBUS_EXECUTOR_ENGINE"] = "omnibus_engines:sim"
             declared = staged(directory, quick_times())
         else:
             declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))

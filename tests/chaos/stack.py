@@ -105,7 +105,7 @@ def _models(directory: Path) -> dict[str, Any]:
         OMNI: _only(declaration("qwen2_5_omni", built["qwen2_5_omni"]), "M", replicas=2),
         PAINTER: _only(declaration("qwen_image", built["qwen_image"]), "TDV"),
         DIRECTOR: _only(declaration("ltx2", built["ltx2"]), "M"),
-        SIMULATED: _only(simulated, "M", replicas=2, engine="services.engines:sim"),
+        SIMULATED: _only(simulated, "M", replicas=2, engine="omnibus_engines:sim"),
     }
 
 
@@ -212,8 +212,8 @@ class Stack:
 
 
 _MARKS = {
-    "sidecar": ("services.sidecar",),
-    "planner": ("services.planner",),
+    "sidecar": ("omnibus_sidecar",),
+    "planner": ("omnibus_planner",),
     "fork-server": ("omnibus.up.fork_server",),
     "app worker": ("omnibus.app.worker",),
 }

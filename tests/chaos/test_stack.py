@@ -26,7 +26,7 @@ async def test_faults_meet_what_plays_a_role_and_not_what_stands_for_it(system: 
         "gateway": 2, "planner": 1, "sidecar": 1, "fork-server": 1, "proxy": 5, "nats": 1, "valkey": 1
     }  # fmt: skip
     for role in ("gateway", "planner", "sidecar"):
-        assert all(f"services.{role}" in process.cmdline() for process in victims[role].values())
+        assert all(f"omnibus_{role}" in process.cmdline() for process in victims[role].values())
         assert not {one.pid for one in victims[role].values()} & {one.pid for one in victims["proxy"].values()}
     assert "omnibus.up.fork_server" in commands["services"]
     [bearer] = victims["fork-server"].values()

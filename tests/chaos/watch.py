@@ -10,12 +10,12 @@ from tests.chaos.stack import Stack
 
 #: Names by module.
 _MODULES = {
-    "services.gateway": "gateway",
-    "services.sidecar": "sidecar",
-    "services.planner": "planner",
-    "services.encoder": "executor",
-    "services.llm": "executor",
-    "services.generator": "executor",
+    "omnibus_gateway": "gateway",
+    "omnibus_sidecar": "sidecar",
+    "omnibus_planner": "planner",
+    "omnibus_encoder": "executor",
+    "omnibus_llm": "executor",
+    "omnibus_generator": "executor",
     "omnibus.up.fork_server": "fork-server",
     "omnibus.app.worker": "app worker",
 }

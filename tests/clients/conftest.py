@@ -29,7 +29,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         SCRIPTED: {
             "family": "qwen3",
             "checkpoint": str(ANSWERS),
-            "options": {"L": {"components": ["thinker"], "service": "llm", "engine": "services.engines:sim"}},
+            "options": {"L": {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:sim"}},
             "paths": [{"options": ["L"]}],
         },
     }

@@ -10,7 +10,7 @@ import numpy as np
 
 from omnibus.executor.runner import Job, Runner
 from omnibus.executor.settings import ExecutorSettings
-from services.engines import transformers
+from omnibus_engines.registry import transformers
 from tests.bench.regressions.engines import WrappedJob, WrappedRunner
 from tests.clients.voice.talk import LONG, PATIENCE
 

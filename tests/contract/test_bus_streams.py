@@ -13,7 +13,7 @@ from omnibus.errors import BusUnavailable
 from omnibus.metrics import STREAMS, render_exposition
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.settings import BusSettings
-from services.planner.jetstream_metrics import StreamMetrics
+from omnibus_planner.jetstream_metrics import StreamMetrics
 from tests.unit.sidecar.node import until
 
 RECORD = subjects.record_subject("chat", "a-1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.families import catalog
-from services import engines
+from omnibus_engines import registry as engines
 from tests import cells, families
 from tests.cells import Claim
 

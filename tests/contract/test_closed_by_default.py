@@ -22,11 +22,11 @@ OPENERS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "ftp
 IMPORT_OF_OPENER = re.compile(
     rf"^\s*(?:from|import)\s.*\b(?:{'|'.join(sorted({name.partition('.')[0] for name in OPENERS}))})\b", re.MULTILINE
 )
-#: File to what it connects to. Media of clients are fetched by ``services/gateway/media/fetcher.py`` alone, on plain sockets.
+#: File to what it connects to. Media of clients are fetched by ``services/gateway/omnibus_gateway/media/fetcher.py`` alone, on plain sockets.
 MAY_OPEN = {
     "shared/omnibus/up/probes.py": "the gateway that it started",
     "shared/omnibus/cli/gateway.py": "the gateway that was named",
-    "services/planner/reconcile/kube_client.py": "the cluster's API server",
+    "services/planner/omnibus_planner/reconcile/kube_client.py": "the cluster's API server",
 }
 
 

@@ -65,14 +65,14 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.up.supervisor": set(),
     "omnibus_models": set(),
     "omnibus_models.examine": set(),
-    "services.engines": set(),
-    "services.gateway.__main__": HTTP | {"nats", "redis"},
-    "services.planner.__main__": {"nats", "redis", "scipy"},
-    "services.planner.cli": {"scipy"},
-    "services.encoder.__main__": {"nats"},
-    "services.llm.__main__": {"nats"},
-    "services.generator.__main__": {"nats"},
-    "services.sidecar.__main__": {"nats"},
+    "omnibus_engines.registry": set(),
+    "omnibus_gateway.__main__": HTTP | {"nats", "redis"},
+    "omnibus_planner.__main__": {"nats", "redis", "scipy"},
+    "omnibus_planner.cli": {"scipy"},
+    "omnibus_encoder.__main__": {"nats"},
+    "omnibus_llm.__main__": {"nats"},
+    "omnibus_generator.__main__": {"nats"},
+    "omnibus_sidecar.__main__": {"nats"},
 }
 
 

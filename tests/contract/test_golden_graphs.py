@@ -11,9 +11,9 @@ from omnibus.families import catalog
 from omnibus.graph import Invocation
 from omnibus.plan import Plan
 from omnibus.task import ChatInput, record
-from services.gateway.tasks.resolve import create_chat_task
-from services.planner.declared import declarations_file
-from services.planner.declared.declarations_file import Declarations
+from omnibus_gateway.tasks.resolve import create_chat_task
+from omnibus_planner.declared import declarations_file
+from omnibus_planner.declared.declarations_file import Declarations
 from tests.golden import corpus
 
 #: Documents that hold all of their request.

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from omnibus.tensors.handle import Handle
-from services.sidecar.peers.dialler import PeerAddress
+from omnibus_sidecar.peers.dialler import PeerAddress
 from tests.golden.corpus import HERE
 from tests.unit.sidecar.node import PATIENCE, connect, running, soon, until
 from tests.unit.sidecar.peers.pair import SECRET, Node, peer_config, start_node

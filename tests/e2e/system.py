@@ -29,6 +29,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.cluster.desired import replica_counts
 from omnibus.families import catalog
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.recording.records import split_records
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
@@ -38,8 +39,8 @@ from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import APP_ERRORS, STORE_SECRET
-from services.planner.declared.declarations_file import build_static_plans
-from services.planner.declared.model import DeclaredModel
+from omnibus_planner.declared.declarations_file import build_static_plans
+from omnibus_planner.declared.model import DeclaredModel
 from tests.e2e import warm
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,7 @@ class System:
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        paths = f"{ROOT}:{PACKAGE_PATH}"
         # A private directory for the state file, to separate this from other runs of this user.
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
         # A frozen process stays until the test resumes or kills it.
@@ -254,7 +255,7 @@ class System:
 
     def sidecar(self, node: int = 0) -> psutil.Process:
         """Sidecar process of a node, by index from 0."""
-        sidecars = (one for one in self.commands() if "services.sidecar" in command_line(one))
+        sidecars = (one for one in self.commands() if "omnibus_sidecar" in command_line(one))
         name = self.node_name(node)
         found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
         return psutil.Process(find_forked_pid(found.pid))
@@ -266,7 +267,7 @@ class System:
     def _gateway_command(self, index: int) -> psutil.Process:
         """Process started as a gateway: itself, or its placeholder if forked."""
         port = str(urlsplit(self.urls[index]).port)
-        gateways = (one for one in self.commands() if "services.gateway" in command_line(one))
+        gateways = (one for one in self.commands() if "omnibus_gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:

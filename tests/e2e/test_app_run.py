@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 
+from omnibus.process.spec import PACKAGE_PATH
 from tests.e2e import warm
 from tests.e2e.system import ROOT
 
@@ -50,7 +51,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def environment(here: Path) -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+    paths = f"{ROOT}:{PACKAGE_PATH}"
     return {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(here)}
 
 
@@ -106,6 +107,20 @@ def test_another_model_has_to_be_declared(here: Path):
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "omnibus: needs needs mine: declare it in a file and name that with --models FILE\n"
+
+
+def test_an_app_may_have_packages_with_the_names_of_our_directories(here: Path):
+    """The user's ``services``, ``shared`` and ``tests`` are imported, and ours do not come instead."""
+    for package in ("services", "shared", "tests"):
+        (here / package).mkdir()
+        (here / package / "__init__.py").write_text(f"NAME = 'my {package}'\n")
+    imports = "import services, shared, tests\n" + dedent(SHOUT)
+    own = imports.replace("words.text", "', '.join([words.text, services.NAME, shared.NAME, tests.NAME])", 1)
+    (here / "shout.py").write_text(own)
+
+    done = omnibus(here, "app", "run", "shout.py", '"hello"', "--no-models")
+
+    assert (done.returncode, done.stdout) == (0, "HELLO, MY SERVICES, MY SHARED, MY TESTS!\n"), done.stderr
 
 
 def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus_models.world import image_oracle, scenes
 from tests.e2e import warm
 from tests.e2e.system import ROOT
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 def demo(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+    paths = f"{ROOT}:{PACKAGE_PATH}"
     return subprocess.run(
         warm.omnibus_command("demo", "--out", str(tmp_path / "answer.wav"), *arguments),
         env={**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(tmp_path)},

@@ -14,10 +14,11 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT
 from omnibus.up.tiny_models import tiny_models
 from tests.e2e import warm
 from tests.paths.table import PATHS
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

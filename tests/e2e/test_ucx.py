@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.sidecar.peers.links import SMALL_BYTES
+from omnibus_sidecar.peers.links import SMALL_BYTES
 from tests.e2e import questions
 from tests.e2e.system import VL, System, declaration, running
 

@@ -22,7 +22,9 @@ from tests.e2e.test_app_run import SHOUT, dedent
 
 pytestmark = pytest.mark.e2e
 
-_PACKAGES = ("shared/omnibus", "shared/omnibus_models", "services")
+_PACKAGES = tuple(
+    str(path.relative_to(ROOT)) for part in ("shared", "services/*") for path in ROOT.glob(f"{part}/omnibus*")
+)
 _METADATA = ("pyproject.toml", "README.md", "LICENSE")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 _BUILD_SOURCE = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
@@ -89,14 +91,20 @@ def test_both_have_every_file_of_the_packages(built: Path):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel, tarfile.open(next(built.glob("*.tar.gz"))) as source:
         in_wheel, in_source = set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
 
-    assert {"shared/omnibus/py.typed", "services/gateway/console/static/index.html"} <= files
-    assert {name for name in files if name.removeprefix("shared/") not in in_wheel} == set()
+    assert {"shared/omnibus/py.typed", "services/gateway/omnibus_gateway/console/static/index.html"} <= files
+    assert {name for name in files if re.sub("^(shared|services/[a-z]+)/", "", name) not in in_wheel} == set()
     assert files - in_source == set()
-    assert not [name for name in in_wheel if name.startswith(("tests", "examples"))]
+
+
+def test_every_package_has_a_name_of_its_own(built: Path):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        packages = {name.partition("/")[0] for name in wheel.namelist()}
+
+    assert {name for name in packages if not name.startswith("omnibus")} == set()
 
 
 def test_the_installed_command_uses_the_wheel_alone(installed: Path, here: Path):
-    code = "import omnibus as a, omnibus_models as b, services as c; print(*a.__path__, *b.__path__, *c.__path__)"
+    code = "import omnibus as a, omnibus_models as b, omnibus_gateway as c; print(*a.__path__, *b.__path__, *c.__path__)"
     command = [str(installed.parent / "python"), "-c", code]
     found = subprocess.run(command, cwd=here, env=environment(here), capture_output=True, text=True, check=False)
 

@@ -29,7 +29,7 @@ from omnibus.cli import up
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
-from omnibus.process.spec import ProcessSpec, python_command
+from omnibus.process.spec import PACKAGE_PATH, ProcessSpec, python_command
 from omnibus.settings import read_settings
 from omnibus.up import executor_specs, fork_client, stack
 from omnibus.up.fork_server import can_fork_executors
@@ -50,10 +50,10 @@ _READ_LATE = ("OMNIBUS_", "OTEL_", "UCX_")
 _COMMAND_MODULES = ("omnibus.cli.up",)
 #: What executors of vLLM import until they start their engine, in an environment that has it. The first one makes the
 #: operators that the others look for.
-_VLLM_MODULES = ("services.llm.vllm.v032.engine", "vllm.v1.engine.async_llm", "vllm.v1.engine.core")
-#: As ``services.llm.vllm.v032.engine`` sets it before it imports vLLM on a CPU.
+_VLLM_MODULES = ("omnibus_llm.vllm.v032.engine", "vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+#: As ``omnibus_llm.vllm.v032.engine`` sets it before it imports vLLM on a CPU.
 _VLLM_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "TORCHDYNAMO_DISABLE": "1"}
-_VLLM_ENGINE = "services.engines:vllm"
+_VLLM_ENGINE = "omnibus_engines:vllm"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
@@ -73,7 +73,7 @@ def fork_server_socket(for_vllm: bool = False) -> str:
     # As `omnibus up` sets them for its own.
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "shared")]),
+        "PYTHONPATH": f"{_ROOT}:{PACKAGE_PATH}",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "OMP_NUM_THREADS": "1",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omnibus import errors
+from omnibus.process.spec import PACKAGE_PATH
 
 ROOT = Path(__file__).parents[2]
 _ADDRESS_BYTES = 6 << 30  # beyond this a decoder gets MemoryError
@@ -57,7 +58,7 @@ class Decoder:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "tests.fuzz.decoder"]
-        paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "PATH": ""}
+        paths = {"PYTHONPATH": f"{ROOT}:{PACKAGE_PATH}", "PATH": ""}
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=paths, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

@@ -23,11 +23,11 @@ from omnibus.plan import Plan
 from omnibus.recording import dead_letters, records
 from omnibus.store import JobRecord
 from omnibus.up import fork_client
-from services.gateway.apps import output_buffer
-from services.gateway.dispatch import capture
-from services.gateway.request import event_ids
-from services.gateway.videos import job_payload
-from services.planner.declared import declarations_file
+from omnibus_gateway.apps import output_buffer
+from omnibus_gateway.dispatch import capture
+from omnibus_gateway.request import event_ids
+from omnibus_gateway.videos import job_payload
+from omnibus_planner.declared import declarations_file
 from tests.fuzz import corpus
 from tests.fuzz.mutate import bodies, mutated
 from tests.fuzz.profile import examples

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from services.gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from tests.chaos.attacks import SERVERS, media_server
 from tests.fuzz.corpus import recorded, tries
 from tests.fuzz.mutate import mutated

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from services.gateway.openai import multipart
+from omnibus_gateway.openai import multipart
 from tests.fuzz.corpus import recorded, tries
 from tests.fuzz.mutate import mutated
 from tests.fuzz.profile import examples

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from services.gateway.media import data_url, urls
-from services.gateway.media.headers.sniff import READERS
-from services.gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
+from omnibus_gateway.media import data_url, urls
+from omnibus_gateway.media.headers.sniff import READERS
+from omnibus_gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
 from tests.fuzz import seeds
 from tests.fuzz.corpus import recorded, tries
 from tests.fuzz.mutate import mutated

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from services.sidecar.peers.dialler import PeerAddress
+from services.sidecar.server import Sidecar
+from services.sidecar.settings import PeerConfig, SidecarConfig
 
 import omnibus.tensors.client
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from services.sidecar.peers.dialler import PeerAddress
-from services.sidecar.server import Sidecar
-from services.sidecar.settings import PeerConfig, SidecarConfig
 
 SECONDS = 60.0
 INVOCATION = "i"

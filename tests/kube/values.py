@@ -12,7 +12,7 @@ from omnibus import settings
 from omnibus.bus import permissions
 from omnibus.executor import settings as executor_settings
 from omnibus.plan import DeploymentOption
-from services.planner.declared.model import DeclaredModel
+from omnibus_planner.declared.model import DeclaredModel
 from tests.kube.helm import CHART
 
 SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnibus.process.spec import PACKAGE_PATH
 from tests.mistakes.table import ANY, Mistake
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ def run_mistake(
             cwd=work,
             env={
                 **inherited,
-                "PYTHONPATH": f"{ROOT / 'shared'}:{ROOT}",
+                "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}",
                 **places,
                 **(environ or {}),
                 **mistake.environ,

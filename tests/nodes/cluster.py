@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up import infra
 from tests.nodes.namespaces import BUS, DATA, Node, Switch, last_descendant
 
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30.0
 MIB = 1 << 20
 NATS_PORT, MONITOR_PORT = 4222, 8222
-_PATHS = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+_PATHS = f"{ROOT}:{PACKAGE_PATH}"
 _CLOCK = Path(__file__).parent / "ahead"
 _MAX_LINE_BYTES = 1 << 20
 _PR_SET_THP_DISABLE = 41  # linux/prctl.h
@@ -109,7 +110,7 @@ class Machine:
         """Start the sidecar, and wait until it serves."""
         Path(self.socket).unlink(missing_ok=True)
         with self.log.open("ab") as log:
-            self._sidecar = await self._start("services.sidecar", stdout=log, stderr=log)
+            self._sidecar = await self._start("omnibus_sidecar", stdout=log, stderr=log)
         await until(lambda: Path(self.socket).exists())
 
     async def start_agent(self, owner: str = "agent") -> AgentProcess:

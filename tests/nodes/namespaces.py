@@ -1,7 +1,7 @@
 """Nodes as Linux namespaces of network, mounts, IPC, host name and processes.
 
     with Switch() as switch, switch.add_node("a") as a, switch.add_node("b") as b:
-        process = subprocess.Popen([*a.command_prefix, sys.executable, "-m", "services.sidecar"])
+        process = subprocess.Popen([*a.command_prefix, sys.executable, "-m", "omnibus_sidecar"])
         a.cut_cable(DATA)
 
 Each node also has its own ``/dev/shm`` and two cables to a *hub*, a namespace with two bridges. ``BUS`` reaches NATS,

@@ -119,7 +119,7 @@ async def deafen(faults: FaultDrawer) -> None:
 
 
 async def freeze_sidecar(faults: FaultDrawer) -> None:
-    frozen = faults.process("services.sidecar")
+    frozen = faults.process("omnibus_sidecar")
     frozen.send_signal(signal.SIGSTOP)
     try:
         await faults.last()
@@ -128,11 +128,11 @@ async def freeze_sidecar(faults: FaultDrawer) -> None:
 
 
 async def kill_sidecar(faults: FaultDrawer) -> None:
-    faults.process("services.sidecar").kill()
+    faults.process("omnibus_sidecar").kill()
 
 
 async def kill_executor(faults: FaultDrawer) -> None:
-    faults.process(faults.dice.choice(["services.encoder", "services.llm", "services.generator"])).kill()
+    faults.process(faults.dice.choice(["omnibus_encoder", "omnibus_llm", "omnibus_generator"])).kill()
 
 
 _FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, freeze_sidecar, kill_sidecar)

@@ -6,8 +6,8 @@ It comes from the lists that the gateway and the decoders use.
 from collections.abc import Iterable
 from pathlib import Path
 
+from omnibus_gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
 from omnibus_models import _codecs
-from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"

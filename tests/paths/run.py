@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.ports import free_ports
 from tests.paths.table import WORLD_PORT, Command, Path
 
@@ -54,7 +55,7 @@ class _System:
             cwd=self.directory,
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")},
-                "PYTHONPATH": f"{ROOT / 'shared'}:{ROOT}",
+                "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}",
                 "XDG_RUNTIME_DIR": str(self.directory / "run"),
             },
             text=True,

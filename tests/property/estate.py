@@ -19,17 +19,17 @@ from omnibus.executor.runner import Job
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
-from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.media.blob_store import MediaStore
-from services.gateway.pricing.meter import UsageMeter
-from services.gateway.request.factory import RequestFactory
-from services.gateway.request.load_report import LoadReporter
-from services.gateway.request.record import Records
-from services.gateway.request.record_rules import RecordRules
-from services.gateway.request.request import ClientRequest
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
-from services.sidecar.server import Sidecar
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.pricing.meter import UsageMeter
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.load_report import LoadReporter
+from omnibus_gateway.request.record import Records
+from omnibus_gateway.request.record_rules import RecordRules
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
+from omnibus_sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, Does
 from tests.unit.sidecar import node as nodes
 from tests.unit.task.memory import hosting

@@ -10,8 +10,8 @@ from omnibus.errors import NotFound
 from omnibus.executor.service import ExecutorService
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.settings import read_settings
+from omnibus_engines import registry as engines
 from omnibus_models import tiny
-from services import engines
 from tests.unit.checkpoints.hubs import Hub, keep, serving
 
 COMPONENTS = ("vision", "audio", "thinker", "prefill", "decode", "talker", "vocoder", "text_encoder", "dit", "vae")

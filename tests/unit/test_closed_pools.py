@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from omnibus.errors import StageUnavailable
-from services.component import run_in_pool
+from omnibus_engines.component import run_in_pool
 
 
 async def test_what_waits_when_a_pool_is_closed_is_unavailable():

@@ -9,9 +9,9 @@ import torch
 
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_engines import registry as engines
+from omnibus_engines.component import Compute
 from omnibus_models import tiny
-from services import engines
-from services.component import Compute
 
 FAMILY = {**dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit"), "audio_vae": "ltx2"}
 COMPONENTS = sorted(engines._TRANSFORMERS_RUNNERS)

@@ -32,4 +32,4 @@ def test_code_is_shown_as_it_stands():
 
 def test_a_file_is_shown_with_its_text_and_a_directory_with_what_its_modules_are():
     assert "class Shout(UnitTask[Said, Loud]):" in docs_site.render_source("examples/shout.py")
-    assert "| `fetcher.py` | The one fetcher" in docs_site.render_source("services/gateway/media")
+    assert "| `fetcher.py` | The one fetcher" in docs_site.render_source("services/gateway/omnibus_gateway/media")

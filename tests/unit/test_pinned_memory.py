@@ -6,8 +6,8 @@ import torch
 
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.tensors.memory import MemoryRange
+from omnibus_engines.pinned_memory import pin_memory
 from omnibus_models.device_copy import copy_to_device
-from services.pinned_memory import pin_memory
 from tests.unit.sidecar.node import PATIENCE, connect, running, soon, until
 
 _PORTABLE, _PORTABLE_READ_ONLY = 1, 9

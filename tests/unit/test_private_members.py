@@ -18,9 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from omnibus.bus.nats.connection import NatsConnection
-from services.gateway.http.connection import LimitedHttpProtocol
-from services.gateway.http.server import GatewayServer
-from services.gateway.http.websocket import GatewayWebSocketProtocol
+from omnibus_gateway.http.connection import LimitedHttpProtocol
+from omnibus_gateway.http.server import GatewayServer
+from omnibus_gateway.http.websocket import GatewayWebSocketProtocol
 
 ROOT = Path(__file__).parents[2]
 SUBCLASSES = [

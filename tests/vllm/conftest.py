@@ -14,12 +14,12 @@ import torch
 
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_engines import registry as engines
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
-from services import engines
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.runner import VllmRunner
 from tests.vllm.warm_cores import fork_engine_cores
 
 torch.set_num_threads(1)

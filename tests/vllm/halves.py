@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omnibus.executor.settings import ExecutorSettings
-from services import engines
+from omnibus_engines import registry as engines
 from tests.unit.llm.halves import Halves
 from tests.vllm.conftest import CONTEXT
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from omnibus.checkpoints.adapter_source import describe_adapter
 from omnibus.errors import BadRequest, Fatal, NotFound
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter
 from tests.oracles import language as oracle
 from tests.unit.jobs import MemoryJob, run

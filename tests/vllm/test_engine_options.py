@@ -24,7 +24,7 @@ SAID = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 
 @pytest.mark.parametrize(("computed", "by_rows"), [([0, 9], True), ([6, 9], True), ([7, 9], False), ([None, 9], False)])
 def test_steps_that_read_no_media_begin_with_token_ids(computed: list[int | None], by_rows: bool) -> None:
     """The first request may have an image at tokens 2 to 6."""
-    from services.llm.vllm.v032.worker import by_token_ids  # imports vLLM, which not each environment has
+    from omnibus_llm.vllm.v032.worker import by_token_ids  # imports vLLM, which not each environment has
 
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=2, length=5))
     states = [SimpleNamespace(mm_features=[], num_computed_tokens=count) for count in computed]

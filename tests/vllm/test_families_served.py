@@ -43,7 +43,7 @@ def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
         model = declaration(family, checkpoint, paths=[{"options": shape.split(">"), "share": 1} for shape in shapes])
     used = {option for path in model["paths"] for option in path["options"]}
     options = {
-        name: {**option, "engine": "services.engines:vllm"} if option["service"] == "llm" else option
+        name: {**option, "engine": "omnibus_engines:vllm"} if option["service"] == "llm" else option
         for name, option in model["options"].items()
         if name in used
     }

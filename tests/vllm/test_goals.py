@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from omnibus.spare_places import count_spare_places
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import job
 from tests.vllm.conftest import IN_PROCESS, vllm

@@ -26,7 +26,7 @@ TOKENS, KNOWN = 800, 250
 _BACK_WITHIN = 300.0  # seconds; an engine that was killed imports and loads again, on a busy machine
 OPTIONS = {
     "E": {"components": ["vision"], "service": "encoder"},
-    "L": {"components": ["thinker"], "service": "llm", "engine": "services.engines:vllm", "replicas": 2},
+    "L": {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:vllm", "replicas": 2},
 }
 THINKERS = [f"qwen2_5-vl-tiny-L-{number}" for number in range(2)]
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.oracles import language as oracle
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import job, text

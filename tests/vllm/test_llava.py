@@ -9,11 +9,11 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.thinker import ThinkRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models import tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
-from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.runner import VllmRunner
 from tests.e2e.families.plain import QUESTIONS, TOKENS
 from tests.e2e.questions import Question
 from tests.unit.jobs import MemoryJob, run

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.thinker import ThinkRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models.families import load_family
-from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models.split import encode

@@ -12,9 +12,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_engines import registry as engines
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.tiny import _language
-from services import engines
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import job, text
@@ -108,7 +108,7 @@ async def test_heads_that_cannot_be_divided_are_refused_before_workers_start(che
 
 
 async def test_workers_with_the_same_head_read_it_and_one_of_them_writes_it() -> None:
-    from services.llm.vllm.v032.kv_connector import HeadShard  # imports vLLM, which not each environment has
+    from omnibus_llm.vllm.v032.kv_connector import HeadShard  # imports vLLM, which not each environment has
 
     assert [HeadShard.of_rank(8, rank, 4) for rank in (0, 3)] == [HeadShard(8, 0, 2), HeadShard(8, 6, 2)]
     assert [HeadShard.of_rank(2, rank, 4) for rank in range(4)] == [

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from omnibus.errors import Fatal
+from omnibus_llm.vllm.protocol import Generation, Launch, Tokens
+from omnibus_llm.vllm.v032.arguments import build_engine_arguments
+from omnibus_llm.vllm.v032.engine import VllmEngineProcess
 from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
-from services.llm.vllm.protocol import Generation, Launch, Tokens
-from services.llm.vllm.v032.arguments import build_engine_arguments
-from services.llm.vllm.v032.engine import VllmEngineProcess
 from tests.vllm.conftest import IN_PROCESS
 
 torchvision_cpu.install_operators()
@@ -58,7 +58,7 @@ def test_the_prefix_cache_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> 
 
 
 def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
-    from services.llm.vllm.v032.inputs import engine_input  # imports vLLM, which not each environment has
+    from omnibus_llm.vllm.v032.inputs import engine_input  # imports vLLM, which not each environment has
 
     plain = asked([5, 6, 7])
 

@@ -11,9 +11,9 @@ import pytest_asyncio
 import torch
 
 from omnibus.errors import BadRequest
+from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
-from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.jobs import MemoryJob, run

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import embedding, picture

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.runners.thinker import ThinkRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.unit.jobs import run
 from tests.unit.llm.runners.test_shaped_answers import job
 from tests.vllm.conftest import IN_PROCESS, transformers, vllm

@@ -30,7 +30,7 @@ SLOW = {
 }
 OPTIONS = {
     "E": {"components": ["vision"], "service": "encoder"},
-    "L": {"components": ["thinker"], "service": "llm", "engine": "services.engines:vllm"},
+    "L": {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:vllm"},
 }
 
 

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
-from services.llm.engine.params import TextGenerationParams
-from services.llm.runners.answer_shape import answer_grammar
-from services.llm.vllm.runner import VllmRunner
+from omnibus_llm.engine.params import TextGenerationParams
+from omnibus_llm.runners.answer_shape import answer_grammar
+from omnibus_llm.vllm.runner import VllmRunner
 from tests.oracles import shaped
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_shaped_answers import CHAT, TOOL_CALL, TOOLS, calls, job

@@ -26,7 +26,7 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     shapes = {"E>P>D", "EPD", *(shape for (shape,) in selected(request, "shape"))}
     declared = catalog.split_declaration("qwen2_5_vl", str(vl), *sorted(shapes))
     for name in set(declared["options"]) - {"E"}:
-        declared["options"][name] = {**declared["options"][name], "engine": "services.engines:vllm"}
+        declared["options"][name] = {**declared["options"][name], "engine": "omnibus_engines:vllm"}
     with running(tmp_path_factory.mktemp("halves"), {VL: declared}, OMNIBUS_VLLM_KV_MIB="32") as system:
         yield system
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from omnibus.errors import BadRequest, ProtocolError, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
-from services.llm.runners.thinker import ThinkRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text

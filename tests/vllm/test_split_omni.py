@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.families import load_family
-from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
 from tests.vllm.conftest import IN_PROCESS, descriptors, transformers

@@ -26,7 +26,7 @@ TOKENS = 24
 
 
 def declared(family: str, checkpoint: Path, shape: str) -> dict[str, Any]:
-    option = {**catalog.find_family(family)["options"][shape], "engine": "services.engines:vllm"}
+    option = {**catalog.find_family(family)["options"][shape], "engine": "omnibus_engines:vllm"}
     return declaration(family, checkpoint, options={shape: option}, paths=[{"options": [shape], "share": 1}])
 
 

@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.thinker import ThinkRunner
+from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models.families import load_family
-from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text

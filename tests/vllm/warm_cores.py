@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from services.llm.vllm.v032 import process as core_process
+from omnibus_llm.vllm.v032 import process as core_process
 
 #: What a core and its worker import until they serve.
 _MODULES = (
     "tests.vllm.warm_cores",
-    "services.llm.vllm.v032.worker",
+    "omnibus_llm.vllm.v032.worker",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2_5_vl",

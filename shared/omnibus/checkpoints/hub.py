@@ -40,7 +40,7 @@ def require_safetensors(path: Path) -> None:
     if in_directory or path.suffix == ".gguf":
         raise BadRequest(
             f"{path} is GGUF, which no engine here supports: use the model's safetensors. For small weights, use AWQ, "
-            "GPTQ or compressed-tensors in services.engines:vllm"
+            "GPTQ or compressed-tensors in omnibus_engines:vllm"
         )
 
 

@@ -82,7 +82,7 @@ async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
     given = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
     if given:
         await run_module.call_module(
-            "services.gateway.media", *given, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
+            "omnibus_gateway.media", *given, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
         )
 
 

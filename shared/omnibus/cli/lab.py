@@ -6,7 +6,7 @@ from typing import Any
 from omnibus.cli.output import add_output_options
 from omnibus.cli.plan import run_planner
 
-_MODULE = "services.planner.lab"
+_MODULE = "omnibus_planner.lab"
 
 
 def add_lab_command(commands: Any) -> None:

@@ -309,7 +309,7 @@ def _add_profile(commands: Any) -> None:
     add("--scale", type=float, default=1.0, metavar="FACTOR", help="of a CSV's numbers of tokens (default 1)")
     add("--seed", type=int, default=0, help="of the rows taken and of what is made up (default 0)")
     add("--gpu", default="", metavar="TYPE", help="the type of GPU that options run on (default cpu, on CPUs)")
-    add("--engine", default="", metavar="MODULE:FUNCTION", help="the engine of the components (services.engines:sim)")
+    add("--engine", default="", metavar="MODULE:FUNCTION", help="the engine of the components (omnibus_engines:sim)")
     add("--engine-profile", default="", metavar="FILE", help="the times that a simulated engine follows")
     add("--start-within", type=float, default=300.0, metavar="SECONDS", help="for an option to start (default 300)")
     add("--resume", action="store_true", help="continue an interrupted run with its measurements")

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from omnibus.errors import BadRequest
-from omnibus.process.spec import ROOT, python_command, python_path
+from omnibus.process.spec import SHARED, has_package, python_command, python_path
 
-_MODULE = "services.planner.cli"
+_MODULE = "omnibus_planner.cli"
 
 
 async def solve_plan(options: argparse.Namespace) -> int:
@@ -22,7 +22,7 @@ async def solve_plan(options: argparse.Namespace) -> int:
 async def run_planner(module: str, *arguments: str) -> int:
     """Run a module of the planner and return its exit code. It writes to this process's output."""
     process = await asyncio.create_subprocess_exec(
-        *python_command(module, *arguments), cwd=ROOT, env=planner_environment()
+        *python_command(module, *arguments), cwd=SHARED, env=planner_environment()
     )
     try:
         return await process.wait()
@@ -35,8 +35,8 @@ async def run_planner(module: str, *arguments: str) -> int:
 def planner_environment() -> dict[str, str]:
     """Return the environment of a process of the planner. Raises ``BadRequest`` if the planner is not installed next to
     this SDK."""
-    if not (ROOT / "services" / "planner" / "cli.py").is_file():
-        raise BadRequest(f"the planner is not installed next to this SDK: {ROOT} has no services/planner")
+    if not has_package("omnibus_planner"):
+        raise BadRequest("the planner is not installed: run `pip install 'omnibus-serve[all,local]'`")
     return {**os.environ, "PYTHONPATH": python_path()}
 
 

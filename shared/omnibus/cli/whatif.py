@@ -14,10 +14,10 @@ import msgspec
 from omnibus.cli.output import add_output_options
 from omnibus.cli.plan import planner_environment
 from omnibus.errors import BadRequest, StageUnavailable
-from omnibus.process.spec import ROOT, python_command
+from omnibus.process.spec import SHARED, python_command
 from omnibus.up import runs
 
-_MODULE = "services.planner.whatif"
+_MODULE = "omnibus_planner.whatif"
 #: Options that name files, possibly relative to the working directory of the command.
 _FILES = ("models", "trace", "workload", "engine_profile")
 
@@ -54,7 +54,7 @@ async def run_whatif(options: argparse.Namespace) -> int:
     question["plan"] = options.plan if options.plan == "current" else _absolute_path(options.plan)
     process = await asyncio.create_subprocess_exec(
         *python_command(_MODULE, msgspec.json.encode(question).decode()),
-        cwd=ROOT,
+        cwd=SHARED,
         env={**planner_environment(), **_addresses(options)},
     )
     try:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors, replica_counts
+from omnibus.families.plugins import current_engine
 from omnibus.plan import LANGUAGE_COMPONENTS, ModelPlan, Plan
 
 #: Expected seconds of a role switch: running work is finished, nothing is loaded.
@@ -20,9 +21,9 @@ ROLE_VARIABLES = frozenset(f"OMNIBUS_EXECUTOR_{name}" for name in ("OPTION", "OR
 #: Parts of a language model that an engine can serve with its loaded weights, by engine. Others serve only their own.
 _PARTS_BY_ENGINE = {
     "": LANGUAGE_COMPONENTS,
-    "services.engines:transformers": LANGUAGE_COMPONENTS,
-    "services.engines:sim": LANGUAGE_COMPONENTS,
-    "services.engines:vllm": LANGUAGE_COMPONENTS - {"thinker"},
+    "omnibus_engines:transformers": LANGUAGE_COMPONENTS,
+    "omnibus_engines:sim": LANGUAGE_COMPONENTS,
+    "omnibus_engines:vllm": LANGUAGE_COMPONENTS - {"thinker"},
 }
 
 #: Number of executors of the first kind that become executors of the second.
@@ -47,7 +48,9 @@ def executor_role(env: Mapping[str, str], *placement: Hashable) -> ExecutorRole 
     """
     components = frozenset(env.get("OMNIBUS_EXECUTOR_COMPONENTS", "").split(","))
     parts = components & LANGUAGE_COMPONENTS
-    if not parts or not parts <= _PARTS_BY_ENGINE.get(env.get("OMNIBUS_EXECUTOR_ENGINE", ""), frozenset()):
+    if not parts or not parts <= _PARTS_BY_ENGINE.get(
+        current_engine(env.get("OMNIBUS_EXECUTOR_ENGINE", "")), frozenset()
+    ):
         return None
     same = frozenset((name, value) for name, value in env.items() if name not in ROLE_VARIABLES)
     return ExecutorRole(parts, (components - parts, same, placement))

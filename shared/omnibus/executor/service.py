@@ -31,7 +31,7 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 #: Registers the arena with the driver of a GPU. By name, like engines, since it needs torch.
-_PIN_MEMORY = "services.pinned_memory:pin_memory"
+_PIN_MEMORY = "omnibus_engines.pinned_memory:pin_memory"
 _FAULT_CHARS = 400  # longest part of an error that is published
 TRACE_FLUSH_SECONDS = 2.0  # longest time that a stopping process takes to send its traces
 

@@ -45,7 +45,7 @@ class ExecutorSettings(Settings, frozen=True):
     #: Directory below which such tasks may be imported from; empty: from no directory, installed modules alone.
     apps_dir: str = ""
     #: What makes the runners: ``module:function(component, settings)``.
-    engine: str = "services.engines:transformers"
+    engine: str = "omnibus_engines:transformers"
     #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
     profile: str = ""
     #: Device of torch, and the type of weights and activations.
@@ -55,7 +55,7 @@ class ExecutorSettings(Settings, frozen=True):
     #: memory at once, and stays in it. On a CPU it has no effect.
     pin_arena: bool = False
     #: Whether steps of language models and talkers on a GPU are recorded as CUDA graphs and launched at once
-    #: (``services.engines:transformers``). On a CPU it has no effect.
+    #: (``omnibus_engines:transformers``). On a CPU it has no effect.
     graphs: bool = True
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
@@ -76,7 +76,7 @@ class ExecutorSettings(Settings, frozen=True):
     #: together are all computed.
     cache_mib: int = 256
     #: MiB of prompts that a language model keeps for the next turns of their conversations, beside the memory of its
-    #: slots (``services.engines:transformers``; vLLM keeps them in its own cache). 0: none.
+    #: slots (``omnibus_engines:transformers``; vLLM keeps them in its own cache). 0: none.
     prompt_cache_mib: int = 256
     #: Tokens a sequence may have here; 0: the model's own limit.
     context: int = 0
@@ -100,7 +100,7 @@ class ExecutorSettings(Settings, frozen=True):
 
 
 class VllmSettings(Settings, frozen=True):
-    """Settings of the engine ``services.engines:vllm`` beyond ``ExecutorSettings``."""
+    """Settings of the engine ``omnibus_engines:vllm`` beyond ``ExecutorSettings``."""
 
     area: ClassVar[str] = "VLLM"
 

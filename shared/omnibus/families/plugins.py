@@ -22,8 +22,13 @@ from omnibus.families.video_limits import VideoLimits
 
 FAMILIES, APPS = "omnibus.families", "omnibus.apps"
 
-#: Former names of engines, which stored plans may still contain.
-_RENAMED_ENGINES = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
+#: Former names of engines, which stored plans and declarations may still contain.
+_RENAMED_ENGINES = {
+    "omnibus.executor.own:engine": "omnibus.executor.python_task:engine",
+    "services.engines:sim": "omnibus_engines:sim",
+    "services.engines:transformers": "omnibus_engines:transformers",
+    "services.engines:vllm": "omnibus_engines:vllm",
+}
 
 _families: dict[str, dict[str, Any]] = {}
 
@@ -101,9 +106,14 @@ def find_app_module(name: str) -> str:
     )
 
 
+def current_engine(path: str) -> str:
+    """Return the current name of an engine that ``path`` may name as an earlier release did."""
+    return _RENAMED_ENGINES.get(path, path)
+
+
 def import_object(path: str, what: str = "a plugin") -> Any:
     """Return the object at ``module:name``. Raises ``BadRequest``, with ``what`` as the source."""
-    module, _, name = _RENAMED_ENGINES.get(path, path).partition(":")
+    module, _, name = current_engine(path).partition(":")
     if not module or not name:
         raise BadRequest(f"{what}={path!r} must name module:function")
     try:

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Directory of the packages ``omnibus`` and ``omnibus_models``.
+#: Directory of the packages ``omnibus`` and ``omnibus_models``: ``shared`` of a checkout, or all packages of a wheel.
 SHARED = Path(__file__).parents[2]
-#: Directory of the package ``services``: that of an installed wheel, or the root of a checkout.
-ROOT = SHARED if (SHARED / "services").is_dir() else SHARED.parent
+#: Directories of our packages. In a checkout each service has its own.
+PACKAGE_DIRECTORIES = (SHARED, *sorted(each.parent for each in SHARED.parent.glob("services/*/omnibus_*")))
+#: The same as a ``PYTHONPATH``.
+PACKAGE_PATH = os.pathsep.join(map(str, PACKAGE_DIRECTORIES))
 #: Exit code of a process with invalid settings or declarations, as ``EX_CONFIG`` of BSD's sysexits. A restart fails
 #: in the same way until they are changed.
 EXIT_MISCONFIGURED = 78
@@ -35,9 +37,14 @@ class ProcessSpec:
     grace: float = 10.0  # between TERM and KILL
 
 
+def has_package(name: str) -> bool:
+    """Return whether one of our packages is installed next to this one."""
+    return any((directory / name).is_dir() for directory in PACKAGE_DIRECTORIES)
+
+
 def python_path() -> str:
     """Return the ``PYTHONPATH`` for child processes: our packages, and this process's own path."""
-    return os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [PACKAGE_PATH, os.environ.get("PYTHONPATH")]))
 
 
 def python_command(module: str, *arguments: str) -> tuple[str, ...]:

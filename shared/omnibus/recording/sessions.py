@@ -42,7 +42,7 @@ class InputChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LoggedPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of an item, as ``services.gateway.realtime.conversation.ItemPart``."""
+    """Part of an item, as ``omnibus_gateway.realtime.conversation.ItemPart``."""
 
     type: str
     text: str = ""

@@ -9,7 +9,7 @@ from omnibus.cluster.desired import ID, TENSOR_PARALLEL, DesiredExecutors, desir
 from omnibus.cluster.roles import switching_executors
 from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
-from omnibus.process.spec import ROOT, ProcessSpec, python_command
+from omnibus.process.spec import SHARED, ProcessSpec, python_command
 from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import fork_client
 from omnibus.up.fork_server import can_fork_executors
@@ -89,14 +89,14 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
     nice = os.environ.get(_NICE, _NICE_DEFAULT)
     id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
     environment = {_NICE: nice, **each.env, ID: id, **env, **own}
-    module = f"services.{each.service}"
+    module = f"omnibus_{each.service}"
     forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
     named = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{named}/{replica}" if replica else named,  # the same however many there are
         fork_client.fork_server_command(fork_server, module) if forked else python_command(module),
         env=environment,
-        cwd=ROOT,
+        cwd=SHARED,
         after=("nats", "sidecar", "fork-server") if forked else ("nats", "sidecar"),
         blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
         vital=not each.apps,  # an app that cannot run must not end what others use

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from omnibus.process.spec import ROOT, ProcessSpec, python_command
+from omnibus.process.spec import SHARED, ProcessSpec, python_command
 from omnibus.up import fork_client
 from omnibus.up.health import fork_server_answers
 from omnibus.up.probes import wait_for_socket
@@ -15,19 +15,19 @@ _READY_SECONDS = 120.0  # seconds for the imports
 #: Modules that are imported once for all services, and once for all executors.
 SERVICE_MODULES = (
     "omnibus.service",
-    "services.gateway.service",
-    "services.planner.service",
-    "services.sidecar.service",
+    "omnibus_gateway.service",
+    "omnibus_planner.service",
+    "omnibus_sidecar.service",
 )
 EXECUTOR_MODULES = (
     "omnibus_models.preimport",
     "omnibus.executor.service",
     "omnibus.service",
-    "services.engines",
-    "services.encoder.media_encoder",
-    "services.generator.vocoder",
-    "services.llm.runners.thinker",
-    "services.llm.runners.talker",
+    "omnibus_engines",
+    "omnibus_encoder.media_encoder",
+    "omnibus_generator.vocoder",
+    "omnibus_llm.runners.thinker",
+    "omnibus_llm.runners.talker",
 )
 
 
@@ -39,7 +39,7 @@ def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mappin
         # By default, the libraries of numpy and scipy start threads on import, and a search for GPUs starts their
         # driver, which no executor could use after that.
         env={**env, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-        cwd=ROOT,
+        cwd=SHARED,
         ready=lambda: wait_for_socket(socket),
         ready_within=_READY_SECONDS,
         alive=partial(fork_server_answers, socket),
@@ -48,5 +48,5 @@ def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mappin
 
 def service_command(service: str, socket: str) -> tuple[str, ...]:
     """Return the command of a service. The fork server at ``socket`` forks it, if there is one."""
-    module = f"services.{service}"
+    module = f"omnibus_{service}"
     return fork_client.fork_server_command(socket, module, or_begin=True) if socket else python_command(module)

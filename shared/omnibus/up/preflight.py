@@ -14,6 +14,7 @@ from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
 from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.families.plugins import current_engine
 from omnibus.families.specs import KNOWN
 from omnibus.process import run_module
 from omnibus.process.spec import python_path
@@ -24,10 +25,10 @@ from omnibus.up.shm import SHARED_MEMORY
 CHECK_TIMEOUT_SECONDS = 60.0
 _DTYPES = ("float32", "bfloat16", "float16")
 _MIB = 1 << 20
-_SIMULATED = "services.engines:sim"
-_VLLM = "services.engines:vllm"
+_SIMULATED = "omnibus_engines:sim"
+_VLLM = "omnibus_engines:vllm"
 #: Engines that load safetensors, and adapters as ``omnibus.checkpoints.adapters`` reads them.
-_LOADING = {"services.engines:transformers", "services.engines:vllm"}
+_LOADING = {"omnibus_engines:transformers", "omnibus_engines:vllm"}
 
 
 async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
@@ -45,7 +46,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
     """Check a declarations file and its checkpoints. Raises ``BadRequest`` that begins with ``path``."""
     try:
         declared = await run_module.call_module(
-            "services.planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": python_path()}
+            "omnibus_planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": python_path()}
         )
         for model in declared:
             _check_checkpoint(path.parent, model, settings)
@@ -58,7 +59,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
 
 def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check a checkpoint for our engines. Other engines have their own kinds of checkpoints."""
-    named, engines = str(model["checkpoint"]), {settings.engine, *model["engines"]}
+    named, engines = str(model["checkpoint"]), _engines(model, settings)
     if model["family"] not in KNOWN or not engines <= _LOADING:
         return
     if settings.download and checkpoints.is_id(named):
@@ -77,6 +78,10 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
         raise BadRequest(f"model {model['name']}: {error.message}") from error
 
 
+def _engines(model: Mapping[str, Any], settings: ExecutorSettings) -> set[str]:
+    return {current_engine(engine) for engine in (settings.engine, *model["engines"])}
+
+
 def _find_directory(directory: Path, named: str) -> Path:
     return directory / named if named.startswith(("./", "../")) else checkpoints.resolve_checkpoint(named)
 
@@ -86,7 +91,7 @@ def _check_adapters(directory: Path, model: Mapping[str, Any], settings: Executo
 
     Whether they fit the model is checked when it loads, and by `omnibus models check`.
     """
-    if not {settings.engine, *model["engines"]} <= _LOADING:
+    if not _engines(model, settings) <= _LOADING:
         return
     for name, checkpoint in model["adapters"].items():
         if settings.download and checkpoints.is_id(checkpoint):
@@ -100,7 +105,7 @@ def _check_adapters(directory: Path, model: Mapping[str, Any], settings: Executo
 def _check_degrees(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check that vLLM can split the language model over each option's GPUs."""
     for option, (engine, degree) in model["degrees"].items():
-        if degree < 2 or (engine or settings.engine) != _VLLM:
+        if degree < 2 or current_engine(engine or settings.engine) != _VLLM:
             continue
         named = str(model["checkpoint"])
         if checkpoints.is_id(named) and settings.download:
@@ -115,7 +120,7 @@ def _check_degrees(directory: Path, model: Mapping[str, Any], settings: Executor
 
 def _check_profile(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check the times and answers of a simulated model."""
-    if _SIMULATED not in (model["engines"] or [settings.engine]):
+    if _SIMULATED not in map(current_engine, model["engines"] or [settings.engine]):
         return
     from omnibus.executor.sim.profile import read_profile
 

@@ -19,7 +19,7 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import ROOT, ProcessSpec, python_path
+from omnibus.process.spec import SHARED, ProcessSpec, has_package, python_path
 from omnibus.process.supervise import Exit
 from omnibus.process.tunables import copy_tunables
 from omnibus.service import until_cancelled
@@ -123,8 +123,8 @@ class Stack:
         self._bus: NatsBus | None = None
 
     async def __aenter__(self) -> "Stack":
-        if not (ROOT / "services").is_dir():
-            raise BadRequest(f"the package services is not in {ROOT}: install omnibus-serve, or a checkout with -e")
+        if not has_package("omnibus_gateway"):
+            raise BadRequest("the services are not installed: run `pip install 'omnibus-serve[all,local]'`")
         try:
             await self._start_system()
         except BaseException:
@@ -343,7 +343,7 @@ class Stack:
             name or service,
             service_command(service, self._services_socket),
             env={**self._env, **(env or {})},
-            cwd=ROOT,
+            cwd=SHARED,
             ready=ready,
             alive=self._endpoints.service_answers,
             after=(*after, *([SERVICES] if self._forks_services else [])),

@@ -133,7 +133,7 @@ class Gemma3(VisionLanguage):
         """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines do not project rows."""
         raise errors.Fatal(
             "rows of Gemma 3's encoder are projected by its language model, which no other engine does; "
-            "declare services.engines:transformers for it"
+            "declare omnibus_engines:transformers for it"
         )
 
     def _make_vision_encoder(

@@ -187,7 +187,7 @@ class Mllama(VisionLanguage):
         """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines lack cross-attention."""
         raise errors.Fatal(
             "layers of Llama 3.2 Vision use cross-attention to images, which no other engine supports; "
-            "declare services.engines:transformers for it"
+            "declare omnibus_engines:transformers for it"
         )
 
     def _make_vision_encoder(

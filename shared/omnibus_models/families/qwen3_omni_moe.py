@@ -178,7 +178,7 @@ class Qwen3OmniMoe(_omni.OmniFamily):
         """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines return only the last layer's rows."""
         raise errors.Fatal(
             "the talker of Qwen3-Omni needs a middle layer's output of its thinker, which other engines do not return; "
-            "declare services.engines:transformers for it"
+            "declare omnibus_engines:transformers for it"
         )
 
     def _make_audio_encoder(self, module: Any, features: Any, limits: media.MediaDecodeLimits) -> Qwen3OmniAudioEncoder:

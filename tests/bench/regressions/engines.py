@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibus.executor.runner import Job, Runner
 from omnibus.executor.settings import ExecutorSettings
-from services.engines import transformers
+from omnibus_engines.registry import transformers
 
 #: Seconds by which a late engine begins later, and by which each of its outputs is late.
 LATE_SECONDS, LATE_STEP_SECONDS = 0.4, 0.04

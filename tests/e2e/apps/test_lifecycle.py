@@ -160,7 +160,7 @@ def locked(system: System) -> Iterator[str]:
     (port,) = free_ports(1)
     given = system.gateway_environment(0)
     environ = {name: value for name, value in given.items() if name != "OMNIBUS_GATEWAY_ADMIN_TOKEN"}
-    argv = [sys.executable, "-m", "services.gateway"]
+    argv = [sys.executable, "-m", "omnibus_gateway"]
     environ |= {"OMNIBUS_GATEWAY_PORT": str(port), "OMNIBUS_SERVICE_METRICS_PORT": "0"}
     with subprocess.Popen(argv, env=environ, cwd=ROOT, preexec_fn=die_with_parent()) as process:
         try:

@@ -1,12 +1,12 @@
 """A distribution that an operator installs: its family becomes a chat model and its app an app, and no service changes."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from textwrap import dedent
 
 import pytest
 
+from omnibus.process.spec import PACKAGE_PATH
 from tests.e2e.apps.estate import Estate, error
 from tests.e2e.questions import ask, audio, image
 from tests.e2e.system import ROOT, running
@@ -128,7 +128,7 @@ def aviary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
     )
     for module, text in {"parrot": FAMILY, "parrot_engine": ENGINE, "parrot_app": APP}.items():
         (place / f"{module}.py").write_text(dedent(text))
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "shared"), str(place)])
+    paths = f"{ROOT}:{PACKAGE_PATH}:{place}"
     models = {MODEL: {"family": "parrot", "checkpoint": "squawk!"}}
     with running(directory, models, PYTHONPATH=paths, OMNIBUS_UP_FORK_SERVER="0") as system:
         yield Estate(system, directory)

@@ -16,8 +16,9 @@ import pytest
 
 from omnibus.cli import demo_media
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import ROOT
 from tests.e2e.docker_engine import Engine
+
+ROOT = Path(__file__).parents[3]
 
 HERE = Path(__file__).parent
 FILES = ROOT / "deploy/compose"

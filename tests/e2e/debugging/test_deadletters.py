@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e

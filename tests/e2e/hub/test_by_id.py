@@ -55,6 +55,6 @@ async def test_who_is_told_to_may_go_to_the_hub_and_nobody_else(system: System, 
     await system.becomes_ready()
 
     offline = {
-        one.environ().get("HF_HUB_OFFLINE") for one in system.processes() if "services" in str(command_line(one))
+        one.environ().get("HF_HUB_OFFLINE") for one in system.processes() if "omnibus_" in str(command_line(one))
     }
     assert offline == {"1"}

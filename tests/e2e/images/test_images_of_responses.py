@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, image_checkpoint: Path) -> It
     directory = tmp_path_factory.mktemp("pair")
     profile = directory / "answers.json"
     profile.write_text(json.dumps({"default": {"components": {"thinker": ANSWERS}}}))
-    scripted = {"components": ["thinker"], "service": "llm", "engine": "services.engines:sim"}
+    scripted = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:sim"}
     whole = declaration("qwen_image", image_checkpoint)["options"]["TDV"]
     models = {
         ASSISTANT: declaration("qwen3", profile, options={"L": scripted}, paths=[{"options": ["L"]}]),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.service import until_cancelled
 from omnibus.up import binaries, fork_client
 from omnibus.up.ports import free_ports
@@ -92,10 +93,10 @@ class Pod:
             await asyncio.sleep(AGAIN)
 
     async def _run(self, container: Object, env: Mapping[str, str]) -> int:
-        command = container.get("command") or ["python", "-m", f"services.{container['name']}"]
+        command = container.get("command") or ["python", "-m", f"omnibus_{container['name']}"]
         argv = [self._here(each) for each in command]
         argv[0] = self._machine.programs.get(argv[0], argv[0])
-        if argv[:2] == [sys.executable, "-m"] and argv[2].startswith("services."):  # imports nothing, see ``warm``
+        if argv[:2] == [sys.executable, "-m"] and argv[2].startswith("omnibus_"):  # imports nothing, see ``warm``
             argv = [*fork_client.fork_server_command(self._machine.fork_server, *argv[2:])]
         with (self._root / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -201,7 +202,7 @@ class Machine:
         self.env = {
             **kept,
             "PATH": f"{bin}:{kept['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'shared'}:{ROOT}",
+            "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
 

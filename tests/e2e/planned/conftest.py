@@ -23,7 +23,7 @@ SETTINGS = {
     "OMNIBUS_PLANNER_COOLDOWN": "8",
     "OMNIBUS_PLANNER_LEAST": "10",
     "OMNIBUS_PLANNER_SIMULATE": "1",
-    "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+    "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
     "OMNIBUS_EXECUTOR_CREDITS": "256",
     "OMNIBUS_GATEWAY_RECORD": "digest",
 }

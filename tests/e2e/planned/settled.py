@@ -86,7 +86,7 @@ def executors(system: System) -> int:
 
 def _executes(process: psutil.Process) -> bool:
     try:
-        return not {"services.encoder", "services.llm"}.isdisjoint(process.cmdline())
+        return not {"omnibus_encoder", "omnibus_llm"}.isdisjoint(process.cmdline())
     except psutil.Error:  # it has just ended
         return False
 

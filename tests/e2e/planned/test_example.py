@@ -47,7 +47,7 @@ async def test_ten_minutes_of_its_own_load_bring_no_other_plan(tmp_path: Path):
         answer = await http.post("/v1/chat/completions", json=chat_body(kind_of(SHARES, number), number))
         statuses[answer.status_code] += 1
 
-    settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_RECORD": "digest"}
+    settings = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_GATEWAY_RECORD": "digest"}
     with running(tmp_path, {MODEL: model}, more={"gpus": declared["gpus"]}, **settings) as system:
         limits = httpx.Limits(max_connections=None)
         async with system.store() as store, httpx.AsyncClient(base_url=system.url, timeout=120, limits=limits) as http:

@@ -67,7 +67,7 @@ def serves_high(plan: Plan) -> bool:
 async def planner_dies(system: System) -> None:
     """Kill the planner; return once its successor has planned."""
     plans = system.log.count(PLANNED)
-    next(one for one in system.processes() if "services.planner" in command_line(one)).kill()
+    next(one for one in system.processes() if "omnibus_planner" in command_line(one)).kill()
     await said(system, PLANNED, plans + 1)
 
 

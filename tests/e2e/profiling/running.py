@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.shm import SHARED_MEMORY
 from tests.e2e import warm
 from tests.e2e.system import ROOT, VL
@@ -45,7 +46,7 @@ class Run:
     """One ``omnibus profile``: its process and its output."""
 
     def __init__(self, here: Path, *arguments: str) -> None:
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        paths = f"{ROOT}:{PACKAGE_PATH}"
         self._process = subprocess.Popen(
             warm.omnibus_command("profile", *arguments),
             cwd=here,
@@ -132,5 +133,5 @@ def simulated(here: Path, profile: dict[str, Any], *requests: tuple[float, dict[
     )
     return [
         VL, "--models", "models.json", "--workload", "workload.json", "--out", "vl.json",
-        "--engine", "services.engines:sim", "--engine-profile", "sim.json",
+        "--engine", "omnibus_engines:sim", "--engine-profile", "sim.json",
     ]  # fmt: skip

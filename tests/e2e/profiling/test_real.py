@@ -9,9 +9,9 @@ import pytest
 from omnibus import profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.planner import Planner
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.planner import Planner
 from tests.e2e.profiling.running import finished, running
 from tests.e2e.system import ROOT, VL
 

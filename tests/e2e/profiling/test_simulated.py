@@ -53,7 +53,7 @@ async def test_what_is_measured_is_what_the_engine_is_told_to_take(tmp_path: Pat
     assert part.keys() == measured(found).keys()
     assert {case: each for case, each in part.items() if not 1 - MISS < each < 1 + BUSY} == {}
     assert all(option.start_s >= 0.1 and option.memory_gb > 0 for option in found.options.values())
-    assert {option.engine for option in found.options.values()} == {"services.engines:sim"}
+    assert {option.engine for option in found.options.values()} == {"omnibus_engines:sim"}
     texts = [work for name in ("L", "EL") for work in found.options[name].work if work.components[-1] == "thinker"]
     assert all(0 <= work.first_token < work.latency for work in texts)  # a difference of two times: 0 is none
     assert any(work.first_token > 0 for work in texts)

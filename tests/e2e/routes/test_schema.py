@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.gateway.openai.openapi import openapi_paths
+from omnibus_gateway.openai.openapi import openapi_paths
 from tests.e2e.routes.narrowed import narrowed, register
 from tests.e2e.system import OMNI, System
 

@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from services.gateway.api.speech import SYSTEM, USER
+from omnibus_gateway.api.speech import SYSTEM, USER
 from tests import models_oracle as oracle
 from tests.e2e.omni.speech import pcm
 from tests.e2e.system import OMNI, System

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.openai.transcriptions import LANGUAGE, SYSTEM, USER
+from omnibus_gateway.openai.transcriptions import LANGUAGE, SYSTEM, USER
 from tests import models_oracle as oracle
 from tests.e2e.system import OMNI, System
 from tests.unit.models import files

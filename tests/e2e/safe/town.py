@@ -24,6 +24,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name
 from omnibus.families import catalog
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.settings import BusSettings
 from omnibus.up import fork_client, infra
 from omnibus.up.motion import find_forked_pid
@@ -74,7 +75,7 @@ class Town:
         self.logs: dict[str, Path] = {}
         self._env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared")]),
+            "PYTHONPATH": f"{ROOT}:{PACKAGE_PATH}",
             "OMNIBUS_BUS_URL": bus,
             "OMNIBUS_BUS_TLS_CA": str(certificates.CA),
             "OMNIBUS_STORE_URL": store,
@@ -90,7 +91,7 @@ class Town:
         who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
         with self.logs[name].open("wb") as log:
             self._processes[name] = subprocess.Popen(
-                fork_client.fork_server_command(warm.fork_server_socket(), f"services.{service}"),
+                fork_client.fork_server_command(warm.fork_server_socket(), f"omnibus_{service}"),
                 env={**self._env, **who, **settings},
                 cwd=ROOT,
                 stdout=log,
@@ -106,7 +107,7 @@ class Town:
             OMNIBUS_EXECUTOR_MODEL=MODEL,
             OMNIBUS_EXECUTOR_FAMILY=FAMILY,
             OMNIBUS_EXECUTOR_CHECKPOINT=str(self.directory / "simulated.json"),
-            OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+            OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
             OMNIBUS_EXECUTOR_OPTION=option,
             OMNIBUS_EXECUTOR_COMPONENTS=",".join(components),
             OMNIBUS_EXECUTOR_TASKS=",".join(task_name(kinds[each], MODEL, each) for each in components),

@@ -42,7 +42,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         },
         "paths": [{"options": ["E", "L"]}],
     }
-    settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_QUARANTINE": "0"}
+    settings = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_GATEWAY_QUARANTINE": "0"}
     with running(directory, {MODEL: model}, "--nodes", "2", **settings) as system:
         yield system
 

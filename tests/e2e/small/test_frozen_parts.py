@@ -44,7 +44,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         directory,
         media.models(directory),
         *media.app_flags(directory),
-        OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+        OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
         OMNIBUS_GATEWAY_DEADLINE=str(DEADLINE),
         OMNIBUS_UP_SILENT="120",
         OMNIBUS_UP_FROZEN="120",

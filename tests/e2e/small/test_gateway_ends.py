@@ -36,7 +36,7 @@ def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         {MODEL: model(directory)},
         "--gateways",
         "2",
-        OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
+        OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
         OMNIBUS_EXECUTOR_CREDITS="1024",
         OMNIBUS_SERVICE_DRAIN="0.2",
     ) as system:

@@ -49,7 +49,7 @@ class Operator:
         replace_text(self._file, json.dumps({"models": {VL: declared}}))
 
     def kill_planner(self) -> None:
-        command = next(one for one in self.system.commands() if "services.planner" in command_line(one))
+        command = next(one for one in self.system.commands() if "omnibus_planner" in command_line(one))
         psutil.Process(find_forked_pid(command.pid)).kill()
 
     async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:

@@ -69,7 +69,7 @@ async def test_a_stream_ends_with_the_error_as_its_last_event(small: System, exe
 
 
 async def test_a_gateway_that_was_killed_comes_back_on_its_port_and_serves(small: System, executor: int):
-    gateway = next(one for one in small.processes() if "services.gateway" in command_line(one))
+    gateway = next(one for one in small.processes() if "omnibus_gateway" in command_line(one))
     async with Watch.on(small) as watch, small.http() as http:
         lost = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
         await watch.first("omnibus.reply.")

@@ -66,7 +66,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     vision = {"batch": {"base": 0.01}, "tokens": {"image": 4}, "width": 8}
     components = {"vision": vision, "thinker": {**thinker, "answers": [{"contains": CALLS, "calls": [call]}]}}
     profile.write_text(json.dumps({"default": {"components": components}}))
-    option = {"components": ["vision", "thinker"], "service": "llm", "engine": "services.engines:sim"}
+    option = {"components": ["vision", "thinker"], "service": "llm", "engine": "omnibus_engines:sim"}
     model = {
         "family": "qwen2_5_vl",
         "checkpoint": str(profile),

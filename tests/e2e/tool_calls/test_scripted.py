@@ -35,7 +35,7 @@ def write_halves(profile: Path) -> dict[str, Any]:
     decode = {name: thinker.pop(name) for name in ("step", "steps")}
     profile.write_text(json.dumps({"default": {"components": {"prefill": thinker, "decode": decode}}}))
     options = {
-        name: {"components": [part], "service": "llm", "engine": "services.engines:sim"}
+        name: {"components": [part], "service": "llm", "engine": "omnibus_engines:sim"}
         for name, part in (("P", "prefill"), ("D", "decode"))
     }
     paths = [{"options": ["P", "D"]}]

@@ -16,7 +16,7 @@ from tests.e2e.voice.speaking import speaking_browser, write_tones
 
 #: Seconds between two utterances, and tokens of an answer, which plays for longer than that.
 PAUSE, TOKENS = 2.5, 300
-SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
+SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.planner.service import PlannerService
+from omnibus_planner.service import PlannerService
 from tests.kube.api import Api, Object
 from tests.kube.serve import CERTIFICATE, TOKEN
 from tests.unit.chart.shapes import env

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.planner.reconcile.manifests import MODEL_PLACEHOLDER
+from omnibus_planner.reconcile.manifests import MODEL_PLACEHOLDER
 from tests.kube.api import Object
 from tests.kube.helm import Values
 from tests.unit.chart.shapes import DECLARED, SHAPES, Renders, Site, env, pods, values

@@ -11,7 +11,7 @@ from omnibus.bus import permissions
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import Plan
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 from tests.kube import schemas
 from tests.kube import values as known
 from tests.kube.helm import Values

@@ -14,7 +14,7 @@ import redis.asyncio as redis
 
 from omnibus.cli import main
 from omnibus.up.run_dir import RunDirectory, RunState
-from services.gateway.http.server import create_server
+from omnibus_gateway.http.server import create_server
 from tests.unit.checkpoints.test_adapters import adapter
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, TOKEN, Estate, Gateway, estate, source
 from tests.unit.gateway.apps.forked_workers import fork_workers

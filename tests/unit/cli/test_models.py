@@ -25,7 +25,7 @@ from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_models import tiny
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 from tests.e2e import warm
 from tests.lora import widen_adapter, write_adapter
 from tests.unit.checkpoints.hubs import Hub, keep, serving

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from omnibus.process.spec import PACKAGE_PATH
 from tests.e2e import warm
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +17,7 @@ class Shell:
     """Commands of one user, with runs invisible to other users."""
 
     def __init__(self, directory: Path) -> None:
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        paths = f"{ROOT}:{PACKAGE_PATH}"
         self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), "OMNIBUS_UP_FORK_SERVER": "0"}
 
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus_encoder.batcher import Batcher
 from omnibus_models.contract import Prepared
-from services.encoder.batcher import Batcher
 
 
 class Doubler:

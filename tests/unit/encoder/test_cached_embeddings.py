@@ -15,10 +15,10 @@ import torch
 
 from omnibus.errors import BadMedia
 from omnibus.executor.runner import Item
+from omnibus_encoder.cache_key import EncoderIdentity
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
-from services.encoder.cache_key import EncoderIdentity
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.nightly import nightly
 from tests.unit.jobs import MemoryJob, run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, StageUnavailable
-from services.encoder.embedding_cache import ENTRY_OVERHEAD_BYTES, EmbeddingCache, EncoderResult
+from omnibus_encoder.embedding_cache import ENTRY_OVERHEAD_BYTES, EmbeddingCache, EncoderResult
 from tests.unit.sidecar.node import until
 
 ROWS = 1024  # bytes of an embedding here

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models.families import load_family
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.encoder.test_known_parts import speech
 from tests.unit.encoder.test_known_parts import until as until_second
 from tests.unit.gateway.realtime.test_early_answers import Counted, hearing

@@ -11,11 +11,11 @@ from omnibus.encoding.image import encode_image
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_encoder.frame_encoder import FrameEncodeRunner
+from omnibus_encoder.media_encoder import EncodeRunner
+from omnibus_engines import registry as engines
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services import engines
-from services.encoder.frame_encoder import FrameEncodeRunner
-from services.encoder.media_encoder import EncodeRunner
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from omnibus.executor.runner import Item
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 

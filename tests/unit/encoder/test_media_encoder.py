@@ -14,11 +14,11 @@ from PIL import Image
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item
+from omnibus_encoder.batcher import Batcher
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models import limits, tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
-from services.encoder.batcher import Batcher
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files

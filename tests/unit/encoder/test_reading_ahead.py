@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from omnibus.executor.runner import Job
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.thinker import ThinkRunner
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from tests.unit.encoder.test_encoding_ahead import RealEars
 from tests.unit.gateway.realtime.test_early_answers import hearing
 from tests.unit.gateway.realtime.test_turn_detection import append

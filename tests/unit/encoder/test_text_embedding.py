@@ -11,10 +11,10 @@ import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
+from omnibus_encoder.media_encoder import EncodeSettings
+from omnibus_encoder.text_embedding import EmbedRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services.encoder.media_encoder import EncodeSettings
-from services.encoder.text_embedding import EmbedRunner
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 

@@ -11,11 +11,11 @@ import torch
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
+from omnibus_encoder.media_encoder import EncodeSettings
+from omnibus_encoder.text_encoder import TextEncodeRunner
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
-from services.encoder.media_encoder import EncodeSettings
-from services.encoder.text_encoder import TextEncodeRunner
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 

@@ -21,7 +21,7 @@ from omnibus.executor.runner import Job
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest, find_refs
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
-from services.sidecar.server import Sidecar
+from omnibus_sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes
 from tests.unit.sidecar.node import NODE, PATIENCE
 

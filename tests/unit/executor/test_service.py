@@ -15,7 +15,7 @@ from omnibus.executor.service import ExecutorService, load_engine
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings
-from services.gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.plugins.dists import installer, toy
 from tests.unit.sidecar import node as nodes

@@ -131,7 +131,7 @@ async def test_an_executor_process_runs_the_engine_by_its_settings(
         family="qwen2_5_vl",
         option="EL",
         components="vision,thinker",
-        engine="services.engines:sim",
+        engine="omnibus_engines:sim",
         profile=str(tmp_path / "profile.json"),
     )
     task = "think-m-thinker"

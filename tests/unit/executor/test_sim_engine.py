@@ -38,14 +38,14 @@ def path(tmp_path) -> str:
 
 
 def test_the_engine_follows_the_profile_or_else_the_checkpoint(path: str):
-    engine = named("services.engines:sim")
+    engine = named("omnibus_engines:sim")
 
     for given in ({"profile": path}, {"checkpoint": path}, {"profile": path, "checkpoint": "/models/m"}):
         assert type(engine("vision", settings(**given))).__name__ == "SimulatedEncoder"
 
 
 def test_components_of_one_executor_share_a_device_and_executors_do_not(path: str):
-    engine = named("services.engines:sim")
+    engine = named("omnibus_engines:sim")
     mine, yours = settings(profile=path), settings(profile=path)
 
     vision, talker = engine("vision", mine), engine("talker", mine)
@@ -58,7 +58,7 @@ def test_components_of_one_executor_share_a_device_and_executors_do_not(path: st
 def test_an_executor_of_a_cell_takes_as_long_as_one_without(tmp_path):
     file = tmp_path / "options.json"
     file.write_text(json.dumps({"options": {"EL": {"components": {"vision": {**ENCODER, "kind": ""}}}}}))
-    engine = named("services.engines:sim")
+    engine = named("omnibus_engines:sim")
 
     celled = engine("vision", settings(profile=str(file), option="EL@c1", cell="c1"))
 
@@ -78,7 +78,7 @@ def test_an_executor_of_a_cell_takes_as_long_as_one_without(tmp_path):
 )
 def test_an_engine_without_what_it_needs_says_so(path: str, component: str, given: dict, fault: str):
     with pytest.raises(BadRequest, match=fault):
-        named("services.engines:sim")(component, settings(**{"profile": path, **given}))
+        named("omnibus_engines:sim")(component, settings(**{"profile": path, **given}))
 
 
 async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():

@@ -28,30 +28,30 @@ from omnibus.plan import Plan
 from omnibus.recording.records import EndRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.api.app import Frontend
-from services.gateway.api.routes import RouteTable
-from services.gateway.console.routes import Console
-from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.files.client_files import ClientFiles
-from services.gateway.files.file_objects import open_made_files
-from services.gateway.media.blob_store import MediaStore
-from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.spoken_answers import SpokenAnswers
-from services.gateway.pricing.meter import UsageMeter
-from services.gateway.replay.replay import Replayer
-from services.gateway.request.continuing import Continuations
-from services.gateway.request.dead_letters import DeadLetters
-from services.gateway.request.factory import RequestFactory
-from services.gateway.request.load_report import LoadReporter
-from services.gateway.request.record import Records
-from services.gateway.request.record_rules import parse_record_rules
-from services.gateway.responses.service import Responses
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
-from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.key_store import KeyView
-from services.gateway.videos.service import Videos
-from services.planner.declared import declarations_file
+from omnibus_gateway.api.app import Frontend
+from omnibus_gateway.api.routes import RouteTable
+from omnibus_gateway.console.routes import Console
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.files.client_files import ClientFiles
+from omnibus_gateway.files.file_objects import open_made_files
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media.spoken_answers import SpokenAnswers
+from omnibus_gateway.pricing.meter import UsageMeter
+from omnibus_gateway.replay.replay import Replayer
+from omnibus_gateway.request.continuing import Continuations
+from omnibus_gateway.request.dead_letters import DeadLetters
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.load_report import LoadReporter
+from omnibus_gateway.request.record import Records
+from omnibus_gateway.request.record_rules import parse_record_rules
+from omnibus_gateway.responses.service import Responses
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tenancy.key_store import KeyView
+from omnibus_gateway.videos.service import Videos
+from omnibus_planner.declared import declarations_file
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
 from tests.unit.gateway.samples import picture
 from tests.unit.sidecar import node as nodes

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count, cycle
 
 from omnibus.errors import Overloaded
-from services.gateway.routing.draining import DrainRate, check_queue_time
+from omnibus_gateway.routing.draining import DrainRate, check_queue_time
 
 
 @dataclass

@@ -12,12 +12,12 @@ import numpy as np
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntry, read_session
 from omnibus.service import until_cancelled
-from services.gateway.realtime.event_sender import EventSender
-from services.gateway.realtime.restored import RestoredSession
-from services.gateway.realtime.resume_token import ResumeToken
-from services.gateway.realtime.session import RealtimeSession
-from services.gateway.realtime.session_log import SessionLog
-from services.gateway.realtime.turns import MAX_TURNS, SessionContext
+from omnibus_gateway.realtime.event_sender import EventSender
+from omnibus_gateway.realtime.restored import RestoredSession
+from omnibus_gateway.realtime.resume_token import ResumeToken
+from omnibus_gateway.realtime.session import RealtimeSession
+from omnibus_gateway.realtime.session_log import SessionLog
+from omnibus_gateway.realtime.turns import MAX_TURNS, SessionContext
 from tests.unit.gateway.house import OMNI, House
 from tests.unit.gateway.realtime_account import SILENCE, Account, Event
 from tests.unit.gateway.realtime_operations import BROKEN, CLIP, ITEMS, RESPONSES, SPOKEN, UPDATES

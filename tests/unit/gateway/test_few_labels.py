@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.graph import GraphNode
-from services.gateway.request import metrics
-from services.gateway.routing.assignment import Assignment, ModelPart
+from omnibus_gateway.request import metrics
+from omnibus_gateway.routing.assignment import Assignment, ModelPart
 from tests.unit.gateway.house import VL, House, answered, house, image, question, text
 
 SAMPLES = dict[str, dict[tuple[str, ...], float]]

@@ -10,7 +10,7 @@ import pytest
 from omnibus.bus.messages import Chunk
 from omnibus.errors import StageFailed
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import ItemStream, ResultStream
+from omnibus_gateway.dispatch.streams import ItemStream, ResultStream
 from tests.unit.sidecar.node import PATIENCE
 
 

@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 
 PATHS = (Path("L", {"thinker": "L"}, 70), Path("M", {"thinker": "M"}, 30))
 THINK = [GraphNode("think", "thinker", {}, "")]

@@ -9,8 +9,8 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 
 TYPE = "vision+thinker"
 E, L, EL = (

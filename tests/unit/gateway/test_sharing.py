@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 
 TASKS = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 KIND = "vision+thinker"

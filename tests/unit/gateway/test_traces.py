@@ -208,7 +208,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
     [
         ("omnibus.executor.service", "opentelemetry"),
         # The store's client imports the API, but no SDK and no exporter.
-        ("services.gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
+        ("omnibus_gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
     ],
 )
 def test_while_traces_are_off_nothing_of_them_is_imported(module: str, theirs: str):

@@ -5,8 +5,8 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from services.gateway.http.connection import ConnectionLimits
-from services.gateway.http.server import GatewayServer, create_server
+from omnibus_gateway.http.connection import ConnectionLimits
+from omnibus_gateway.http.server import GatewayServer, create_server
 from tests.unit.gateway.house import House
 
 PATIENCE = 20.0

@@ -18,11 +18,11 @@ from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
-from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
-from services.sidecar.server import Sidecar
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
+from omnibus_sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, call
 from tests.unit.sidecar import node as nodes
 

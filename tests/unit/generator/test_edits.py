@@ -11,9 +11,9 @@ import torch
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item
+from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
-from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 

@@ -11,10 +11,10 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import load_family
-from services.generator.vocoder import VocodeRunner, VocodeSettings
 from tests.unit.generator.test_vocoder import job
 from tests.unit.jobs import MemoryJob, Pipe, run
 

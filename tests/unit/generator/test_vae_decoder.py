@@ -11,8 +11,8 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
 from omnibus_models.families import load_family
-from services.generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
 from tests.unit.jobs import MemoryJob, run
 
 

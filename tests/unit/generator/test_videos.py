@@ -12,12 +12,12 @@ import torch
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_engines import registry as engines
+from omnibus_generator import vae_decoder
+from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
+from omnibus_generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, LatentDecodeSettings
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
-from services import engines
-from services.generator import vae_decoder
-from services.generator.denoiser import DenoiseRunner, DenoiseSettings
-from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, LatentDecodeSettings
 from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 

@@ -13,11 +13,11 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
+from omnibus_generator.vocoder_chunks import piece_sizes
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import load_family
-from services.generator.vocoder import VocodeRunner, VocodeSettings
-from services.generator.vocoder_chunks import piece_sizes
 from tests.unit.jobs import MemoryJob, Pipe, run
 
 VOICE = "Chelsie"

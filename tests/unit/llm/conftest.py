@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.contract import PrefillInputs, Thinker
 from omnibus_models.families import load_family
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.close import choose_clearly
 from tests.unit.llm.halves import Halves, core
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from tests.unit.jobs import MemoryJob, run
 
 

@@ -242,7 +242,7 @@ def test_items_of_another_shape_are_refused(parts: dict[str, Any], shape: tuple[
 
 @pytest.mark.parametrize("name", ["gemma3", "mllama"])
 def test_an_engine_that_would_take_rows_as_they_are_is_refused_before_it_starts(name: str, tmp_path: Path) -> None:
-    with pytest.raises(Fatal, match="declare services.engines:transformers"):
+    with pytest.raises(Fatal, match="declare omnibus_engines:transformers"):
         families.load_family(name).reader(tmp_path)
 
 

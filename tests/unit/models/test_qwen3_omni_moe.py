@@ -289,7 +289,7 @@ def test_a_template_that_begins_answers_in_another_way_leaves_no_speech(checkpoi
 
 
 def test_an_engine_that_runs_the_layers_itself_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(Fatal, match="services.engines:transformers"):
+    with pytest.raises(Fatal, match="omnibus_engines:transformers"):
         families.family_of(checkpoint).reader(checkpoint)
 
 

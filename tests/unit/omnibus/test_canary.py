@@ -12,8 +12,8 @@ from omnibus.canary.overlay import find_control, overlay_model, without_candidat
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Path
-from services.planner.declared.declarations_file import build_static_plans
-from services.planner.declared.model import DeclaredModel
+from omnibus_planner.declared.declarations_file import build_static_plans
+from omnibus_planner.declared.model import DeclaredModel
 
 BOTH = "vision+thinker"
 

@@ -6,8 +6,8 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
-from services import engines
-from services.planner.declared import declarations_file
+from omnibus_engines import registry as engines
+from omnibus_planner.declared import declarations_file
 
 
 def plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:

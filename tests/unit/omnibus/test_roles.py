@@ -52,14 +52,14 @@ def test_executors_that_differ_in_more_than_their_role_are_replaced(after: Model
 
 @pytest.mark.parametrize(
     ("engine", "can"),
-    [("", True), ("services.engines:sim", True), ("services.engines:vllm", False), ("mine:engine", False)],
+    [("", True), ("omnibus_engines:sim", True), ("omnibus_engines:vllm", False), ("mine:engine", False)],
 )
 def test_engines_say_which_parts_they_serve_with_what_they_have_loaded(engine: str, can: bool):
     assert (switched(model(more={"engine": engine}, L=2, P=1), model(more={"engine": engine}, L=1, P=2)) != {}) == can
 
 
 def test_halves_in_vllm_take_each_others_place():
-    more = {"engine": "services.engines:vllm"}
+    more = {"engine": "omnibus_engines:vllm"}
     assert switched(model(more=more, P=2, D=1), model(more=more, P=1, D=2)) == {("P", "D"): 1}
 
 

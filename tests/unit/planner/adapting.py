@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from services.planner.autoscale.policy import (
+from omnibus_planner.autoscale.policy import (
     DeploymentCapacity,
     ScalingGoal,
     ScalingPolicy,
@@ -10,7 +10,7 @@ from services.planner.autoscale.policy import (
     ScalingSnapshot,
     Verdict,
 )
-from services.planner.optimize import ModelLoad
+from omnibus_planner.optimize import ModelLoad
 
 RULES = ScalingRules(window=10.0, margin=0.1, hold=20.0, cooldown=60.0, least=20)
 START = 8.0  # seconds

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.planner.lab.goodput import best_listed, chosen_method, planned
-from services.planner.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, StageGoals, goodput, monolith
+from omnibus_planner.lab.goodput import best_listed, chosen_method, planned
+from omnibus_planner.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, StageGoals, goodput, monolith
 
 LASTS, PRECISION = 20.0, 0.25  # seconds of load; req/s per GPU
 MORE = 1.15

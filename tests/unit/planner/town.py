@@ -12,7 +12,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.store import Store
-from services.planner.service import PlannerService
+from omnibus_planner.service import PlannerService
 from tests.unit.planner.crowd import Crowd
 from tests.unit.sidecar.node import until
 

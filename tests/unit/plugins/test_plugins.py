@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.python_task import engine
 from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 from tests.unit.plugins.dists import TOY, Install, toy
 
 

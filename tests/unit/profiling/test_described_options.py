@@ -19,7 +19,7 @@ def test_an_option_keeps_its_checkpoint_dtype_and_settings_of_vllm(tmp_path: Pat
         ("thinker",),
         "llm",
         gpus=2,
-        engine="services.engines:vllm",
+        engine="omnibus_engines:vllm",
         batch=8,
         checkpoint=str(tmp_path),
         dtype="bfloat16",

@@ -6,8 +6,8 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.plan import DeploymentOption
 from omnibus.profiling import experiments, measured_model
-from services.planner.declared import declarations_file
-from services.planner.declared.model import DeclaredModel
+from omnibus_planner.declared import declarations_file
+from omnibus_planner.declared.model import DeclaredModel
 from tests.unit.profiling.subjects import declared, omni, vl
 
 

@@ -13,7 +13,7 @@ from omnibus.profiling.loaded_option import LoadedOption
 from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.testbed import DeployedTrial, service_environment
 from omnibus.settings import GatewaySettings, read_settings
-from services.gateway.request.resources import MAX_QUEUE_OVER_DEADLINE
+from omnibus_gateway.request.resources import MAX_QUEUE_OVER_DEADLINE
 from tests.unit.profiling.server import event, serving, whole
 from tests.unit.profiling.subjects import vl
 from tests.unit.profiling.test_client import refusal

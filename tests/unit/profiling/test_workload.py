@@ -16,7 +16,7 @@ from omnibus.errors import BadRequest
 from omnibus.profiling import workload
 from omnibus.profiling.csv_workload import RowSampling
 from omnibus.profiling.measured_model import Subject
-from services.gateway.openai.parse import parse_chat
+from omnibus_gateway.openai.parse import parse_chat
 from tests.unit.profiling.subjects import omni, vl
 
 CSV = """t_s,client,num_images,image_tokens,text_tokens,output_tokens,has_video,has_audio,audio_output

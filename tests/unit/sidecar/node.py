@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import uvloop
 
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from services.sidecar.server import Sidecar
-from services.sidecar.settings import SidecarConfig
+from omnibus_sidecar.server import Sidecar
+from omnibus_sidecar.settings import SidecarConfig
 
 NODE = "n1"
 ROOT = Path(__file__).parents[3]
@@ -47,7 +48,7 @@ async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subproces
     """Yield a process in ``role``; it is killed at the end if it still runs."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, role, str(directory), cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"},
     )  # fmt: skip
     try:
         yield child

@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from omnibus.errors import ArenaFull
-from services.sidecar import backing, limits
+from omnibus.process.spec import PACKAGE_PATH
+from omnibus_sidecar import backing, limits
 from tests.mounts import unshared
 from tests.unit.sidecar.full_machine import WRITERS
 from tests.unit.sidecar.node import ROOT, connect, running
@@ -24,7 +25,7 @@ def _told(story: str, directory) -> dict:
     ended = subprocess.run(
         [*unshared(), sys.executable, "-m", "tests.unit.sidecar.full_machine", story, str(directory)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,

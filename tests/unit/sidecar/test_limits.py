@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import ArenaFull, Fatal
-from services.sidecar import limits
+from omnibus_sidecar import limits
 
 
 def _groups(directory: Path, **limit: str) -> tuple[Path, Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from omnibus.metrics import REGISTRY
-from services.sidecar import metrics
+from omnibus_sidecar import metrics
 from tests.unit.sidecar.node import running
 from tests.unit.sidecar.test_server import connect, soon
 

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.errors import BadRequest, ProtocolError
 from omnibus.tensors.client import TensorClient
-from services.sidecar.service import check_directory
+from omnibus_sidecar.service import check_directory
 from tests.unit.sidecar import node as nodes
 
 NOBODY = 65534

@@ -14,8 +14,8 @@ from omnibus.tensors import protocol
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
-from services.sidecar import connection
-from services.sidecar.server import Sidecar
+from omnibus_sidecar import connection
+from omnibus_sidecar.server import Sidecar
 from tests.unit.sidecar.node import NODE, connect, line, process, running, settings, soon, tell, until
 
 HELLO = encode_frame(SidecarFrame(Verb.HELLO, 1, text=b"raw"))

@@ -1,7 +1,7 @@
 import asyncio
 from math import inf
 
-from services.sidecar.timer_queue import TimerQueue
+from omnibus_sidecar.timer_queue import TimerQueue
 
 
 class Item:

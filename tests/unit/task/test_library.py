@@ -40,7 +40,7 @@ from omnibus.task.library import (
     VideoGeneration,
     VideoInput,
 )
-from services.gateway.apps import graph_submission
+from omnibus_gateway.apps import graph_submission
 
 SEES = {"image": Encode(model="m", component="vision"), "video": Encode(model="m", component="vision")}
 HEARS = {**SEES, "audio": Encode(model="m", component="audio")}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnibus.tensors.client import TensorClient
-from services.sidecar.server import Sidecar
+from omnibus_sidecar.server import Sidecar
 from tests.unit.sidecar.node import connect, running
 
 HALF = 600_000

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up import fork_client
-from omnibus.up.stack import ROOT
 from tests.unit.up.programs import WITHIN
 
 SHARED_MODULE = """
@@ -104,7 +104,7 @@ class ForkServer:
             self.socket,
             *(imports or ["shared_module"]),
         )
-        self.environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{directory}:{ROOT / 'shared'}"}
+        self.environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{directory}:{PACKAGE_PATH}"}
 
     @contextlib.contextmanager
     def running(self) -> Iterator["subprocess.Popen[str]"]:

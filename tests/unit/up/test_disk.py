@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.process.spec import ROOT
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.disk import Storage
 from tests.mounts import unshared
+
+ROOT = Path(__file__).parents[3]
 
 WITHIN = 120  # seconds
 
@@ -20,7 +22,7 @@ def test_records_go_on_once_a_full_disk_has_room_again(tmp_path: Path, story: st
     ended = subprocess.run(
         [*unshared(), sys.executable, "-m", "tests.unit.up.full_disk", str(tmp_path), story],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,

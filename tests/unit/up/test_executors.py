@@ -32,7 +32,7 @@ def test_each_replica_of_each_option_is_a_process():
 
     assert list(found) == ["m/E", "m/L", "m/L/1", "m/L/2"]
     assert [environment(spec)["ID"] for spec in found.values()] == ["m-E-0", "m-L-0", "m-L-1", "m-L-2"]
-    assert all(spec.argv[-2:] == ("-m", "services.llm") for spec in found.values())
+    assert all(spec.argv[-2:] == ("-m", "omnibus_llm") for spec in found.values())
 
 
 def test_another_replica_changes_nothing_in_those_that_there_are():
@@ -112,7 +112,7 @@ def test_the_fork_server_bears_what_has_the_usual_engine_and_nothing_else():
 
     assert "/run/fork-server.sock" in found["m/usual"].argv
     assert "fork-server" in found["m/usual"].after
-    assert found["m/own"].argv[-2:] == ("-m", "services.generator")
+    assert found["m/own"].argv[-2:] == ("-m", "omnibus_generator")
     assert "fork-server" not in found["m/own"].after
 
 

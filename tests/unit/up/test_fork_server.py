@@ -19,13 +19,16 @@ import psutil
 import pytest
 
 from omnibus.families import catalog
+from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up import fork_client, fork_server, health
 from omnibus.up.fork_servers import EXECUTOR_MODULES
-from omnibus.up.stack import ROOT, Stack
+from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
 from tests.unit.up.births import ForkServer, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, becomes_true, log_to
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +284,7 @@ async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_hav
     families = list(catalog.TINY.values())
 
     loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *EXECUTOR_MODULES]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{PACKAGE_PATH}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 
     # One thread, and no module after the name of each family.

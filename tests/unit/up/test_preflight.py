@@ -19,7 +19,7 @@ WHOLE = TRAINED / "qwen_image"
 def split_thinker(degree: int) -> dict[str, Any]:
     """Return an omni model whose thinker runs in vLLM on ``degree`` GPUs."""
     made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
-    thinker = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
+    thinker = {**made["options"]["Th"], "engine": "omnibus_engines:vllm", "gpus": degree}
     return {**made, "options": {**made["options"], "Th": thinker}}
 
 
@@ -57,14 +57,14 @@ MISTAKES = {
     "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which no engine"),
     "GGUF in a directory, for vLLM": (
         '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf", "options": {"L": {"components": ["thinker"], '
-        '"service": "llm", "engine": "services.engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
+        '"service": "llm", "engine": "omnibus_engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
         "model a: .*gguf is GGUF, which no engine",
     ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is truncated, it has .* bytes"),
 }  # fmt: skip
 
 #: The deployment of a simulated model.
-SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "services.engines:sim"}
+SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:sim"}
 
 
 @pytest.fixture

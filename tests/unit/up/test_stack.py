@@ -66,7 +66,7 @@ async def test_services_are_born_by_their_fork_server_and_come_back_without_it(t
         bearer = psutil.Process(stack.pids["service-fork-server"])
         born = [psutil.Process(stack.pids[name]) for name in SERVICES]
         bearers = {one.parent() for one in born}
-        names = {next(word for word in one.cmdline() if word.startswith("services.")) for one in born}
+        names = {next(word for word in one.cmdline() if word.startswith("omnibus_")) for one in born}
 
         born[0].kill()
         second = await other_gateway(stack, but=born[:1])
@@ -76,7 +76,7 @@ async def test_services_are_born_by_their_fork_server_and_come_back_without_it(t
         kept = [one.is_running() for one in born[1:]]
         pids = [*stack.pids.values(), *stack.supervisor.pids.values()]
 
-    assert (bearers, names) == ({bearer}, {f"services.{name}" for name in SERVICES})
+    assert (bearers, names) == ({bearer}, {f"omnibus_{name}" for name in SERVICES})
     assert len({born[0], second, third}) == 3
     assert kept == [True, True]
     assert all_gone(pids)

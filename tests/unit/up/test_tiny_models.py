@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.up.tiny_models import BUILDING, tiny_models
 from omnibus_models import tiny
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 from tests.e2e import warm
 
 VL, OMNI, IMAGE, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen-image-tiny", "qwen2.5-vl-tiny-b"

@@ -19,7 +19,7 @@ from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.cluster.desired import ID
 from omnibus.metrics.http import ScrapeServer
-from omnibus.process.spec import ROOT, ProcessSpec, python_command
+from omnibus.process.spec import PACKAGE_PATH, ProcessSpec, python_command
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -31,6 +31,8 @@ from omnibus.up.watchdog import Watchdog
 from omnibus_models import tiny
 from tests.e2e import warm
 from tests.unit.up.programs import WITHIN, Lines, log_to
+
+ROOT = Path(__file__).parents[3]
 
 SILENT = 2.0  # seconds
 NODE = f"watchdog-{os.getpid()}"
@@ -64,9 +66,9 @@ def sidecar(directory: Path) -> ProcessSpec:
     metrics = str(directory / "metrics")
     return ProcessSpec(
         "sidecar",
-        python_command("services.sidecar"),
+        python_command("omnibus_sidecar"),
         env={
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
+            "PYTHONPATH": f"{ROOT}:{PACKAGE_PATH}",
             "OMNIBUS_SIDECAR_SOCKET": str(directory / "s"),
             "OMNIBUS_SIDECAR_NODE": NODE,
             "OMNIBUS_SIDECAR_ARENA_MIB": "1",

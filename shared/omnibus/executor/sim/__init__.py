@@ -1,6 +1,6 @@
 """The ``sim`` engine: executors that compute nothing and take the time of a profile.
 
-    OMNIBUS_EXECUTOR_ENGINE=services.engines:sim
+    OMNIBUS_EXECUTOR_ENGINE=omnibus_engines:sim
     OMNIBUS_EXECUTOR_PROFILE=/etc/omnibus/profile.json       (see ``omnibus.executor.sim.profile``)
 
 The control plane is real. Gateways, planner, sidecar and the executor loop see executors that read inputs, send

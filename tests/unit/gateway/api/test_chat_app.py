@@ -15,7 +15,7 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import Hop
 from omnibus.executor.runner import Job
 from omnibus.graph import HANDLE
-from services.gateway.openai.parse import parse_chat
+from omnibus_gateway.openai.parse import parse_chat
 from tests.unit.encoding.test_audio import decode
 from tests.unit.gateway.house import (
     OMNI,

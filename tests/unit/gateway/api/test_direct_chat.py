@@ -12,10 +12,10 @@ import pytest
 from omnibus.bus import coalescer
 from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
-from services.gateway.api.direct_chat import DirectChat
-from services.gateway.dispatch.streams import ResultStream
-from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.plain_chat import PLAIN_FIELDS
+from omnibus_gateway.api.direct_chat import DirectChat
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.plain_chat import PLAIN_FIELDS
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, question, text
 from tests.unit.gateway.wires import Doorway, Wire, doorway
 from tests.unit.sidecar.node import until

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from omnibus.families import plugins
-from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.openai.multipart import MAX_PARTS
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.openai.multipart import MAX_PARTS
 from tests.unit.gateway.house import PAINTER, House, error
 from tests.unit.gateway.samples import picture, sound
 from tests.unit.plugins.dists import Install, installer

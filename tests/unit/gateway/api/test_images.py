@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from omnibus.executor.runner import Job
-from services.gateway.tasks.images import preview_interval
+from omnibus_gateway.tasks.images import preview_interval
 from tests.unit.gateway.house import PAINTER, VL, House, error, house
 from tests.unit.sidecar.node import until
 

@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 from omnibus.encoding.audio import encode_audio, to_pcm16
 from omnibus.errors import Conflict, DeadlineExceeded, OmnibusError, Overloaded, StageFailed, StageUnavailable
-from services.gateway.media import inspect
-from services.gateway.media.fetcher import Fetcher
-from services.gateway.openai import chat_response, chat_stream, errors
-from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.messages import convert_messages
-from services.gateway.openai.parse import parse_chat, read_body
+from omnibus_gateway.media import inspect
+from omnibus_gateway.media.fetcher import Fetcher
+from omnibus_gateway.openai import chat_response, chat_stream, errors
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.messages import convert_messages
+from omnibus_gateway.openai.parse import parse_chat, read_body
 from tests.unit.gateway.samples import picture, sound, tone
 
 LIMITS = inspect.MediaLimits(body_bytes=1 << 20)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from omnibus.encoding.audio import MAX_SPEED, MIME, MIN_SPEED
-from services.gateway.api import speech
-from services.gateway.openai import transcriptions
-from services.gateway.openai.openapi import openapi_paths
+from omnibus_gateway.api import speech
+from omnibus_gateway.openai import transcriptions
+from omnibus_gateway.openai.openapi import openapi_paths
 
 TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[4] / "docs" / "routes.md").read_text())
 

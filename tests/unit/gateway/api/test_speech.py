@@ -12,7 +12,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
-from services.gateway.media.headers.sniff import sniff_mime
+from omnibus_gateway.media.headers.sniff import sniff_mime
 from tests.unit.encoding.test_audio import decode
 from tests.unit.gateway.house import OMNI, RATE, VL, House, error
 

@@ -18,9 +18,9 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.api.app import Frontend
-from services.gateway.apps.service import AppService
-from services.planner.declared import app_models
+from omnibus_gateway.api.app import Frontend
+from omnibus_gateway.apps.service import AppService
+from omnibus_planner.declared import app_models
 from tests.unit.gateway.apps.forked_workers import template_pid
 from tests.unit.gateway.house import House
 from tests.unit.gateway.house import house as plain_house

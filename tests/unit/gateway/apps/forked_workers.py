@@ -21,7 +21,7 @@ import pytest
 
 from omnibus.process import process
 from omnibus.process.parent_death import die_with_parent
-from services.gateway.apps.worker_process import worker_environment
+from omnibus_gateway.apps.worker_process import worker_environment
 
 _PROGRAM = Path(__file__).with_name("worker_template.py")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

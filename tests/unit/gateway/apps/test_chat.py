@@ -10,7 +10,7 @@ from omnibus.errors import AppFailed, DeadlineExceeded, ProtocolError
 from omnibus.graph import HANDLE
 from omnibus.task import ChatInput
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import ItemStream, merge_streams
+from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 MEDIA = {HANDLE: {"id": 7, "generation": 3}, "modality": "image", "mime": "image/png", "sha256": "ab" * 32, "nbytes": 4}

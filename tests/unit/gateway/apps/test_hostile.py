@@ -6,7 +6,7 @@ import pytest
 from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import HANDLE, GraphNode, call_digest, make_ref
 from omnibus.task import ChatInput, Segment
-from services.gateway.apps import graph_submission
+from omnibus_gateway.apps import graph_submission
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 SPEAKS = """

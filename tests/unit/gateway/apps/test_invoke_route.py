@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.server import ON_LEFT
+from omnibus_gateway.http.server import ON_LEFT
 from tests.unit.gateway.apps.estate import COUNT, ECHO, Estate, Gateway, estate, parts
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until

@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from omnibus.app_record import AppRecord, AppSource
-from services.gateway.apps import openapi_document
+from omnibus_gateway.apps import openapi_document
 
 
 class Line(BaseModel):

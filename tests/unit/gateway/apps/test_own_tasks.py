@@ -10,7 +10,7 @@ from omnibus.app_record import base_app_name
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.plan import ModelPlan
 from omnibus.store import Store
-from services.gateway.apps.pending_versions import RECORD_GRACE_SECONDS
+from omnibus_gateway.apps.pending_versions import RECORD_GRACE_SECONDS
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until

@@ -9,7 +9,7 @@ import pytest
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.settings import GatewaySettings
-from services.gateway.apps import source_policy
+from omnibus_gateway.apps import source_policy
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
-from services.gateway.http.server import create_server
+from omnibus_gateway.http.server import create_server
 from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, question, think
 from tests.unit.gateway.samples import sound

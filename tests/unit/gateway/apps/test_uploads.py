@@ -10,7 +10,7 @@ import pytest
 from omnibus.app.sandbox import NICE_INCREMENT
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
-from services.gateway.apps.worker_supervisor import WorkerSupervisor
+from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
 from tests.unit.gateway.apps.workers import Abacus, hosted
 
 UPLOAD = AppSource("upload", "sent_app", sha256="ab")

@@ -10,10 +10,10 @@ from omnibus.app import protocol
 from omnibus.graph import Invocation
 from omnibus.recording.records import AppCall, Record, RecordedAnswer
 from omnibus.structured.calls import call_head
-from services.gateway.apps.call_replay import ReplayedCall, has_comparison, is_as_recorded
-from services.gateway.apps.recorded_calls import RecordedCall, RecordedSegment
-from services.gateway.dispatch.capture import RecordedChunk
-from services.gateway.replay.mirrored import digest_chunks
+from omnibus_gateway.apps.call_replay import ReplayedCall, has_comparison, is_as_recorded
+from omnibus_gateway.apps.recorded_calls import RecordedCall, RecordedSegment
+from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.replay.mirrored import digest_chunks
 from tests.unit.cli.documents import ended, invocation
 
 KEY = (0, 2, "text")

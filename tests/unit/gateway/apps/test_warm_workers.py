@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import DeadlineExceeded
 from omnibus.metrics.collectors import REGISTRY
-from services.gateway.apps.warm_workers import WarmWorkers
+from omnibus_gateway.apps.warm_workers import WarmWorkers
 from tests.unit.gateway.apps.estate import ECHO, LOUD, PATIENT, Estate, Gateway, workers
 from tests.unit.gateway.apps.test_served_apps import SLOW
 from tests.unit.gateway.house import VL, error

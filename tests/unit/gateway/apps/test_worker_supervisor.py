@@ -13,8 +13,9 @@ import uvloop
 
 from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
-from services.gateway.apps.worker_process import worker_environment
-from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
+from omnibus.process.spec import PACKAGE_PATH
+from omnibus_gateway.apps.worker_process import worker_environment
+from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, alive, hosted, until, written
 
 ROOT = Path(__file__).parents[4]
@@ -307,7 +308,7 @@ def test_an_upload_is_started_with_next_to_no_environment():
 
 GATEWAY = """
 import asyncio, sys
-from services.gateway.apps.worker_supervisor import WorkerSupervisor
+from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
 from omnibus.app_record import AppSource
 from tests.unit.gateway.apps.workers import Abacus
 
@@ -326,7 +327,7 @@ asyncio.run(main())
 async def test_a_worker_does_not_outlive_its_gateway(tmp_path, hangs):
     begun = tmp_path / "begun"
     written(tmp_path, f"async def serve(request):\n    open({str(begun)!r}, 'w').close()\n    {hangs}\n")
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}"}
+    env = {**os.environ, "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"}
     with subprocess.Popen(
         [sys.executable, "-c", GATEWAY, str(tmp_path), "sample_app"], env=env, cwd=ROOT, stdout=subprocess.PIPE
     ) as gateway:

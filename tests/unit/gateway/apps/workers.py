@@ -16,8 +16,8 @@ from omnibus.graph import HANDLE, as_ref
 from omnibus.process.restart import RestartPolicy
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
-from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
-from services.gateway.dispatch.streams import ItemStream
+from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
+from omnibus_gateway.dispatch.streams import ItemStream
 
 PATIENCE = 20.0  # seconds
 #: No test waits long for a worker to start again.

@@ -12,8 +12,8 @@ from omnibus.api_key import KeyRecord, hash_key
 from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.auth.tenancy import Tenancy
-from services.gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.auth.tenancy import Tenancy
+from omnibus_gateway.tenancy.deferred import DeferredWork
 from tests.unit.gateway.house import TEXT, House, house
 from tests.unit.sidecar.node import until
 

@@ -6,8 +6,8 @@ import pytest
 
 from omnibus.errors import BadRequest, Forbidden, OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from services.gateway.auth.admin import AdminAuth, check_token, is_loopback
-from services.gateway.service import GatewayService
+from omnibus_gateway.auth.admin import AdminAuth, check_token, is_loopback
+from omnibus_gateway.service import GatewayService
 
 HERE = {"host": "127.0.0.1:8000"}
 TOKEN = {**HERE, "authorization": "Bearer open-sesame"}

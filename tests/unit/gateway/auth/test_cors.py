@@ -10,8 +10,8 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.auth.cors import allow_origins
-from services.gateway.auth.tenancy import Tenancy
+from omnibus_gateway.auth.cors import allow_origins
+from omnibus_gateway.auth.tenancy import Tenancy
 from tests.unit.gateway.house import TEXT, House, house, question
 
 HERE, PAGE = "http://127.0.0.1:8000", "https://app.example.com"

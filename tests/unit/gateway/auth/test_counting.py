@@ -11,8 +11,8 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.auth import tenancy as tenancy_module
-from services.gateway.auth.tenancy import Tenancy
+from omnibus_gateway.auth import tenancy as tenancy_module
+from omnibus_gateway.auth.tenancy import Tenancy
 from tests.unit.gateway.house import house
 from tests.unit.sidecar.node import until
 

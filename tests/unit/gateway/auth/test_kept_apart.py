@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, NotFound
-from services.gateway.request.record_rules import parse_record_rules
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.request.record_rules import parse_record_rules
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, gated
 from tests.unit.gateway.house import TEXT, VL, answered, image, text, think
 from tests.unit.gateway.samples import picture

@@ -16,10 +16,10 @@ from omnibus.api_key import KeyRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus.task import record
-from services.gateway.auth.tenancy import Tenancy
-from services.gateway.openai.parse import parse_chat
-from services.gateway.tenancy.fair_queue import FairQueue
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.auth.tenancy import Tenancy
+from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.tenancy.fair_queue import FairQueue
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, question, think
 from tests.unit.sidecar.node import until
 

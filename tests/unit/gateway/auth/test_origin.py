@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.auth.tenancy import Tenancy
+from omnibus_gateway.auth.tenancy import Tenancy
 from tests.unit.gateway.house import TEXT, VL, House, error, house, question
 
 HERE = "127.0.0.1:8000"

@@ -9,9 +9,9 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
-from services.gateway.realtime import secrets
-from services.gateway.tenancy.open_sockets import OpenSockets
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.realtime import secrets
+from omnibus_gateway.tenancy.open_sockets import OpenSockets
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.keyed import KeyedGateway, keyed_gateways
 from tests.unit.gateway.batches.test_batches import lines
 from tests.unit.gateway.house import TEXT, question

@@ -14,8 +14,8 @@ from omnibus.errors import Overloaded
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.batches.service import Batches
-from services.gateway.openai.batches import parse_lines
+from omnibus_gateway.batches.service import Batches
+from omnibus_gateway.openai.batches import parse_lines
 from tests.unit.gateway.auth.test_middleware import Gated, gated
 from tests.unit.gateway.files.test_client_files import client_of
 from tests.unit.gateway.house import TEXT, House, error, house, question, think
@@ -193,7 +193,7 @@ async def test_a_batch_whose_time_is_over_expires(home: House, monkeypatch: pyte
 
     home.serve(TEXT)
     await home.executor(TEXT, "L", "thinker", thinker=never)
-    monkeypatch.setattr("services.gateway.batches.service._WINDOW_SECONDS", 2.0)
+    monkeypatch.setattr("omnibus_gateway.batches.service._WINDOW_SECONDS", 2.0)
     client = client_of(home)
     home.table.batches.startup()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.gateway.batches import service, turn
+from omnibus_gateway.batches import service, turn
 from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
 from tests.unit.gateway.auth.test_keys_of_work import becomes, submit_batch
 from tests.unit.sidecar.node import until

@@ -17,8 +17,8 @@ from omnibus.errors import BusUnavailable, Overloaded
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from services.gateway.console import broadcaster
-from services.gateway.console.broadcaster import LiveStates
+from omnibus_gateway.console import broadcaster
+from omnibus_gateway.console.broadcaster import LiveStates
 from tests.unit.bus.servers import running
 from tests.unit.cli.watched import TYPE, LoadCounts, event, plan, status
 from tests.unit.sidecar.node import PATIENCE, until

@@ -12,9 +12,9 @@ from omnibus.metrics import GATEWAY
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, KEPT_SECONDS, MIDDLE_STEP_SECONDS
-from services.gateway.console.history import read_history
-from services.gateway.console.recorder import HistoryRecorder
-from services.gateway.routing.executors import ExecutorTable
+from omnibus_gateway.console.history import read_history
+from omnibus_gateway.console.recorder import HistoryRecorder
+from omnibus_gateway.routing.executors import ExecutorTable
 from tests.unit.cli.watched import status
 from tests.unit.gateway.house import VL, answered, error, house
 from tests.unit.sidecar.node import until

@@ -9,8 +9,8 @@ from omnibus.api_key import KeyRecord
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.console.log_tail import TAIL_BYTES
-from services.gateway.tenancy.key_store import KeyView
+from omnibus_gateway.console.log_tail import TAIL_BYTES
+from omnibus_gateway.tenancy.key_store import KeyView
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, think
 from tests.unit.sidecar.node import until
 

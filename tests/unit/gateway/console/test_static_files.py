@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.console.static_files import STATIC, read_files
+from omnibus_gateway.console.static_files import STATIC, read_files
 from tests.unit.gateway.house import House
 
 FILES = sorted(STATIC.iterdir())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.digest import Fingerprint
+from omnibus_gateway.dispatch.digest import Fingerprint
 
 
 def of(*items: Item | dict[str, Any]) -> str:

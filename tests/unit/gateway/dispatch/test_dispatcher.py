@@ -8,8 +8,8 @@ import pytest
 from omnibus.bus.messages import Chunk, NodeFailed
 from omnibus.errors import ProblemDetails, StageFailed, TooLarge
 from omnibus.graph import HANDLE
-from services.gateway.dispatch import dispatcher
-from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch import dispatcher
+from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until

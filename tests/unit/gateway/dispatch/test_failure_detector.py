@@ -9,7 +9,7 @@ import pytest
 from omnibus.bus.heartbeats import EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
-from services.gateway.dispatch import failure_detector
+from omnibus_gateway.dispatch import failure_detector
 from tests.unit.gateway.dispatch.test_moves import moved
 from tests.unit.gateway.world import World, finish
 from tests.unit.sidecar.node import until

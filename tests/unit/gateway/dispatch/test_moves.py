@@ -9,9 +9,9 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import BusyReply, NodeFailed
 from omnibus.errors import BusUnavailable, Overloaded, ProblemDetails, StageUnavailable, TooLarge
 from omnibus.plan import Plan
-from services.gateway.dispatch import failure_detector
-from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
-from services.gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.dispatch import failure_detector
+from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch.inflight import InflightInvocation
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
 

@@ -15,10 +15,10 @@ from omnibus.errors import BadInput, ProblemDetails
 from omnibus.graph import WIRE_VERSION
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.failure_detector import PROBE
-from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.quarantine import MAX_REFUSED_INPUTS, Quarantine, node_keys
-from services.gateway.routing.executors import ExecutorTable
+from omnibus_gateway.dispatch.failure_detector import PROBE
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.dispatch.quarantine import MAX_REFUSED_INPUTS, Quarantine, node_keys
+from omnibus_gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import LIMIT, call, invocation
 from tests.unit.gateway.world import Puppet, World, texts, world
 

@@ -10,9 +10,9 @@ import pytest
 
 from omnibus.bus.messages import Chunk
 from omnibus.families import catalog
-from services.gateway.dispatch.restart import StageRestarts
-from services.gateway.dispatch.retention import NUMBER_BYTES, RECORD_BYTES, OutputRetention
-from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
+from omnibus_gateway.dispatch.restart import StageRestarts
+from omnibus_gateway.dispatch.retention import NUMBER_BYTES, RECORD_BYTES, OutputRetention
+from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
 from tests.unit.executor.arithmetic import call
 from tests.unit.executor.arithmetic import invocation as request
 from tests.unit.gateway.deaths import SPEECH, Ward

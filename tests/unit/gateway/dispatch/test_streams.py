@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnibus.bus.messages import Chunk
 from omnibus.errors import SequenceGap, StageFailed
 from omnibus.tensors.handle import Handle
-from services.gateway.dispatch.streams import ResultStream, merge_streams
+from omnibus_gateway.dispatch.streams import ResultStream, merge_streams
 
 
 class Memory:

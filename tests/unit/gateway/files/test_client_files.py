@@ -10,8 +10,8 @@ import pytest
 
 from omnibus.errors import NotFound, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.files.client_files import ClientFiles
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.files.client_files import ClientFiles
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import gated
 from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, error, question, text
 from tests.unit.gateway.samples import sound

@@ -10,11 +10,11 @@ import pytest
 
 from omnibus.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.files.file_objects import FileObjects, open_made_files, surplus
-from services.gateway.files.object_storage import ObjectStorage, StoredObject
-from services.gateway.media.files import FileStore
-from services.gateway.media.made_files import UnwrittenFile
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.files.file_objects import FileObjects, open_made_files, surplus
+from omnibus_gateway.files.object_storage import ObjectStorage, StoredObject
+from omnibus_gateway.media.files import FileStore
+from omnibus_gateway.media.made_files import UnwrittenFile
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import PAINTER, House, error, house
 
 FIRST, SECOND = "video_" + "1" * 48, "video_" + "2" * 48

@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
-from services.gateway.files import uploads as uploads_module
-from services.gateway.files.client_files import ClientFiles
-from services.gateway.files.uploads import FileUploads
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.files import uploads as uploads_module
+from omnibus_gateway.files.client_files import ClientFiles
+from omnibus_gateway.files.uploads import FileUploads
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.files.test_client_files import client_of, kept
 from tests.unit.gateway.house import PNG, House, error
 

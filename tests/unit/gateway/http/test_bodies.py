@@ -12,10 +12,10 @@ import pytest
 from omnibus.api_key import KeyRecord
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
-from services.gateway.openai.parse import read_body
-from services.gateway.tenancy import body_budget
-from services.gateway.tenancy.body_budget import LARGE_BYTES, UNCOUNTED_BYTES, BodyBudget, Upload
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.openai.parse import read_body
+from omnibus_gateway.tenancy import body_budget
+from omnibus_gateway.tenancy.body_budget import LARGE_BYTES, UNCOUNTED_BYTES, BodyBudget, Upload
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, answered, house, question
 from tests.unit.gateway.wires import Doorway, Wire, doorway, post
 from tests.unit.sidecar.node import until

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.exchange import ClientLeft, ConnectedClient
-from services.gateway.http.server import ON_LEFT
+from omnibus_gateway.http.exchange import ClientLeft, ConnectedClient
+from omnibus_gateway.http.server import ON_LEFT
 
 
 async def still() -> dict[str, Any]:

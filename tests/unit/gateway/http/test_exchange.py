@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from omnibus.executor.runner import Job
-from services.gateway.http.server import ON_LEFT
-from services.gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.http.server import ON_LEFT
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from tests.unit.gateway.house import VL, House, house, question
 from tests.unit.sidecar.node import until
 

@@ -13,12 +13,12 @@ import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from omnibus.executor.runner import Job
-from services.gateway.http.exchange import ConnectedClient, PostRequest
-from services.gateway.http.server import ON_LEFT
-from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.inspect import DEFAULT_LIMITS, InspectedMedia, load_media
-from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.messages import MediaRef
+from omnibus_gateway.http.exchange import ConnectedClient, PostRequest
+from omnibus_gateway.http.server import ON_LEFT
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media.inspect import DEFAULT_LIMITS, InspectedMedia, load_media
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.messages import MediaRef
 from tests.unit.gateway.house import OMNI, PAINTER, VL, House, image, text
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ import av
 import pytest
 
 from omnibus.errors import BadMedia
+from omnibus_gateway.media.inspect import MediaInfo, inspect_media
 from omnibus_models import media
-from services.gateway.media.inspect import MediaInfo, inspect_media
 from tests.unit.gateway.samples import film, sound
 
 #: Seconds between the length in a header and that of the decoded samples: a frame of any codec.

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from omnibus.errors import BadMedia, TooLarge
+from omnibus_gateway.media.inspect import inspect_media
 from omnibus_models import media
 from omnibus_models.limits import MediaDecodeLimits
-from services.gateway.media.inspect import inspect_media
 from tests.unit.gateway.heic import write_heic
 
 WIDTH, HEIGHT = 60, 40

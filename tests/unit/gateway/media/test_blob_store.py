@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import NotFound
-from services.gateway.media.blob_store import MediaStore
+from omnibus_gateway.media.blob_store import MediaStore
 from tests.unit.sidecar.node import until
 
 

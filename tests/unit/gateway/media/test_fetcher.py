@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from services.gateway.media import fetcher as media_fetcher
-from services.gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media import fetcher as media_fetcher
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")  # for media.test, valid until 2125
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

@@ -11,9 +11,9 @@ import pytest
 
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.media.files import FileStore, UnwrittenFile
-from services.gateway.media.named_files import FileTicket
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.media.files import FileStore, UnwrittenFile
+from omnibus_gateway.media.named_files import FileTicket
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import House, error
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from services.gateway.media.headers.base import Extent
-from services.gateway.media.headers.sniff import READERS, sniff_mime
+from omnibus_gateway.media.headers.base import Extent
+from omnibus_gateway.media.headers.sniff import READERS, sniff_mime
 from tests.unit.gateway.samples import film, picture, sound
 
 PICTURES: list[tuple[str, str, dict[str, Any]]] = [

@@ -8,9 +8,9 @@ import h11
 import pytest
 
 from omnibus.errors import BadMedia
-from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.tenancy.external_slots import TenantSlots
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.tenancy.external_slots import TenantSlots
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 PATIENCE = 20.0
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.inspect import MediaInfo, MediaLimits, estimate_tokens, inspect_media, load_media
-from services.gateway.openai.messages import MediaRef
+from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media.inspect import MediaInfo, MediaLimits, estimate_tokens, inspect_media, load_media
+from omnibus_gateway.openai.messages import MediaRef
 from tests.unit.gateway.samples import film, picture, sound
 
 PNG = picture("PNG")

@@ -17,13 +17,13 @@ from omnibus.bus.media_messages import MediaAnswer, MediaQuery
 from omnibus.bus.memory import MemoryBus
 from omnibus.errors import NotFound, ProtocolError, Retryable, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.media import peers as peers_module
-from services.gateway.media.blob_store import BLOB, MediaStore
-from services.gateway.media.files import FILE, FileStore, UnwrittenFile
-from services.gateway.media.peer_files import PART_BYTES, FileResponder, FileSource, KeptFile
-from services.gateway.media.peers import MediaPeers
-from services.gateway.videos.copies import VIDEO
-from services.gateway.videos.storage import VideoStorage
+from omnibus_gateway.media import peers as peers_module
+from omnibus_gateway.media.blob_store import BLOB, MediaStore
+from omnibus_gateway.media.files import FILE, FileStore, UnwrittenFile
+from omnibus_gateway.media.peer_files import PART_BYTES, FileResponder, FileSource, KeptFile
+from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.videos.copies import VIDEO
+from omnibus_gateway.videos.storage import VideoStorage
 from tests.unit.sidecar.node import until
 from tests.unit.sidecar.peers.pair import Node, two_nodes
 

@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest
-from services.gateway.media.headers.sniff import FORMATS, list_formats, sniff_content
-from services.gateway.media.inspect import inspect_media
-from services.gateway.openai.chat_request import InputFormat
-from services.gateway.openai.parse import parse_chat
+from omnibus_gateway.media.headers.sniff import FORMATS, list_formats, sniff_content
+from omnibus_gateway.media.inspect import inspect_media
+from omnibus_gateway.openai.chat_request import InputFormat
+from omnibus_gateway.openai.parse import parse_chat
 from tests.unit.gateway.house import OMNI, VL, House, error, text
 from tests.unit.gateway.samples import film, picture, sound
 

@@ -13,10 +13,10 @@ import pytest
 
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import SpokenAnswer, Store
-from services.gateway.media import spoken_answers
-from services.gateway.media.files import FileStore
-from services.gateway.media.spoken_answers import SpokenAnswers
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.media import spoken_answers
+from omnibus_gateway.media.files import FileStore
+from omnibus_gateway.media.spoken_answers import SpokenAnswers
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import OMNI, House, answered, error, events, house
 from tests.unit.sidecar.node import until
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest
-from services.gateway.media import ssrf, urls
-from services.gateway.media.urls import UrlRules, UrlTarget
+from omnibus_gateway.media import ssrf, urls
+from omnibus_gateway.media.urls import UrlRules, UrlTarget
 
 PRODUCTION = UrlRules()
 DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
 from omnibus.errors import BadRequest, Overloaded, StageFailed
-from services.gateway.openai import chat_stream
-from services.gateway.openai.chat_response import build_usage
-from services.gateway.openai.chat_stream import DONE, ChatStream
+from omnibus_gateway.openai import chat_stream
+from omnibus_gateway.openai.chat_response import build_usage
+from omnibus_gateway.openai.chat_stream import DONE, ChatStream
 
 
 def chat(**options: Any) -> ChatStream:

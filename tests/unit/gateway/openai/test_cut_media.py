@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, OmnibusError
-from services.gateway.media.data_url import decode_data_url
-from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
-from services.gateway.openai.encoded_url import EncodedUrl
-from services.gateway.openai.messages import convert_messages
-from services.gateway.openai.parse import parse_chat
+from omnibus_gateway.media.data_url import decode_data_url
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
+from omnibus_gateway.openai.encoded_url import EncodedUrl
+from omnibus_gateway.openai.messages import convert_messages
+from omnibus_gateway.openai.parse import parse_chat
 
 DATA = bytes(range(256)) * (MIN_CUT_BYTES // 128)
 LONG = base64.b64encode(DATA).decode()

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import OmnibusError, TooLarge
-from services.gateway.openai import density, embeddings, images, speech, videos
-from services.gateway.openai.density import MAX_VALUES, check_values
-from services.gateway.openai.parse import MAX_PARTS, parse_chat
-from services.gateway.openai.vllm_omni import translate_request
+from omnibus_gateway.openai import density, embeddings, images, speech, videos
+from omnibus_gateway.openai.density import MAX_VALUES, check_values
+from omnibus_gateway.openai.parse import MAX_PARTS, parse_chat
+from omnibus_gateway.openai.vllm_omni import translate_request
 from tests.unit.gateway.house import House, error
 
 MIB = 1 << 20

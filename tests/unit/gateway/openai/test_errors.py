@@ -5,7 +5,7 @@ import json
 import pytest
 
 from omnibus import errors
-from services.gateway.openai.errors import error_body, error_headers, status_of
+from omnibus_gateway.openai.errors import error_body, error_headers, status_of
 
 CASES = [
     (errors.BadRequest("m", param="messages[0]"), 400, "invalid_request_error", "bad_request"),

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.messages import MediaRef, convert_messages
-from services.gateway.openai.parse import parse_chat
+from omnibus_gateway.openai.messages import MediaRef, convert_messages
+from omnibus_gateway.openai.parse import parse_chat
 
 
 def talk(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], list[MediaRef]]:

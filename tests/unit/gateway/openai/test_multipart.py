@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.multipart import parse_form
+from omnibus_gateway.openai.multipart import parse_form
 
 TYPE = "multipart/form-data; boundary=x"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from services.gateway.openai.openapi import PATH, openapi_components, openapi_paths
+from omnibus_gateway.openai.openapi import PATH, openapi_components, openapi_paths
 
 
 def references(node: Any) -> Iterator[str]:

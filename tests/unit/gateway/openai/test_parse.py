@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 
 from omnibus.errors import BadRequest, TooLarge
-from services.gateway.openai.chat_request import ChatRequest, ImagePart, TextPart, UserMessage
-from services.gateway.openai.parse import parse_chat, read_body
-from services.gateway.openai.responses.request import parse_response_request
+from omnibus_gateway.openai.chat_request import ChatRequest, ImagePart, TextPart, UserMessage
+from omnibus_gateway.openai.parse import parse_chat, read_body
+from omnibus_gateway.openai.responses.request import parse_response_request
 
 
 def body(**fields: Any) -> bytes:

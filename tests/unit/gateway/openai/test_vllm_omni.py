@@ -15,7 +15,7 @@ from PIL import Image
 
 from omnibus.errors import OmnibusError
 from omnibus.executor.runner import Job
-from services.gateway.openai.vllm_omni import OmniRequest, translate_request
+from omnibus_gateway.openai.vllm_omni import OmniRequest, translate_request
 from tests.unit.gateway.fuzz import JUNK
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, House, error, events
 

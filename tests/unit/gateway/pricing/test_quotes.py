@@ -9,8 +9,8 @@ import pytest
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import PriceList
-from services.gateway.pricing.cost_fit import CostFits, StageFit
-from services.gateway.pricing.quantities import SIZES
+from omnibus_gateway.pricing.cost_fit import CostFits, StageFit
+from omnibus_gateway.pricing.quantities import SIZES
 from tests.unit.gateway.house import VL, House, encode, error, image, question, text, think
 from tests.unit.gateway.pricing.test_usage import EUROS, PRICE
 

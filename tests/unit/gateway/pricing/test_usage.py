@@ -14,7 +14,7 @@ from omnibus.executor.energy_meters import RaplMeter, find_zones
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import DeploymentOption, PriceList
-from services.gateway.pricing.meter import UsageMeter
+from omnibus_gateway.pricing.meter import UsageMeter
 from tests.unit.executor.powercap import Powercap
 from tests.unit.gateway.house import VL, House, answered, encode, error, events, image, question, text, think
 from tests.unit.sidecar.node import until

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from omnibus.executor.runner import Job
 from omnibus.structured.calls import call_head
-from services.gateway.realtime import conversation
+from omnibus_gateway.realtime import conversation
 from tests.nightly import nightly
 from tests.unit.gateway.house import OMNI, House, house
 from tests.unit.gateway.realtime.test_early_answers import outcomes, since

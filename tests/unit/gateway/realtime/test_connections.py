@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from omnibus.api_key import hash_key
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.auth.origin import SameOriginMiddleware
+from omnibus_gateway.auth.origin import SameOriginMiddleware
 from tests.unit.gateway.auth.test_middleware import Gated, write
 from tests.unit.gateway.house import OMNI, TEXT, House, house
 from tests.unit.gateway.realtime_house import Caller, calls, connected

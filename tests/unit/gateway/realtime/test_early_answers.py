@@ -15,9 +15,9 @@ from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
-from services.gateway.openai.realtime.session import PcmFormat, ServerVad
-from services.gateway.realtime import service
-from services.gateway.realtime.turn_detection import TurnDetector
+from omnibus_gateway.openai.realtime.session import PcmFormat, ServerVad
+from omnibus_gateway.realtime import service
+from omnibus_gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, House, house, question, think
 from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
 from tests.unit.gateway.realtime_doors import Doors

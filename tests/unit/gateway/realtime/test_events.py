@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from services.gateway.openai.realtime.session import ALawFormat, MuLawFormat
-from services.gateway.realtime.audio_format import to_pcm
+from omnibus_gateway.openai.realtime.session import ALawFormat, MuLawFormat
+from omnibus_gateway.realtime.audio_format import to_pcm
 from tests.unit.gateway.house import OMNI, TEXT, House, house
 from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from omnibus.errors import Overloaded
-from services.gateway.dispatch.streams import merge_streams
-from services.gateway.realtime import conversation, session_limits, turn
-from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.realtime import conversation, session_limits, turn
+from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
 from tests.unit.gateway.house import House
 from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined, types
 

@@ -5,10 +5,10 @@ from itertools import count
 import pytest
 
 from omnibus.errors import BadRequest, Overloaded
-from services.gateway.openai.realtime.session import SessionConfig
-from services.gateway.realtime import conversation as conversations
-from services.gateway.realtime.conversation import Conversation
-from services.gateway.realtime.response_events import Event, ResponseEvents
+from omnibus_gateway.openai.realtime.session import SessionConfig
+from omnibus_gateway.realtime import conversation as conversations
+from omnibus_gateway.realtime.conversation import Conversation
+from omnibus_gateway.realtime.response_events import Event, ResponseEvents
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from omnibus.errors import ProtocolError
 from omnibus.recording.sessions import BegunTurn, InputChange, SessionEntry, SessionOrigin
-from services.gateway.openai.realtime.session import SessionConfig, encode_event
-from services.gateway.realtime.restored import MAX_BYTES_AT_ONCE, RestoredSession
+from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
+from omnibus_gateway.realtime.restored import MAX_BYTES_AT_ONCE, RestoredSession
 
 CONFIG = msgspec.Raw(encode_event(SessionConfig(model="m")))
 AUDIO, DELTAS = bytes(range(256)) * 48, 200

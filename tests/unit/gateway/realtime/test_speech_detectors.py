@@ -12,15 +12,15 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.realtime.session import PcmFormat, ServerVad
-from services.gateway.realtime.speech_detectors import (
+from omnibus_gateway.openai.realtime.session import PcmFormat, ServerVad
+from omnibus_gateway.realtime.speech_detectors import (
     EnergyDetector,
     SileroDetector,
     SpeechDetector,
     SpeechDetectors,
     find_detector,
 )
-from services.gateway.realtime.turn_detection import TurnDetector
+from omnibus_gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, house
 from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
 from tests.unit.gateway.realtime_house import calls, types

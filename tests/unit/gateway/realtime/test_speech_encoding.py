@@ -12,8 +12,8 @@ from omnibus.executor.runner import Job
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
 from omnibus.recording.dead_letters import list_dead_letters
-from services.gateway.openai.realtime.session import PcmFormat
-from services.gateway.realtime.audio_format import to_wav
+from omnibus_gateway.openai.realtime.session import PcmFormat
+from omnibus_gateway.realtime.audio_format import to_wav
 from tests.unit.gateway.house import OMNI, House, question, think
 from tests.unit.gateway.realtime.test_early_answers import Counted, Ears, hearing, outcomes, since
 from tests.unit.gateway.realtime.test_turn_detection import append, pcm

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from omnibus.metrics.collectors import REGISTRY
-from services.gateway.openai.realtime.session import MuLawFormat, PcmFormat, SemanticVad, ServerVad
-from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
+from omnibus_gateway.openai.realtime.session import MuLawFormat, PcmFormat, SemanticVad, ServerVad
+from omnibus_gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 from tests.unit.gateway.house import TEXT, House, house
 from tests.unit.gateway.realtime.test_responses_by_voice import Endless, listening
 from tests.unit.gateway.realtime_house import Caller, calls, types

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus import graph
 from omnibus.recording.records import WHOLE_RECORD_SECONDS
-from services.gateway.replay import history
+from omnibus_gateway.replay import history
 from tests.unit.cli.documents import invocation
 from tests.unit.gateway.house import OMNI, VL, House, error, house, image, text
 

@@ -13,7 +13,7 @@ from omnibus.bus import subjects
 from omnibus.errors import NotFound
 from omnibus.graph import Invocation
 from omnibus.task import CompositeTask
-from services.gateway.replay.replay import Replayer
+from omnibus_gateway.replay.replay import Replayer
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import until
 from tests.unit.task.tasks import ADD, FOLD, MANY, ONE, Add, AddInput, AddOutput, FoldInput, NumberInput

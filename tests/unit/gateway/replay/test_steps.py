@@ -20,8 +20,8 @@ from omnibus.recording import records
 from omnibus.recording.forks import can_begin_at, find_node, fork_invocation, parse_change
 from omnibus.recording.records import Record
 from omnibus.recording.steps import build_steps
-from services.gateway.dispatch.capture import RecordedChunk
-from services.gateway.replay.contents import render_chunks
+from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.replay.contents import render_chunks
 from tests.unit.gateway.house import PNG, VL, House, answered, error, house, image, text
 from tests.unit.gateway.replay.test_replay_from import PATIENCE, counted
 

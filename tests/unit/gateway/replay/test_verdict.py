@@ -15,13 +15,13 @@ from omnibus.graph import GraphNode, Invocation
 from omnibus.recording.records import EndRecord, RecordedAnswer
 from omnibus.structured.calls import call_head
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.digest import Fingerprint
-from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.streams import ResultStream
-from services.gateway.media.blob_store import MediaStore
-from services.gateway.replay.comparison import ReplayComparison
-from services.gateway.replay.verdict import compare_failures, summarize
-from services.gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.replay.comparison import ReplayComparison
+from omnibus_gateway.replay.verdict import compare_failures, summarize
+from omnibus_gateway.request.accumulator import AnswerAccumulator
 from tests.unit.cli.documents import ended, invocation
 
 EMPTY_TEXT = hashlib.sha256(b"").hexdigest()

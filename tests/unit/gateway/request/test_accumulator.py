@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omnibus.metrics import GATEWAY
-from services.gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.accumulator import AnswerAccumulator
 
 
 @pytest.mark.parametrize(

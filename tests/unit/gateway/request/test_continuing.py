@@ -12,8 +12,8 @@ import pytest
 from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from services.gateway.routing.draining import DrainRate
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.routing.draining import DrainRate
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.event_streams import parsed, shape, sound_of, text_of
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, error, house, image, question, text, think
 from tests.unit.gateway.http.test_exchange import Client

@@ -17,13 +17,13 @@ from omnibus.graph import GraphNode
 from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
-from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.quarantine import MAX_DEATHS
-from services.gateway.request import metrics
-from services.gateway.request.dead_letters import MAX_LABEL_PAIRS
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import ExecutorRoute
+from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.dispatch.quarantine import MAX_DEATHS
+from omnibus_gateway.request import metrics
+from omnibus_gateway.request.dead_letters import MAX_LABEL_PAIRS
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute
 from tests.unit.executor.arithmetic import call, invocation
 from tests.unit.gateway.house import TEXT, House, answered, error, house, think
 from tests.unit.sidecar.node import until

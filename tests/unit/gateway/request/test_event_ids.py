@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest, CannotContinue
-from services.gateway.openai.chat_stream import ChatStream
-from services.gateway.request.event_ids import NumberedStream, parse_event_id
+from omnibus_gateway.openai.chat_stream import ChatStream
+from omnibus_gateway.request.event_ids import NumberedStream, parse_event_id
 from tests.unit.gateway.event_streams import Event, parsed, sound_of, text_of
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from omnibus.metrics import REGISTRY
-from services.gateway.request import latency
-from services.gateway.request.latency import StreamLatency
+from omnibus_gateway.request import latency
+from omnibus_gateway.request.latency import StreamLatency
 
 MODEL = "a-model-of-its-own"
 

@@ -22,12 +22,12 @@ from omnibus.profile import QUANTITIES
 from omnibus.settings import BusSettings
 from omnibus.task import CompositeTask, choose
 from omnibus.up import infra
-from services.gateway.dispatch.streams import ResultStream
-from services.gateway.pricing.quantities import add_quantities
-from services.gateway.request.load_report import LoadReporter
-from services.gateway.routing.assignment import PlanScope
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.pricing.quantities import add_quantities
+from omnibus_gateway.request.load_report import LoadReporter
+from omnibus_gateway.routing.assignment import PlanScope
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
 from tests.property.estate import MODELS, estate, model
 from tests.unit.bus.servers import running
 from tests.unit.executor.arithmetic import LIMIT
@@ -41,7 +41,7 @@ BOTH = "vision+thinker"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr("omnibus_gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
 
 
 class Ear:
@@ -272,7 +272,7 @@ async def test_as_long_as_a_request_runs_there_is_word_of_it(home: House, ear: E
 
 
 async def test_the_last_word_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 1000.0)
+    monkeypatch.setattr("omnibus_gateway.request.load_report.LOAD_REPORT_SECONDS", 1000.0)
     async with house(tmp_path) as home:
         ear = await Ear().listen(home.bus)
         await home.all_of(VL)

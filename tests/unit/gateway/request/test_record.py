@@ -14,7 +14,7 @@ from omnibus.bus import subjects
 from omnibus.errors import NotFound
 from omnibus.executor.runner import Job
 from omnibus.recording import records
-from services.gateway.request import record
+from omnibus_gateway.request import record
 from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text
 from tests.unit.sidecar.node import until
 

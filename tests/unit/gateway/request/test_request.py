@@ -15,9 +15,9 @@ from omnibus.graph import HANDLE, GraphNode
 from omnibus.recording.records import EndRecord
 from omnibus.task import CompositeTask, Segment, choose, use
 from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS
-from services.gateway.request.factory import RequestFactory
-from services.gateway.request.names import app_letters
-from services.gateway.request.request import ClientRequest
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.names import app_letters
+from omnibus_gateway.request.request import ClientRequest
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput

@@ -8,8 +8,8 @@ import pytest
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.graph import HANDLE, GraphNode, call_digest
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import ResultStream
-from services.gateway.request.segment_inputs import Place, fill_references, has_references
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.request.segment_inputs import Place, fill_references, has_references
 
 
 class Shelf:

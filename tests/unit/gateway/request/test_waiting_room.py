@@ -9,11 +9,11 @@ from omnibus.bus.messages import ExecutorStatus, ModelGrowth, PlanEvent
 from omnibus.errors import Overloaded
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.request import waiting_room
-from services.gateway.request.waiting_room import WaitingRoom
-from services.gateway.routing.assignment import Assignment
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
+from omnibus_gateway.request import waiting_room
+from omnibus_gateway.request.waiting_room import WaitingRoom
+from omnibus_gateway.routing.assignment import Assignment
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
 
 PATH = Path("L", {"thinker": "L"}, 1.0)
 GROWTH = ModelGrowth(4.0, 10.0)

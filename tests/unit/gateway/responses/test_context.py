@@ -5,8 +5,8 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.openai.responses.items import decode_reasoning
-from services.gateway.responses.context import SUMMARIZE
+from omnibus_gateway.openai.responses.items import decode_reasoning
+from omnibus_gateway.responses.context import SUMMARIZE
 from tests.unit.gateway.house import TEXT, House, error
 from tests.unit.gateway.responses_house import PATH, create, text_of, whole
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from omnibus.executor.runner import Job
-from services.gateway.responses import service
-from services.gateway.responses.log import ResponseLog
+from omnibus_gateway.responses import service
+from omnibus_gateway.responses.log import ResponseLog
 from tests.unit.gateway.house import TEXT, House
 from tests.unit.gateway.responses_house import (
     PATH,

@@ -9,9 +9,9 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.errors import CannotContinue, Conflict, ProtocolError
-from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent
-from services.gateway.responses import log
-from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
+from omnibus_gateway.openai.responses.sequence import EventSequence, NumberedEvent
+from omnibus_gateway.responses import log
+from omnibus_gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
 
 DELTA = "response.output_text.delta"
 

@@ -18,15 +18,15 @@ from websockets.exceptions import ConnectionClosed
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.store import Store
-from services.gateway.openai.responses.request import parse_response_request
-from services.gateway.openai.responses.socket_events import (
+from omnibus_gateway.openai.responses.request import parse_response_request
+from omnibus_gateway.openai.responses.socket_events import (
     SteerEvent,
     encode_error,
     encode_steer_failure,
     parse_socket_event,
     read_stream_id,
 )
-from services.gateway.responses import connection
+from omnibus_gateway.responses import connection
 from tests.unit.gateway.house import TEXT, House, house
 from tests.unit.gateway.realtime.test_connections import bearer, gated, refused
 from tests.unit.gateway.responses_house import PATH, Pair, Slow, events_of, whole

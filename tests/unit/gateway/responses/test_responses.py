@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnibus.store import Store
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import OMNI, PNG, TEXT, VL, House, error, house
 from tests.unit.gateway.responses_house import (
     KEYS,

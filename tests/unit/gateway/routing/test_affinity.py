@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.routing.affinity import (
+from omnibus_gateway.routing.affinity import (
     MAX_EXCESS_ITEMS,
     AffinityItem,
     ChosenReplica,

@@ -5,9 +5,9 @@ import pytest
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode, make_ref
 from omnibus.plan import ModelPlan, Plan
-from services.gateway.routing.assignment import Assignment, PlanScope
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
+from omnibus_gateway.routing.assignment import Assignment, PlanScope
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
 
 
 def model(**tasks: str) -> ModelPlan:

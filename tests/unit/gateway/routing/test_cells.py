@@ -9,8 +9,8 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.cells import join_cells
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 
 STAGES = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 IDS = ("E@c1", "L@c1", "E@c2", "L@c2")

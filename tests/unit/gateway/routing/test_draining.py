@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from omnibus.errors import Overloaded
-from services.gateway.routing.draining import DrainRate, check_queue_time
+from omnibus_gateway.routing.draining import DrainRate, check_queue_time
 from tests.unit.gateway.overloaded import Executor, World, percentile
 
 

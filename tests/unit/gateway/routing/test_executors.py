@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus
-from services.gateway.routing import executors as module
-from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
+from omnibus_gateway.routing import executors as module
+from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
 
 
 class Clock:

@@ -8,9 +8,9 @@ from omnibus.bus.messages import ExecutorStatus, NodeStatus
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.errors import StageUnavailable
 from omnibus.graph import GraphNode
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.nearness import Nearness
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.nearness import Nearness
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 from tests.unit.gateway.routing.test_router import APART, TASKS, TOGETHER, plan, work
 
 HOME, NEXT, LAST = "n1", "n2", "n3"

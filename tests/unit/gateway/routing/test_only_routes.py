@@ -3,8 +3,8 @@
 import pytest
 
 from omnibus.plan import Path
-from services.gateway.routing import only_routes
-from services.gateway.routing.router import ExecutorRoute, Router
+from omnibus_gateway.routing import only_routes
+from omnibus_gateway.routing.router import ExecutorRoute, Router
 from tests.unit.gateway.routing.test_router import STAGES, calls, plan, router, status
 
 ONLY = Path("EL", {"vision": "EL", "thinker": "EL"}, 30)

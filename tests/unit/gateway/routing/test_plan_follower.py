@@ -14,9 +14,9 @@ from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.plan_follower import PlanFollower
-from services.gateway.routing.router import Router
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.plan_follower import PlanFollower
+from omnibus_gateway.routing.router import Router
 
 PATIENCE_SECONDS = 30.0
 

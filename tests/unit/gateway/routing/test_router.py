@@ -9,9 +9,9 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from services.gateway.routing.assignment import ModelPart
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
+from omnibus_gateway.routing.assignment import ModelPart
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 
 KIND = "vision+thinker"
 APART = Path("E>L", {"vision": "E", "thinker": "L"}, 70)

@@ -7,11 +7,11 @@ import pytest
 
 from omnibus.bus.messages import ExecutorStatus, decode_status, encode
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, SamplingDefaults
-from services.gateway.openai.parse import parse_chat
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
-from services.gateway.routing.sampling_defaults import DefaultSampling as SamplingCatalog
-from services.gateway.tasks.params import sampling_params
+from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
+from omnibus_gateway.routing.sampling_defaults import DefaultSampling as SamplingCatalog
+from omnibus_gateway.tasks.params import sampling_params
 
 TAKES = ("fallback_temperature",)
 

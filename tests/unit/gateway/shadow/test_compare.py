@@ -7,8 +7,8 @@ import pytest
 
 from omnibus.canary.gate import GateRules
 from omnibus.graph import GraphNode
-from services.gateway.dispatch.capture import RecordedChunk
-from services.gateway.shadow.compare import describe_difference, find_differences
+from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.shadow.compare import describe_difference, find_differences
 
 EXACT = GateRules(tolerance=0.0)
 

@@ -17,7 +17,7 @@ from omnibus.executor import acks
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.shadow.mirror import CandidateMirror, is_sampled
+from omnibus_gateway.shadow.mirror import CandidateMirror, is_sampled
 from tests.unit.executor.arithmetic import Work
 from tests.unit.gateway.house import TOYS, VL, House, answered, house, image, text
 from tests.unit.gateway.samples import picture

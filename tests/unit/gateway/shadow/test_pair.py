@@ -8,9 +8,9 @@ import pytest
 
 from omnibus.bus.messages import Hop
 from omnibus.canary.candidate import Candidate
-from services.gateway.dispatch.capture import RecordedChunk
-from services.gateway.replay.mirrored import MirroredRun
-from services.gateway.shadow.pair import compare_runs, is_void
+from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.replay.mirrored import MirroredRun
+from omnibus_gateway.shadow.pair import compare_runs, is_void
 from tests.unit.cli.documents import invocation
 
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from omnibus.graph import call_digest, encode_input
-from services.gateway.openai.messages import convert_messages
-from services.gateway.openai.parse import parse_chat
-from services.gateway.request.prompt_salt import salt_params
-from services.gateway.tasks.prepared_chat import PreparedChat
+from omnibus_gateway.openai.messages import convert_messages
+from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.request.prompt_salt import salt_params
+from omnibus_gateway.tasks.prepared_chat import PreparedChat
 
 FLAG = {"type": "boolean"}
 SCHEMA: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.graph import decode_invocation
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask
-from services.gateway.tasks.resolve import TaskCache, create_chat_task
+from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from tests.unit.gateway.house import OMNI, PNG, TEXT, VL, House, answered, house, image, text
 from tests.unit.gateway.samples import picture
 

@@ -10,8 +10,8 @@ import pytest
 from omnibus.errors import Fatal, OmnibusError, StageFailed, StreamConsumed
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import ItemStream, merge_streams
-from services.gateway.tasks.output_streams import as_item_stream, open_output_streams
+from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
+from omnibus_gateway.tasks.output_streams import as_item_stream, open_output_streams
 
 
 def source(*items: Item, ended: bool = True) -> ItemStream:

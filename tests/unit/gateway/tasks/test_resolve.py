@@ -7,15 +7,15 @@ from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.task import MLLM, Omni
 from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration, VideoGeneration, VideoInput
-from services.gateway.tasks.resolve import (
+from omnibus_gateway.tasks.resolve import (
     create_chat_task,
     create_image_task,
     create_video_task,
     max_reference_images,
     request_class,
 )
-from services.planner.declared import declarations_file
-from services.planner.declared.declarations_file import DeclaredModel
+from omnibus_planner.declared import declarations_file
+from omnibus_planner.declared.declarations_file import DeclaredModel
 
 
 def plan(*families: str) -> Plan:

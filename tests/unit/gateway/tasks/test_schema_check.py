@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest, Overloaded
-from services.gateway.tasks import schema_check
-from services.gateway.tasks.schema_check import SchemaCheck
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.tasks import schema_check
+from omnibus_gateway.tasks.schema_check import SchemaCheck
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 #: Less than ``CHECK_SECONDS``, within which a fast machine checks even the slow one.

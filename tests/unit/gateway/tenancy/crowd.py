@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
+from omnibus_gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
 
 SLOTS = 8
 QUEUE = 64

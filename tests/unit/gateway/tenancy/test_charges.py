@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.errors import NotFound, Overloaded, StageFailed
 from omnibus.executor.job_clock import current_clock
-from services.gateway.routing.draining import DrainRate, check_queue_time
+from omnibus_gateway.routing.draining import DrainRate, check_queue_time
 from tests.unit.gateway.auth.test_middleware import PATIENCE, Gated, count_of, gated
 from tests.unit.gateway.house import TEXT, think
 from tests.unit.gateway.tenancy.test_metrics import Growth

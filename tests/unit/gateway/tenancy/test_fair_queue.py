@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair_queue import MAX_RETRY_AFTER_SECONDS, MIN_RETRY_AFTER_SECONDS, WORKING, FairQueue
+from omnibus_gateway.tenancy.fair_queue import MAX_RETRY_AFTER_SECONDS, MIN_RETRY_AFTER_SECONDS, WORKING, FairQueue
 from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, CountedQueue, evenly, p99, play, waiting
 
 SECONDS = 60.0

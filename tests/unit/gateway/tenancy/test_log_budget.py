@@ -7,9 +7,9 @@ from omnibus.bus.memory import MemoryBus
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntries, SessionEntry, read_session
 from omnibus.settings import BusSettings
-from services.gateway.realtime.session_log import SessionLog
-from services.gateway.tenancy.log_budget import LogBudget
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.realtime.session_log import SessionLog
+from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 
 @pytest.mark.parametrize("gateways", [1, 2])

@@ -12,13 +12,13 @@ from omnibus.graph import GraphNode
 from omnibus.metrics import REGISTRY, TENANTS
 from omnibus.metrics.tenants import MAX_TENANTS
 from omnibus.settings import GatewaySettings
-from services.gateway.dispatch.streams import ResultStream
-from services.gateway.routing.assignment import Assignment
-from services.gateway.tenancy import metrics
-from services.gateway.tenancy.admission import Admission, AdmissionGrant, PlaceRequest
-from services.gateway.tenancy.cost_model import RequestCost, RequestCostModel, actual_tokens
-from services.gateway.tenancy.rate_limits import RateLimits
-from services.gateway.tenancy.tenant import Tenant
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.routing.assignment import Assignment
+from omnibus_gateway.tenancy import metrics
+from omnibus_gateway.tenancy.admission import Admission, AdmissionGrant, PlaceRequest
+from omnibus_gateway.tenancy.cost_model import RequestCost, RequestCostModel, actual_tokens
+from omnibus_gateway.tenancy.rate_limits import RateLimits
+from omnibus_gateway.tenancy.tenant import Tenant
 from tests.unit.gateway.auth.test_middleware import ADMIN, PATIENCE, count_of, gated, holding
 from tests.unit.gateway.house import TEXT, answered
 from tests.unit.gateway.request.test_load_report import Ear
@@ -119,7 +119,7 @@ async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path
 async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr("omnibus_gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
     limits = {"gpu_seconds": 1e-9}
     async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
         ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)
@@ -240,7 +240,7 @@ async def test_what_two_models_serve_together_counts_for_each_of_them():
 
 
 async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.gateway.tenancy.admission._MAX_QUEUES", 3)
+    monkeypatch.setattr("omnibus_gateway.tenancy.admission._MAX_QUEUES", 3)
     hall = Hall()
     works = await hall.enter("a", ONE)
     waits = asyncio.create_task(hall.enter("b", ONE))

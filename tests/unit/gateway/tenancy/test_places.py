@@ -8,10 +8,10 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import GatewaySettings
-from services.gateway.routing.executors import ExecutorTable
-from services.gateway.routing.router import Router
-from services.gateway.tenancy.fair_queue import FairQueue, QueueEntry
-from services.gateway.tenancy.places import ExecutorPlaces, RequestClaim, find_choices
+from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tenancy.fair_queue import FairQueue, QueueEntry
+from omnibus_gateway.tenancy.places import ExecutorPlaces, RequestClaim, find_choices
 from tests.unit.gateway.tenancy.test_rate_limits import Clock
 
 TALK = ("think", "speak")

@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost
-from services.gateway.tenancy.cost_model import DEFAULT_TOKEN_SECONDS, RequestCost, RequestCostModel
+from omnibus_gateway.tenancy.cost_model import DEFAULT_TOKEN_SECONDS, RequestCost, RequestCostModel
 from tests.unit.gateway.test_several_models import TYPE, nodes, router
 
 MODEL = "org/a"

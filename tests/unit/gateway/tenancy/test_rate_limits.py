@@ -9,11 +9,11 @@ from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus.heartbeats import GATEWAY_ABSENT_SECONDS
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.deferred import DeferredWork
-from services.gateway.tenancy.gateway_count import GatewayPeers
-from services.gateway.tenancy.rate_limits import BURST_SECONDS, RateLimits
-from services.gateway.tenancy.tenant import Tenant
-from services.gateway.tenancy.token_bucket import TokenBucket
+from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.tenancy.gateway_count import GatewayPeers
+from omnibus_gateway.tenancy.rate_limits import BURST_SECONDS, RateLimits
+from omnibus_gateway.tenancy.tenant import Tenant
+from omnibus_gateway.tenancy.token_bucket import TokenBucket
 
 
 class Clock:

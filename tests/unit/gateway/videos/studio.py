@@ -20,7 +20,7 @@ from PIL import Image
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, Store
-from services.gateway.videos.job_payload import KIND
+from omnibus_gateway.videos.job_payload import KIND
 from tests.unit.gateway.house import FILMER, House, house, read
 from tests.unit.sidecar import node as nodes
 

@@ -9,7 +9,7 @@ import redis.asyncio as redis
 from PIL import Image
 
 from omnibus.families import catalog
-from services.gateway.videos import job_payload, service
+from omnibus_gateway.videos import job_payload, service
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, watched
 

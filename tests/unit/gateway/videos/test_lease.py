@@ -16,7 +16,7 @@ from omnibus.errors import Retryable, StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, JobRules, Store
 from omnibus.up import infra
-from services.gateway.videos.lease import JobLease
+from omnibus_gateway.videos.lease import JobLease
 from tests.unit.sidecar import node as nodes
 
 KIND = "video"

@@ -12,7 +12,7 @@ import pytest
 from omnibus.errors import StoreUnavailable
 from omnibus.store import JobRecord
 from omnibus.up import infra
-from services.gateway.videos.job_payload import KIND
+from omnibus_gateway.videos.job_payload import KIND
 from tests.nightly import nightly
 from tests.unit.bus.servers import Owned, running
 from tests.unit.gateway.house import House
@@ -30,7 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the store be read again at once."""
     monkeypatch.setattr("omnibus.store.connection.REREAD_SECONDS", 0.2)
     monkeypatch.setattr("omnibus.store.connection.RETRY_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr("services.gateway.videos.worker._GIVE_BACK_SECONDS", 0.05)
+    monkeypatch.setattr("omnibus_gateway.videos.worker._GIVE_BACK_SECONDS", 0.05)
 
 
 class Site(NamedTuple):

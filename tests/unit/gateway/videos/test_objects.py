@@ -11,10 +11,10 @@ import pytest
 
 from omnibus.errors import NotFound, Overloaded, StoreUnavailable
 from omnibus.settings import GatewaySettings
-from services.gateway.files.object_storage import ObjectStorage
-from services.gateway.http.ranges import PART_BYTES
-from services.gateway.tenancy.tenant import Tenant, acting_as
-from services.gateway.videos.objects import VideoObjects
+from omnibus_gateway.files.object_storage import ObjectStorage
+from omnibus_gateway.http.ranges import PART_BYTES
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.videos.objects import VideoObjects
 from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, studio, taken_by_nobody
 from tests.unit.sidecar import node as nodes
 
@@ -168,7 +168,7 @@ async def test_a_bucket_that_is_away_while_a_video_is_taken_up_fails_no_job(
     caplog: pytest.LogCaptureFixture,
 ):
     caplog.set_level("INFO")
-    monkeypatch.setattr("services.gateway.videos.worker._RETRY_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("omnibus_gateway.videos.worker._RETRY_PAUSE_SECONDS", 0.2)
     async with studio(tmp_path, valkey_url, **bucket) as place:
         films_there = place.first.videos._films
         assert isinstance(films_there, VideoObjects)

@@ -10,11 +10,11 @@ import pytest
 from omnibus.errors import NotFound
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from services.gateway.media.peer_files import FileResponder, FileSource
-from services.gateway.media.peers import MediaPeers
-from services.gateway.tenancy.tenant import Tenant, acting_as
-from services.gateway.videos.copies import VIDEO
-from services.gateway.videos.service import Videos
+from omnibus_gateway.media.peer_files import FileResponder, FileSource
+from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.videos.copies import VIDEO
+from omnibus_gateway.videos.service import Videos
 from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio
 from tests.unit.sidecar.node import until
 

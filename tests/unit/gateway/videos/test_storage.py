@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import Fatal, Forbidden, NotFound, Overloaded
 from omnibus.settings import GatewaySettings
-from services.gateway.videos.storage import VideoStorage
+from omnibus_gateway.videos.storage import VideoStorage
 
 FIRST, SECOND = "video_" + "1" * 48, "video_" + "2" * 48
 

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from omnibus.bus import subjects
 from omnibus.errors import ArenaFull, BusUnavailable, Overloaded, Retryable, StageUnavailable
 from omnibus.executor.runner import Job
-from services.gateway.videos import storage, worker
+from omnibus_gateway.videos import storage, worker
 from tests.unit.gateway.videos.studio import Studio, asked, becomes, studio, taken_by_nobody
 from tests.unit.sidecar import node as nodes
 

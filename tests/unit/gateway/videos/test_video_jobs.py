@@ -9,9 +9,9 @@ import redis.asyncio as redis
 
 from omnibus.bus import subjects
 from omnibus.store import JobRecord, JobRules
-from services.gateway.media.files import new_secret_id
-from services.gateway.videos import job_payload, worker
-from services.gateway.videos.job_payload import KIND, ActiveInvocation, VideoJobSpec
+from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.videos import job_payload, worker
+from omnibus_gateway.videos.job_payload import KIND, ActiveInvocation, VideoJobSpec
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
     ASKED,

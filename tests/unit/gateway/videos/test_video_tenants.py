@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
-from services.gateway.videos import job_payload
+from omnibus_gateway.tenancy.tenant import NOBODY, Tenant, acting_as
+from omnibus_gateway.videos import job_payload
 from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, studio, told
 
 A, B = Tenant("a", 3.0), Tenant("b")

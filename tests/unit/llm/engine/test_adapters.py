@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from omnibus.checkpoints.adapters import read_adapter
 from omnibus.errors import BadRequest, NotFound
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.adapters import AdaptedLinear, attach_adapters, match_modules
 from omnibus_models.families import load_family
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from omnibus_llm.engine import kv_codec
+from omnibus_llm.engine.cross_attention_cache import CrossCache
 from omnibus_models.attention import BidirectionalAttention, Crossing
-from services.llm.engine import kv_codec
-from services.llm.engine.cross_attention_cache import CrossCache
 
 #: Two of four layers use cross-attention.
 CROSSED = (1, 3)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, PassShape, record_cuda_graphs
+from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models import tiny
 from omnibus_models.contract import Thinker
 from omnibus_models.families import load_family
-from services.llm.engine.decode_pass import DecodePass, FixedPass, PassShape, record_cuda_graphs
-from services.llm.engine.slot_cache import SlotCache
 from tests.close import BOUND, assert_close
 
 _LENGTHS = (7, 30, 12)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.jobs import MemoryJob, run

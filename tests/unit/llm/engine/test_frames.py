@@ -9,11 +9,11 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.talker import TalkRunner, TalkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.talker import TalkRunner, TalkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
 from tests.oracles import qwen3_omni_moe as oracle
 from tests.unit.jobs import MemoryJob, run

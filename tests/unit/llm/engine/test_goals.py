@@ -12,12 +12,12 @@ from PIL import Image
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.step_budget import NO_GOALS, CostTable, StepGoals
+from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
+from omnibus_engines import registry as engines
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from services import engines
-from services.encoder.media_encoder import EncodeRunner, EncodeSettings
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import alone, job, mixed, picture
 

@@ -10,9 +10,9 @@ import torch
 
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StageUnavailable
 from omnibus.executor.runner import Item
+from omnibus_llm.engine import kv_codec
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_models.contract import Thinker
-from services.llm.engine import kv_codec
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.runners.test_thinker import alone, job, mixed, text

@@ -10,11 +10,11 @@ import pytest
 
 from omnibus.checkpoints.adapter_source import describe_adapter
 from omnibus.errors import BadRequest, Conflict, Forbidden
+from omnibus_llm.engine.adapter_slots import AdapterLimits
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from services.llm.engine.adapter_slots import AdapterLimits
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core

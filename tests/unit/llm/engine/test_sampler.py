@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from omnibus_llm.engine.sampler import Picker, choose_tokens, gumbel_noise
 from omnibus_models.contract import TokenSamplingParams
-from services.llm.engine.sampler import Picker, choose_tokens, gumbel_noise
 
 V = 50
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.llm.vllm.prefill_decode import SlotGate
+from omnibus_llm.vllm.prefill_decode import SlotGate
 
 BLOCKS, SLOTS = 10, 3
 

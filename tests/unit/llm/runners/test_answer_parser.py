@@ -5,8 +5,8 @@ import random
 import pytest
 
 from omnibus.structured.calls import split_calls
+from omnibus_llm.runners.answer_parser import AnswerParser
 from omnibus_models.tool_calls import find_format
-from services.llm.runners.answer_parser import AnswerParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 #: A model's output, True if its template begins with reasoning, and the parts: reasoning, text, calls.

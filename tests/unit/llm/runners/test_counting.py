@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.llm.runners.thinker import ThinkRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import embedding, job, picture, text

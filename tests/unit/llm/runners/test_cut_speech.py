@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.talker import TalkRunner, TalkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import world
 from omnibus_models.world import tone_synth
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.talker import TalkRunner, TalkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.runners.detokenize import Detokeniser, Reply, StopGuard
-from services.llm.runners.spoken_tokens import SpokenTokens
+from omnibus_llm.runners.detokenize import Detokeniser, Reply, StopGuard
+from omnibus_llm.runners.spoken_tokens import SpokenTokens
 
 EOS = 256
 

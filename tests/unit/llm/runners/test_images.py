@@ -11,10 +11,10 @@ import torch
 
 from omnibus.errors import Fatal, ProtocolError
 from omnibus.executor.runner import Item
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.pictures import Asked, Pictured, mixed, pictured, text

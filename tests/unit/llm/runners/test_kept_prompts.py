@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Encoded, Thinker
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.close import assert_close
 from tests.unit.gateway.realtime.test_early_answers import Ears, hearing
 from tests.unit.gateway.realtime_house import calls

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.engine.step import Steps
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.engine.step import Steps
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import run
 from tests.unit.llm.runners.test_thinker import alone, job, text
 

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import astuple
 
 from omnibus.errors import ProtocolError, StageUnavailable
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.runners.test_thinker import alone, embedding, job, mixed, picture, text

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import WORDS, alone, embedding, job, text
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from omnibus.errors import ProtocolError
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.runners.test_thinker import embedding, picture

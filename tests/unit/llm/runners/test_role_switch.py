@@ -8,9 +8,9 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.step_budget import StepGoals
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import run
 from tests.unit.llm.halves import Halves, core
 from tests.unit.llm.runners.test_thinker import alone, job, text

@@ -12,8 +12,8 @@ from omnibus.executor.sim import Simulation, decode_profile
 from omnibus.executor.sim.answers import WHOLE_CALLS, ToolFormatName
 from omnibus.executor.sim.engine import KINDS
 from omnibus.structured.calls import split_calls
+from omnibus_llm.runners.scripted import SCRIPTED_KINDS, ScriptParams, render_answer, write_text
 from omnibus_models.tool_calls import find_format
-from services.llm.runners.scripted import SCRIPTED_KINDS, ScriptParams, render_answer, write_text
 from tests.unit.executor.simulated import THINKER
 from tests.unit.jobs import MemoryJob
 

@@ -11,12 +11,12 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.structured.calls import split_calls
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.engine.params import TextGenerationParams
+from omnibus_llm.runners.answer_shape import answer_grammar
+from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.engine.params import TextGenerationParams
-from services.llm.runners.answer_shape import answer_grammar
-from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
-from services.llm.runners.thinker import ThinkRunner
 from tests.oracles import shaped
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibus_llm.runners.answer_parser import AnswerParser
+from omnibus_llm.runners.detokenize import Reply
+from omnibus_llm.runners.spoken_tokens import SpokenTokens
 from omnibus_models.tool_calls.hermes import FORMAT
-from services.llm.runners.answer_parser import AnswerParser
-from services.llm.runners.detokenize import Reply
-from services.llm.runners.spoken_tokens import SpokenTokens
 
 EOS = "<eos>"
 

@@ -12,11 +12,11 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import BadRequest, Fatal
 from omnibus.executor.runner import Item
+from omnibus_llm.runners.talker import TalkRunner, TalkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.contract import Talker, Thinker
 from omnibus_models.families import load_family
-from services.llm.runners.talker import TalkRunner, TalkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 
 VOICE = "Chelsie"

@@ -4,11 +4,11 @@ from itertools import islice
 
 import pytest
 
+from omnibus_llm.engine.params import TextGenerationParams
+from omnibus_llm.engine.sequence import TokenStep
+from omnibus_llm.runners.request import open_reply
+from omnibus_llm.runners.thinker import TextWriter, send_answer
 from omnibus_models.contract import Thinker
-from services.llm.engine.params import TextGenerationParams
-from services.llm.engine.sequence import TokenStep
-from services.llm.runners.request import open_reply
-from services.llm.runners.thinker import TextWriter, send_answer
 from tests.unit.llm.runners.test_thinker import job, text
 
 

@@ -13,10 +13,10 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, Rejected
 from omnibus.executor.job_clock import JobClock, set_current_clock
 from omnibus.executor.runner import Item
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Encoded, Thinker
 from omnibus_models.families import load_family
-from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
 

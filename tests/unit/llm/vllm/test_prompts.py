@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus_llm.vllm.prompts import MAX_SHORT_CHARS, PromptTokenizer
 from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenizedPrompt
-from services.llm.vllm.prompts import MAX_SHORT_CHARS, PromptTokenizer
 
 SHORT = [{"role": "user", "content": "a few words"}]
 LONG = [{"role": "user", "content": "x" * MAX_SHORT_CHARS}, *SHORT]

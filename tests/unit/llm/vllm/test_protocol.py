@@ -7,9 +7,9 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
-from services import engines
-from services.llm.vllm.model import VllmCore
-from services.llm.vllm.protocol import Launch
+from omnibus_engines import registry as engines
+from omnibus_llm.vllm.model import VllmCore
+from omnibus_llm.vllm.protocol import Launch
 from tests.unit.jobs import MemoryJob
 
 

@@ -8,11 +8,11 @@ import torch
 
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.runner import Item
+from omnibus_llm.vllm.request import PIECE_ROWS, VllmRequest, is_text
+from omnibus_llm.vllm.shared_memory import map_memory
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import load_family
-from services.llm.vllm.request import PIECE_ROWS, VllmRequest, is_text
-from services.llm.vllm.shared_memory import map_memory
 from tests.unit.llm.runners.test_thinker import embedding
 
 PARTS = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]

@@ -1,7 +1,7 @@
 """An engine's step sizes follow from the measured times of its steps."""
 
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
-from services.llm.vllm.step_costs import FIRST_STEP_TOKENS, MIN_STEP_TOKENS, StepMeter
+from omnibus_llm.vllm.step_costs import FIRST_STEP_TOKENS, MIN_STEP_TOKENS, StepMeter
 
 GOALS = StepGoals(ttft=2.0, tbt=0.1)
 

@@ -8,9 +8,9 @@ import pytest
 
 from omnibus.errors import StageUnavailable
 from omnibus.process.restart import RestartPolicy
-from services.llm.vllm import supervisor as module
-from services.llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
-from services.llm.vllm.supervisor import EngineSupervisor
+from omnibus_llm.vllm import supervisor as module
+from omnibus_llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
+from omnibus_llm.vllm.supervisor import EngineSupervisor
 
 
 class Mortal:

@@ -1,9 +1,9 @@
 """Missed goals add executors, but only as long as needed."""
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
-from services.planner.autoscale.attainment import MAX_FACTOR, STEP_FACTOR, AttainmentControl, GoalCounts
-from services.planner.autoscale.load_window import LoadWindows
-from services.planner.optimize import ModelLoad
+from omnibus_planner.autoscale.attainment import MAX_FACTOR, STEP_FACTOR, AttainmentControl, GoalCounts
+from omnibus_planner.autoscale.load_window import LoadWindows
+from omnibus_planner.optimize import ModelLoad
 from tests.unit.planner.adapting import Clock
 
 WINDOW, PATIENCE, LEAST = 10.0, 100.0, 20

@@ -17,15 +17,15 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.autoscale import autoscaler
-from services.planner.autoscale.autoscaler import Autoscaler
-from services.planner.autoscale.candidates import PlanCandidates, solve_for_load
-from services.planner.autoscale.explanation import recorded_load
-from services.planner.declared.declarations_file import Declarations, DeclaredModel
-from services.planner.declared.planned_spec import GpuType, PlannedModel
-from services.planner.optimize import PlanningResult
-from services.planner.optimize.job import PlanningJob
-from services.planner.rollout.rollout import PlanRollout
+from omnibus_planner.autoscale import autoscaler
+from omnibus_planner.autoscale.autoscaler import Autoscaler
+from omnibus_planner.autoscale.candidates import PlanCandidates, solve_for_load
+from omnibus_planner.autoscale.explanation import recorded_load
+from omnibus_planner.declared.declarations_file import Declarations, DeclaredModel
+from omnibus_planner.declared.planned_spec import GpuType, PlannedModel
+from omnibus_planner.optimize import PlanningResult
+from omnibus_planner.optimize.job import PlanningJob
+from omnibus_planner.rollout.rollout import PlanRollout
 
 SETTINGS = PlannerSettings(window=10.0, hold=20.0, cooldown=30.0, least=20, ready=100.0)
 SEEN, TEXT = "vision+thinker", "thinker"

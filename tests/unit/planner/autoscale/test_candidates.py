@@ -7,13 +7,13 @@ import pytest
 
 from omnibus.cluster.roles import SWITCH_SECONDS
 from omnibus.plan import ModelPlan
-from services.planner.autoscale.candidates import deployment_capacity, faster_plan
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.declared.planned_spec import GpuType, PlannedModel
-from services.planner.optimize import ModelLoad
-from services.planner.optimize.planner import Planner
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.optimize.result import PlanningResult
+from omnibus_planner.autoscale.candidates import deployment_capacity, faster_plan
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.declared.planned_spec import GpuType, PlannedModel
+from omnibus_planner.optimize import ModelLoad
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.optimize.result import PlanningResult
 from tests.bench.burst import measured_profile
 from tests.e2e.planned import cell
 from tests.unit.planner.optimize.testbed import SPLIT, option, planner, profile, split

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.planner.autoscale.chance import without_chance
-from services.planner.optimize.load import ModelLoad
+from omnibus_planner.autoscale.chance import without_chance
+from omnibus_planner.optimize.load import ModelLoad
 
 PLANNED = ModelLoad(0.0, {"image": 9.0, "text": 1.0})  # shares may be in any unit
 SIZES = {"text": {"completion_tokens": 50.0}}

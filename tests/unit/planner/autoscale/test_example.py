@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,19 +15,20 @@ from omnibus.cluster.presence import ReadyExecutors
 from omnibus.executor.sim import read_profile
 from omnibus.executor.sim.request import SimulatedRequest
 from omnibus.plan import Plan
-from omnibus.process.spec import ROOT
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.autoscale.autoscaler import Autoscaler
-from services.planner.declared import declarations_file
-from services.planner.optimize.job import PlanningJob
-from services.planner.rollout.rollout import PlanRollout
-from services.planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.devices import ModelDevices, simulated_devices
-from services.planner.simulate.observed import ObservedRequest
-from services.planner.simulate.run import PlanSimulation, SimulatedPlan
+from omnibus_planner.autoscale.autoscaler import Autoscaler
+from omnibus_planner.declared import declarations_file
+from omnibus_planner.optimize.job import PlanningJob
+from omnibus_planner.rollout.rollout import PlanRollout
+from omnibus_planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
+from omnibus_planner.simulate.observed import ObservedRequest
+from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan
 from tests.nightly import nightly
+
+ROOT = Path(__file__).parents[4]
 
 pytestmark = pytest.mark.timeout(900)  # of a busy machine: it takes some seconds
 

@@ -3,8 +3,8 @@
 import pytest
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
-from services.planner.autoscale.forecast import BurstForecast, relative_error
-from services.planner.optimize.load import Loads
+from omnibus_planner.autoscale.forecast import BurstForecast, relative_error
+from omnibus_planner.optimize.load import Loads
 
 
 class Clock:

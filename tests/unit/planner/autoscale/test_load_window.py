@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
-from services.planner.autoscale.load_window import FORGET_AFTER_SECONDS, LoadWindows
+from omnibus_planner.autoscale.load_window import FORGET_AFTER_SECONDS, LoadWindows
 
 
 class Clock:

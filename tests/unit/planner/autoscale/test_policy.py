@@ -1,6 +1,6 @@
 """The measured load triggers a new plan when needed: not late, not often, not without gain."""
 
-from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
+from omnibus_planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import RULES, START, Cells, Clock, House, fewest, held, load
 
 # Most requests within the GPUs

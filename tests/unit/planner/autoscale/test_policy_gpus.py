@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
+from omnibus_planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import GPUS, PATIENCE, RULES, START, Cells, Clock, House, fewest, held, load
 
 # Fewest GPUs for a rate

@@ -1,7 +1,7 @@
 """The reason of a plan that follows the load names the changes."""
 
-from services.planner.autoscale.reasons import describe_load_change
-from services.planner.optimize import ModelLoad
+from omnibus_planner.autoscale.reasons import describe_load_change
+from omnibus_planner.optimize import ModelLoad
 
 SEEN, TEXT = "vision+thinker", "thinker"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
-from services.planner.optimize import ModelLoad, PlanningResult
+from omnibus_planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
+from omnibus_planner.optimize import ModelLoad, PlanningResult
 from tests.unit.planner.adapting import SEEN, TEXT, Clock
 
 WINDOW = 30.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.planner.autoscale.trend import RateForecast, TrendForecast, forecast_rate, raise_to_forecasts
-from services.planner.optimize.load import ModelLoad
+from omnibus_planner.autoscale.trend import RateForecast, TrendForecast, forecast_rate, raise_to_forecasts
+from omnibus_planner.optimize.load import ModelLoad
 
 WINDOW = 10.0
 

@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus.canary.candidate import Candidate, OptionChange
 from omnibus.plan import Plan
-from services.planner.canary.controller import next_state
+from omnibus_planner.canary.controller import next_state
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until
 

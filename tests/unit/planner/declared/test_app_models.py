@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.app_record import AppRecord, TaskRecord
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, decode_plan, encode_plan
-from services.planner.declared import app_models, declarations_file
+from omnibus_planner.declared import app_models, declarations_file
 from tests.unit.planner.apps import ROOT, app, task
 
 SPELL, COUNT = task("spell"), task("count")

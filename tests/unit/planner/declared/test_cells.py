@@ -8,7 +8,7 @@ import pytest
 from omnibus.cells import cell_shares
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 
 A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
 

@@ -11,7 +11,7 @@ from omnibus.cluster.desired import desired_executors
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Path, Plan, decode_plan, encode_plan
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 
 VL: dict[str, Any] = {
     "family": "qwen2_5_vl",

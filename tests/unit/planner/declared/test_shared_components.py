@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
-from services.planner.declared import declarations_file
+from omnibus_planner.declared import declarations_file
 
 A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
 B: dict[str, Any] = {

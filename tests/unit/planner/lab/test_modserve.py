@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.planner.lab import modserve_day, modserve_load
-from services.planner.lab.modserve import LLAMA, build_model, run_system
-from services.planner.lab.modserve_day import TraceHour, compare_day, hour_model, plan_hour
-from services.planner.lab.modserve_load import (
+from omnibus_planner.lab import modserve_day, modserve_load
+from omnibus_planner.lab.modserve import LLAMA, build_model, run_system
+from omnibus_planner.lab.modserve_day import TraceHour, compare_day, hour_model, plan_hour
+from omnibus_planner.lab.modserve_load import (
     BY_WORK,
     FACTOR,
     IN_TURN,
@@ -17,9 +17,9 @@ from services.planner.lab.modserve_load import (
     meets_tail_goals,
     most_load,
 )
-from services.planner.lab.registry import EXPERIMENTS
-from services.planner.lab.workloads import TrafficMix
-from services.planner.lab.world import MODEL
+from omnibus_planner.lab.registry import EXPERIMENTS
+from omnibus_planner.lab.workloads import TrafficMix
+from omnibus_planner.lab.world import MODEL
 
 REQUESTS = 200
 QUIET, BURST = TraceHour(90.0, 30.0, 2.0), TraceHour(60.0, 60.0, 8.0)

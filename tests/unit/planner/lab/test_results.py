@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.process.spec import ROOT
-from services.planner.lab.digest import code_digest
-from services.planner.lab.experiment import Findings
-from services.planner.lab.page import write_page
-from services.planner.lab.registry import EXPERIMENTS, PAPERS
-from services.planner.lab.results import (
+from omnibus_planner.lab.digest import code_digest
+from omnibus_planner.lab.experiment import Findings
+from omnibus_planner.lab.page import write_page
+from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
+from omnibus_planner.lab.results import (
     LabResult,
     plot_name,
     read_results,
@@ -18,6 +17,8 @@ from services.planner.lab.results import (
     stale_experiments,
     write_results,
 )
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_every_result_was_measured_with_the_code_as_it_is():
@@ -59,14 +60,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (room / "one.py").write_text("from measured.two import value\n")
     (room / "two.py").write_text('"""Two."""\n\n\ndef value():\n    """The value."""\n    return 1\n')
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("services.planner.lab.digest.MEASURED", ("measured",))
+    monkeypatch.setattr("omnibus_planner.lab.digest.MEASURED", ("measured",))
     yield room
     for name in [name for name in sys.modules if name.partition(".")[0] == "measured"]:
         del sys.modules[name]
 
 
 def _digest() -> str:
-    from services.planner.lab import digest
+    from omnibus_planner.lab import digest
 
     for cached in (digest._module_file, digest._parse, digest._body_digest):
         cached.cache_clear()

@@ -4,8 +4,8 @@ from statistics import mean
 
 import pytest
 
-from services.planner.lab.modserve import INTERNVL_26B, LLAMA, order_remark
-from services.planner.lab.workloads import ImageModel, TrafficMix, azure_like, usual_sizes
+from omnibus_planner.lab.modserve import INTERNVL_26B, LLAMA, order_remark
+from omnibus_planner.lab.workloads import ImageModel, TrafficMix, azure_like, usual_sizes
 
 
 def drawn(model: ImageModel) -> list[dict[str, float]]:

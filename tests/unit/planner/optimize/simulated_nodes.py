@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from omnibus.executor.sim.device import Device, DeviceTurn, SimWork
 from omnibus.executor.sim.distributions import Curve
-from services.planner.optimize.links import PULL_SECONDS
-from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import Links, NodeNetwork
+from omnibus_planner.optimize.links import PULL_SECONDS
+from omnibus_planner.simulate.agenda import Agenda
+from omnibus_planner.simulate.links import Links, NodeNetwork
 
 #: Seconds of a token; a request's work is drawn in tokens.
 _TOKEN = 1e-4

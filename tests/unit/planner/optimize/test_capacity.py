@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from services.planner.declared.planned_spec import GpuType, TailLatencyGoals
-from services.planner.optimize.load import ModelLoad
+from omnibus_planner.declared.planned_spec import GpuType, TailLatencyGoals
+from omnibus_planner.optimize.load import ModelLoad
 from tests.unit.planner.optimize.testbed import SEEN, TEXT, E, L, option, planner, profile, replicas
 
 IMAGES = {"q": ModelLoad(4.0, {SEEN: 1.0})}

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from omnibus.cells import cell_shares, has_cells, merge_cells, path_cell
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.cell_plans import divide_into_cells, reroute_pools
-from services.planner.optimize.planner import Planner
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.cell_plans import divide_into_cells, reroute_pools
+from omnibus_planner.optimize.planner import Planner
 from tests.unit.planner.optimize.testbed import planner, replicas
 
 SEVEN = {"H100": GpuType(7, 80.0)}

@@ -7,9 +7,9 @@ import pytest
 from msgspec import UNSET
 
 from omnibus.profile import CostLine, Point, TypeProfile
-from services.planner.declared.planned_spec import DeclaredNode, GpuType
-from services.planner.optimize.load import ModelLoad
-from services.planner.solve.problem import Infeasible
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType
+from omnibus_planner.optimize.load import ModelLoad
+from omnibus_planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
     EL,
@@ -349,7 +349,7 @@ def test_what_was_not_measured_together_slows_down_as_what_was():
 FP8 = {"quantization": "fp8", "speculative_tokens": 4}
 FASTER = msgspec.structs.replace(
     option("thinker", ("thinker", 0.1, "", 0.5), service="llm", gpu="H100"),
-    engine="services.engines:vllm",
+    engine="omnibus_engines:vllm",
     checkpoint="/q-fp8",
     dtype="bfloat16",
     vllm=FP8,

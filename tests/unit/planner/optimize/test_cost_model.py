@@ -6,9 +6,9 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, TypeProfile
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.cost_model import OptionCosts
-from services.planner.optimize.kv_memory import KvMemory
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.cost_model import OptionCosts
+from omnibus_planner.optimize.kv_memory import KvMemory
 from tests.unit.planner.optimize.testbed import EL, MIXED, SEEN, TEXT, E, L, option, profile
 
 BOTH = ("vision", "thinker")

@@ -10,10 +10,10 @@ import pytest
 
 from omnibus.cli.format.plan import plan_lines
 from omnibus.plan import Plan, decode_plan, encode_plan
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.latency import queue_wait
-from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.result import PlanningResult
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.latency import queue_wait
+from omnibus_planner.optimize.load import ModelLoad
+from omnibus_planner.optimize.result import PlanningResult
 from tests.unit.planner.optimize.testbed import EL, SEEN, SPLIT, TEXT, E, L, goals, planner, profile, split
 
 

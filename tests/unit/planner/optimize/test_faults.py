@@ -8,10 +8,10 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import KeyValues
-from services.planner.declared import declarations_file
-from services.planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
-from services.planner.optimize.planner import Planner
-from services.planner.solve.problem import Infeasible
+from omnibus_planner.declared import declarations_file
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
     EL,

@@ -8,13 +8,13 @@ import pytest
 from omnibus.cli.format.plan import plan_lines
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile
-from services.planner.optimize import goodput_search
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.optimize.result import PlanningResult
-from services.planner.simulate import run
-from services.planner.simulate.arrivals import TypeRate, poisson_arrivals
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.run import PlanSimulation, SimulatedPlan, simulate_plan
+from omnibus_planner.optimize import goodput_search
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.optimize.result import PlanningResult
+from omnibus_planner.simulate import run
+from omnibus_planner.simulate.arrivals import TypeRate, poisson_arrivals
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan, simulate_plan
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.score import engines
 

@@ -11,12 +11,12 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
 from omnibus.profile import ModelProfile, Point
 from omnibus.settings import read_settings
-from services.planner.declared.model import Model
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.planner import Planner
-from services.planner.optimize.usable_models import usable_models
-from services.planner.solve.problem import Infeasible
+from omnibus_planner.declared.model import Model
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.load import ModelLoad
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.optimize.usable_models import usable_models
+from omnibus_planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
     EL,

@@ -8,13 +8,13 @@ from omnibus.plan_score import LearnedOption, LearnedSeconds
 from omnibus.profile import encode_profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.planner.declared.declarations_file import Declarations
-from services.planner.optimize import simulated
-from services.planner.optimize.job import PlanningJob
-from services.planner.optimize.learned_seconds import profile_digest
-from services.planner.optimize.model_inputs import slower_option
-from services.planner.optimize.planner import Planner
-from services.planner.optimize.promise import PromiseChecker
+from omnibus_planner.declared.declarations_file import Declarations
+from omnibus_planner.optimize import simulated
+from omnibus_planner.optimize.job import PlanningJob
+from omnibus_planner.optimize.learned_seconds import profile_digest
+from omnibus_planner.optimize.model_inputs import slower_option
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.optimize.promise import PromiseChecker
 from tests.unit.planner.optimize import testbed
 
 FACTORS = {"L": LearnedOption(1.4, 900), "E": LearnedOption(0.8, 700)}

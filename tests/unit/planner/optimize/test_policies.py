@@ -3,8 +3,8 @@
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.declared.planned_spec import GpuType
-from services.planner.solve.problem import Infeasible
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     SPLIT,
     E,

@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from omnibus.profile import ModelProfile
-from services.planner.optimize import ModelLoad
-from services.planner.optimize.corrections import UNMEASURED_FACTOR, CostCorrections
-from services.planner.optimize.planner import Planner
-from services.planner.optimize.promise import MAX_ROUNDS, PromiseChecker
-from services.planner.optimize.result import PlanningResult
-from services.planner.simulate.arrivals import TypeRate, even_arrivals
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from omnibus_planner.optimize import ModelLoad
+from omnibus_planner.optimize.corrections import UNMEASURED_FACTOR, CostCorrections
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.optimize.promise import MAX_ROUNDS, PromiseChecker
+from omnibus_planner.optimize.result import PlanningResult
+from omnibus_planner.simulate.arrivals import TypeRate, even_arrivals
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
 from tests.nightly import nightly
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import TYPES, measured_profile, planner, true_devices

@@ -8,10 +8,10 @@ import pytest
 
 from omnibus.plan import ModelPlan, choose_path
 from omnibus.profile import ModelProfile, TypeProfile
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.planner import Planner
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.load import ModelLoad
+from omnibus_planner.optimize.planner import Planner
 from tests.unit.planner.optimize.testbed import (
     EL,
     SEEN,

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, check_planned_model
-from services.planner.optimize import ModelLoad
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.optimize.spares import spare_counts, without_spares
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, check_planned_model
+from omnibus_planner.optimize import ModelLoad
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.optimize.spares import spare_counts, without_spares
 from tests.unit.planner.optimize.testbed import E, L, planner, profile, replicas
 
 APART = profile({"E": E, "L": L})

@@ -11,18 +11,18 @@ from omnibus.cli.format.plan import plan_lines
 from omnibus.errors import BadRequest
 from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
-from services.planner.declared.planned_spec import DeclaredNode, GpuType
-from services.planner.optimize.latency import link_wait
-from services.planner.optimize.links import PAYLOAD_FRACTION, PULL_GB_S
-from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.model_inputs import ModelInputs
-from services.planner.optimize.planner import Planner
-from services.planner.optimize.result import PlanningResult
-from services.planner.optimize.simulated import planned_links
-from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import Links, NodeNetwork
-from services.planner.solve.problem import Infeasible
-from services.planner.solve.traffic import crossing_shares
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType
+from omnibus_planner.optimize.latency import link_wait
+from omnibus_planner.optimize.links import PAYLOAD_FRACTION, PULL_GB_S
+from omnibus_planner.optimize.load import ModelLoad
+from omnibus_planner.optimize.model_inputs import ModelInputs
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.optimize.result import PlanningResult
+from omnibus_planner.optimize.simulated import planned_links
+from omnibus_planner.simulate.agenda import Agenda
+from omnibus_planner.simulate.links import Links, NodeNetwork
+from omnibus_planner.solve.problem import Infeasible
+from omnibus_planner.solve.traffic import crossing_shares
 from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
 from tests.unit.planner.optimize.testbed import (
     EIGHT,

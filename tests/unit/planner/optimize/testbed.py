@@ -5,9 +5,9 @@ from typing import Any
 
 from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
-from services.planner.optimize.planner import Planner
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
+from omnibus_planner.optimize.planner import Planner
 
 SEEN, TEXT = "vision+thinker", "thinker"
 EIGHT = {"H100": GpuType(8, 80.0)}

@@ -2,8 +2,8 @@
 
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
-from services.planner.reconcile import RunningWorkload, ScaleWorkload, StartWorkload, StopWorkload, diff_workloads
-from services.planner.reconcile.diff import ReplaceWorkload
+from omnibus_planner.reconcile import RunningWorkload, ScaleWorkload, StartWorkload, StopWorkload, diff_workloads
+from omnibus_planner.reconcile.diff import ReplaceWorkload
 
 
 def asked(**replicas: int) -> dict[ExecutorKind, DesiredExecutors]:

@@ -14,9 +14,9 @@ from omnibus.errors import BadRequest, Retryable
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.settings import KubernetesSettings, PlannerSettings
 from omnibus.up.ports import free_ports
-from services.planner import reconcile
-from services.planner.reconcile import KubernetesBackend, manifests
-from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
+from omnibus_planner import reconcile
+from omnibus_planner.reconcile import KubernetesBackend, manifests
+from omnibus_planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from omnibus.settings import KubernetesSettings
-from services.planner.reconcile import leader_election as leases
-from services.planner.reconcile.kube_client import ClusterUnavailable, KubernetesClient
-from services.planner.reconcile.leader_election import LeaderLease
+from omnibus_planner.reconcile import leader_election as leases
+from omnibus_planner.reconcile.kube_client import ClusterUnavailable, KubernetesClient
+from omnibus_planner.reconcile.leader_election import LeaderLease
 from tests.kube.api import Api
 from tests.unit.planner.reconcile.test_kube_backend import cluster, door, settings
 

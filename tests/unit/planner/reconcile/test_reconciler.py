@@ -17,7 +17,7 @@ from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.reconcile import KubernetesBackend, Reconciler, leader_election, manifests
+from omnibus_planner.reconcile import KubernetesBackend, Reconciler, leader_election, manifests
 from tests.kube.api import Object
 from tests.kube.serve import Door
 from tests.unit.planner.reconcile.test_kube_backend import cluster, door, settings

@@ -9,8 +9,8 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings
-from services.planner.reconcile import KubernetesBackend
-from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
+from omnibus_planner.reconcile import KubernetesBackend
+from omnibus_planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.unit.planner.reconcile.test_kube_backend import asked, backend, cluster, door, settings, template
 

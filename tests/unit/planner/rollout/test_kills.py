@@ -11,8 +11,8 @@ import pytest
 
 from omnibus.cluster.desired import replica_counts
 from omnibus.errors import StoreUnavailable
-from services.planner.rollout import readiness, rollout
-from services.planner.service import PlannerService
+from omnibus_planner.rollout import readiness, rollout
+from omnibus_planner.service import PlannerService
 from tests.unit.planner.rollout.test_full import declare, past, replicas, there
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until

@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.plan import DeploymentOption, ModelPlan
-from services.planner.rollout.readiness import (
+from omnibus_planner.rollout.readiness import (
     MAX_BACKOFF_SECONDS,
     SETTLE_SECONDS,
     PlanChange,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.planner.rollout.reasons import describe_app_changes
+from omnibus_planner.rollout.reasons import describe_app_changes
 from tests.unit.planner.apps import app, task
 
 POEM, STORY = app("poem", task("spell")), app("story")

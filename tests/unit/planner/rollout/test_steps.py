@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.plan import DeploymentOption, ModelPlan, Path
-from services.planner.rollout.change_group import ExecutorSize, executor_sizes
-from services.planner.rollout.steps import InsufficientGpus, describe_step, rollout_steps
-from services.planner.rollout.transition_plan import owning_option, running_replicas
+from omnibus_planner.rollout.change_group import ExecutorSize, executor_sizes
+from omnibus_planner.rollout.steps import InsufficientGpus, describe_step, rollout_steps
+from omnibus_planner.rollout.transition_plan import owning_option, running_replicas
 
 PARTS = ("vision", "thinker")
 SEEN, TEXT = "vision+thinker", "thinker"

@@ -12,15 +12,15 @@ from omnibus.executor.sim import TypeDemand, decode_profile, predict_performance
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.plan_score import PlanScore
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.score.measurement import PlanMeasurement, Reports
-from services.planner.score.replay import replay_requests
-from services.planner.score.scoring import score_plan
-from services.planner.simulate.arrivals import TypeRate, poisson_arrivals
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.devices import ModelDevices, simulated_devices
-from services.planner.simulate.run import PlanSimulation, SimulatedPlan
-from services.planner.simulate.saturate import RoleRate, saturated_rate
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.score.measurement import PlanMeasurement, Reports
+from omnibus_planner.score.replay import replay_requests
+from omnibus_planner.score.scoring import score_plan
+from omnibus_planner.simulate.arrivals import TypeRate, poisson_arrivals
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
+from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan
+from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.optimize.testbed import SEEN, TEXT
 

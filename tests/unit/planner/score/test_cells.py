@@ -6,12 +6,12 @@ import pytest
 from omnibus.cells import join_cells
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile
-from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.learned_seconds import applied_factors, profile_digest, update_learned
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.simulate.arrivals import TypeRate, even_arrivals
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.run import PlanSimulation, SimulatedPlan
+from omnibus_planner.declared.planned_spec import GpuType
+from omnibus_planner.optimize.learned_seconds import applied_factors, profile_digest, update_learned
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.simulate.arrivals import TypeRate, even_arrivals
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.optimize.testbed import SEEN, TEXT
 from tests.unit.planner.score import engines

@@ -6,9 +6,9 @@ import pytest
 
 from omnibus.plan_score import LearnedOption, LearnedSeconds
 from omnibus.profile import ModelProfile
-from services.planner.optimize.learned_seconds import MAX_JOBS, applied_factors, profile_digest, update_learned
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.simulate.saturate import RoleRate, saturated_rate
+from omnibus_planner.optimize.learned_seconds import MAX_JOBS, applied_factors, profile_digest, update_learned
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.score import engines
 

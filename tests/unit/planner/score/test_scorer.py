@@ -10,7 +10,7 @@ from omnibus.cluster.latency_histogram import bucket_number
 from omnibus.plan import Plan
 from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
 from omnibus.profile import ModelProfile, OptionProfile
-from services.planner.optimize.learned_seconds import (
+from omnibus_planner.optimize.learned_seconds import (
     MAX_FACTOR,
     MIN_JOBS,
     applied_factors,
@@ -18,11 +18,11 @@ from services.planner.optimize.learned_seconds import (
     profile_digest,
     update_learned,
 )
-from services.planner.optimize.model_inputs import ModelInputs, slower_option
-from services.planner.optimize.promise import PromiseChecker
-from services.planner.score.measurement import PlanMeasurement, Reports
-from services.planner.score.replay import replay_requests
-from services.planner.score.scoring import score_plan
+from omnibus_planner.optimize.model_inputs import ModelInputs, slower_option
+from omnibus_planner.optimize.promise import PromiseChecker
+from omnibus_planner.score.measurement import PlanMeasurement, Reports
+from omnibus_planner.score.replay import replay_requests
+from omnibus_planner.score.scoring import score_plan
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.optimize.testbed import SEEN, TEXT
 

@@ -8,14 +8,14 @@ from typing import Any
 from omnibus.executor.sim import Profile, TypeDemand, decode_profile, predict_performance
 from omnibus.plan import DeploymentOption, ModelPlan, Path
 from omnibus.profile import EdgeProfile, ModelProfile, OptionProfile, RoleCost, TypeProfile
-from services.planner.declared.model import DeclaredModel, Model
-from services.planner.declared.planned_spec import GpuType, PlannedModel
-from services.planner.optimize.planner import Planner
-from services.planner.simulate.arrivals import Arrival
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.devices import ModelDevices, simulated_devices
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
-from services.planner.simulate.saturate import RoleRate, saturated_rate
+from omnibus_planner.declared.model import DeclaredModel, Model
+from omnibus_planner.declared.planned_spec import GpuType, PlannedModel
+from omnibus_planner.optimize.planner import Planner
+from omnibus_planner.simulate.arrivals import Arrival
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
+from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
+from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
 
 PARTS = ("vision", "audio", "thinker", "talker", "vocoder")
 SEEN, HEARD, TEXT, SPOKEN = (

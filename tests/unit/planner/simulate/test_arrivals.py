@@ -6,7 +6,7 @@ from statistics import mean, stdev
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.simulate.arrivals import (
+from omnibus_planner.simulate.arrivals import (
     SIZE_VARIATION,
     Arrival,
     TypeRate,

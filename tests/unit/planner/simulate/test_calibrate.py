@@ -5,12 +5,12 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import ModelProfile
-from services.planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
-from services.planner.simulate.calibrate import calibrate_devices
-from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
-from services.planner.simulate.saturate import RoleRate, saturated_rate
-from services.planner.simulate.streams import StreamSizes, measure_streams
+from omnibus_planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
+from omnibus_planner.simulate.calibrate import calibrate_devices
+from omnibus_planner.simulate.cluster import SimulatedModel
+from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
+from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
+from omnibus_planner.simulate.streams import StreamSizes, measure_streams
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import (
     HEARD,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import PULLS_AT_ONCE, Links, NodeNetwork
+from omnibus_planner.simulate.agenda import Agenda
+from omnibus_planner.simulate.links import PULLS_AT_ONCE, Links, NodeNetwork
 
 SECONDS = 0.5  # in addition to a pull's bytes
 

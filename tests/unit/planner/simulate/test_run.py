@@ -4,11 +4,11 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Path
-from services.planner.simulate.arrivals import Arrival, TypeRate, even_arrivals, poisson_arrivals
-from services.planner.simulate.cluster import AdmissionLimits
-from services.planner.simulate.links import Links
-from services.planner.simulate.outcome import SimulationOutcome
-from services.planner.simulate.run import simulate_plan
+from omnibus_planner.simulate.arrivals import Arrival, TypeRate, even_arrivals, poisson_arrivals
+from omnibus_planner.simulate.cluster import AdmissionLimits
+from omnibus_planner.simulate.links import Links
+from omnibus_planner.simulate.outcome import SimulationOutcome
+from omnibus_planner.simulate.run import simulate_plan
 from tests.unit.planner.simulate.world import IMAGE, SEEN, STEP, STEPS, TEXT, chain, devices, plan, simulated
 
 ANSWER = STEP * STEPS  # the prompt gives the first token

@@ -5,9 +5,9 @@ from typing import Any
 
 from omnibus.executor.sim import decode_profile
 from omnibus.plan import DeploymentOption, ModelPlan, Path
-from services.planner.simulate.cluster import AdmissionLimits, SimulatedModel
-from services.planner.simulate.devices import ModelDevices, simulated_devices
-from services.planner.simulate.run import SimulatedPlan
+from omnibus_planner.simulate.cluster import AdmissionLimits, SimulatedModel
+from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
+from omnibus_planner.simulate.run import SimulatedPlan
 
 SEEN, TEXT = "vision+thinker", "thinker"
 KINDS = {"vision": "encode", "thinker": "think"}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve import answers, cases
-from services.planner.solve.constraints import replica_vector
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import answers, cases
+from omnibus_planner.solve.constraints import replica_vector
+from omnibus_planner.solve.solver import Solver
 
 CASES = Path(__file__).parents[1] / "cases.json"
 #: Fields that may differ between solvers.

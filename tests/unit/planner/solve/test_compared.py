@@ -5,15 +5,15 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Path, choose_path
-from services.planner.solve import baselines, utilisation
-from services.planner.solve.constraints import Terms
-from services.planner.solve.enumerate import Gpu, enumerate_options
-from services.planner.solve.flow_network import build_lattice
-from services.planner.solve.goodput import improve_goodput
-from services.planner.solve.multi_model import JointModel, join_networks
-from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
-from services.planner.solve.sensitivity import explain_solution
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import baselines, utilisation
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.enumerate import Gpu, enumerate_options
+from omnibus_planner.solve.flow_network import build_lattice
+from omnibus_planner.solve.goodput import improve_goodput
+from omnibus_planner.solve.multi_model import JointModel, join_networks
+from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
+from omnibus_planner.solve.sensitivity import explain_solution
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve import utilisation
-from services.planner.solve.constraints import Terms, mix_shares, work_supply
-from services.planner.solve.flow_network import build_lattice
-from services.planner.solve.problem import Infeasible, SolverOption
-from services.planner.solve.replan import replan_deployment
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import utilisation
+from omnibus_planner.solve.constraints import Terms, mix_shares, work_supply
+from omnibus_planner.solve.flow_network import build_lattice
+from omnibus_planner.solve.problem import Infeasible, SolverOption
+from omnibus_planner.solve.replan import replan_deployment
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve.worlds import gpus, model, two
 
 

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from services.planner.solve.constraints import Terms
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 #: Seeds of each batch; together 240 worlds.

@@ -10,12 +10,12 @@ import pytest
 from scipy import sparse
 
 from omnibus.errors import DeadlineExceeded
-from services.planner.solve import highs
-from services.planner.solve.highs import Deadline, Program
+from omnibus_planner.solve import highs
+from omnibus_planner.solve.highs import Deadline, Program
 
 CHATTER = """
 import ctypes, os, sys
-from services.planner.solve import highs
+from omnibus_planner.solve import highs
 c = ctypes.CDLL(None)
 print("before", flush=True)
 with highs.silence_stdout():

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve.constraints import Terms
-from services.planner.solve.cost_fit import Measured, SecondsLine, fit_profile, measured_seconds
-from services.planner.solve.enumerate import Gpu, bounded_seconds, enumerate_options, kv_rate
-from services.planner.solve.flow_network import build_lattice, listed_paths
-from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption, check_problem
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.cost_fit import Measured, SecondsLine, fit_profile, measured_seconds
+from omnibus_planner.solve.enumerate import Gpu, bounded_seconds, enumerate_options, kv_rate
+from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption, check_problem
+from omnibus_planner.solve.solver import Solver
 
 
 def problem(options=None, types=None, order=(("E", "L"),), components=("E", "L"), **more):

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.solve import cells, mixture
-from services.planner.solve.constraints import Terms
-from services.planner.solve.mixture import Cell
-from services.planner.solve.problem import Infeasible
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import cells, mixture
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.mixture import Cell
+from omnibus_planner.solve.problem import Infeasible
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 

@@ -8,11 +8,11 @@ import pytest
 from scipy.optimize import linprog
 
 from omnibus.errors import BadRequest
-from services.planner.solve import placement, topology
-from services.planner.solve.constraints import SolverNode, Terms
-from services.planner.solve.flow_network import build_lattice, listed_paths
-from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve import placement, topology
+from omnibus_planner.solve.constraints import SolverNode, Terms
+from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from services.planner.solve import placement
-from services.planner.solve.constraints import SolverNode
-from services.planner.solve.problem import SolverOption
-from services.planner.solve.traffic import crossing_shares, crossing_traffic
+from omnibus_planner.solve import placement
+from omnibus_planner.solve.constraints import SolverNode
+from omnibus_planner.solve.problem import SolverOption
+from omnibus_planner.solve.traffic import crossing_shares, crossing_traffic
 
 OPTIONS = {"a": SolverOption(("a",), 1), "b": SolverOption(("b",), 1), "c": SolverOption(("c",), 2)}
 CHAIN = {("a", "b"): 1.0, ("b", "c"): 3.0}

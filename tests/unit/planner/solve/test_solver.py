@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, DeadlineExceeded
-from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import build_lattice, listed_paths
-from services.planner.solve.problem import Infeasible, RequestType, SolverOption
-from services.planner.solve.replan import replan_deployment
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.problem import Infeasible, RequestType, SolverOption
+from omnibus_planner.solve.replan import replan_deployment
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
 

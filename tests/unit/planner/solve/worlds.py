@@ -5,10 +5,10 @@ from itertools import combinations, pairwise
 
 import msgspec
 
-from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import Network, build_lattice, listed_paths
-from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
-from services.planner.solve.solver import Solver
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.flow_network import Network, build_lattice, listed_paths
+from omnibus_planner.solve.problem import PlanningProblem, RequestType, SolverOption
+from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve.exact import World
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.errors import BadRequest
-from services.planner.whatif.question import RateChange, parse_duration, parse_gpus, parse_rate
+from omnibus_planner.whatif.question import RateChange, parse_duration, parse_gpus, parse_rate
 
 
 def test_rates_are_factors_or_requests_per_second():

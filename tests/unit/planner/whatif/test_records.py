@@ -8,7 +8,7 @@ from omnibus.bus import Delivery
 from omnibus.bus.messages import encode
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, encode_invocation
 from omnibus.recording.records import EndRecord, RecordedAnswer
-from services.planner.whatif.records import recorded_arrivals
+from omnibus_planner.whatif.records import recorded_arrivals
 
 NODE = GraphNode("think-vl-thinker", "thinker", {}, "", ())
 

@@ -10,8 +10,8 @@ from omnibus.cli.main import main
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan, encode_plan
 from omnibus.profile import encode_profile
-from services.planner.whatif.__main__ import answer_question
-from services.planner.whatif.question import WhatIfQuestion
+from omnibus_planner.whatif.__main__ import answer_question
+from omnibus_planner.whatif.question import WhatIfQuestion
 from tests.unit.planner.optimize import testbed
 
 TRACE = "t_s,num_images,image_tokens,text_tokens,output_tokens,has_audio\n" + "".join(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.tensors.client import TensorClient
-from services.sidecar.peers.dialler import PeerAddress
-from services.sidecar.peers.plane import PeerPlane
-from services.sidecar.server import Sidecar
-from services.sidecar.settings import PeerConfig, SidecarConfig
+from omnibus_sidecar.peers.dialler import PeerAddress
+from omnibus_sidecar.peers.plane import PeerPlane
+from omnibus_sidecar.server import Sidecar
+from omnibus_sidecar.settings import PeerConfig, SidecarConfig
 
 SECRET = b"the same for all nodes"
 

@@ -5,9 +5,9 @@ import socket
 
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb
-from services.sidecar.peers.handshake import PeerIdentity, greet_listener
-from services.sidecar.peers.plain_stream import PlainStream
-from services.sidecar.peers.stream import PeerStream, read_frame, write_frame
+from omnibus_sidecar.peers.handshake import PeerIdentity, greet_listener
+from omnibus_sidecar.peers.plain_stream import PlainStream
+from omnibus_sidecar.peers.stream import PeerStream, read_frame, write_frame
 from tests.unit.sidecar.peers.pair import SECRET, Node
 
 

@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.block_lease import BlockOwner
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, encode_tag
-from services.sidecar.peers.incoming import Mirrors
-from services.sidecar.peers.outgoing import OutgoingReads
-from services.sidecar.request_handler import Desk
-from services.sidecar.settings import SidecarConfig
+from omnibus_sidecar.peers.incoming import Mirrors
+from omnibus_sidecar.peers.outgoing import OutgoingReads
+from omnibus_sidecar.request_handler import Desk
+from omnibus_sidecar.settings import SidecarConfig
 from tests.unit.sidecar.peers.wire import Wire
 
 _ARENA_BYTES = 4096

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import NodeUnreachable
 from omnibus.metrics import REGISTRY, render_exposition
-from services.sidecar import metrics
+from omnibus_sidecar import metrics
 from tests import observed
 from tests.unit.sidecar.node import running, soon, until
 from tests.unit.sidecar.peers.pair import two_nodes

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerVerb, PullStatus, encode_peer_frame
-from services.sidecar.peers.plain_stream import PlainStream
-from services.sidecar.peers.stream import read_frame, read_text
+from omnibus_sidecar.peers.plain_stream import PlainStream
+from omnibus_sidecar.peers.stream import read_frame, read_text
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
 from tests.unit.sidecar.peers.raw import ask, greeted, rest

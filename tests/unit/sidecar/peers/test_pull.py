@@ -16,8 +16,8 @@ from omnibus.tensors.peer_protocol import (
     decode_peer_frame,
     encode_peer_frame,
 )
-from services.sidecar.peers import dialler, listener
-from services.sidecar.peers.stream import write_frame
+from omnibus_sidecar.peers import dialler, listener
+from omnibus_sidecar.peers.stream import write_frame
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
 from tests.unit.sidecar.peers.raw import greeted

@@ -21,9 +21,9 @@ from omnibus.tensors.peer_protocol import (
     encode_peer_text,
     make_proof,
 )
-from services.sidecar.peers.handshake import PeerIdentity, greet_listener
-from services.sidecar.peers.handshakes import MAX_ADDRESS_HANDSHAKES, MAX_HANDSHAKES, Handshakes
-from services.sidecar.peers.stream import read_frame, read_text
+from omnibus_sidecar.peers.handshake import PeerIdentity, greet_listener
+from omnibus_sidecar.peers.handshakes import MAX_ADDRESS_HANDSHAKES, MAX_HANDSHAKES, Handshakes
+from omnibus_sidecar.peers.stream import read_frame, read_text
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
 from tests.unit.sidecar.peers.raw import ask, dial, greeted, rest

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadRequest, NodeUnreachable
-from services.sidecar.peers import credentials
-from services.sidecar.peers.plain_stream import open_stream
-from services.sidecar.peers.tls_stream import EARLY_BYTES, TlsStream
+from omnibus_sidecar.peers import credentials
+from omnibus_sidecar.peers.plain_stream import open_stream
+from omnibus_sidecar.peers.tls_stream import EARLY_BYTES, TlsStream
 from tests.certificates import CERTIFICATE, KEY, node_files
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import Node, introduce, peer_config, start_node

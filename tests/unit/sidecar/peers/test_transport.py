@@ -8,8 +8,8 @@ import pytest
 from omnibus.errors import BadRequest, Fatal
 from omnibus.settings import SidecarSettings
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, UcxAddress, decode_ucx_address
-from services.sidecar.peers.stream import read_frame, read_text, write_frame, write_text
-from services.sidecar.service import _peer_config
+from omnibus_sidecar.peers.stream import read_frame, read_text, write_frame, write_text
+from omnibus_sidecar.service import _peer_config
 from tests.unit.sidecar.node import until
 from tests.unit.sidecar.peers.pair import peer_config, start_node, two_nodes
 from tests.unit.sidecar.peers.raw import greeted

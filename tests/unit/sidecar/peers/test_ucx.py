@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from omnibus.errors import Fatal
-from services.sidecar.peers import lanes
-from services.sidecar.peers.ucx import PIECE_BYTES, UcxLane, UcxTransport
+from omnibus_sidecar.peers import lanes
+from omnibus_sidecar.peers.ucx import PIECE_BYTES, UcxLane, UcxTransport
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
 

@@ -11,8 +11,8 @@ from omnibus.errors import NodeUnreachable
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.block_lease import BlockOwner
 from omnibus.tensors.peer_protocol import PeerFrame, PullStatus
-from services.sidecar.peers.incoming import MirrorTransfer, TransferDone
-from services.sidecar.peers.outgoing import OutgoingReads
+from omnibus_sidecar.peers.incoming import MirrorTransfer, TransferDone
+from omnibus_sidecar.peers.outgoing import OutgoingReads
 
 Step = Callable[[], None]
 _ATTEMPTS = 2

@@ -1,1 +1,0 @@
-"""The six services. Each runs in place: ``python -m services.<name>``."""

@@ -1,0 +1,85 @@
+"""The engine of a first-frame encoder: an image and the size of a video in, latents out."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from omnibus.encoding.image import encode_image
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.runner import Item, Job
+from omnibus_engines.component import ComponentSource, Hosted, run_in_pool
+from omnibus_models.contract import FrameEncoder
+
+#: Most pixels of a frame, as of a denoiser.
+_MAX_PIXELS = 4 << 20
+#: Threads that decode and compress images.
+_DECODERS = 2
+
+
+class _FrameSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The literal inputs other than the image, in pixels."""
+
+    width: int
+    height: int
+    media: Any = None
+
+
+class FrameEncodeRunner(Hosted[FrameEncoder]):
+    """A ``Runner`` for encoders of first frames, one after another: the video itself takes far longer.
+
+    Inputs: ``media``, and ``width`` and ``height`` of the video. ``media`` is an ``Item`` whose array is an image file
+    (uint8). Without a ``modality`` it is an image that another task made, uint8 [height, width, 3]. Output:
+    ``latents``, float32 [channels, 1, rows, columns].
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, *, threads: int = 1
+    ) -> None:
+        super().__init__(ComponentSource(component, family, checkpoint, device, dtype), threads)
+        self._decoders = ThreadPoolExecutor(_DECODERS, f"{component}-decode", torch.set_num_threads, (1,))
+        self._encoded = 0
+
+    async def run(self, job: Job) -> None:
+        size = self._read_size(job)
+        file = await self._read_file(await job.value("media"))
+        pixels = await run_in_pool(self._decoders, self.model.prepare, file, size.width, size.height)
+        job.release_input("media")
+        latents = await self._compute(self.model.encode, pixels)
+        self._encoded += 1
+        await job.put("latents", {}, latents.numpy())
+
+    def stats(self) -> dict[str, Any]:
+        return {"parameters": self.model.parameters, "images": self._encoded, **self.memory_stats()}
+
+    async def _tear_down(self) -> None:
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    def _read_size(self, job: Job) -> _FrameSize:
+        try:
+            size = msgspec.convert(dict(job.inputs), _FrameSize)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"this frame cannot be encoded: {error}") from None
+        for name, pixels in (("width", size.width), ("height", size.height)):
+            if pixels < self.model.unit or pixels % self.model.unit:
+                raise BadRequest(f"{name} must be a multiple of {self.model.unit}, not {pixels}", param=name)
+        if size.width * size.height > _MAX_PIXELS:
+            raise BadRequest(
+                f"a frame may have at most {_MAX_PIXELS} pixels, not {size.width * size.height}", param="width"
+            )
+        return size
+
+    async def _read_file(self, media: Any) -> memoryview:
+        if not isinstance(media, Item) or media.array is None:
+            raise BadMedia("the image has no bytes; upload it again", param="media")
+        if "modality" not in media.data:
+            array: np.ndarray = media.array
+            return memoryview(await run_in_pool(self._decoders, encode_image, array, "png"))
+        if media.data["modality"] != "image":
+            raise BadRequest(
+                f"the first frame of a video must be an image, not {media.data['modality']}", param="media"
+            )
+        return media.array.data

@@ -1,0 +1,149 @@
+"""Loading and unloading of LoRA adapters. Other gateways follow the store; executors load on request.
+
+Before clients can call an adapter, the gateway checks its header, and one executor of its model answers with it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from omnibus.checkpoints.adapter_source import describe_adapter
+from omnibus.errors import BadRequest, Conflict, NotFound
+from omnibus.plan import LANGUAGE_COMPONENTS
+from omnibus.settings import GatewaySettings
+from omnibus.store import AdapterRecord, Store
+from omnibus_gateway.adapters.requests import LOAD_DECODER, UNLOAD_DECODER, LoadAdapterRequest
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
+from omnibus_gateway.openai.parse import decode_body
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.output_streams import open_output_streams
+
+log = logging.getLogger(__name__)
+
+SETTING = "OMNIBUS_GATEWAY_ADAPTERS_DIR"
+#: Timeout until this gateway sees its own change of the store, in seconds.
+SYNC_TIMEOUT_SECONDS = 10.0
+
+
+class AdapterControl:
+    """Operations of the control routes. There are no locks: the store orders concurrent changes.
+
+    ``app_models`` returns the names of models that apps provide.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        router: Router,
+        chat: Chat,
+        app_models: Callable[[], Iterable[str]],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._router = router
+        self._chat = chat
+        self._app_models = app_models
+        self._known: dict[str, AdapterRecord] = {}
+        self._changed = asyncio.Event()
+
+    async def follow_store(self) -> None:
+        """Follow the adapters in the store, until cancelled."""
+        async for found in self._store.adapter_changes():
+            self._known = found
+            self._router.use_loaded_adapters(found)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def load(self, body: bytes) -> AdapterRecord:
+        """Load the adapter of the request ``body`` and enable it.
+
+        Raises ``Forbidden`` for a path that is not allowed, ``BadRequest`` for an invalid adapter and ``Conflict`` for
+        a name in use. Raises also the errors of a request to its model.
+        """
+        wanted = decode_body(LOAD_DECODER, body)
+        if wanted.is_3d_lora_weight:
+            raise BadRequest("Adapters of experts are not supported: omit it.", param="is_3d_lora_weight")
+        source, _ = await asyncio.to_thread(describe_adapter, wanted.lora_path, self._settings.adapters_dir, SETTING)
+        self._check_name(wanted, await self._store.adapters())
+        model = self._choose_model(wanted.base_model_name)
+        record = AdapterRecord(wanted.lora_name, model, source.path, source.sha256, round(time.time(), 3))
+        await self._try_adapter(record)
+        await self._store.put_adapter(record, replace=wanted.load_inplace)
+        await self._wait_until_seen(record.name, record)
+        log.info("adapter %s of %s is loaded from %s", record.name, record.model, record.path)
+        return record
+
+    async def unload(self, body: bytes) -> str:
+        """Unload the adapter of the request ``body`` and return its name. Running requests finish with it.
+
+        Raises ``NotFound``, and ``Conflict`` for a declared adapter.
+        """
+        name = decode_body(UNLOAD_DECODER, body).lora_name
+        try:
+            await self._store.drop_adapter(name)
+        except NotFound:
+            if self._router.base_model(name) == name:
+                raise NotFound(f"The lora adapter '{name[:80]}' cannot be found.", param="lora_name") from None
+            raise Conflict(
+                f"{name!r} is declared with its model: remove it from the declarations", param="lora_name"
+            ) from None
+        await self._wait_until_seen(name, None)
+        log.info("adapter %s is unloaded", name)
+        return name
+
+    def _check_name(self, wanted: LoadAdapterRequest, known: dict[str, AdapterRecord]) -> None:
+        """Raise if the name is in use. Models and adapters share one field of requests."""
+        name = wanted.lora_name
+        if name in known and not wanted.load_inplace:
+            raise BadRequest(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True.",
+                param="lora_name",
+            )
+        models = self._router.plan.models if self._router.plan is not None else {}
+        declared = self._router.adapter_bases.keys() - self._router.loaded_adapters.keys()
+        if name in {*models, *declared, *self._app_models()}:
+            raise Conflict(f"{name!r} is the name of a model or a declared adapter: choose another", param="lora_name")
+
+    def _choose_model(self, named: str | None) -> str:
+        """Return the model of the adapter. Raises ``BadRequest`` and ``NotFound``."""
+        if named is not None:
+            self._chat.find_model(named)
+        models = self._router.plan.models if self._router.plan is not None else {}
+        found = [
+            name
+            for name, model in models.items()
+            if named in (None, name) and not model.apps and not LANGUAGE_COMPONENTS.isdisjoint(model.components)
+        ]
+        if len(found) != 1:
+            there = f"set it to one of {', '.join(found)}" if found else "there is no language model"
+            raise BadRequest(f"base_model_name must be a language model: {there}", param="base_model_name")
+        return found[0]
+
+    async def _try_adapter(self, record: AdapterRecord) -> None:
+        """Generate a token with the adapter. An executor rejects it if it does not fit."""
+        run = self._chat.open_request(record.model)
+        got = run.answer = AnswerAccumulator(record.model, run.created)
+        async with run_to_end(run):
+            request = ChatRequest(model=record.model, messages=[UserMessage("hello")], max_tokens=1)
+            asked = await self._chat.prepare_request(run, request)
+            asked.use_adapter(record.name, record)
+            output = await self._chat.begin_answer(run, asked)
+            async for batch in merge_streams(open_output_streams(output)):
+                for name, item in batch:
+                    got.add_item(name, item.data, item.array)
+
+    async def _wait_until_seen(self, name: str, record: AdapterRecord | None) -> None:
+        """Wait until this gateway has seen its own change, up to ``SYNC_TIMEOUT_SECONDS``."""
+        try:
+            async with asyncio.timeout(SYNC_TIMEOUT_SECONDS):
+                while self._known.get(name) != record:
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("adapter %s: the store has not confirmed the change yet", name)

@@ -1,0 +1,1 @@
+"""HTTP routes, one module for each group; their shapes are in ``omnibus_gateway.openai``."""

@@ -1,0 +1,212 @@
+"""HTTP application: plain ASGI for the model routes, FastAPI for the others. Chat is the one hot path."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omnibus import __version__
+from omnibus.errors import NotFound, OmnibusError, Rejected
+from omnibus.metrics import render_exposition
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.adapters.routes import AdapterRoutes
+from omnibus_gateway.api.direct_chat import DirectChatRoute
+from omnibus_gateway.api.models import ModelRoutes
+from omnibus_gateway.api.routes import RouteTable
+from omnibus_gateway.apps import openapi_document
+from omnibus_gateway.apps.invoke_route import called_app
+from omnibus_gateway.apps.routes import INVOKE, Routes
+from omnibus_gateway.apps.service import AppService
+from omnibus_gateway.auth.cors import allow_origins
+from omnibus_gateway.auth.origin import SameOriginMiddleware
+from omnibus_gateway.console.routes import Console
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.http.connection import BODY_COMPLETE
+from omnibus_gateway.http.direct import DirectRoute
+from omnibus_gateway.http.open_requests import OpenRequests
+from omnibus_gateway.http.response import send_error
+from omnibus_gateway.openai import openapi
+from omnibus_gateway.openai.errors import error_body, error_headers
+from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tenancy import body_budget
+
+log = logging.getLogger(__name__)
+
+#: Characters of a client's path that an error repeats.
+_MAX_QUOTED_CHARS = 160
+_NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
+
+
+class Frontend:
+    """HTTP routes of ``table``, and with ``apps`` also those of apps."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        dispatcher: Dispatcher,
+        table: RouteTable,
+        apps: AppService | None = None,
+        guard: Callable[[ASGIApp], ASGIApp] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._dispatcher = dispatcher
+        self._table = table
+        self._apps = apps
+        self._guard = guard
+        if apps is not None:
+            table.add_apps(apps.chats)
+        self._console = console
+        self._guarded: ASGIApp | None = None
+        #: Requests that are being answered.
+        self.requests = OpenRequests()
+
+    def build_application(self) -> ASGIApp:
+        """Build the ASGI application of this gateway."""
+        rest = self._create_fastapi()
+        posts = self._table.posts
+
+        def dispatch_request(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            if route is not None:
+                return route(scope, receive, send)
+            if scope["type"] == "websocket":
+                return self._table.open_socket(scope, receive, send)
+            if scope["type"] == "http" and not scope["path"].isprintable():
+                # A route's pattern would match before a line's end, so the path names something else.
+                return send_error(send, NotFound("there is nothing at this path"))
+            if self._apps is not None and scope["type"] == "http" and (name := called_app(scope)):
+                return self._apps.invoke(name, scope, receive, send)
+            return rest(scope, receive, send)
+
+        counted = self._with_body_budget(dispatch_request)
+        guarded = self._guard(counted) if self._guard is not None else counted
+        self._guarded = guarded
+        return allow_origins(self.requests.track_requests(guarded), self._settings)
+
+    def create_direct_route(self) -> DirectRoute | None:
+        """Return the route of plain chats past the application; None if keys are required."""
+        allows = self._guarded.allows if isinstance(self._guarded, SameOriginMiddleware) else None
+        if self._guard is not None and allows is None:
+            return None
+        chats = self._apps.chats if self._apps is not None else None
+        return DirectChatRoute(self._table.runs, self._table.chat, self.requests, allows, chats)
+
+    def _with_body_budget(self, application: ASGIApp) -> ASGIApp:
+        """Return ``application`` with request bodies counted until they are answered."""
+        budget = body_budget.BodyBudget(self._settings)
+
+        async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
+            upload = body_budget.begin_upload(budget, BODY_COMPLETE in scope)
+            try:
+                await application(scope, receive, send)
+            finally:
+                upload.release()
+
+        return count_body
+
+    def _create_fastapi(self) -> FastAPI:
+        app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
+        app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
+        app.add_api_route(
+            "/readyz",
+            self.readyz,
+            methods=["GET"],
+            summary="Every stage can make progress",
+            responses=_NOT_READY_RESPONSES,
+        )
+        app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
+        app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
+        for path in self._table.posts:
+            app.add_route(path, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add_routes(app)
+        self._table.files.add_routes(app)
+        self._table.uploads.add_routes(app)
+        self._table.videos.add_routes(app)
+        self._table.responses.add_routes(app)
+        self._table.realtime.add_routes(app)
+        self._table.conversations.add_routes(app)
+        self._table.batch_routes.add_routes(app)
+        if self._console is not None:
+            self._console.add_routes(app)
+        self._table.invocations.add_routes(app)
+        app.add_route(openapi.EVENTS, self._table.resume, methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
+        app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+        if self._apps is not None:
+            Routes(self._settings, self._apps.control).add(app)
+            AdapterRoutes(self._settings, self._apps.adapters).add_routes(app)
+            app.add_route(INVOKE, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        generated = app.openapi
+        app.openapi = lambda: self._add_app_paths(_add_model_paths(generated()))  # type: ignore[method-assign]
+        return app
+
+    def _add_app_paths(self, whole: dict[str, Any]) -> dict[str, Any]:
+        if self._apps is None:
+            return whole
+        return openapi_document.add_app_routes(whole, self._apps.registry.records.values())
+
+    # Routes
+
+    async def health(self) -> dict[str, str]:
+        return {"status": "ok"}
+
+    async def version(self) -> dict[str, Any]:
+        return {"version": __version__, "epoch": self._router.plan.epoch if self._router.plan else 0}
+
+    async def readyz(self) -> JSONResponse:
+        """Report whether every stage of every model can make progress: 200, or 503 with those that cannot."""
+        plan = self._router.plan
+        missing: dict[str, dict[str, str]] = {}
+        for name, model in plan.models.items() if plan is not None else ():
+            if model.apps:  # one app's model must not make the gateway unready
+                continue
+            stages = self._router.stage_states(name)
+            bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
+            if bad:
+                missing[name] = bad
+        bus = self._dispatcher.is_connected
+        starting = self._apps.registry.starting_apps if self._apps is not None else []
+        stopping = self.requests.stopping
+        ready = plan is not None and not missing and bus and not starting and not stopping
+        body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
+        if starting:
+            body["apps"] = starting
+        if stopping:
+            body["stopping"] = True
+        return JSONResponse(body, 200 if ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(render_exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _refuse_non_post(_: Request) -> Response:
+    raise HTTPException(405, "send a POST", headers={"Allow": "POST"})
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
+    path = request.scope["path"]
+    typed = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
+    headers = {**error_headers(typed), **(error.headers or {})}
+    return Response(error_body(typed), error.status_code, media_type="application/json", headers=headers)
+
+
+def _unknown_route_message(path: str) -> str:
+    paths = openapi.openapi_paths()
+    if f"/v1{path}" in paths:
+        return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
+    served = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
+    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served)}."
+
+
+def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:
+    document.setdefault("paths", {}).update(openapi.openapi_paths())
+    document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
+    return document

@@ -1,0 +1,163 @@
+"""``POST /v1/completions``: raw texts that a model continues, each as a separate request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.http.exchange import PostRequest, PostRoute
+from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.openai import completions
+from omnibus_gateway.openai.chat_stream import DONE
+from omnibus_gateway.openai.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    PromptChoice,
+)
+from omnibus_gateway.pricing.headers import refuse_price_options
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.prepared_chat import PreparedChat
+from omnibus_gateway.tasks.resolve import rename_params
+
+#: The names that clients use for parameters of a chat.
+_CLIENT_PARAM_NAMES = {"messages": "prompt"}
+
+
+@dataclass(slots=True)
+class _OpenChoice:
+    """One running completion: its request and the received answer."""
+
+    choice: PromptChoice
+    run: ClientRequest
+    got: AnswerAccumulator
+    told: int = 0  # tokens whose probabilities were sent to the client
+    offset: int = 0  # characters of these tokens
+
+    def new_logprobs(self) -> CompletionLogprobs:
+        """Return the probabilities that arrived since the last call."""
+        fresh = self.got.logprobs[self.told :]
+        made = completions.completion_logprobs(fresh, self.offset)
+        self.told += len(fresh)
+        self.offset += sum(len(each.token) for each in fresh)
+        return made
+
+
+class CompletionRoute(PostRoute):
+    """Completes texts with models of the plan."""
+
+    reads_prices = True
+
+    def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
+        super().__init__(settings)
+        self._chat = chat
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = completions.parse_completion_request(asked.body)
+        sending.model = wanted.model
+        with rename_params(_CLIENT_PARAM_NAMES):
+            opened = [self._open_choice(wanted, each, asked.pinned) for each in completions.prompt_choices(wanted)]
+            sending.run = opened[0].run
+            if len(opened) > 1:
+                refuse_price_options(asked.headers)
+            self._chat.check_price(opened[0].run, asked.prices)
+            frames: asyncio.Queue[tuple[_OpenChoice, str, bool]] = asyncio.Queue()
+            await self._answer(wanted, opened, frames, sending)
+
+    def _open_choice(self, wanted: CompletionRequest, choice: PromptChoice, pinned: str) -> _OpenChoice:
+        run = self._chat.open_request(wanted.model, choice.seed, pinned)
+        got = run.answer = AnswerAccumulator(wanted.model, run.created)
+        return _OpenChoice(choice, run, got)
+
+    async def _answer(
+        self,
+        wanted: CompletionRequest,
+        opened: list[_OpenChoice],
+        frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
+        sending: ResponseWriter,
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                made = [group.create_task(self._complete(wanted, each, frames)) for each in opened]
+                if wanted.stream:
+                    await sending.send_stream(_stream_events(wanted, opened, frames))
+                else:
+                    await asyncio.gather(*made)
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        if not wanted.stream:
+            await sending.send_body(JSON, completions.encode_completion(_whole_answer(wanted, opened)))
+
+    async def _complete(
+        self,
+        wanted: CompletionRequest,
+        opened: _OpenChoice,
+        frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
+    ) -> None:
+        """Generate one completion; puts its text into ``frames``, and finally its end."""
+        run, got, prompt = opened.run, opened.got, opened.choice.prompt
+        async with run_to_end(run):
+            usual = self._chat.usual_sampling(wanted.model)
+            asked = PreparedChat(wanted.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
+            output = await self._chat.begin_answer(run, asked)
+            async for batch in merge_streams(open_output_streams(output)):
+                text = "".join(item.data.get("text", "") for _, item in batch)
+                for name, item in batch:
+                    got.add_item(name, item.data, item.array)
+                if text:
+                    frames.put_nowait((opened, text, False))
+        frames.put_nowait((opened, "", True))
+
+
+async def _stream_events(
+    wanted: CompletionRequest,
+    opened: list[_OpenChoice],
+    frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
+) -> AsyncIterator[bytes]:
+    base, left = _base_answer(wanted, opened), len(opened)
+    usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
+    if wanted.echo:
+        yield b"".join(_encode_choice(base, CompletionChoice(str(each.choice.prompt), each.choice.place, None))
+                       for each in opened)  # fmt: skip
+    while left:
+        each, text, over = await frames.get()
+        reason = each.got.finish if over else None
+        left -= over
+        found = each.new_logprobs() if wanted.logprobs is not None else None
+        yield _encode_choice(base, CompletionChoice(text, each.choice.place, reason, found))  # type: ignore[arg-type]
+    if usage:
+        used = completions.add_usages((each.choice, each.got.usage()) for each in opened)
+        yield completions.encode_completion_event(msgspec.structs.replace(base, usage=used))
+    yield DONE
+
+
+def _encode_choice(base: Completion, choice: CompletionChoice) -> bytes:
+    return completions.encode_completion_event(msgspec.structs.replace(base, choices=[choice]))
+
+
+def _base_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Completion:
+    """Return the answer without its choices."""
+    run = opened[0].run
+    return Completion(f"cmpl-{run.id}", int(run.created), wanted.model, [])
+
+
+def _whole_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Completion:
+    choices = [
+        CompletionChoice(
+            (str(each.choice.prompt) if wanted.echo else "") + each.got.text,
+            each.choice.place,
+            each.got.finish,  # type: ignore[arg-type]
+            each.new_logprobs() if wanted.logprobs is not None else None,
+        )
+        for each in opened
+    ]
+    used = completions.add_usages((each.choice, each.got.usage()) for each in opened)
+    return msgspec.structs.replace(_base_answer(wanted, opened), choices=choices, usage=used)

@@ -1,0 +1,272 @@
+"""Plain chats, answered by event loop callbacks without a task per request.
+
+A chat behaves as in ``omnibus_gateway.api.chat_completions``, but waits in another way. Eligible are plain chats
+(``omnibus_gateway.openai.plain_chat``) to models whose graph follows from the kind of request.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from omnibus import tracing
+from omnibus.errors import ClientClosed, OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.tensors.item import Item
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.dispatch.streams import ItemStream
+from omnibus_gateway.http.direct import DirectConnection, DirectResponse, DirectRoute
+from omnibus_gateway.http.open_requests import OpenRequests
+from omnibus_gateway.http.response import JSON, Headers, run_headers
+from omnibus_gateway.media.audio_encoder import UNCOMPRESSED_FORMATS
+from omnibus_gateway.openai import openapi
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.openai.plain_chat import is_plain_chat
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.ends import deadline_error
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.chat import Chat, PlainChat
+from omnibus_gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
+from omnibus_gateway.tasks.output_streams import open_output_streams
+
+
+class DirectChatRoute(DirectRoute):
+    """Answers plain chats to models of the plan. The general route handles ``chats`` of apps."""
+
+    def __init__(
+        self,
+        runs: RequestFactory,
+        chat: Chat,
+        open_requests: OpenRequests,
+        allows: Callable[[bytes], bool] | None = None,
+        chats: AppChats | None = None,
+    ) -> None:
+        super().__init__(openapi.PATH, open_requests, allows)
+        self.chat = chat
+        self._runs = runs
+        self._chats = chats
+
+    def begin(self, connection: DirectConnection, body: bytes) -> bool:
+        plain = self._prepare(body)
+        if plain is None:
+            return False
+        try:
+            run = self.chat.open_request(plain.request.model, plain.request.seed)
+        except OmnibusError:
+            return False
+        DirectChat(self, connection, plain, run).start()
+        return True
+
+    def _prepare(self, body: bytes) -> PlainChat | None:
+        """Return the chat in ``body``; None if invalid or not plain, for the general route."""
+        if not self._is_free() or self._runs.room.waiting:
+            return None
+        try:
+            request = parse_chat(body)
+            return self.chat.prepare_plain(request) if self._takes_request(request) else None
+        except OmnibusError:
+            return None
+
+    def _is_free(self) -> bool:
+        """Return True if a request needs no turn and no trace."""
+        runs = self._runs
+        return (
+            runs.admission is None
+            and tracing.tracer is None
+            and not self.open_requests.stopping
+            and runs.dispatcher.inflight_count < runs.settings.max_inflight
+        )
+
+    def _takes_request(self, request: ChatRequest) -> bool:
+        return (
+            is_plain_chat(request)
+            and not (request.stream and not self._is_plain_stream(request))
+            and not (self._chats is not None and self._chats.is_served_by_app(request.model))
+        )
+
+    def _is_plain_stream(self, request: ChatRequest) -> bool:
+        """Return True for a stream without promises and slow encoding of audio."""
+        plain_format = request.audio is None or request.audio.format in UNCOMPRESSED_FORMATS
+        return plain_format and self._runs.settings.continue_streams != "always"
+
+
+class DirectChat(DirectResponse):
+    """One running chat, from its request to the last byte."""
+
+    def __init__(
+        self, route: DirectChatRoute, connection: DirectConnection, plain: PlainChat, run: ClientRequest
+    ) -> None:
+        super().__init__(route, connection)
+        self._chat = route.chat
+        self._plain = plain
+        self._request = plain.request
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, ItemStream] = {}
+        self._deadline: asyncio.TimerHandle | None = None
+        self._finishing: asyncio.Task[None] | None = None  # of an answer whose speech is compressed
+        self._scheduled = self._is_finishing = self._ended = False
+
+    @property
+    def id(self) -> str:
+        return self._run.id
+
+    def start(self) -> None:
+        """Send the request; a failure becomes the answer."""
+        try:
+            self._answer: DirectAnswer = self._send_request()
+        except Exception as error:  # noqa: BLE001 the answer contains it
+            self._fail(error)
+            return
+        self._deadline = self._loop.call_later(max(0.0, self._run.seconds_left), self._on_deadline)
+        for stream in self._streams.values():
+            if stream.ended or stream.has_ready:
+                self.schedule()
+
+    def _send_request(self) -> DirectAnswer:
+        run, request = self._run, self._request
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        output = self._chat.begin_plain(run, self._plain)
+        self._streams = open_output_streams(output)
+        for stream in self._streams.values():
+            stream.notify = self.schedule
+        sent = SentChat(request, run, got, self._chat.spoken, output.audio is not None)
+        if not request.stream:
+            return self._open_whole_answer(sent)
+        answer = StreamedAnswer(sent)
+
+        def begin_events() -> None:
+            answer.mark_accepted()
+            self.schedule()
+
+        run.notify_when_accepted(begin_events)
+        return answer
+
+    def _open_whole_answer(self, sent: SentChat) -> WholeAnswer:
+        """Return an answer that consumes items on arrival, without wake-ups."""
+        answer = WholeAnswer(sent)
+
+        def consume_item(name: str, item: Item) -> None:
+            try:
+                answer.consume_item(name, item)
+            except Exception as error:  # noqa: BLE001 the answer contains it
+                self._fail(error)
+
+        for name, stream in self._streams.items():
+            stream.consume_by(partial(consume_item, name))
+        return answer
+
+    def schedule(self) -> None:
+        """Handle all arrived items, once in this turn of the event loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._advance)
+
+    def on_writable(self) -> None:
+        self.schedule()
+
+    def _advance(self) -> None:
+        self._scheduled = False
+        if self._ended or self._is_finishing or self.is_write_paused:
+            return
+        try:
+            self._send_ready()
+            if self._is_complete():
+                self._finish()
+        except Exception as error:  # noqa: BLE001 the answer contains it
+            self._fail(error)
+
+    def _send_ready(self) -> None:
+        batch = [(name, item) for name, stream in self._streams.items() for item in stream.take_ready()]
+        events = self._answer.add_batch(batch)
+        if events:
+            self.send_events(events, self.run_headers)
+
+    def _is_complete(self) -> bool:
+        """Return True if all streams ended and were read. Raises the error of a failed stream."""
+        complete = True
+        for stream in self._streams.values():
+            if stream.ended:
+                stream.take_ready()  # raises once all earlier items were taken
+            else:
+                complete = False
+        return complete
+
+    # The end
+
+    def _finish(self) -> None:
+        """Send the end of the answer: at once, or after storing its speech."""
+        audio = self._request.audio if self._request.wants_audio else None
+        if audio is None:
+            self._send_end()
+        elif isinstance(self._answer, WholeAnswer) and audio.format not in UNCOMPRESSED_FORMATS:
+            self._is_finishing = True
+            self._finishing = self._loop.create_task(self._finish_compressed(self._answer))
+        else:
+            self._is_finishing = True
+            self._answer.keep_speech(audio.format, self._finish_kept)
+
+    def _finish_kept(self) -> None:
+        if self._ended:
+            return
+        try:
+            self._send_end()
+        except Exception as error:  # noqa: BLE001 the answer contains it
+            self._fail(error)
+
+    async def _finish_compressed(self, answer: WholeAnswer) -> None:
+        try:
+            await answer.store_speech()
+            self._send_end()
+        except Exception as error:  # noqa: BLE001 the answer contains it
+            self._fail(error)
+
+    def _send_end(self) -> None:
+        """End the request, whose answer is complete, and send the rest."""
+        end = self._answer.encode_end()
+        self._close_work()
+        self._run.end("done")
+        GATEWAY.request_counter(self._request.model, "ok").inc()
+        if self._request.stream:
+            self.send_events(end, self.run_headers, last=True)
+        else:
+            self.send_body(JSON, end, self.run_headers())
+
+    def _close_work(self) -> None:
+        self._ended = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for stream in self._streams.values():
+            stream.notify = stream.consumer = None
+            stream.stop()
+
+    def _on_deadline(self) -> None:
+        self._fail(deadline_error(self._run.app, self._run.model), "expired")
+
+    def on_left(self) -> None:
+        if not self._ended:
+            self._abort(ClientClosed("the client left"), "cancelled")
+            GATEWAY.request_counter(self._request.model, "cancelled").inc()
+
+    def _abort(self, error: OmnibusError | None, status: str) -> None:
+        self._close_work()
+        if self._finishing is not None:
+            self._finishing.cancel()
+        if error is not None:
+            self._run.fail(error)
+        self._run.end(status)
+
+    def _fail(self, error: Exception, status: str = "failed") -> None:
+        """Answer with ``error``."""
+        if self._ended:
+            return
+        typed = error if isinstance(error, OmnibusError) else self.internal_error(error)
+        cancelled = self._run.status == "cancelled"
+        self._abort(typed if typed is error else None, status)
+        GATEWAY.request_counter(self._request.model, "cancelled" if cancelled else typed.code).inc()
+        self.send_error(typed)
+
+    def run_headers(self) -> Headers:
+        """Return headers for tracing: invocation, path and plan epoch."""
+        return run_headers(self._run)

@@ -1,0 +1,158 @@
+"""``/v1/files``: uploads, outputs of batches, and generated files with a URL.
+
+Each tenant has its own files. Any client that has the id of a file with a URL may fetch it. Only its tenant's key may
+delete it.
+"""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omnibus.errors import BadRequest, NotFound
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.files.client_files import ClientFile, ClientFiles
+from omnibus_gateway.http.exchange import read_request
+from omnibus_gateway.http.handlers import add_routes, json_response
+from omnibus_gateway.http.ranges import Content, content_response
+from omnibus_gateway.media.files import file_not_found_error, owner_hash
+from omnibus_gateway.media.made_files import MadeFiles
+from omnibus_gateway.media.named_files import FileTicket
+from omnibus_gateway.openai import multipart
+from omnibus_gateway.openai.files import (
+    CONTENT,
+    FILE,
+    FILES,
+    FileDeleted,
+    FileList,
+    FileObject,
+    parse_file_form,
+    parse_file_query,
+)
+from omnibus_gateway.tenancy.tenant import current_tenant
+
+#: Types of files that a browser may display; it saves the others.
+_INLINE_TYPES = ("image/", "audio/", "video/")
+_MAX_NAME_CHARS = 255
+
+
+class FileRoutes:
+    """Adds the routes of ``made`` and clients' ``files`` to an application."""
+
+    def __init__(self, settings: GatewaySettings, made: MadeFiles, files: ClientFiles) -> None:
+        self._settings = settings
+        self._made = made
+        self._files = files
+
+    def add_routes(self, app: FastAPI) -> None:
+        routes: dict[str, dict[str, Any]] = {
+            FILES: {"GET": self._list_files, "POST": self._upload_file},
+            FILE: {"GET": self._get_file, "DELETE": self._delete_file},
+            CONTENT: {"GET": self._get_content},
+        }
+        add_routes(app, routes)
+
+    async def _upload_file(self, request: Request) -> Response:
+        asked = await read_request(request.scope, request.receive, self._settings.max_body)
+        form = multipart.parse_form(asked.body, asked.content_type)
+        form.check_file_names("file")
+        wanted, part = parse_file_form(form.fields()), form.file("file")
+        name = (part.filename or "")[:_MAX_NAME_CHARS] or "file"
+        seconds = float(wanted.expires_after.seconds) if wanted.expires_after is not None else 0.0
+        return json_response(file_view(await self._files.add(part.data, name, wanted.purpose, part.mime, seconds)))
+
+    async def _list_files(self, request: Request) -> Response:
+        query = parse_file_query(dict(request.query_params))
+        known = await self._files.list_all() if self._files.is_enabled else []
+        known = known[::-1] if query.order == "desc" else known
+        if query.after:
+            ids = [each.id for each in known]
+            if query.after not in ids:
+                raise BadRequest("Unknown file id: send the id of a listed file.", param="after")
+            known = known[ids.index(query.after) + 1 :]
+        found = [each for each in known if query.purpose in (None, each.purpose)]
+        shown = [file_view(each) for each in found[: query.limit]]
+        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return json_response(FileList(data=shown, has_more=len(found) > query.limit, first_id=first, last_id=last))
+
+    async def _get_file(self, request: Request) -> Response:
+        id = request.path_params["file_id"]
+        found = await self._find_own(id)
+        return json_response(file_view(found) if found else _ticket_view(await self._made.get_ticket(id)))
+
+    async def _delete_file(self, request: Request) -> Response:
+        id = request.path_params["file_id"]
+        if await self._find_own(id):
+            await self._files.remove(id)
+        else:
+            await self._remove_made(id)
+        return json_response(FileDeleted(id=id))
+
+    async def _get_content(self, request: Request) -> Response:
+        id = request.path_params["file_id"]
+        if found := await self._find_own(id):
+            data = (await self._files.read(id)).data
+            return await _content_response(request, id, data, found.mime, found.expires, found.filename)
+        ticket, data = await self._made.read(id)
+        return await _content_response(request, id, data, ticket.mime, ticket.expires, _file_name(ticket))
+
+    async def _remove_made(self, id: str) -> None:
+        """Delete a generated file. Raises ``NotFound`` for a file of another tenant."""
+        tenant = current_tenant()
+        if tenant.name and owner_hash(tenant.name) != (await self._made.get_ticket(id)).owner:
+            raise file_not_found_error()
+        await self._made.remove(id)
+
+    async def _find_own(self, id: str) -> ClientFile | None:
+        """Return the caller's own file of this id, if any."""
+        if not self._files.is_enabled:
+            return None
+        try:
+            return await self._files.get(id)
+        except NotFound:
+            return None
+
+
+def file_view(file: ClientFile) -> FileObject:
+    """Return a file as clients see it."""
+    return FileObject(
+        id=file.id,
+        bytes=file.nbytes,
+        created_at=int(file.created),
+        expires_at=int(file.expires),
+        filename=file.filename,
+        purpose=file.purpose,  # type: ignore[arg-type]
+    )
+
+
+def _ticket_view(ticket: FileTicket) -> FileObject:
+    return FileObject(
+        id=ticket.id,
+        bytes=ticket.nbytes,
+        created_at=int(ticket.created),
+        expires_at=int(ticket.expires),
+        filename=_file_name(ticket),
+    )
+
+
+async def _content_response(request: Request, id: str, data: bytes, mime: str, expires: float, name: str) -> Response:
+    async def read(begin: int, end: int) -> bytes:
+        return data[begin:end]
+
+    shown = mime.startswith(_INLINE_TYPES)
+    quoted = "".join(
+        letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_" for letter in name
+    )
+    headers = {
+        "cache-control": f"private, max-age={max(0, int(expires - time.time()))}",
+        "content-disposition": f'{"inline" if shown else "attachment"}; filename="{quoted}"',
+        "x-content-type-options": "nosniff",
+    }
+    content = Content(len(data), f'"{id}"', read)
+    return await content_response(request, content, mime if shown else "application/octet-stream", headers)
+
+
+def _file_name(ticket: FileTicket) -> str:
+    return f"{ticket.id}.{ticket.mime.partition('/')[2]}"

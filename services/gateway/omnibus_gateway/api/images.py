@@ -1,0 +1,192 @@
+"""``POST /v1/images/generations`` and ``/v1/images/edits``; rejects ``/v1/images/variations``.
+
+A generation is one graph of the model's composite task: the prompt is encoded once, and each image is denoised and
+decoded separately. Previews of the denoiser are the partial images of a stream.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from omnibus.encoding.image import MIME
+from omnibus.errors import BadRequest, NotFound
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.http.exchange import PostRequest, PostRoute
+from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.media.files import file_url
+from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
+from omnibus_gateway.media.made_files import MadeFiles
+from omnibus_gateway.openai import images, multipart
+from omnibus_gateway.openai.images import CompletedImage, EditRequest, Image, ImageOptions, PartialImage
+from omnibus_gateway.openai.messages import MediaRef
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.images import (
+    CLIENT_PARAM_NAMES,
+    ImageTasks,
+    check_image_count,
+    collect_images,
+    encode_image,
+    preview_interval,
+    step_count,
+)
+from omnibus_gateway.tasks.resolve import rename_params
+
+Kind = Literal["image_generation", "image_edit"]
+
+
+class ImageGenerationRoute(PostRoute):
+    """Generates images from a text."""
+
+    reads_prices = True
+
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: MadeFiles) -> None:
+        super().__init__(settings)
+        self._painters = painters
+        self._files = files
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = images.parse_generation(asked.body)
+        await self.send_images(wanted, asked, sending, "image_generation")
+
+    async def send_images(
+        self,
+        wanted: ImageOptions,
+        asked: PostRequest,
+        sending: ResponseWriter,
+        kind: Kind,
+        count: int = 0,
+        load: Callable[[], Awaitable[Sequence[InspectedMedia]]] | None = None,
+    ) -> None:
+        """Generate and send the ``wanted`` images, from the ``count`` images of ``load``."""
+        task = self._painters.get_task(wanted.model)
+        sending.model = wanted.model
+        check_image_count(wanted.model, task, count)
+        if wanted.url:
+            self._files.require_enabled("response_format")
+        wish = self._painters.add_defaults(wanted.model, wanted.task_fields()) | {"count": True}
+        run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned, asked.prices)
+        sending.run = run
+        with rename_params(CLIENT_PARAM_NAMES, "image"):
+            async with run_to_end(run):
+                pictures = await load() if load is not None else ()
+                if wanted.stream:
+                    wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
+                    await sending.send_stream(self._stream_events(run, wanted, wish, kind, pictures))
+                    return
+                body = await self._render_response(run, wanted, wish, pictures, asked.base_url(self._settings))
+        await sending.send_body(JSON, body)
+
+    async def _render_response(
+        self,
+        run: ClientRequest,
+        wanted: ImageOptions,
+        wish: dict[str, Any],
+        pictures: Sequence[InspectedMedia],
+        base: str,
+    ) -> bytes:
+        output = await self._painters.generate_images(run, wish, pictures)
+        made = await collect_images(run, output, wanted.format, wanted.compression)
+        data = [await self._to_image(file, wanted, base) for file in made.files]
+        used = images.image_usage(made.text, made.pixels)
+        return images.encode_response(int(run.created), data, wanted.format, _format_size(*made.size), used)
+
+    async def _to_image(self, file: bytes, wanted: ImageOptions, base: str) -> Image:
+        if not wanted.url:
+            return Image(b64_json=file)
+        return Image(url=file_url(base, await self._files.put(file, MIME[wanted.format])))
+
+    async def _stream_events(
+        self,
+        run: ClientRequest,
+        wanted: ImageOptions,
+        wish: dict[str, Any],
+        kind: Kind,
+        pictures: Sequence[InspectedMedia],
+    ) -> AsyncIterator[bytes]:
+        output = await self._painters.generate_images(run, wish, pictures)
+        extent = wanted.extent
+        for previews in output.previews:
+            index = 0
+            async for preview in previews:
+                if preview.array is None:
+                    continue
+                size = extent or _full_size(preview.array)
+                file = await encode_image(preview.array, wanted.format, wanted.compression, size)
+                yield images.encode_event(
+                    PartialImage(
+                        f"{kind}.partial_image",  # type: ignore[arg-type]
+                        file,
+                        index,
+                        int(time.time()),
+                        _format_size(*size),
+                        wanted.format,
+                    )
+                )
+                index += 1
+        made = await collect_images(run, output, wanted.format, wanted.compression)
+        yield images.encode_event(
+            CompletedImage(
+                f"{kind}.completed",  # type: ignore[arg-type]
+                made.files[0],
+                int(time.time()),
+                _format_size(*made.size),
+                wanted.format,
+                images.image_usage(made.text, made.pixels),
+            )
+        )
+
+
+class ImageEditRoute(ImageGenerationRoute):
+    """Generates images from a text and other images."""
+
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: MadeFiles, chat: Chat) -> None:
+        super().__init__(settings, painters, files)
+        self._chat = chat
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        if asked.content_type.partition(";")[0].strip().lower() == "application/json":
+            await self._edit_named(images.parse_edit_json(asked.body), asked, sending)
+            return
+        form = multipart.parse_form(asked.body, asked.content_type)
+        form.check_file_names("image", "mask", "markup")
+        wanted = images.parse_edit(form.fields())
+        task = self._painters.get_task(wanted.model)
+        for name in ("mask", "markup"):
+            if form.files(name):
+                raise BadRequest(f"{wanted.model} edits only whole images: omit the {name}", param=name)
+        files = [(part.data, part.mime) for part in form.files("image")]
+        if not files:
+            raise BadRequest("Missing required parameter: 'image'.", param="image")
+        check_image_count(wanted.model, task, len(files))
+        load = partial(inspect_files, files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
+        await self.send_images(wanted, asked, sending, "image_edit", len(files), load)
+
+    async def _edit_named(self, wanted: EditRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+        """Answer an edit whose input images the request refers to."""
+        check_image_count(wanted.model, self._painters.get_task(wanted.model), len(wanted.images))
+        refs = [
+            MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
+            for index, each in enumerate(wanted.images)
+        ]
+        await self.send_images(wanted, asked, sending, "image_edit", len(refs), partial(self._chat.load_media, refs))
+
+
+class ImageVariationRoute(PostRoute):
+    """Rejects variations, with advice."""
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        raise NotFound("variations are not supported: send the image and a prompt to /v1/images/edits")
+
+
+def _format_size(width: int, height: int) -> str:
+    return f"{width}x{height}"
+
+
+def _full_size(preview: np.ndarray) -> tuple[int, int]:
+    """Return the size that the model chose for an image: a preview has one pixel for 8 x 8."""
+    return preview.shape[1] * 8, preview.shape[0] * 8

@@ -1,0 +1,118 @@
+"""Table of the OpenAI routes, by path."""
+
+from collections.abc import Awaitable
+
+from starlette.types import Receive, Scope, Send
+
+from omnibus_gateway.api.batches import BatchRoutes
+from omnibus_gateway.api.chat_completions import ChatRoute, ResumeRoute
+from omnibus_gateway.api.chat_images import ImageChatRoute
+from omnibus_gateway.api.completions import CompletionRoute
+from omnibus_gateway.api.conversations import ConversationRoutes
+from omnibus_gateway.api.dialects import DialectTranslator
+from omnibus_gateway.api.embeddings import EmbeddingRoute
+from omnibus_gateway.api.files import FileRoutes
+from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
+from omnibus_gateway.api.invocations import InvocationRoutes
+from omnibus_gateway.api.realtime import ClientSecretRoute, RealtimeRoute
+from omnibus_gateway.api.response_context import CompactRoute, InputTokensRoute
+from omnibus_gateway.api.response_socket import ResponseSocketRoute
+from omnibus_gateway.api.responses import ResponseRoute, ResponseRoutes
+from omnibus_gateway.api.speech import SpeechRoute
+from omnibus_gateway.api.transcriptions import TranscriptionRoute
+from omnibus_gateway.api.uploads import UploadRoutes
+from omnibus_gateway.api.videos import VideoRoutes
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.batches.service import Batches
+from omnibus_gateway.http.exchange import PostRoute
+from omnibus_gateway.media.made_files import MadeFiles
+from omnibus_gateway.openai import completions, embeddings, openapi, speech, transcriptions
+from omnibus_gateway.openai import images as pictures
+from omnibus_gateway.openai.realtime.client_secrets import CLIENT_SECRETS
+from omnibus_gateway.openai.responses import request as response_requests
+from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
+from omnibus_gateway.realtime.secrets import ClientSecrets
+from omnibus_gateway.realtime.service import Realtime
+from omnibus_gateway.replay.contents import EdgeContents
+from omnibus_gateway.replay.history import History
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.responses.context import ResponseContext
+from omnibus_gateway.responses.drawing import ImageDrawers
+from omnibus_gateway.responses.service import Responses
+from omnibus_gateway.responses.sockets import ResponseSockets
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.images import ImageTasks
+from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.videos.service import Videos
+
+
+class RouteTable:
+    """Routes by path. ``posts`` answer POST requests; the others are plain handlers."""
+
+    def __init__(
+        self,
+        runs: RequestFactory,
+        chat: Chat,
+        files: MadeFiles,
+        videos: Videos,
+        responses: Responses,
+        deferred: DeferredWork | None = None,
+    ) -> None:
+        self.runs, self.chat = runs, chat
+        settings, painters = runs.settings, ImageTasks(runs)
+        drawn = ImageChatRoute(settings, chat, painters, files)
+        translate = DialectTranslator(runs.router, chat, painters)
+        answered = ChatRoute(settings, chat, drawn, translate)
+        spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
+        context = ResponseContext(videos.store, chat)
+        self._chatting = answered, spoken, written
+        self.sessions = Realtime(settings, chat, runs.records.bus, deferred.events if deferred is not None else None)
+        secrets = ClientSecrets(settings, videos.store)
+        #: Answers WebSockets, except those of ``response_sockets``.
+        self.realtime = RealtimeRoute(self.sessions, secrets)
+        self.response_sockets = ResponseSockets(settings, responses)
+        self._response_socket = ResponseSocketRoute(self.response_sockets)
+        self.posts: dict[str, PostRoute] = {
+            openapi.PATH: answered,
+            response_requests.PATH: ResponseRoute(settings, responses),
+            INPUT_TOKENS: InputTokensRoute(settings, context),
+            COMPACT: CompactRoute(settings, context),
+            completions.PATH: CompletionRoute(settings, chat),
+            pictures.PATH: ImageGenerationRoute(settings, painters, files),
+            pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
+            pictures.VARIATIONS: ImageVariationRoute(settings),
+            embeddings.PATH: EmbeddingRoute(settings, runs),
+            speech.PATH: spoken,
+            transcriptions.PATH: written,
+            CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),
+        }
+        #: Continues streamed chats.
+        self.resume = ResumeRoute(settings, chat, answered)
+        self.files = FileRoutes(settings, files, chat.files)
+        self.uploads = UploadRoutes(settings, chat.files)
+        self.videos = VideoRoutes(settings, videos, chat)
+        self._made = responses
+        responses.specs.drawers = ImageDrawers(runs.router, chat, painters)
+        self.responses = ResponseRoutes(responses)
+        self.conversations = ConversationRoutes(settings, responses.conversations)
+        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes(), deferred)
+        self.batch_routes = BatchRoutes(settings, self.batches)
+        self.invocations = InvocationRoutes(
+            settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)
+        )
+
+    def open_socket(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a WebSocket."""
+        route = self._response_socket if scope["path"] == response_requests.PATH else self.realtime
+        return route(scope, receive, send)
+
+    def _batch_routes(self) -> dict[str, PostRoute]:
+        """Return the routes that batches may name: JSON bodies and answers only."""
+        forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH, CLIENT_SECRETS)
+        return {path: route for path, route in self.posts.items() if path not in forms}
+
+    def add_apps(self, apps: AppChats) -> None:
+        """Serve the models of ``apps`` as well."""
+        self._made.specs.chats = self.sessions.chats = apps
+        for route in self._chatting:
+            route.chats = apps

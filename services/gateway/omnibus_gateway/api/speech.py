@@ -1,0 +1,112 @@
+"""``POST /v1/audio/speech``: a text read aloud by a model that chats and speaks.
+
+Such a model speaks only its own answers, so the text becomes its answer. The thinker does not choose tokens. It
+receives them one by one (``say`` of ``ThinkInput.params``), and the talker receives its usual input. The messages
+around the text are fixed: ``SYSTEM``, followed by the client's ``instructions``, and ``USER``.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from omnibus.encoding.audio import MIME, to_pcm16
+from omnibus.errors import BadRequest
+from omnibus.settings import GatewaySettings
+from omnibus.task import ChatOutput
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.http.exchange import PostRequest, PostRoute
+from omnibus_gateway.http.response import ResponseWriter
+from omnibus_gateway.media.audio_encoder import AudioFileStream
+from omnibus_gateway.openai import speech
+from omnibus_gateway.openai.chat_request import AudioOutput, ChatRequest, UserMessage
+from omnibus_gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.routing.sampling_defaults import ModelSampling
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
+from omnibus_gateway.tasks.resolve import rename_params
+
+SYSTEM = "You read texts aloud, exactly as they are written."
+USER = "Read this text aloud:\n\n{text}"
+
+#: The names that clients use for parameters of a chat.
+_CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
+
+
+class SpeechRoute(PostRoute):
+    """Generates audio from texts, and streams it."""
+
+    reads_prices = True
+
+    def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
+        super().__init__(settings)
+        self._chat = chat
+        self.chats: Chat | AppChats = chat
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = speech.parse_speech_request(asked.body)
+        with rename_params(_CLIENT_PARAM_NAMES):
+            await self._send_speech(wanted, asked, sending)
+
+    async def _send_speech(self, wanted: SpeechRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
+        if not run.model:
+            raise BadRequest(
+                f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
+            )
+        sending.model = wanted.model
+        self._chat.check_price(run, asked.prices)
+        voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
+        got = run.answer = AnswerAccumulator(run.model_name, run.created)
+        async with run_to_end(run):
+            output = await self._chat.begin_answer(
+                run, _prepare_chat(wanted, voice, self._chat.usual_sampling(wanted.model))
+            )
+            files = self._encode_file(wanted, output, got)
+            if wanted.stream_format == "sse":
+                await sending.send_stream(_stream_events(files, got))
+            else:
+                await sending.send_stream(files, MIME[wanted.format].encode())
+
+    async def _encode_file(
+        self, wanted: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
+    ) -> AsyncIterator[bytes]:
+        """Yield the file, in pieces that are not empty."""
+        sounding = AudioFileStream(wanted.format, wanted.speed or 1.0)
+        async for batch in merge_streams(open_output_streams(output)):
+            for name, item in batch:
+                got.add_item(name, item.data, item.array)
+                if item.array is None:
+                    continue
+                got.add_pcm(to_pcm16(item.array))
+                if data := await sounding.push(item.array, got.rate):
+                    yield data
+        if data := await sounding.close(got.rate):
+            yield data
+
+
+async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) -> AsyncIterator[bytes]:
+    async with aclosing(files):  # type: ignore[type-var]
+        async for data in files:
+            yield speech.encode_event(SpeechDelta(data))
+    used = got.usage()
+    sound = used.completion_tokens_details.audio_tokens
+    yield speech.encode_event(SpeechDone(SpeechUsage(used.prompt_tokens, sound, used.prompt_tokens + sound)))
+
+
+def _prepare_chat(wanted: SpeechRequest, voice: str, usual: ModelSampling) -> AskedOfModel:
+    system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
+    request = ChatRequest(
+        model=wanted.model,
+        messages=[UserMessage(content=wanted.input)],
+        modalities=["text", "audio"],
+        audio=AudioOutput(voice=voice, format=wanted.format, max_tokens=wanted.max_tokens),
+        temperature=wanted.temperature,
+    )
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": USER.format(text=wanted.input)},
+    ]
+    return AskedOfModel(request, messages, [], voice, wanted.input, usual=usual)

@@ -1,0 +1,205 @@
+"""Replay of a recorded call in a worker: its answer, and the outputs of its graphs."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from omnibus.app import protocol
+from omnibus.canary.gate import GateRules
+from omnibus.encoding.audio import to_pcm16
+from omnibus.errors import OmnibusError
+from omnibus.recording.records import RecordedAnswer
+from omnibus_gateway.apps.call import Call
+from omnibus_gateway.apps.mirrored_request import MirroredRequest
+from omnibus_gateway.apps.recorded_calls import RecordedCall
+from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
+from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.replay.mirrored import digest_chunks
+from omnibus_gateway.request.ends import app_deadline_error
+from omnibus_gateway.shadow.compare import count_comparable, describe_difference, has_content
+from omnibus_gateway.shadow.compare_json import describe_json_difference
+
+#: Text fields in the chunks of a chat.
+_TEXTS = ("text", "calls", "reasoning")
+#: Key of a graph's output: its step, node and name.
+OutputKey = tuple[int, int, str]
+
+
+class ReplayedCall(msgspec.Struct, frozen=True):
+    """Result of a replay.
+
+    A JSON answer has ``parts``, in which consecutive texts are joined, and their ``digest``; a chat has ``streams``.
+    ``failure`` is its error, if any. ``outputs`` are those of its graphs, ``components`` the components that made them.
+    """
+
+    parts: Sequence[Any] = ()
+    digest: str = ""
+    streams: dict[str, list[RecordedChunk]] = {}
+    outputs: dict[OutputKey, list[RecordedChunk]] = {}
+    components: dict[OutputKey, str] = {}
+    failure: OmnibusError | None = None
+
+
+async def replay_call(
+    worker: WorkerSupervisor, request: MirroredRequest, recorded: RecordedCall, media: MediaStore
+) -> ReplayedCall:
+    """Send ``recorded`` to ``worker`` as ``request``, and end that on every exit.
+
+    Raises if the call cannot be sent. An error of the app or of a stage is in the result.
+    """
+    try:
+        body, issued = await request.restore_body(media)
+        await worker.warm_up()
+        call = worker.serve_again(request, body, recorded.call, issued)
+    except BaseException:
+        request.end("failed")
+        raise
+    try:
+        if recorded.call.kind == protocol.CHAT:
+            answered = ReplayedCall(streams=await _read_chat(call, request, bool(recorded.answer.audio_sha256)))
+        else:
+            parts = await _read_parts(call, streams=worker.description.streams)
+            answered = ReplayedCall(_join_texts(parts), call.log.answer.hexdigest() if call.log is not None else "")
+    except OmnibusError as error:
+        request.end("failed")
+        return ReplayedCall(failure=error)
+    except BaseException:
+        request.end("cancelled")
+        call.close()
+        raise
+    await request.wait_settled()
+    return msgspec.structs.replace(answered, **_collect_outputs(request))
+
+
+async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
+    if not streams:
+        return [await call.read_answer()]
+    async with aclosing(call.read_parts()) as parts:
+        return [part async for part in parts]
+
+
+async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
+    streams = await call.wait_for_outputs()
+    names = ("text", "audio") if with_audio else ("text",)  # audio only if the client requested it
+    found: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
+    try:
+        async with asyncio.timeout(max(0.0, request.deadline - time.time())):
+            async for batch in merge_streams({name: streams[name] for name in found}):
+                for name, item in batch:
+                    found[name].append(RecordedChunk(item.data, item.array))
+    except TimeoutError:
+        raise app_deadline_error(request.app) from None
+    finally:
+        call.close()
+    request.end("done")
+    return found
+
+
+def _join_texts(parts: Sequence[bytes]) -> list[Any]:
+    """Decode parts, and join consecutive texts."""
+    found: list[Any] = []
+    for part in parts:
+        value = msgspec.json.decode(part)
+        if isinstance(value, str) and found and isinstance(found[-1], str):
+            found[-1] += value
+        else:
+            found.append(value)
+    return found
+
+
+def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
+    outputs, components = {}, {}
+    for running in request.segments:
+        for (node, output), tape in running.tapes.items():
+            key = (running.invocation.step, node, output)
+            components[key] = running.invocation.nodes[node].component
+            if tape.chunks is not None:
+                outputs[key] = tape.chunks
+    return {"outputs": outputs, "components": components}
+
+
+# Comparisons
+
+
+def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
+    """Return True if the answer and outputs equal the recorded ones.
+
+    False if the answer and the outputs that both have are all empty.
+    """
+    digests = _recorded_digests(recorded, tried)
+    if any(not _is_recorded_output(tried.outputs.get(key), digest) for key, digest in digests.items()):
+        return False
+    if recorded.call.kind == protocol.CHAT:
+        return _is_recorded_chat(recorded.answer, tried.streams) and (_has_speech(tried) or bool(digests))
+    return tried.digest == recorded.call.answer_sha256 and (bool(tried.parts) or bool(digests))
+
+
+def _is_recorded_output(chunks: Sequence[RecordedChunk] | None, digest: str) -> bool:
+    """Return True if an output has the recorded ``digest``; incomplete outputs have none."""
+    return chunks is not None and digest in (digest_chunks(chunks), digest_chunks(chunks, cached=True))
+
+
+def _is_recorded_chat(answer: RecordedAnswer, streams: Mapping[str, Sequence[RecordedChunk]]) -> bool:
+    """Return True if text, calls, reasoning and audio equal the recorded ones."""
+    said = {name: "".join(chunk.data.get(name, "") for chunk in streams.get("text", ())) for name in _TEXTS}
+    expected = (answer.text_sha256, answer.calls_sha256, answer.reasoning_sha256)
+    found = (_text_digest(said["text"]), *(_text_digest(said[name]) if said[name] else "" for name in _TEXTS[1:]))
+    audio = _audio_digest(streams["audio"]) if answer.audio_sha256 and "audio" in streams else ""
+    return found == expected and audio == answer.audio_sha256
+
+
+def _has_speech(tried: ReplayedCall) -> bool:
+    return any(map(has_content, tried.streams.values()))
+
+
+def has_comparison(control: ReplayedCall, tried: ReplayedCall) -> bool:
+    """Return True if there is something to compare: a non-empty answer, or a common output."""
+    answered = any(call.parts or _has_speech(call) for call in (control, tried))
+    return answered or count_comparable(control.outputs, tried.outputs) > 0
+
+
+def _text_digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _audio_digest(chunks: Sequence[RecordedChunk]) -> str:
+    return sha256(b"".join(to_pcm16(chunk.array) for chunk in chunks if chunk.array is not None)).hexdigest()
+
+
+def _recorded_digests(recorded: RecordedCall, tried: ReplayedCall) -> dict[OutputKey, str]:
+    """Return the recorded digests of outputs with the same component in both."""
+    found = {}
+    for step, record in recorded.segments:
+        for name, digest in (record.ended.outputs if record.ended is not None else {}).items():
+            node, _, output = name.partition(".")
+            key = (step, int(node), output)
+            if digest and tried.components.get(key) == record.invocation.nodes[int(node)].component:
+                found[key] = digest
+    return found
+
+
+def describe_call_difference(control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> tuple[str, str]:
+    """Describe the first difference: its component, empty for the answer, and a text.
+
+    Both are empty if the two calls are equal under ``rules``.
+    """
+    for key in sorted(control.outputs.keys() & tried.outputs.keys()):
+        component = tried.components[key]
+        if control.components[key] != component:
+            continue
+        what = describe_difference(control.outputs[key], tried.outputs[key], rules)
+        if what:
+            return component, f"{component}.{key[2]}: {what}"
+    for name in sorted(control.streams.keys() | tried.streams.keys()):
+        what = describe_difference(control.streams.get(name, ()), tried.streams.get(name, ()), rules)
+        if what:
+            return "", f"answer.{name}: {what}"
+    one, other = (call.parts[0] if len(call.parts) == 1 else list(call.parts) for call in (control, tried))
+    return "", describe_json_difference("answer", one, other, rules)

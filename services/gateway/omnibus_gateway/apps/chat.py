@@ -1,0 +1,105 @@
+"""Chats that an app serves: the worker gets the request as ``ChatInput`` and returns the streams of the answer.
+
+An app with a ``ChatInput`` need not be a model, and can return any JSON: see ``parse_app_chat`` and ``invoke_app``.
+"""
+
+from typing import Any
+
+from omnibus.app import protocol
+from omnibus.app_record import AppRecord
+from omnibus.errors import BadRequest
+from omnibus.task import ChatOutput
+from omnibus_gateway.apps.call import Call
+from omnibus_gateway.apps.served_apps import Registry
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.request.arena_inputs import MAX_READERS
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.prepared_chat import PreparedChat
+
+#: The OpenAI route that apps may claim, as their records name it.
+ROUTE = "chat"
+
+
+class AppChats:
+    """Serves chats with apps that are models; ``chat`` serves all other models."""
+
+    def __init__(self, runs: RequestFactory, chat: Chat, registry: Registry) -> None:
+        self._runs = runs
+        self._chat = chat
+        self._registry = registry
+
+    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
+        """Open a request to ``model``, or to the app that serves it; ``pinned`` names its path.
+
+        Raises ``NotFound``, ``Overloaded``, and ``StageUnavailable`` without a worker or before the store was read.
+        """
+        app = self._find_app(model)
+        if not app:
+            return self._chat.open_request(model, seed, pinned)
+        self._registry.worker(app)  # raises before media are fetched
+        run = self._runs.open_request(app, seed=seed, pinned=pinned)
+        run.model_name = model  # the name that the client uses
+        return run
+
+    def is_served_by_app(self, model: str) -> bool:
+        """Return True if an app serves ``model``."""
+        return bool(self._registry.serving_app(ROUTE, model))
+
+    def _find_app(self, model: str) -> str:
+        """Return the app that serves ``model``; empty if none does."""
+        app = self._registry.serving_app(ROUTE, model)
+        plan = self._runs.router.plan
+        if not app and plan is not None and self._runs.router.base_model(model) not in plan.models:
+            self._registry.check_read()
+        return app
+
+    async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
+        """Start the prepared chat ``asked``; return the streams of the answer once they are known.
+
+        Raises as ``Chat.begin_answer``, and ``AppFailed``, ``DeadlineExceeded`` and the errors of the app.
+        """
+        if run.model:
+            return await self._chat.begin_answer(run, asked)
+        call = await self._call_app(run, asked, protocol.CHAT)
+        run.call, run.on_end = call.log, call.close
+        streams: dict[str, Any] = await call.wait_for_outputs()
+        speaks = asked.input.speech is not None
+        if speaks and "audio" not in streams:
+            raise BadRequest(f"{asked.model} has no audio output: omit modalities", param="modalities")
+        sound = streams.get("audio") if speaks else None  # only if the client requested it
+        return ChatOutput(text=streams.get("text"), audio=sound)
+
+    async def invoke_app(self, run: ClientRequest, request: ChatRequest) -> Call:
+        """Send ``request`` to the run's app, which returns any JSON."""
+        return await self._call_app(run, await self._chat.prepare_chat(request, None), protocol.JSON)
+
+    async def _call_app(self, run: ClientRequest, asked: PreparedChat, kind: str) -> Call:
+        wanted = asked.input
+        if asked.needs_arena:
+            wanted = await self._chat.place_inputs(asked, run, run.inputs_name, MAX_READERS)
+        # Look it up now: it may have been replaced while media were fetched.
+        _, worker = await self._registry.warm_worker(run.app, run.deadline)
+        return worker.invoke_chat(run, wanted, kind)
+
+
+def parse_app_chat(record: AppRecord, body: bytes) -> ChatRequest:
+    """Parse the chat request in ``body``, sent to the app itself. Raises ``BadRequest``.
+
+    Rejects options that the app alone decides, because it would ignore them silently.
+    """
+    request = parse_chat(body, app=True)
+    if request.model not in ("", record.name, record.model):
+        raise BadRequest(f"this is the app {record.name}: omit model", param="model")
+    if request.stream is not None and request.stream != record.streams:
+        how = "part by part" if record.streams else "as a whole"
+        raise BadRequest(f"the app {record.name} answers {how}: omit stream", param="stream")
+    if request.choice_count > 1:
+        raise BadRequest("an app answers once: omit n", param="n")
+    if request.wants_images:
+        raise BadRequest("an app chooses its own output: omit modalities", param="modalities")
+    if request.wants_audio and request.audio is not None and request.audio.format != "wav":
+        raise BadRequest("apps return audio as wav only: set audio.format to wav", param="audio.format")
+    return request

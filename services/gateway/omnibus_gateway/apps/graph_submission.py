@@ -1,0 +1,185 @@
+"""Segments that a worker submits. It executes an app's code, so every message is validated."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Set
+from typing import Any, Protocol
+
+import msgspec
+
+from omnibus.app import protocol
+from omnibus.app.array_codec import pack_items
+from omnibus.errors import Fatal, OmnibusError, ProtocolError
+from omnibus.graph import HANDLE, GraphNode, call_digest
+from omnibus.task import Segment
+from omnibus_gateway.apps.output_buffer import WorkerOutputReader
+from omnibus_gateway.apps.placed_media import PlacedMedia
+from omnibus_gateway.apps.worker_process import WorkerProcess
+from omnibus_gateway.dispatch.streams import ItemStream
+
+log = logging.getLogger(__name__)
+
+#: Maximum expected cost of one call in tokens, and maximum number of equal calls before it.
+MAX_WORK_TOKENS, MAX_SALT = 10_000_000, 1_000_000
+#: Maximum number of segments; a run accepts fewer.
+MAX_SEGMENTS = 4096
+#: Maximum outputs and choices of one segment, and characters of a pin.
+MAX_OUTPUTS, MAX_CHOICES, MAX_PIN_CHARS = 4096, 4096, 256
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class SegmentRunner(Protocol):
+    """Interface of runs of apps, such as ``omnibus_gateway.request.request.ClientRequest``."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def logs_calls(self) -> bool: ...
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Any]: ...
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]: ...
+    def fail(self, error: OmnibusError) -> None: ...
+    def end(self, status: str) -> None: ...
+
+
+class SegmentSubmissions:
+    """Graphs of request ``id``, and their outputs that the worker reads."""
+
+    def __init__(self, process: WorkerProcess, id: int, run: SegmentRunner, issued: frozenset[bytes]) -> None:
+        self._process = process
+        self._id = id
+        self._run = run
+        self._issued = set(issued)
+        self._media = PlacedMedia(run)
+        self._placing: set[int] = set()
+        self._steps: set[int] = set()
+        self._outputs: dict[tuple[int, int, str], WorkerOutputReader] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, message: protocol.Submit) -> None:
+        """Run a segment, and report it to the worker. Raises ``ProtocolError`` for a duplicate."""
+        if message.step in self._steps or not 0 <= message.step < MAX_SEGMENTS:
+            raise ProtocolError(f"segment {message.step} comes twice, or after {MAX_SEGMENTS} others")
+        self._steps.add(message.step)
+        self._start_task(self._run_segment(message))
+
+    def place_media(self, message: protocol.PlaceMedia) -> None:
+        """Place a file, and send its literal to the worker. Raises ``ProtocolError`` for a duplicate number."""
+        if message.number in self._placing:
+            raise ProtocolError(f"file {message.number} comes twice")
+        self._placing.add(message.number)
+        self._start_task(self._place_file(message))
+
+    def read_output(self, message: protocol.Read) -> None:
+        """Send the next items of an output. Raises ``ProtocolError`` if the worker may not read them."""
+        output = self._outputs.get((message.step, message.node, message.output))
+        if output is None or output.busy:
+            raise ProtocolError(f"{message.output[:80]!r} of call {message.node} cannot be read now")
+        output.busy = output.begun = True
+        self._start_task(self._send_items(message, output))
+
+    def detach_output(self, place: tuple[int, int, str]) -> ItemStream:
+        """Return the output at ``place`` for another reader. Raises ``ProtocolError`` if the worker has read it."""
+        output = self._outputs.pop(place, None)
+        if output is None or output.begun or not isinstance(output.source, ItemStream):
+            raise ProtocolError(f"the output {place} cannot be handed on")
+        return output.source
+
+    def close(self) -> None:
+        """Cancel all submissions and reads."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run_segment(self, message: protocol.Submit) -> None:
+        try:
+            check_segment(message.segment, self._issued)
+            sources = await self._run.submit(message.segment, message.step)
+        except Exception as error:  # noqa: BLE001 - boundary of a request: the app gets every error as data
+            self._process.send(protocol.SegmentRefused(self._id, message.step, self._typed_error(error).to_problem()))
+            return
+        for (node, output), source in sources.items():
+            self._outputs[message.step, node, output] = WorkerOutputReader(source)
+        self._process.send(protocol.Submitted(self._id, message.step, self._run.id))
+
+    async def _place_file(self, message: protocol.PlaceMedia) -> None:
+        try:
+            literal = await self._media.place(message)
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = self._typed_error(error).to_problem()
+            self._process.send(protocol.MediaPlaced(self._id, message.number, {}, problem))
+            return
+        self._issued.update(handle_literals(literal))
+        self._process.send(protocol.MediaPlaced(self._id, message.number, literal))
+
+    async def _send_items(self, message: protocol.Read, output: WorkerOutputReader) -> None:
+        place = (message.id, message.step, message.node, message.output)
+        try:
+            items = await output.next_items()
+            output.busy = False
+            ended = not items or output.is_exhausted  # sent with the last items, which saves a request
+            self._process.send(protocol.Items(*place, pack_items(items), ended))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._process.send(protocol.Items(*place, (), True, self._typed_error(error).to_problem()))
+        await self._process.drain()
+
+    def _typed_error(self, error: Exception) -> OmnibusError:
+        if isinstance(error, OmnibusError):
+            return error
+        log.error("%s: app %s", self._run.id, self._process.name, exc_info=error)
+        return Fatal("internal error: the gateway's log has more")
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+# Checks
+
+
+def handle_literals(value: Any) -> Iterator[bytes]:
+    """Yield each literal with a handle in ``value``, encoded for comparison."""
+    if isinstance(value, dict):
+        if HANDLE in value:
+            yield _encode(value)
+        for element in value.values():
+            yield from handle_literals(element)
+    elif isinstance(value, list | tuple):
+        for element in value:
+            yield from handle_literals(element)
+
+
+def check_segment(segment: Segment, issued: Set[bytes]) -> None:
+    """Raise ``ProtocolError`` unless the SDK could have recorded ``segment`` in this request.
+
+    ``issued`` are the complete literals with handles of the request. A handle with a wrong content hash would put one
+    client's image into a cache under the hash of another client's image.
+    """
+    count = len(segment.nodes)
+    if not count or any(len(each) not in (0, count) for each in (segment.work, segment.pins)):
+        raise ProtocolError(f"a segment of {count} calls with {len(segment.work)} loads and {len(segment.pins)} pins")
+    for node in segment.nodes:
+        _check_node(node, issued)
+    if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > MAX_OUTPUTS:
+        raise ProtocolError(f"a segment of {count} calls requests {len(segment.outputs)} outputs of unknown calls")
+    if (
+        not _all_within(segment.work, MAX_WORK_TOKENS)
+        or len(segment.choices) > MAX_CHOICES
+        or any(len(pin) > MAX_PIN_CHARS for pin in segment.pins)
+    ):
+        raise ProtocolError(
+            f"a segment's loads, pins or choices are out of bounds (a load is at most {MAX_WORK_TOKENS})"
+        )
+
+
+def _check_node(node: GraphNode, issued: Set[bytes]) -> None:
+    if not issued >= set(handle_literals(node.inputs)):
+        raise ProtocolError(f"a call of {node.task} names media that this request was not given")
+    if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), MAX_SALT):
+        raise ProtocolError(f"a call of {node.task} does not match its digest")
+
+
+def _all_within(numbers: Iterable[int], most: int) -> bool:
+    return all(0 <= number <= most for number in numbers)

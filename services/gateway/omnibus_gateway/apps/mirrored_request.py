@@ -1,0 +1,185 @@
+"""Request without a client: sends a recorded call to another version of its app.
+
+Its graphs run like those of mirrored requests (``omnibus_gateway.replay.mirrored``). They are not recorded, counted as
+load or charged to a tenant. They do not move to another executor, and do not use cached results for their media. Media
+that the app places are not stored.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import OmnibusError
+from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation
+from omnibus.task import Segment
+from omnibus_gateway.apps.graph_submission import handle_literals
+from omnibus_gateway.apps.recorded_calls import RecordedCall
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.replay.replay import refuse_other_routes
+from omnibus_gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input, restore_input
+from omnibus_gateway.request.ends import fail_open_streams, request_over_error
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.names import app_letters
+from omnibus_gateway.request.segment_inputs import fill_references, find_earlier, has_references
+from omnibus_gateway.request.validate import validate_segment
+from omnibus_gateway.routing.assignment import Assignment
+from omnibus_gateway.shadow.spare_room import Place, invocation_places
+
+#: Fields of a chat that may contain media, or a long text, as handles.
+_PLACED_FIELDS = ("media", "messages")
+
+
+class MirroredRequest:
+    """One run of ``recorded``, a ``omnibus_gateway.apps.graph_submission.SegmentRunner``."""
+
+    def __init__(self, runs: RequestFactory, recorded: RecordedCall) -> None:
+        self._runs = runs
+        self._recorded = recorded
+        self._steps = {segment.step: segment.record.invocation for segment in recorded.segments}
+        self.id = runs.router.new_id(app_letters(self.app))
+        self.deadline = time.time() + recorded.seconds_allowed
+        self.segments: list[InflightInvocation] = []
+        self._settled: list[asyncio.Event] = []
+        self._over = False
+
+    @property
+    def app(self) -> str:
+        return self._recorded.call.app
+
+    @property
+    def logs_calls(self) -> bool:
+        return True
+
+    @property
+    def places(self) -> set[Place]:
+        """Models and options where it has run so far."""
+        return invocation_places(running.invocation for running in self.segments)
+
+    @property
+    def running_count(self) -> int:
+        """Number of its graphs in flight."""
+        return sum(not running.over for running in self.segments)
+
+    async def restore_body(self, media: MediaStore) -> tuple[bytes, frozenset[bytes]]:
+        """Return the recorded body with its media placed again, and their literals.
+
+        Raises ``NotFound`` for media that are no longer stored.
+        """
+        call = self._recorded.call
+        body = call.body.encode() or await media.get(call.body_sha256)
+        if not call.placed:
+            return body, frozenset()
+        asked = msgspec.json.decode(body)
+        for name in _PLACED_FIELDS:
+            asked[name] = await self._restore(asked.get(name), media)
+        placed = [asked[name] for name in _PLACED_FIELDS if name == "media" or isinstance(asked[name], dict)]
+        return msgspec.json.encode(asked), frozenset(handle_literals(placed))
+
+    async def _restore(self, value: Any, media: MediaStore) -> Any:
+        if isinstance(value, list):
+            return [await self._restore(each, media) for each in value]
+        if not isinstance(value, dict) or HANDLE not in value:
+            return value
+        found = await restore_input(self._runs.tensors, media, value, self._inputs_name, self.deadline, MAX_READERS)
+        return {**found, "salt": self.id}
+
+    # Requests of its worker
+
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
+        """Put a file of the app into the arena for this run."""
+        return await place_input(
+            self._runs.tensors, None, data, about, self._inputs_name, self.deadline, MAX_READERS, self.id
+        )
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], ResultStream]:
+        """Run ``segment`` for comparison. Raises as ``ClientRequest.submit``, but never waits."""
+        validate_segment(segment, step)
+        if self._over:
+            raise request_over_error()
+        runs, nodes, name = self._runs, segment.nodes, f"{self.id}_{step}"
+        try:
+            if has_references(nodes):
+                placer = TensorPlacer(runs.tensors, None, name, self.deadline)
+                nodes = await fill_references(nodes, partial(find_earlier, self.segments), placer)
+            running = self._dispatch_segment(segment, nodes, step, name)
+        except BaseException:
+            runs.tensors.end_invocation(name)
+            raise
+        self.segments.append(running)
+        return running.streams
+
+    def _dispatch_segment(
+        self, segment: Segment, nodes: Sequence[GraphNode], step: int, name: str
+    ) -> InflightInvocation:
+        runs = self._runs
+        assignment = runs.router.assign(nodes)
+        ticket = runs.router.issue_ticket(assignment.model, assignment.kind, name)
+        path = self._recorded_path(step, assignment)
+        route = runs.router.route(assignment, ticket, pinned=path, pins=segment.pins, work=segment.work)
+        plan = runs.router.plan
+        invocation = Invocation(
+            v=WIRE_VERSION,
+            id=name,
+            app=self.app,
+            model=assignment.model,
+            type=assignment.kind,
+            path=route.path,
+            epoch=plan.epoch if plan else 0,
+            seed=self._recorded.call.seed,
+            created=time.time(),
+            deadline=self.deadline,
+            reply=runs.dispatcher.reply,
+            nodes=assignment.nodes,
+            outputs=segment.outputs,
+            options=route.options,
+            route=route.executors,
+            replay_of=self._recorded.id,
+            step=step,
+            choices=segment.choices,
+        )
+        return runs.dispatcher.submit(invocation, route.work, refuse_other_routes(route), mirrored=True)
+
+    def _recorded_path(self, step: int, assignment: Assignment) -> str:
+        """Return the path of the recorded graph, for equal results; empty if it is unavailable."""
+        before = self._steps.get(step)
+        taken = (before.model, before.type) if before is not None else None
+        if before is None or len(assignment.parts) > 1 or taken != (assignment.model, assignment.kind):
+            return ""
+        paths = self._runs.router.find_all_paths(assignment.parts[0])
+        return before.path if any(path.name == before.path for path in paths) else ""
+
+    # The end
+
+    @property
+    def _inputs_name(self) -> str:
+        return f"{self.id}_in"
+
+    def fail(self, error: OmnibusError) -> None:
+        """Fail all results of it with ``error``."""
+        for running in self.segments:
+            running.fail(error)
+
+    def end(self, status: str) -> None:
+        """End the run once; nothing is recorded."""
+        if self._over:
+            return
+        self._over = True
+        for running in self.segments:
+            if status == "done":
+                self._settled.append(asyncio.Event())
+                self._runs.dispatcher.complete(running, self._settled[-1].set)
+            else:
+                self._runs.dispatcher.finish(running, status)
+            fail_open_streams(running)
+        self._runs.tensors.end_invocation(self._inputs_name)
+
+    async def wait_settled(self) -> None:
+        """Wait until its stages have reported, or for the time limit."""
+        for settled in self._settled:
+            await settled.wait()

@@ -1,0 +1,58 @@
+"""All components of apps at one gateway, connected."""
+
+import asyncio
+from functools import partial
+
+from omnibus.metrics import GATEWAY
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store
+from omnibus_gateway.adapters.control import AdapterControl
+from omnibus_gateway.apps.canary import AppCanary
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.apps.invoke_route import InvokeRoute
+from omnibus_gateway.apps.registration import AppControl
+from omnibus_gateway.apps.served_apps import Registry
+from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.routing.router import Router
+from omnibus_gateway.shadow.spare_room import SpareRoom, waiting_counter
+from omnibus_gateway.tasks.chat import Chat
+
+
+class AppService:
+    """Registered apps: ``registry`` follows the store, and the other attributes serve clients.
+
+    ``adapters`` are registered in the same way.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, store: Store, router: Router, runs: RequestFactory, chat: Chat
+    ) -> None:
+        rules = WorkerLimits(ready_within=settings.app_ready, show_errors=settings.app_errors)
+        self.registry = Registry(settings, store, partial(WorkerSupervisor, rules=rules))
+        canary = AppCanary(runs, SpareRoom(router, waiting_counter(runs)))
+        self.control = AppControl(settings, store, self.registry, router, canary)
+        self.chats = AppChats(runs, chat, self.registry)
+        self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
+        self.adapters = AdapterControl(settings, store, router, chat, self._model_names)
+        GATEWAY.app_workers.set_value(lambda: self.registry.warm_count)
+        self._following: list[asyncio.Task[None]] = []
+
+    def _model_names(self) -> list[str]:
+        return [app.model for app in self.registry.model_records()]
+
+    def startup(self) -> None:
+        """Start all registered apps, and follow changes of the store."""
+        loop, follows = asyncio.get_running_loop(), (self.registry.follow_store(), self.adapters.follow_store())
+        self._following = [loop.create_task(follow) for follow in follows]
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until all requests have finished."""
+        await self.registry.drain(seconds)
+
+    async def shutdown(self) -> None:
+        """Stop all workers."""
+        for following in self._following:
+            await until_cancelled(following)
+        await self.registry.shutdown()

@@ -1,0 +1,212 @@
+"""Retention of running invocations' outputs, to restart a lost stage alone.
+
+The gateway receives the chunks that nodes send to each other as well, as small records. Their tensors stay in the
+arena after their last reader, until the invocation ends. An output read by a stage on another executor is worth
+retaining: otherwise the death of that stage would make the producer run again. A talker resumes after its own codes,
+so they are always retained. The bytes are bounded here, and the sidecar drops retained tensors before it rejects an
+allocation.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import OmnibusError
+from omnibus.graph import Invocation
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
+
+#: Node and output.
+Key = tuple[int, str]
+
+#: Latents that a denoiser sends every few steps to resume from. Only the gateway reads them.
+CHECKPOINT = "checkpoint"
+#: Codes of a talker: small, and always the point to resume from. Its chunks hold a list of this name.
+CODES = "codes"
+#: Prefix of unit tasks that send checkpoints.
+_CHECKPOINTED_TASK_PREFIX = "denoise-"
+#: Never retained: as large as a model's memory, and made for one reader that requests it.
+UNRETAINED_OUTPUTS = frozenset({"cache"})
+#: Bytes that count for a chunk without a tensor, and for a number of a list in it.
+RECORD_BYTES, NUMBER_BYTES = 1024, 32
+#: Shapes of invocations that are cached.
+MAX_SHAPES = 1024
+#: Policies: nothing; outputs read on another executor; all outputs that nodes read of each other.
+OFF, AUTO, ALL = "off", "auto", "all"
+
+
+class OutputRecord:
+    """The chunks of one output in order; only the last one of a checkpoint."""
+
+    __slots__ = ("chunks", "expected", "handles", "intact", "latest", "nbytes", "seen", "whole")
+
+    def __init__(self, latest: bool = False) -> None:
+        self.chunks: list[Chunk] = []
+        self.handles: dict[Handle, None] = {}
+        self.seen: set[Handle] = set()  # those that this gateway has released or retained
+        self.whole = False  # its last chunk arrived
+        self.intact = True  # no chunk is missing
+        self.latest = latest
+        self.nbytes = 0
+        self.expected = 0
+
+    def joined_list(self, key: str) -> list[Any]:
+        """Return the concatenated lists of this name: ``MAX_RESUMED_VALUES`` numbers at most."""
+        if not self.intact:
+            return []
+        joined = [value for chunk in self.chunks for value in chunk.data.get(key, ())]
+        return joined[: MAX_RESUMED_VALUES // max(1, _numbers_in(joined[:1]))]
+
+    def restart(self) -> None:
+        """Prepare for its node, which restarts from the retained chunks."""
+        self.expected, self.whole, self.intact = 0, False, True
+
+
+class OutputRetention:
+    """Records outputs of all invocations of one gateway, up to ``limit`` bytes."""
+
+    def __init__(self, tensors: TensorClient, policy: str = AUTO, limit: int = 1 << 28) -> None:
+        self._tensors = tensors
+        self.limit = limit
+        self.policy = policy
+        self.nbytes = 0
+        self._known: dict[object, tuple[Key, ...]] = {}
+
+    def retained_outputs(self, invocation: Invocation) -> tuple[Key, ...]:
+        """Return the outputs worth retaining of nodes that begin in this attempt; cached per shape."""
+        shape = tuple([(node.task, node.uses) for node in invocation.nodes])
+        attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
+        key = (self.policy, shape, invocation.route, invocation.outputs, attempt)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_SHAPES:
+                self._known.clear()
+            found = self._known[key] = tuple(self._find_retained(invocation))
+        return found
+
+    def _find_retained(self, invocation: Invocation) -> Iterator[Key]:
+        if self.policy == OFF or (len(invocation.nodes) == 1 and not _leaves_checkpoints(invocation, 0)):
+            return
+        route, chosen = invocation.route, set()
+        for reader, node in enumerate(invocation.nodes):
+            if _leaves_checkpoints(invocation, reader) and invocation.starts_node(reader):
+                yield reader, CHECKPOINT
+            for use in node.uses:
+                near = self.policy != ALL and use[1] != CODES and route[use[0]] == route[reader]
+                if not (near or use in chosen or use[1] in UNRETAINED_OUTPUTS or use in invocation.outputs):
+                    chosen.add(use)
+                    if invocation.starts_node(use[0]):
+                        yield use
+
+    def open_record(self, key: Key) -> OutputRecord:
+        return OutputRecord(latest=key[1] == CHECKPOINT)
+
+    def record_chunk(self, record: OutputRecord, chunk: Chunk) -> bool:
+        """Record ``chunk``; returns True if the record is intact."""
+        in_order = chunk.seq == record.expected
+        record.expected += 1
+        if not (record.intact and in_order and self._retain_chunk(record, chunk)):
+            self._mark_broken(record)
+        elif not (record.latest and chunk.handle is None):
+            if record.latest:
+                self._replace_checkpoint(record, chunk)
+            record.chunks.append(chunk)
+        if chunk.handle is not None and chunk.handle not in record.seen:
+            record.seen.add(chunk.handle)
+            self._tensors.release(chunk.handle)  # this gateway's read is declined
+        record.whole |= chunk.last
+        return record.intact
+
+    def _retain_chunk(self, record: OutputRecord, chunk: Chunk) -> bool:
+        handle = chunk.handle
+        if handle in record.handles:
+            return True
+        if handle is not None:
+            size = handle.nbytes
+        else:
+            size = RECORD_BYTES + NUMBER_BYTES * _numbers_in(chunk.data.get(CODES, ()))
+        if chunk.inline is not None:
+            size += len(chunk.inline.data)
+        if self.nbytes + size > self.limit:
+            return False
+        if handle is not None:
+            try:
+                self._tensors.retain(handle)
+            except OmnibusError:  # it was already freed
+                return False
+            record.handles[handle] = None
+            record.seen.add(handle)
+        record.nbytes += size
+        self.nbytes += size
+        return True
+
+    def _replace_checkpoint(self, record: OutputRecord, chunk: Chunk) -> None:
+        """Drop the checkpoint before ``chunk``."""
+        for handle in [each for each in record.handles if each != chunk.handle]:
+            self._drop_handle(record, handle)
+        record.chunks.clear()
+
+    def _drop_handle(self, record: OutputRecord, handle: Handle) -> None:
+        del record.handles[handle]
+        record.nbytes -= handle.nbytes
+        self.nbytes -= handle.nbytes
+        self._tensors.drop(handle)
+
+    def _mark_broken(self, record: OutputRecord) -> None:
+        record.intact = False
+        self.drop_record(record)
+
+    def is_usable(self, record: OutputRecord | None) -> bool:
+        """Return True if all received chunks of an output are still readable."""
+        if record is None or not record.intact:
+            return False
+        try:
+            for handle in record.handles:
+                self._tensors.check_handle(handle)
+        except OmnibusError:  # the arena reclaimed the memory, or the producer died before it was complete
+            return False
+        return True
+
+    def drop_record(self, record: OutputRecord) -> None:
+        """Drop the chunks of ``record``, which no node will resume from."""
+        for handle in list(record.handles):
+            self._drop_handle(record, handle)
+        self.nbytes -= record.nbytes
+        record.nbytes = 0
+        record.chunks.clear()
+
+    def close_records(self, records: Mapping[Key, OutputRecord]) -> None:
+        """Uncount the records of an ended invocation; its end frees their memory."""
+        for record in records.values():
+            self.nbytes -= record.nbytes
+            record.nbytes = 0
+
+
+def _numbers_in(values: Sequence[Any]) -> int:
+    """Count the numbers of a list of numbers or of equal lists."""
+    return len(values) * (len(values[0]) if values and type(values[0]) is list else 1)
+
+
+def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:
+    return invocation.nodes[node].task.startswith(_CHECKPOINTED_TASK_PREFIX)
+
+
+def affected_nodes(
+    invocation: Invocation, lost: Iterable[int], finished: Iterable[int], usable: Mapping[Key, bool]
+) -> frozenset[int]:
+    """Return the nodes that restart when ``lost`` nodes do.
+
+    These are the dependents that are not ``finished``, and the producers whose outputs are not ``usable``.
+    """
+    again, done = set(lost), set(finished)
+    while True:
+        more = set()
+        for index, node in enumerate(invocation.nodes):
+            if index in again:
+                more |= {use[0] for use in node.uses if not usable.get(use, False)}
+            elif index not in done and any(source in again for source, _ in node.uses):
+                more.add(index)
+        if more <= again:
+            return frozenset(again)
+        again |= more

@@ -1,0 +1,250 @@
+"""Files of tenants, uploaded by clients or made by batches. A tenant sees only its own files.
+
+A file is two objects: ``<owner>/data/<id>``, then ``<owner>/about/<id>``, its description. Without the second object
+there is no file. The owner is part of the key, so that no id leads to a file of another tenant.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
+from omnibus.settings import GatewaySettings
+from omnibus.store import AccountTotal, Store
+from omnibus_gateway.files.file_room import FileRoom
+from omnibus_gateway.files.object_storage import ObjectStorage, StoredObject
+from omnibus_gateway.media.files import is_file_id, new_secret_id
+from omnibus_gateway.media.headers.sniff import sniff_content
+from omnibus_gateway.tenancy.tenant import current_tenant
+
+#: Limit of the files of one tenant.
+MAX_FILES = 10_000
+#: Seconds after which content without a description counts as abandoned.
+_UNFINISHED_SECONDS = 600.0
+#: Limit of the descriptions that are read concurrently.
+_MAX_READS = 32
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientFile(Struct, frozen=True, kw_only=True):
+    """A file. Times are in Unix seconds. ``mime`` is detected from its bytes, else the sender's type, else ""."""
+
+    id: str
+    filename: str
+    purpose: str
+    mime: str
+    nbytes: int
+    created: float
+    expires: float
+
+    @property
+    def modality(self) -> str:
+        """``image``, ``audio`` or ``video``, or another top-level type such as ``text``."""
+        return self.mime.partition("/")[0]
+
+
+class FileContent(NamedTuple):
+    """A file with its bytes."""
+
+    about: ClientFile
+    data: bytes
+
+
+class ClientFiles:
+    """Files of the current tenant."""
+
+    def __init__(self, settings: GatewaySettings, store: Store | None = None) -> None:
+        self.room = FileRoom(store)
+        self._storage = ObjectStorage.from_settings(settings)
+        self._settings = settings
+
+    @property
+    def is_enabled(self) -> bool:
+        """True if the gateway stores files."""
+        return self._storage is not None
+
+    @property
+    def storage(self) -> ObjectStorage:
+        """Return the storage of files. Raises ``BadRequest`` if there is none."""
+        if self._storage is None:
+            raise BadRequest("this gateway stores no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
+        return self._storage
+
+    async def add(
+        self, data: bytes, filename: str, purpose: str, mime: str = "", seconds: float = 0.0, limited: bool = True
+    ) -> ClientFile:
+        """Store a file for ``seconds``, by default the configured lifetime.
+
+        A ``limited`` file counts against the tenant's limits; outputs of batches do not. Raises ``TooLarge``,
+        ``StorageFull`` if the tenant has no room left, and ``StoreUnavailable``.
+        """
+        about = self._describe(len(data), filename, purpose, sniff_content(data) or mime, seconds)
+        member = f"file:{about.id}"
+        try:
+            if limited:
+                await self.reserve_room(member, len(data), _UNFINISHED_SECONDS)
+            await self.storage.put(_key("data", about.id), data)
+            await self.reveal(about)
+        finally:
+            if limited:
+                await self.room.release(member)
+        return about
+
+    async def add_stream(
+        self,
+        parts: AsyncIterator[bytes],
+        nbytes: int,
+        filename: str,
+        purpose: str,
+        mime: str,
+        seconds: float,
+        claim: Callable[[ClientFile], Awaitable[None]],
+    ) -> ClientFile:
+        """Store a file of ``nbytes`` from non-empty ``parts``. Its room is already reserved.
+
+        ``claim`` runs after all bytes are stored, before the file is visible. If ``parts`` raises, or ``claim`` raises
+        ``Conflict``, there is no file. Raises like ``add``.
+        """
+        first = await anext(parts)
+        about = self._describe(nbytes, filename, purpose, sniff_content(first) or mime, seconds)
+        try:
+            await self.storage.put_stream(_key("data", about.id), _behind(first, parts))
+        except BaseException:
+            await self.storage.delete(_key("data", about.id))
+            raise
+        try:
+            await claim(about)
+        except Conflict:
+            await self.storage.delete(_key("data", about.id))
+            raise
+        await self.reveal(about)
+        return about
+
+    async def reveal(self, about: ClientFile) -> None:
+        """Make a file visible whose bytes are already stored."""
+        await self.storage.put(_key("about", about.id), _encode(about))
+
+    def _describe(self, nbytes: int, filename: str, purpose: str, mime: str, seconds: float) -> ClientFile:
+        now = time.time()
+        return ClientFile(
+            id=new_secret_id("file-"),
+            filename=filename,
+            purpose=purpose,
+            mime=mime,
+            nbytes=nbytes,
+            created=now,
+            expires=now + (seconds or self._settings.upload_seconds),
+        )
+
+    async def reserve_room(self, member: str, nbytes: int, seconds: float, most: int = 0) -> None:
+        """Reserve room for ``nbytes`` until its release, for at most ``seconds``.
+
+        Raises ``TooLarge`` for too large a file, and ``StorageFull`` if the tenant has no room left for it. Raises
+        ``Overloaded`` if ``most`` members of its kind are already reserved.
+        """
+        limits = self._settings
+        if nbytes > limits.file_largest:
+            raise TooLarge(f"the file has {nbytes} bytes, and the limit is {limits.file_largest}", param="file")
+        reserved = await self.room.reserve(member, nbytes, seconds, most)
+        try:
+            await self._check_room(reserved)
+        except BaseException:
+            await self.room.release(member)
+            raise
+
+    async def _check_room(self, reserved: AccountTotal) -> None:
+        """Raises ``StorageFull`` if the reservations and the stored files leave no room."""
+        most = self._settings.upload_bytes
+        kept = await self.storage.list(_prefix("data"))
+        for look in ("as it is", "without what has expired"):
+            if look != "as it is":
+                kept = await self._remove_expired(kept)
+            used = sum(each.nbytes for each in kept)
+            if len(kept) + reserved.members <= MAX_FILES and used + reserved.bytes <= most:
+                return
+        raise StorageFull(
+            f"your files have {used} of {most} bytes, {reserved.bytes} more are reserved, and the limit is "
+            f"{MAX_FILES} files: delete some"
+        )
+
+    async def get(self, id: str) -> ClientFile:
+        """Return the description of a file. Raises ``NotFound``, also for an expired file."""
+        if not is_file_id(id):
+            raise _not_found_error()
+        found = await self._read_about(id)
+        if found is None or found.expires <= time.time():
+            raise _not_found_error()
+        return found
+
+    async def read(self, id: str) -> FileContent:
+        """Return a file with its bytes. Raises ``NotFound``."""
+        about = await self.get(id)
+        try:
+            return FileContent(about, await self.storage.get(_key("data", id)))
+        except NotFound:
+            raise _not_found_error() from None
+
+    async def remove(self, id: str) -> None:
+        """Remove a file. Raises ``NotFound``."""
+        await self.get(id)
+        await self._remove_objects(id)
+
+    async def list_all(self) -> list[ClientFile]:
+        """List the tenant's files, oldest first."""
+        names = [each.key.rpartition("/")[2] for each in await self.storage.list(_prefix("about"))]
+        found: list[ClientFile] = []
+        for at in range(0, len(names), _MAX_READS):
+            found += filter(None, await asyncio.gather(*map(self._read_about, names[at : at + _MAX_READS])))
+        now = time.time()
+        return sorted((each for each in found if each.expires > now), key=lambda each: (each.created, each.id))
+
+    async def _read_about(self, id: str) -> ClientFile | None:
+        try:
+            return msgspec.json.decode(await self.storage.get(_key("about", id)), type=ClientFile)
+        except (NotFound, msgspec.MsgspecError):
+            return None
+
+    async def _remove_expired(self, kept: Sequence[StoredObject]) -> list[StoredObject]:
+        """Remove expired and abandoned files. Returns the remaining ones of ``kept``."""
+        good = {each.id for each in await self.list_all()}
+        left: list[StoredObject] = []
+        for each in kept:
+            id = each.key.rpartition("/")[2]
+            if id in good:
+                left.append(each)
+            elif each.modified < time.time() - _UNFINISHED_SECONDS:
+                await self._remove_objects(id)
+        return left
+
+    async def _remove_objects(self, id: str) -> None:
+        await self.storage.delete(_key("about", id))
+        await self.storage.delete(_key("data", id))
+
+
+async def _behind(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in parts:
+        yield part
+
+
+def owner_prefix() -> str:
+    """Return the first part of all keys of the current tenant."""
+    tenant = current_tenant().name
+    return sha256(tenant.encode()).hexdigest()[:32] if tenant else "nobody"
+
+
+def _prefix(part: str) -> str:
+    return f"{owner_prefix()}/{part}"
+
+
+def _key(part: str, id: str) -> str:
+    return f"{_prefix(part)}/{id}"
+
+
+def _not_found_error() -> NotFound:
+    return NotFound("file not found: unknown or expired id, or a file of another tenant", param="file_id")

@@ -1,0 +1,177 @@
+"""Lifecycle of an HTTP request, for all routes.
+
+read:   reads the body, up to the limit of the route.
+answer: runs the route while the client is connected. An exception becomes the response.
+count:  counts the outcome once.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, NamedTuple
+
+from starlette.types import Receive, Scope, Send
+
+from omnibus.errors import Fatal, NotFound, OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.http.connection import ON_LEFT
+from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.openai.parse import read_body
+from omnibus_gateway.pricing.headers import PriceOptions, read_price_options, refuse_price_options
+from omnibus_gateway.pricing.quotes import QuoteReady
+
+log = logging.getLogger(__name__)
+
+
+class PostRequest(NamedTuple):
+    """HTTP request: its body, its headers with lower-case names, and its scope."""
+
+    body: bytes
+    headers: dict[bytes, bytes]
+    scope: Scope
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the body."""
+        return self.headers.get(b"content-type", b"").decode("latin-1")
+
+    @property
+    def pinned(self) -> str:
+        """Path that the client requests."""
+        return self.headers.get(b"x-omnibus-path", b"").decode("latin-1")
+
+    @property
+    def prices(self) -> PriceOptions:
+        """Price options of the client. Raises ``BadRequest``."""
+        return read_price_options(self.headers)
+
+    def base_url(self, settings: GatewaySettings) -> str:
+        """Return the prefix of this gateway's URLs, as the client sees it."""
+        host = self.headers.get(b"host", b"localhost").decode("latin-1")
+        return settings.public_url.rstrip("/") or f"{self.scope.get('scheme', 'http')}://{host}"
+
+
+class PostRoute(ABC):
+    """Answers requests with a body on one path. When the client disconnects, its work is cancelled."""
+
+    #: True if the route applies price options; other routes reject them.
+    reads_prices = False
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+
+    @abstractmethod
+    def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
+        """Answer one request. Raises ``OmnibusError``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = ResponseWriter(send)
+        async with RequestOutcome(sending) as outcome:
+            asked = await read_request(scope, receive, self._settings.max_body)
+            if not self.reads_prices:
+                refuse_price_options(asked.headers)
+            async with ConnectedClient(scope, receive):
+                await self.handle_request(asked, sending)
+        GATEWAY.request_counter(sending.model, outcome.code).inc()
+
+
+class RequestOutcome:
+    """Context of the work that answers a request: exceptions become the response, and do not propagate.
+
+    ``code`` is the outcome for metrics; a disconnect of the client is not an error of the gateway.
+    """
+
+    def __init__(self, sending: ResponseWriter) -> None:
+        self.code = "ok"
+        self._sending = sending
+
+    async def __aenter__(self) -> "RequestOutcome":
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        sending = self._sending
+        ended = sending.run.status if sending.run is not None else ""
+        if isinstance(error, QuoteReady):
+            sending.run = None  # the request did not run
+            await sending.send_body(JSON, error.body)
+        elif isinstance(error, ClientLeft):
+            self.code = "ok" if ended == "done" else "cancelled"
+        elif isinstance(error, OmnibusError):
+            self.code = error.code if ended != "cancelled" else "cancelled"
+            if isinstance(error, NotFound):
+                sending.model = ""
+            await sending.send_error(error)
+        else:  # an internal error: the client gets a plain error, the log the details
+            self.code = Fatal.code
+            log.error("%s failed", sending.id, exc_info=error)
+            await sending.send_error(Fatal("internal error: the gateway's log has more under this request id"))
+        return True
+
+
+async def read_request(scope: Scope, receive: Receive, limit: int) -> PostRequest:
+    """Read a request with a body of at most ``limit`` bytes. Raises ``ClientLeft``, and as ``read_body``."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    body = await read_body(_body_chunks(receive), limit, int(length) if length.isdigit() else None)
+    return PostRequest(body, headers, scope)
+
+
+class ClientLeft(Exception):
+    """Disconnect of the client before its answer."""
+
+
+async def _body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives. Raises ``ClientLeft`` if the client disconnects before its end."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        if body := message.get("body", b""):
+            yield body
+        if not message.get("more_body"):
+            return
+
+
+class ConnectedClient:
+    """Context of work for a client: a disconnect cancels it. Raises ``ClientLeft``."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._left = False
+        self._watch: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelled = self._task.cancelling() if self._task is not None else 0
+        if ON_LEFT in self._scope:
+            self._scope[ON_LEFT] = self._leave
+        else:
+            self._watch = asyncio.get_running_loop().create_task(self._watch_connection())
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        else:
+            self._scope[ON_LEFT] = None
+        task, self._task = self._task, None
+        if self._left and task is not None:
+            others = task.uncancel() > self._cancelled  # other cancellations of the task
+            if kind is asyncio.CancelledError and not others:
+                raise ClientLeft from None
+
+    async def _watch_connection(self) -> None:
+        """Wait for the disconnect, on servers without a callback for it."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._task is not None and not self._left:
+            self._left = True
+            self._task.cancel()

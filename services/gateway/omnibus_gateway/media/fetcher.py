@@ -1,0 +1,243 @@
+"""The one fetcher: only this module of the system opens URLs.
+
+``urls`` parses a URL once, and ``ssrf`` checks every address to which it resolves. The connection is opened to a
+checked address, so a name that resolves differently later gains nothing. Each redirect starts again. HTTP is
+implemented by h11, which uvicorn already requires.
+"""
+
+import asyncio
+import functools
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from urllib.parse import urljoin
+
+import h11
+
+from omnibus.errors import BadMedia, BadRequest, TooLarge
+from omnibus_gateway.media import data_url, ssrf, urls
+from omnibus_gateway.tenancy import tenant as tenants
+from omnibus_gateway.tenancy.external_slots import TenantSlots
+
+log = logging.getLogger(__name__)
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Connect = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
+
+_BUFFER_BYTES = 256 * 1024  # bytes of the stream's buffer
+_READ_BYTES = 16 * 1024  # bytes that are parsed at a time, before other tasks have a turn
+_MAX_EVENTS_PER_TURN = 64  # parts of a response until then, because they may be as small as a byte
+_MAX_INFORMATIONAL = 5  # informational responses before the answer
+_UNCHECKED_CHUNK_COUNT, _MIN_MEAN_CHUNK_BYTES = (
+    1000,
+    256,
+)  # after so many chunks, the least mean size of one
+_FRAMING_FRACTION, _FRAMING_BYTES = 0.1, 64 * 1024  # most framing of a body: a fraction of it, plus bytes
+_MAX_HEADER_BYTES = 32 * 1024  # bytes of response headers at most
+_MAX_ADDRESSES = 3  # addresses of one name that are tried in turn
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_UNREACHABLE_MESSAGE = "The media URL could not be fetched: check that it is public and reachable, or send a data URL."
+
+
+class FetchRules(urls.UrlRules, frozen=True):
+    """Rules for fetches and their times in seconds."""
+
+    redirects: int = 3
+    timeout: float = 15.0  # of one item: waiting for a slot, all redirects, the whole body
+    connect_timeout: float = 4.0
+    concurrency: int = 64  # connections at once
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Return every address of ``host``, from the system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
+    """Open a connection to ``address``; with ``tls`` the certificate must be for ``name``."""
+    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER_BYTES)
+
+
+@functools.cache
+def _trusting_context() -> ssl.SSLContext:
+    """Return TLS that trusts the system's certificates. Reading them takes 40 ms, so the fetchers of a process share
+    it.
+    """
+    return ssl.create_default_context()
+
+
+class Fetcher:
+    """Fetches the bytes of a media URL. Safe for concurrent use on one event loop."""
+
+    def __init__(
+        self,
+        rules: FetchRules | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve = resolve_host,
+        connect: Connect = connect_address,
+    ) -> None:
+        self._rules = rules or FetchRules()
+        self._tls = tls or _trusting_context()
+        self._resolve = resolve
+        self._connect = connect
+        self._slots = TenantSlots(self._rules.concurrency)
+
+    async def fetch(self, url: str, limit: int, param: str = "") -> data_url.Inline:
+        """Fetch a data or http(s) URL of at most ``limit`` bytes.
+
+        ``param`` names the place in the request, and is only used in errors. A remote server's content type is not
+        trusted: ``declared`` is "" then. Raises ``BadRequest`` (the URL is rejected), ``BadMedia`` (it cannot be
+        fetched) and ``TooLarge``, each with fixed text.
+        """
+        if url[:5].lower() == "data:":
+            return data_url.decode_data_url(url, limit, param)
+        try:
+            async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current_tenant().name):
+                return data_url.Inline(await self._follow_redirects(url, limit, param), "")
+        except TimeoutError:
+            log.info("media fetch timed out", extra={"param": param})
+            raise BadMedia("The media URL did not deliver in time.", param=param) from None
+        except (OSError, h11.ProtocolError) as error:
+            log.info("media fetch failed: %.200s", error, extra={"param": param})
+            raise BadMedia(_UNREACHABLE_MESSAGE, param=param) from None
+
+    async def _follow_redirects(self, url: str, limit: int, param: str) -> bytes:
+        for _ in range(self._rules.redirects + 1):
+            target = urls.parse_url(url, self._rules, param)
+            answer = await self._fetch_target(target, limit, param)
+            if isinstance(answer, bytes):
+                return answer
+            try:
+                url = urljoin(url, answer)
+            except ValueError:  # brackets without an address
+                raise BadMedia("The media URL redirects to a malformed address.", param=param) from None
+        raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
+
+    async def _fetch_target(self, target: urls.UrlTarget, limit: int, param: str) -> bytes | str:
+        reader, writer = await self._open_connection(target, await self._resolve_addresses(target, param))
+        try:
+            return await _HttpExchange(reader, writer, limit, param).get(target)
+        finally:
+            # Not close(): a TLS goodbye to a stalled server would wait.
+            writer.transport.abort()
+
+    async def _resolve_addresses(self, target: urls.UrlTarget, param: str) -> Sequence[str]:
+        if target.address is not None:
+            return [target.host]
+        found = await self._resolve(target.host, target.port)
+        private = self._rules.allow_private
+        if not found or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in found):
+            log.warning("media host refused: %.100s resolves to %.200s", target.host, found)
+            raise BadRequest("The media URL's host is not reachable from here.", param=param)
+        return found[:_MAX_ADDRESSES]
+
+    async def _open_connection(self, target: urls.UrlTarget, pinned: Sequence[str]) -> Streams:
+        tls = self._tls if target.scheme == "https" else None
+        name = target.host if tls else None
+        failure: OSError | None = None
+        for address in pinned:
+            try:
+                async with asyncio.timeout(self._rules.connect_timeout):
+                    return await self._connect(address, target.port, tls, name)
+            except OSError as error:  # a timeout is one too
+                failure = error
+        raise ConnectionError(f"no address of {target.host:.100} answered: {failure}")
+
+
+class _HttpExchange:
+    """One GET on one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, param: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limit = limit
+        self._param = param
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
+        self._raw = 0  # bytes received
+        self._events = 0
+
+    async def get(self, target: urls.UrlTarget) -> bytes | str:
+        """Return the body, or the location of a redirect."""
+        self._send_request(target)
+        response = await self._read_response()
+        headers = {name: value.decode("latin-1") for name, value in response.headers}
+        if response.status_code in _REDIRECTS:
+            return self._redirect_location(headers)
+        self._check_response(response.status_code, headers)
+        return await self._read_body()
+
+    def _send_request(self, target: urls.UrlTarget) -> None:
+        # identity: without decompression there is no decompression bomb.
+        headers = [
+            ("Host", target.authority),
+            ("User-Agent", "omnibus"),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        request = self._http.send(h11.Request(method="GET", target=target.path, headers=headers))
+        self._writer.write((request or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+
+    async def _read_response(self) -> h11.Response:
+        for _ in range(_MAX_INFORMATIONAL + 1):
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                return event
+            if not isinstance(event, h11.InformationalResponse):
+                break
+        raise h11.RemoteProtocolError("no response")
+
+    async def _read_body(self) -> bytes:
+        parts: list[bytes] = []
+        received = 0
+        while isinstance(event := await self._next_event(), h11.Data):
+            parts.append(event.data)
+            received += len(event.data)
+            self._check_size(received)
+            self._check_framing(len(parts), received)
+        if not isinstance(event, h11.EndOfMessage):
+            raise h11.RemoteProtocolError("the body ended early")
+        return b"".join(parts)
+
+    async def _next_event(self) -> object:
+        self._events += 1
+        if self._events % _MAX_EVENTS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = await self._reader.read(_READ_BYTES)
+            self._raw += len(data)
+            self._http.receive_data(data)
+            await asyncio.sleep(0)  # buffered bytes would be read without a turn for other tasks
+        return event
+
+    def _check_framing(self, chunks: int, received: int) -> None:
+        """Raise ``BadMedia`` for a body whose framing costs too much.
+
+        The pieces of such a body cost far more than its bytes.
+        """
+        small = chunks > _UNCHECKED_CHUNK_COUNT and received < chunks * _MIN_MEAN_CHUNK_BYTES
+        if small or self._raw > received * (1 + _FRAMING_FRACTION) + _FRAMING_BYTES + _MAX_HEADER_BYTES:
+            raise BadMedia("The media URL's server sends its file in pieces that are too small.", param=self._param)
+
+    def _redirect_location(self, headers: dict[bytes, str]) -> str:
+        location = headers.get(b"location", "")
+        if not location or not location.isascii() or "\\" in location:
+            raise BadMedia("The media URL redirects to a place that is not accepted.", param=self._param)
+        return location
+
+    def _check_response(self, status: int, headers: dict[bytes, str]) -> None:
+        if status != 200:
+            raise BadMedia(f"The media URL answered with HTTP status {status}.", param=self._param)
+        if headers.get(b"content-encoding", "identity").lower() != "identity":
+            raise BadMedia("The media URL's server sent compressed content, which is not accepted.", param=self._param)
+        # h11 has checked that it is a number.
+        self._check_size(int(headers.get(b"content-length", 0)))
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self._limit:
+            raise TooLarge(f"A media item has more than {self._limit} bytes, the most accepted.", param=self._param)

@@ -1,0 +1,228 @@
+"""Checks of media before they are decoded: format, size, hash, and an estimate of the work.
+
+Only headers are read here. Decoding happens in an executor, which can be killed and restarted.
+"""
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from msgspec import Struct
+
+from omnibus.concurrency import gather_calls
+from omnibus.errors import BadMedia, TooLarge
+from omnibus.families.image_tokens import image_tokens
+from omnibus_gateway.media import data_url
+from omnibus_gateway.media.fetcher import Fetcher
+from omnibus_gateway.media.headers.base import Extent
+from omnibus_gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS, list_formats, read_header, sniff_mime
+from omnibus_gateway.openai.messages import MediaRef
+
+# Most bytes of an item that is inspected on the event loop: images must be hashed, and audio and video may have many
+# frames to count.
+_MAX_INLINE_BYTES = {"image": 4 << 20, "audio": 256 << 10, "video": 256 << 10}
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Limits of one request in bytes, pixels, seconds and counts."""
+
+    body_bytes: int = 64 << 20
+    item_bytes: int = 32 << 20
+    request_bytes: int = 64 << 20  # all items together, including fetched ones
+    items: int = 32
+    pixels: int = 50_000_000  # of one image or video frame
+    audio_seconds: float = 1800.0
+    video_seconds: float = 600.0
+    frames: int = 36_000  # of one video
+    video_pixels: int = 4_000_000_000  # of all frames of one video, because each must be decoded
+
+
+DEFAULT_LIMITS = MediaLimits()
+
+
+class MediaInfo(Struct, frozen=True):
+    """Facts about one item that are known without decoding it.
+
+    ``sha256`` is the full hex digest of the bytes. ``seconds`` is None for images, and if the header does not contain a
+    length. ``width`` and ``height`` are 0 for audio.
+    """
+
+    modality: str
+    mime: str
+    sha256: str
+    nbytes: int
+    width: int = 0
+    height: int = 0
+    seconds: float | None = None
+
+
+class InspectedMedia(Struct, frozen=True):
+    data: bytes
+    info: MediaInfo
+
+
+def inspect_media(
+    data: bytes, modality: str, declared: str = "", *, limits: MediaLimits = DEFAULT_LIMITS, param: str = ""
+) -> MediaInfo:
+    """Check one item of ``modality`` (image, video, audio) by its header.
+
+    ``declared`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia`` (unknown or unexpected
+    format, unreadable header, empty) and ``TooLarge``, with fixed text.
+    """
+    if len(data) > limits.item_bytes:
+        raise TooLarge(f"A media item has {len(data)} bytes; at most {limits.item_bytes} are accepted.", param=param)
+    mime = sniff_mime(data)
+    _check_kind(mime, modality, declared, param)
+    extent = _read_header(data, mime, modality, param)
+    _check_extent(extent, modality, limits, param)
+    digest = hashlib.sha256(data).hexdigest()
+    return MediaInfo(modality, mime, digest, len(data), extent.width, extent.height, extent.seconds)
+
+
+def estimate_tokens(info: MediaInfo, family: str = "") -> int:
+    """Estimate the tokens of the item, for routing and planning only; the encoder counts exactly.
+
+    Image: by the rule of the model's ``family`` (``omnibus.families.image_tokens``). Video: two frames per second,
+    merged in pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB of audio
+    or 250 kB of video count as one second.
+    """
+    if info.modality == "image":
+        return image_tokens(family, info.width, info.height)
+    if info.modality == "video":
+        cells = ceil(info.width / 28) * ceil(info.height / 28)
+        seconds = info.nbytes / 250_000 if info.seconds is None else info.seconds
+        return max(1, ceil(seconds)) * min(max(cells or 256, 4), 768)
+    seconds = info.nbytes / 16_000 if info.seconds is None else info.seconds
+    return max(1, ceil(25 * seconds))
+
+
+#: Reads the bytes of a client's file by its id.
+FileReader = Callable[[str], Awaitable[bytes]]
+
+
+async def load_media(
+    refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLimits, read_file: FileReader | None = None
+) -> list[InspectedMedia]:
+    """Fetch or decode every item of a request, and inspect it. Same order as ``refs``.
+
+    Remote items are fetched concurrently. The first error cancels the rest and is raised unchanged.
+    """
+    if len(refs) > limits.items:
+        raise TooLarge(f"The request has {len(refs)} media items; at most {limits.items} are accepted.")
+    budget = _Budget(limits.request_bytes)
+    if all(ref.data or ref.url[:5].lower() == "data:" for ref in refs):
+        return [await _load_item(ref, fetcher, limits, budget, read_file) for ref in refs]
+    return await gather_calls(*(_load_item(ref, fetcher, limits, budget, read_file) for ref in refs))
+
+
+class _Budget:
+    """Bytes that a request may still use."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._left = total
+
+    def take_bytes(self, nbytes: int, param: str) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise TooLarge(f"The request's media have more than {self._total} bytes, the most accepted.", param=param)
+
+
+async def _load_item(
+    ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget, read_file: FileReader | None
+) -> InspectedMedia:
+    if ref.data[:5].lower() == "data:":
+        data, declared = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
+    elif ref.file_id and read_file is not None:
+        data, declared = await read_file(ref.file_id), ""
+    elif ref.data:
+        data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
+    else:
+        found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
+        data, declared = found.data, found.declared
+    budget.take_bytes(len(data), ref.param)
+    return await _inspect_item(data, ref.modality, declared, limits, ref.param)
+
+
+async def inspect_files(
+    files: Sequence[tuple[bytes, str]], modality: str, limits: MediaLimits, param: str
+) -> list[InspectedMedia]:
+    """Inspect uploaded files of ``modality``.
+
+    Each is its bytes, and the declared MIME type or "". Raises as ``inspect_media``, and ``TooLarge`` for too many
+    bytes together.
+    """
+    budget = _Budget(limits.request_bytes)
+    found = []
+    for data, declared in files:
+        budget.take_bytes(len(data), param)
+        found.append(await _inspect_item(data, modality, declared, limits, param))
+    return found
+
+
+async def _inspect_item(data: bytes, modality: str, declared: str, limits: MediaLimits, param: str) -> InspectedMedia:
+    if len(data) < _MAX_INLINE_BYTES[modality]:
+        return InspectedMedia(data, inspect_media(data, modality, declared, limits=limits, param=param))
+    info = await asyncio.to_thread(inspect_media, data, modality, declared, limits=limits, param=param)
+    return InspectedMedia(data, info)
+
+
+def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
+    sniffed = mime.partition("/")[0]
+    fits = sniffed == modality or (modality == "audio" and mime in AUDIO_OR_VIDEO)
+    if not fits:
+        found = f"is {FORMATS[mime].name}" if mime else "is empty or in an unknown format"
+        raise BadMedia(f"The {modality} item {found}. {accepted_text(modality)}", param=param)
+    family, slash, _ = declared.partition("/")
+    if slash:
+        # A JPEG declared as PNG is common and harmless; audio declared as an image is not.
+        agrees = family in (modality, sniffed, "application", "binary")
+    else:
+        agrees = not declared or declared in FORMATS[mime].short
+    if not agrees:
+        instead = "" if slash else f": its format is one of {', '.join(FORMATS[mime].short)}"
+        raise BadMedia(f"The {modality} item is {mime}, not what its declared type says{instead}.", param=param)
+
+
+def accepted_text(modality: str) -> str:
+    """Return a sentence that lists the formats of ``modality``."""
+    return f"Accepted formats of {modality}: {list_formats(modality)}."
+
+
+def _read_header(data: bytes, mime: str, modality: str, param: str) -> Extent:
+    try:
+        return read_header(data, mime)
+    except (ValueError, struct.error, IndexError):
+        raise BadMedia(
+            f"The {modality} cannot be read: its header is damaged or cut short, or in a coding that is not accepted."
+            f" {accepted_text(modality)}",
+            param=param,
+        ) from None
+
+
+def _check_extent(extent: Extent, modality: str, limits: MediaLimits, param: str) -> None:
+    if extent.width * extent.height > limits.pixels:
+        raise TooLarge(f"The {modality} has more than {limits.pixels} pixels, the most accepted.", param=param)
+    if modality != "audio" and not (extent.width and extent.height):
+        raise BadMedia(f"The {modality} has no frames. {accepted_text(modality)}", param=param)
+    if modality == "video":
+        _check_frames(extent, limits, param)
+    if modality == "image" or extent.seconds is None:
+        return
+    most = limits.audio_seconds if modality == "audio" else limits.video_seconds
+    if extent.seconds > most:
+        raise TooLarge(f"The {modality} is longer than {most:g} seconds, the most accepted.", param=param)
+    if extent.seconds <= 0:
+        raise BadMedia(f"The {modality} is empty.", param=param)
+
+
+def _check_frames(extent: Extent, limits: MediaLimits, param: str) -> None:
+    if extent.frames > limits.frames:
+        raise TooLarge(f"The video has more than {limits.frames} frames, the most accepted.", param=param)
+    if extent.frames * extent.width * extent.height > limits.video_pixels:
+        most = f"{limits.video_pixels} pixels in all its frames"
+        raise TooLarge(f"The video has more than {most}, the most accepted: send it smaller or shorter.", param=param)

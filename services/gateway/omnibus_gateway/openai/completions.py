@@ -1,0 +1,236 @@
+"""Requests and responses of ``/v1/completions``: the model continues a text, without a chat template.
+
+Source: the types of the ``openai`` package, 3.52.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from omnibus.errors import BadRequest, TooLarge
+from omnibus_gateway.openai.chat_request import (
+    MAX_BIASES,
+    MAX_TOP_LOGPROBS,
+    Bias,
+    ChatRequest,
+    Count,
+    Penalty,
+    Presence,
+    Share,
+    StreamOptions,
+    Temperature,
+    TopK,
+    UserMessage,
+)
+from omnibus_gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
+from omnibus_gateway.openai.parse import decode_body
+from omnibus_gateway.openai.vllm_params import VllmParams, check_vllm_params
+
+PATH = "/v1/completions"
+
+#: Default limit of tokens of a completion, as in OpenAI's API.
+DEFAULT_TOKENS = 16
+#: Limit of the completions of one request: its prompts times ``n``.
+MAX_CHOICES = 128
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BiasedToken = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
+
+
+class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request with one or several prompts.
+
+    Each prompt is a text or a list of token ids. None means that the client did not set the field.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=1 << 17)]
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    #: Puts the prompt before its completion; only for prompts that are texts.
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
+
+    # Extras that other open servers also accept.
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    #: Returns the probabilities of the tokens, and this many of the most likely tokens at each position.
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    frequency_penalty: Presence | None = None
+    presence_penalty: Presence | None = None
+
+    # Accepted only with values that change nothing.
+    best_of: int | None = None
+    suffix: str | None = None
+
+    # Accepted and ignored.
+    user: str | None = None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each a text or token ids. Raises ``BadRequest`` for a list that mixes them."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if all(isinstance(each, int) for each in given):
+            return [given]  # type: ignore[list-item]
+        if all(isinstance(each, str) for each in given) or all(isinstance(each, list) for each in given):
+            return given  # type: ignore[return-value]
+        raise BadRequest("prompt must be a text, a list of texts, of token ids, or of lists of these", param="prompt")
+
+    def to_chat(self) -> ChatRequest:
+        """Return a chat request with these settings and a placeholder message."""
+        return ChatRequest(
+            model=self.model,
+            messages=[UserMessage(content="")],
+            max_tokens=self.max_tokens or DEFAULT_TOKENS,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            repetition_penalty=self.repetition_penalty,
+            ignore_eos=self.ignore_eos,
+            stop=self.stop,
+            min_p=self.min_p,
+            logprobs=None if self.logprobs is None else True,
+            top_logprobs=self.logprobs,
+            logit_bias=self.logit_bias,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            **self.vllm_params(),
+        )
+
+
+class PromptChoice(NamedTuple):
+    """One completion to generate: its index, its prompt, its seed, and whether the prompt's tokens count."""
+
+    place: int
+    prompt: str | list[int]
+    seed: int | None
+    counts_prompt: bool
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Parallel lists with one entry per token.
+
+    They are its text, the logarithm of its probability, the most likely tokens at its position, and its offset in the
+    completion, in characters.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, frozen=True):
+    text: str
+    index: int
+    finish_reason: FinishReason | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(Struct, frozen=True):
+    """A complete response, or one event of a stream. Only the last event of a stream may have ``usage``."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+_DECODER = msgspec.json.Decoder(CompletionRequest)
+_encode = msgspec.json.Encoder().encode
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+}
+
+
+def parse_completion_request(body: bytes) -> CompletionRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    wanted = decode_body(_DECODER, body)
+    for name, harmless in _HARMLESS.items():
+        value = getattr(wanted, name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"The value of '{name}' is not supported: omit it.", param=name)
+    if wanted.logprobs is not None and wanted.echo:
+        raise BadRequest("Prompts have no logprobs: omit echo or logprobs.", param="logprobs")
+    if wanted.best_of is not None and wanted.best_of != wanted.choices_per_prompt:
+        raise BadRequest("best_of must equal n: all generated completions are returned.", param="best_of")
+    if wanted.stream_options is not None and not wanted.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    check_vllm_params(wanted)
+    _check_prompts(wanted)
+    return wanted
+
+
+def _check_prompts(wanted: CompletionRequest) -> None:
+    prompts = wanted.prompts()
+    if len(prompts) * wanted.choices_per_prompt > MAX_CHOICES:
+        raise TooLarge(f"A request must have at most {MAX_CHOICES} completions: its prompts times n.", param="prompt")
+    if any(not prompt for prompt in prompts):
+        raise BadRequest("A prompt is empty: send a text or token ids.", param="prompt")
+    if wanted.echo and not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("echo must not be used with token ids: send the prompts as texts.", param="echo")
+
+
+def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
+    """Yield the completions of a request in order: all of the first prompt, then those of the next.
+
+    Each has its own seed, so that the completions of one prompt differ.
+    """
+    index = 0
+    for prompt in wanted.prompts():
+        for number in range(wanted.choices_per_prompt):
+            seed = None if wanted.seed is None else (wanted.seed + number) & (2**63 - 1)
+            yield PromptChoice(index, prompt, seed, number == 0)
+            index += 1
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
+    """Build the probabilities of ``tokens``. The first begins at ``offset`` characters of the completion."""
+    offsets = []
+    for each in tokens:
+        offsets.append(offset)
+        offset += len(each.token)
+    return CompletionLogprobs(
+        [each.token for each in tokens],
+        [each.logprob for each in tokens],
+        [{top.token: top.logprob for top in each.top_logprobs} for each in tokens],
+        offsets,
+    )
+
+
+def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:
+    """Add the tokens of all completions. A prompt counts once, even if it has several completions."""
+    prompt = text = 0
+    for choice, used in usages:
+        prompt += used.prompt_tokens if choice.counts_prompt else 0
+        text += used.completion_tokens
+    return build_usage(prompt_text=prompt, text=text)
+
+
+def encode_completion(answer: Completion) -> bytes:
+    """Encode a complete response as JSON."""
+    return _encode(answer)
+
+
+def encode_completion_event(answer: Completion) -> bytes:
+    """Encode one server-sent event."""
+    return b"data: %b\n\n" % _encode(answer)

@@ -1,0 +1,102 @@
+"""Requests and responses of ``/v1/embeddings``. Source: the types of the ``openai`` package, 3.52."""
+
+import base64
+from typing import Annotated, Literal, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from omnibus.errors import BadRequest
+from omnibus_gateway.openai.parse import decode_body
+
+PATH = "/v1/embeddings"
+
+#: Limit of the texts of one request.
+MAX_TEXTS = 2048
+
+#: Limit of the tokens of one text.
+MAX_TOKENS = 1 << 20
+
+Text = Annotated[str, Meta(min_length=1)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
+
+
+class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Texts to embed, as strings or token ids. None means that the client did not set the field."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    #: A text, or a list of texts; the tokens of a text, or a list of such.
+    input: Text | Annotated[list[Text | TokenId | Tokens], Meta(min_length=1, max_length=MAX_TOKENS)]
+    #: Number of dimensions to keep. The vectors then get length 1 again. Only for models that were trained for it.
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    #: An extra: how the token vectors of a text are pooled. The default is the mean.
+    pooling: Literal["mean", "last"] | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str | list[int]]:
+        if isinstance(self.input, str):
+            return [self.input]
+        return cast("list[str | list[int]]", [self.input] if isinstance(self.input[0], int) else self.input)
+
+
+class Embedding(Struct, frozen=True):
+    """One vector. ``embedding`` is a list of numbers, or base64 of float32 in little-endian order."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, frozen=True):
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+_DECODER = msgspec.json.Decoder(EmbeddingRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_embedding_request(body: bytes) -> EmbeddingRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``."""
+    request = decode_body(_DECODER, body)
+    ids = 0 if isinstance(request.input, str) else sum(isinstance(each, int) for each in request.input)
+    if ids and ids < len(request.input):
+        raise BadRequest("Send the tokens of one text, or a list of texts, not both in one list.", param="input")
+    if len(request.texts) > MAX_TEXTS:
+        raise BadRequest(f"input must have at most {MAX_TEXTS} texts, not {len(request.texts)}.", param="input")
+    return request
+
+
+def encode_embeddings(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:
+    """Encode the response to ``vectors`` [texts, width]. Raises ``BadRequest`` if ``dimensions`` exceeds the width."""
+    if request.dimensions is not None:
+        vectors = _truncate_vectors(vectors, request.dimensions)
+    data = [Embedding(index, _encode_vector(request, vector)) for index, vector in enumerate(vectors)]
+    return _encode(EmbeddingList(request.model, data, EmbeddingUsage(tokens, tokens)))
+
+
+def _truncate_vectors(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    if count > vectors.shape[1]:
+        raise BadRequest(
+            f"dimensions must be at most {vectors.shape[1]} for this model, not {count}", param="dimensions"
+        )
+    cut = vectors[:, :count]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def _encode_vector(request: EmbeddingRequest, vector: NDArray[np.float32]) -> list[float] | str:
+    if request.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]

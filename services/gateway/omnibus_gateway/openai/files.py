@@ -1,0 +1,88 @@
+"""Requests and responses of ``/v1/files``. Source: the types of the ``openai`` package, 3.52."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus_gateway.openai.parse import invalid_request
+
+FILES, FILE, CONTENT = "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"
+
+#: Purposes that clients may set; files of all purposes are treated the same.
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+AnyPurpose = Purpose | Literal["assistants_output", "batch_output"]
+#: Seconds that a client may request: an hour to 30 days.
+Seconds = Annotated[int, Meta(ge=3600, le=2592000)]
+#: Prefix of a form's fields, which clients write as ``expires_after[seconds]``.
+_EXPIRES = "expires_after"
+
+
+class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True):
+    """Expiry of a file."""
+
+    seconds: Seconds
+    anchor: Literal["created_at"] = "created_at"
+
+
+class FileForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of ``POST /v1/files`` except the file."""
+
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class FileQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of ``GET /v1/files``."""
+
+    after: Annotated[str, Meta(max_length=128)] = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: AnyPurpose | None = None
+
+
+class FileObject(Struct, frozen=True, kw_only=True):
+    """A file. Times are Unix seconds."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: AnyPurpose = "assistants_output"
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+
+
+class FileList(Struct, frozen=True, kw_only=True):
+    data: list[FileObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class FileDeleted(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+def parse_file_form(fields: Mapping[str, Any]) -> FileForm:
+    """Check the fields of an upload. Raises ``BadRequest`` with ``param``."""
+    nested = {name[len(_EXPIRES) + 1 : -1]: value for name, value in fields.items() if name.startswith(f"{_EXPIRES}[")}
+    plain = {name: value for name, value in fields.items() if not name.startswith(f"{_EXPIRES}[")}
+    return _convert({**plain, **({_EXPIRES: nested} if nested else {})}, FileForm)
+
+
+def parse_file_query(query: Mapping[str, str]) -> FileQuery:
+    """Check the query of a list. Raises ``BadRequest`` with ``param``."""
+    return _convert(query, FileQuery)
+
+
+def _convert(fields: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_request(str(error), kind) from None

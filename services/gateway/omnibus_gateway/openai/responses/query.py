@@ -1,0 +1,53 @@
+"""Queries of the routes of a response and of its items."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from omnibus.errors import BadRequest
+from omnibus_gateway.openai.parse import invalid_request
+
+Query = TypeVar("Query")
+Flag = Literal["true", "false"]
+
+
+class ListItemsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """A page of items after the item ``after``. The newest item is first, unless ``order`` is ``asc``."""
+
+    after: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+class RetrieveQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a retrieval. ``stream`` requests the events after number ``starting_after``."""
+
+    stream: Flag | UnsetType = UNSET
+    starting_after: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType = UNSET
+    include_obfuscation: Flag | UnsetType = UNSET
+
+    @property
+    def wants_stream(self) -> bool:
+        return self.stream == "true"
+
+    @property
+    def after(self) -> int:
+        """Number of the client's last event, or -1 if it has none."""
+        return self.starting_after if isinstance(self.starting_after, int) else -1
+
+
+def parse_query(fields: dict[str, str], kind: type[Query]) -> Query:
+    """Convert ``fields`` to ``kind``. Raises ``BadRequest`` with ``param``."""
+    known: dict[str, Any] = {
+        name: value.lower() if value in ("True", "False") else value for name, value in fields.items()
+    }
+    for name in [name for name in known if name in ("include", "include[]")]:
+        del known[name]  # every response includes all that can be included
+    try:
+        made = msgspec.convert(known, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_request(str(error), kind) from None
+    if isinstance(made, RetrieveQuery) and made.starting_after is not UNSET and not made.wants_stream:
+        raise BadRequest("starting_after is only allowed when stream is true.", param="starting_after")
+    return made

@@ -1,0 +1,300 @@
+"""Conversion of a response's items to a chat. Both use the same generation."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest
+from omnibus_gateway.openai import chat_request as chat
+from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message, Url
+from omnibus_gateway.openai.responses.items import (
+    Compaction,
+    FunctionCallItem,
+    FunctionCallOutput,
+    ImageGenerationCall,
+    InputAudioContent,
+    InputFile,
+    InputImage,
+    InputItem,
+    InputMessage,
+    InputText,
+    InputVideo,
+    OutputAudio,
+    OutputText,
+    Reasoning,
+    Refusal,
+)
+from omnibus_gateway.openai.responses.request import ObjectFormat, ResponseRequest, SchemaFormat
+from omnibus_gateway.openai.responses.tools import (
+    IMAGE_TOOL,
+    IMAGE_TOOL_DESCRIPTION,
+    IMAGE_TOOL_PARAMETERS,
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
+    ImageGenerationTool,
+    NamedImageChoice,
+)
+from omnibus_gateway.openai.tools import (
+    AllowedToolChoice,
+    AllowedTools,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    FunctionTool,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    ResponseFormat,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+)
+from omnibus_gateway.openai.vllm_params import check_vllm_params
+
+
+class ChatOfResponse(Struct, frozen=True):
+    """A chat, and the source of each message: a place in the request's input, or the history."""
+
+    request: ChatRequest
+    sources: tuple[str, ...]
+
+    def client_param(self, param: str) -> str:
+        """Convert ``param`` of an error about the chat to the response's."""
+        if not param.startswith("messages["):
+            return _CLIENT_PARAMS.get(param, param)
+        number, _, rest = param.removeprefix("messages[").partition("]")
+        source = self.sources[int(number)] if number.isdigit() and int(number) < len(self.sources) else "input"
+        if not source.startswith("input"):
+            return source
+        rest = _CALL_PLACE.sub("", rest)
+        for of_chat, of_response in _CLIENT_PLACES.items():
+            rest = rest.replace(of_chat, of_response)
+        return source + rest.removesuffix(".file")
+
+
+#: Text before the summary of a compaction, in the assistant's message that it becomes.
+SUMMARY_HEAD = "Summary of the conversation so far: "
+_CALL_PLACE = re.compile(r"\.tool_calls\[\d+\]\.function|\.tool_calls\[\d+\]")
+_CLIENT_PLACES = {
+    ".image_url.url": ".image_url",
+    ".video_url.url": ".video_url",
+    ".input_audio.data": ".input_audio",
+    ".tool_call_id": ".call_id",
+    ".file.file_": ".file_",
+}
+#: Names of a response's fields that differ from a chat's.
+_CLIENT_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+def to_chat(
+    wanted: ResponseRequest, history: Sequence[InputItem], items: Sequence[InputItem], history_param: str
+) -> ChatOfResponse:
+    """Build the chat of ``history`` followed by ``items``, those of the request.
+
+    Errors about the history have ``history_param``. Raises ``BadRequest`` for items that a chat does not support.
+    """
+    messages: list[Message] = []
+    sources: list[str] = []
+    if wanted.instructions:
+        messages.append(chat.SystemMessage(wanted.instructions))
+        sources.append("instructions")
+    named = [(item, history_param) for item in history]
+    listed = isinstance(wanted.input, list)
+    named += [(item, f"input[{index}]" if listed else "input") for index, item in enumerate(items)]
+    for item, param in named:
+        if isinstance(item, ImageGenerationCall):  # models do not see earlier images
+            continue
+        message = _to_message(item, param)
+        if isinstance(message, chat.AssistantMessage) and messages and _joins(messages[-1], item):
+            messages[-1] = _join_messages(messages[-1], message)
+            continue
+        messages.append(message)
+        sources.append(param)
+    request = _to_request(wanted, messages)
+    check_vllm_params(request)
+    try:
+        check_tools(request.tools, request.tool_choice)
+    except BadRequest as error:
+        error.param = error.param.replace(".function.name", ".name")
+        raise
+    return ChatOfResponse(request, tuple(sources))
+
+
+def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest:
+    return ChatRequest(
+        model=wanted.model,
+        messages=messages,
+        modalities=list(wanted.modalities) if wanted.modalities is not None else None,
+        audio=wanted.audio,
+        max_completion_tokens=wanted.max_output_tokens,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        seed=wanted.seed,
+        top_k=wanted.top_k,
+        repetition_penalty=wanted.repetition_penalty,
+        ignore_eos=wanted.ignore_eos,
+        min_p=wanted.min_p,
+        chat_template_kwargs=wanted.chat_template_kwargs,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        tools=[_to_tool(tool) for tool in wanted.tools] if wanted.tools else None,
+        tool_choice=_to_tool_choice(wanted),
+        parallel_tool_calls=wanted.parallel_tool_calls,
+        response_format=_to_response_format(wanted),
+        reasoning_effort=wanted.reasoning.effort if wanted.reasoning is not None else None,
+        prompt_cache_key=wanted.prompt_cache_key,
+        **wanted.vllm_params(),
+    )
+
+
+def _to_tool(tool: FlatFunctionTool | ImageGenerationTool) -> FunctionTool:
+    if isinstance(tool, ImageGenerationTool):
+        return FunctionTool(FunctionDefinition(IMAGE_TOOL, IMAGE_TOOL_DESCRIPTION, IMAGE_TOOL_PARAMETERS))
+    return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _to_tool_choice(wanted: ResponseRequest) -> ToolChoice | None:
+    match wanted.tool_choice:
+        case FlatNamedChoice(name):
+            return NamedToolChoice(FunctionName(name))
+        case NamedImageChoice():
+            return NamedToolChoice(FunctionName(IMAGE_TOOL))
+        case FlatAllowedChoice(mode, allowed):
+            return AllowedToolChoice(AllowedTools(mode, [NamedToolChoice(FunctionName(each.name)) for each in allowed]))
+        case choice:
+            return choice
+
+
+def _to_response_format(wanted: ResponseRequest) -> ResponseFormat | None:
+    match wanted.text.format if wanted.text is not None else None:
+        case ObjectFormat():
+            return JsonObjectFormat()
+        case SchemaFormat(name, schema, description, strict):
+            return JsonSchemaFormat(JsonSchema(name, schema, description, strict))
+    return None
+
+
+def _to_message(item: InputItem, param: str) -> Message:
+    match item:
+        case InputMessage():
+            return _to_plain_message(item, param)
+        case FunctionCallItem(call_id, name, arguments):
+            return chat.AssistantMessage(tool_calls=[ToolCall(call_id, FunctionCall(name, arguments))])
+        case FunctionCallOutput(call_id, output):
+            return chat.ToolMessage(_plain_text(output, param), call_id)
+        case Compaction():
+            return chat.AssistantMessage(_summary(item, param))
+        case Reasoning():
+            return chat.AssistantMessage(reasoning_content=item.text or None)
+        case _:
+            raise BadRequest("Items of this type are not supported: omit it.", param=f"{param}.type")
+
+
+def _summary(item: Compaction, param: str) -> str:
+    if not item.text:
+        raise BadRequest(
+            "encrypted_content must be that of a compaction: send it unchanged.", param=f"{param}.encrypted_content"
+        )
+    return f"{SUMMARY_HEAD}{item.text}"
+
+
+def _to_plain_message(item: InputMessage, param: str) -> Message:
+    match item.role:
+        case "assistant":
+            return chat.AssistantMessage(_assistant_text(item, param))
+        case "user":
+            return chat.UserMessage(_user_content(item.content, param))
+        case "system":
+            return chat.SystemMessage(_plain_text(item.content, param))
+        case _:
+            return chat.DeveloperMessage(_plain_text(item.content, param))
+
+
+def _joins(before: Message, item: InputItem) -> bool:
+    """Return whether ``item`` continues the preceding message. Calls follow text, and both follow reasoning."""
+    if not isinstance(before, chat.AssistantMessage):
+        return False
+    thoughts_alone = before.content is None and not before.tool_calls
+    return isinstance(item, FunctionCallItem) or (isinstance(item, InputMessage) and thoughts_alone)
+
+
+def _join_messages(before: Message, more: chat.AssistantMessage) -> chat.AssistantMessage:
+    if not isinstance(before, chat.AssistantMessage):
+        return more
+    calls = [*(before.tool_calls or ()), *(more.tool_calls or ())]
+    return chat.AssistantMessage(
+        content=more.content if before.content is None else before.content,
+        tool_calls=calls or None,
+        reasoning_content=before.reasoning_content,
+    )
+
+
+def _assistant_text(item: InputMessage, param: str) -> str:
+    if isinstance(item.content, str):
+        return item.content
+    texts: list[str] = []
+    for index, part in enumerate(item.content):
+        match part:
+            case OutputText(text) | InputText(text):
+                texts.append(text)
+            case Refusal(refusal):
+                texts.append(refusal)
+            case OutputAudio(transcript):
+                texts.append(transcript)
+            case _:
+                raise BadRequest("Parts of an assistant's message must be text.", param=f"{param}.content[{index}]")
+    return "".join(texts)
+
+
+def _plain_text(content: Any, param: str) -> str | list[chat.TextPart]:
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if not isinstance(part, InputText | OutputText):
+            raise BadRequest("Parts of this message must be text.", param=f"{param}.content[{index}]")
+    return [chat.TextPart(part.text) for part in content]
+
+
+def _user_content(content: Any, param: str) -> str | list[chat.UserPart]:
+    if isinstance(content, str):
+        return content
+    return [_user_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
+
+
+def _user_part(part: Any, param: str) -> chat.UserPart:
+    match part:
+        case InputText(text) | OutputText(text):
+            return chat.TextPart(text)
+        case InputImage():
+            return _image_part(part, param)
+        case InputAudioContent(sound):
+            return chat.InputAudioPart(chat.InputAudio(sound.data, sound.format))
+        case InputVideo(url):
+            return chat.VideoPart(Url(url))
+        case InputFile():
+            return _file_part(part, param)
+    raise BadRequest("Parts of a user's message must be text, images, audio or video.", param=param)
+
+
+def _file_part(part: InputFile, param: str) -> chat.FilePart:
+    if part.file_url is not None:
+        raise BadRequest("file_url is not supported: send input_image or input_video.", param=f"{param}.file_url")
+    return chat.FilePart(chat.FileReference(part.file_id, part.file_data, part.filename))
+
+
+def _image_part(part: InputImage, param: str) -> chat.ImagePart | chat.FilePart:
+    if part.file_id is not None:
+        return chat.FilePart(chat.FileReference(part.file_id))
+    if not part.image_url:
+        raise BadRequest(f"Missing required parameter: '{param}.image_url'.", param=f"{param}.image_url")
+    return chat.ImagePart(ImageUrl(part.image_url, part.detail))
+
+
+def output_as_input(output: Sequence[Any]) -> list[InputItem]:
+    """Convert items of a response's output to input items."""
+    return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])

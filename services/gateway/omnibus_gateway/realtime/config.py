@@ -1,0 +1,189 @@
+"""Configuration of a session: updates are validated against the abilities of its model."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from omnibus.errors import BadRequest
+from omnibus_gateway.openai.realtime.session import (
+    InputAudioUpdate,
+    InputTranscription,
+    OutputAudioUpdate,
+    PcmFormat,
+    ResponseFields,
+    ResponseOptions,
+    ServerVad,
+    SessionConfig,
+    SessionKind,
+    SessionUpdate,
+    is_given,
+    voice_name,
+)
+from omnibus_gateway.tasks.chat import OPENAI_VOICES
+
+
+class ModelAbilities(NamedTuple):
+    """Abilities of a model of the plan. The model of an app counts as able to do everything."""
+
+    speaks: bool = True
+    hears: bool = True
+    voices: tuple[str, ...] = ()
+
+    @property
+    def default_detection(self) -> ServerVad | None:
+        return ServerVad() if self.hears else None
+
+    @property
+    def default_voice(self) -> str:
+        if not self.speaks:
+            return ""
+        return self.voices[0] if self.voices else OPENAI_VOICES[0]
+
+
+#: Fields with the same meaning in a session and in one response, and the value that null stands for.
+_SHARED_DEFAULTS: dict[str, Any] = {
+    "instructions": "",
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "max_output_tokens": "inf",
+    "temperature": None,
+    "seed": None,
+}
+
+
+#: Abilities of a session without responses: the model that the session names transcribes.
+TRANSCRIBES = ModelAbilities(speaks=False)
+#: Fields that an update of a transcription session may have, with its ``type``.
+_TRANSCRIPTION_FIELDS = frozenset({"type", "audio", "include", "tracing"})
+
+
+def default_config(model: str, abilities: ModelAbilities, kind: SessionKind = "realtime") -> SessionConfig:
+    """Return the configuration of a session before its first update."""
+    if kind == "transcription":
+        written = InputTranscription(model) if model else None
+        return SessionConfig(model=model, kind=kind, modality="text", turn_detection=ServerVad(), transcription=written)
+    return SessionConfig(
+        model=model,
+        modality="audio" if abilities.speaks else "text",
+        voice=abilities.default_voice,
+        turn_detection=abilities.default_detection,
+    )
+
+
+def apply_update(
+    config: SessionConfig, update: SessionUpdate, abilities: ModelAbilities, *, has_spoken: bool
+) -> SessionConfig:
+    """Return ``config`` with the fields of ``update``.
+
+    Raises ``BadRequest`` that names the first invalid field.
+    """
+    if update.type != config.kind:
+        raise BadRequest(f"The type of a session is fixed: it is {config.kind!r}.", param="session.type")
+    if config.kind == "transcription":
+        _check_transcription(update)
+    if update.model and update.model != config.model:
+        raise BadRequest(f"The model of a session is fixed: it is {config.model}.", param="session.model")
+    _refuse(update, {"prompt": (None,), "include": (None, [])})
+    changes = _shared_changes(update, abilities, "session")
+    if is_given(update.truncation):
+        if update.truncation not in (None, "auto", "disabled"):
+            raise BadRequest("truncation must be 'auto' or 'disabled'.", param="session.truncation")
+        changes["truncation"] = update.truncation or "auto"
+    if update.audio is not None and update.audio is not UNSET:
+        changes |= _input_changes(update.audio.input, abilities)
+        changes |= _output_changes(update.audio.output, abilities, "session")
+    if has_spoken and changes.get("voice", config.voice) != config.voice:
+        raise BadRequest("The voice cannot be changed once it has spoken.", param="session.audio.output.voice")
+    return msgspec.structs.replace(config, **changes)
+
+
+def _check_transcription(update: SessionUpdate) -> None:
+    """Raise ``BadRequest`` for a field that only sessions with responses have."""
+    given = [name for name in update.__struct_fields__ if is_given(getattr(update, name))]
+    others = [name for name in given if name not in _TRANSCRIPTION_FIELDS]
+    if update.audio is not None and update.audio is not UNSET and is_given(update.audio.output):
+        others.append("audio.output")
+    if others:
+        raise BadRequest(
+            "A transcription session accepts only audio.input: omit this field.", param=f"session.{others[0]}"
+        )
+
+
+def check_update(update: SessionUpdate) -> None:
+    """Raise ``BadRequest`` for an update that no model supports."""
+    apply_update(SessionConfig(model="", kind=update.type), update, ModelAbilities(), has_spoken=False)
+
+
+def apply_options(config: SessionConfig, options: ResponseOptions, abilities: ModelAbilities) -> SessionConfig:
+    """Return ``config`` with the ``options`` of one response. Raises ``BadRequest``."""
+    _refuse(options, {"prompt": (None,)}, "response")
+    changes = _shared_changes(options, abilities, "response")
+    if options.audio is not None and options.audio is not UNSET:
+        changes |= _output_changes(options.audio.output, abilities, "response")
+    return msgspec.structs.replace(config, **changes)
+
+
+def _shared_changes(update: ResponseFields, abilities: ModelAbilities, place: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for name, default in _SHARED_DEFAULTS.items():
+        value = getattr(update, name)
+        if is_given(value):
+            changes[name] = default if value is None else value
+    if is_given(update.tools):
+        changes["tools"] = tuple(update.tools or ())
+    if update.reasoning is not UNSET:
+        changes["effort"] = update.reasoning.effort if update.reasoning is not None else None
+    if is_given(update.output_modalities):
+        modality = (update.output_modalities or ["audio" if abilities.speaks else "text"])[0]
+        if modality == "audio" and not abilities.speaks:
+            raise BadRequest("The model has no audio output: send ['text'].", param=f"{place}.output_modalities")
+        changes["modality"] = modality
+    return changes
+
+
+def _input_changes(update: InputAudioUpdate | UnsetType | None, abilities: ModelAbilities) -> dict[str, Any]:
+    if update is UNSET:
+        return {}
+    if update is None:
+        return {"input_format": PcmFormat(), "transcription": None, "turn_detection": abilities.default_detection}
+    _refuse(update, {"noise_reduction": (None,)}, "session.audio.input")
+    changes: dict[str, Any] = {"input_format": update.format or PcmFormat()} if is_given(update.format) else {}
+    if update.turn_detection is not UNSET:
+        changes["turn_detection"] = update.turn_detection
+    if update.transcription is not UNSET:
+        changes["transcription"] = update.transcription
+    return changes
+
+
+def _output_changes(
+    update: OutputAudioUpdate | UnsetType | None, abilities: ModelAbilities, place: str
+) -> dict[str, Any]:
+    if update is UNSET:
+        return {}
+    if update is None:
+        return {"output_format": PcmFormat(), "voice": abilities.default_voice, "speed": 1.0}
+    changes: dict[str, Any] = {}
+    if is_given(update.format):
+        changes["output_format"] = update.format or PcmFormat()
+    if update.speed is not UNSET:
+        changes["speed"] = 1.0 if update.speed is None else float(update.speed)
+    if is_given(update.voice):
+        changes["voice"] = _checked_voice(update.voice, abilities, f"{place}.audio.output.voice")
+    return changes
+
+
+def _checked_voice(voice: Any, abilities: ModelAbilities, param: str) -> str:
+    name = voice_name(voice) if voice is not None else abilities.default_voice
+    if abilities.voices and name not in (*abilities.voices, *OPENAI_VOICES):
+        raise BadRequest(f"unknown voice {name[:64]!r}: use one of {', '.join(abilities.voices)}", param=param)
+    return str(name)
+
+
+def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "session") -> None:
+    """Raise ``BadRequest`` for a field with an unsupported value."""
+    for name, values in accepted.items():
+        value = getattr(update, name)
+        if is_given(value) and value not in values:
+            raise BadRequest(f"{name} is not supported with this value: omit it.", param=f"{place}.{name}")

@@ -1,0 +1,282 @@
+"""Realtime sessions of one gateway: opening, resuming, time limits, and closing."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from uvicorn.protocols.utils import ClientDisconnected
+
+from omnibus.bus import Bus
+from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
+from omnibus.metrics import GATEWAY
+from omnibus.recording.sessions import read_session
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.http import websocket
+from omnibus_gateway.http.websocket import WebSocketConnection
+from omnibus_gateway.openai.realtime.client_events import read_event_id
+from omnibus_gateway.openai.realtime.session import SessionConfig, SessionKind, SessionUpdate
+from omnibus_gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
+from omnibus_gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
+from omnibus_gateway.realtime.event_sender import EventSender
+from omnibus_gateway.realtime.restored import RestoredSession
+from omnibus_gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
+from omnibus_gateway.realtime.session import RealtimeSession
+from omnibus_gateway.realtime.session_limits import EventPace, HeldBytes, rate_limit_events
+from omnibus_gateway.realtime.session_log import SessionLog, claim_log
+from omnibus_gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
+from omnibus_gateway.realtime.transcriber import require_hearing
+from omnibus_gateway.realtime.turns import SessionContext
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tenancy.deferred import revoked_error
+from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
+from omnibus_gateway.tenancy.rate_limits import RateLimits
+from omnibus_gateway.tenancy.tenant import current_tenant
+
+log = logging.getLogger(__name__)
+
+#: Values of ``OMNIBUS_GATEWAY_REALTIME_RESUME``.
+RESUME_MODES = ("off", "requested", "always")
+
+#: Seconds that a client may take to read its events.
+STALLED_SECONDS = 30.0
+#: Codes with which a client closes a session for good.
+_FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
+
+
+class SessionEnd(NamedTuple):
+    """End of a connection: an optional error event and the close code, 0 if the client has disconnected.
+
+    ``over`` is the reason why the session has ended for good; if empty, the client may resume it.
+    """
+
+    code: int = 0
+    reason: str = ""
+    error: OmnibusError | None = None
+    over: str = ""
+
+
+class OpenedSession(NamedTuple):
+    """Session before its first event here, valid until ``expires`` (Unix seconds).
+
+    A session with a ``log`` can be resumed; ``token`` is set if it is new. The client of a ``restored`` session has
+    ``seen`` this many events.
+    """
+
+    id: str
+    config: SessionConfig
+    abilities: ModelAbilities
+    expires: float
+    log: SessionLog | None = None
+    token: ResumeToken | None = None
+    restored: RestoredSession | None = None
+    seen: int = 0
+
+
+class Realtime(OpenSockets):
+    """Opens sessions with the models of ``chat`` and of apps."""
+
+    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus, events: LogBudget | None = None) -> None:
+        self._events = events
+        if settings.realtime_resume not in RESUME_MODES:
+            modes = ", ".join(RESUME_MODES)
+            raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it must be one of {modes}")
+        self._detectors = SpeechDetectors(settings.realtime_detector)
+        super().__init__(settings, "session", "realtime sessions")
+        self._bus = bus
+        self._chat = chat
+        self.chats: Chat | AppChats = chat
+        GATEWAY.realtime_open.set_value(lambda: self.count)
+
+    def open_session(
+        self, model: str, update: SessionUpdate | None, kind: SessionKind, *, resumable: bool
+    ) -> OpenedSession:
+        """Create a session with ``model``. Raises ``NotFound`` and ``BadRequest``."""
+        config, abilities = self.begin_config(model, update, kind)
+        expires, mode = time.time() + self._settings.realtime_seconds, self._settings.realtime_resume
+        if mode == "off" or not (resumable or mode == "always"):
+            return OpenedSession(new_session_id(), config, abilities, expires)
+        token = ResumeToken.create()
+        log = SessionLog(self._bus, token.id, budget=self._events)
+        return OpenedSession(token.id, config, abilities, expires, log, token)
+
+    async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
+        """Restore the session of ``token``; its old connection loses it.
+
+        Raises ``NotFound``, also if another tenant owns it, ``BadRequest``, ``Conflict``, ``BusUnavailable`` and
+        ``ProtocolError``.
+        """
+        known = await read_session(self._bus, token.id)
+        restored, count = RestoredSession(known.entries[0]), len(known.entries)
+        _check_opens(token, restored)
+        await restored.apply_entries(known.entries)
+        _check_goes_on(restored)
+        seen = parse_event_number(token.id, last_event_id, len(restored.events))
+        log = await claim_log(self._bus, token.id, known, self._events)
+        await restored.apply_entries(known.entries[count:])
+        _check_goes_on(restored)
+        config = restored.config
+        abilities = self._find_abilities(config.model, config.kind)
+        GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
+        return OpenedSession(token.id, restored.config, abilities, restored.origin.expires, log, None, restored, seen)
+
+    def begin_config(
+        self, model: str, update: SessionUpdate | None, kind: SessionKind = "realtime"
+    ) -> tuple[SessionConfig, ModelAbilities]:
+        """Return the configuration of a new session with ``model``. Raises ``NotFound`` and ``BadRequest``."""
+        abilities = self._find_abilities(model, kind)
+        config = default_config(model, abilities, kind)
+        if update is not None:
+            config = apply_update(config, update, abilities, has_spoken=False)
+        return config, abilities
+
+    def _find_abilities(self, model: str, kind: SessionKind) -> ModelAbilities:
+        if kind == "transcription":
+            if model:
+                require_hearing(self._chat, self.chats, model, "model")
+            return TRANSCRIBES
+        if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
+            return ModelAbilities()
+        found = self._chat.find_model(model)
+        return ModelAbilities(found.has_talker, "audio" in found.encoders, found.voices)
+
+    def _find_detector(self, model: str) -> DetectorFactory:
+        router = self._chat.runs.router
+        plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
+        return self._detectors.choose((plan is not None and plan.speech_detector) or "")
+
+    async def serve(self, connection: WebSocketConnection, opened: OpenedSession, limits: RateLimits | None) -> None:
+        """Run a session on an accepted connection until one side ends it."""
+        outbox = EventSender(connection.send_text, STALLED_SECONDS, opened.log)
+        session = self._create_session(opened, outbox, limits)
+        end = SessionEnd(websocket.SERVER_ERROR, "internal error", over="internal error")
+        try:
+            if opened.restored is None:
+                session.begin(str(opened.token) if opened.token else "", current_tenant().name)
+            else:
+                await session.resume(opened.restored, opened.seen)
+            seconds = max(0.0, opened.expires - time.time())
+            end = await self._converse(connection, session, outbox, seconds, limits)
+        finally:
+            await session.close(over=end.over if opened.log is not None else "closed")
+            if end.code:
+                await self._say_goodbye(connection, session, outbox, end)
+            elif end.over and opened.log is not None:
+                with suppress(OmnibusError, ClientDisconnected):
+                    await outbox.flush_texts()
+
+    def _create_session(self, opened: OpenedSession, outbox: EventSender, limits: RateLimits | None) -> RealtimeSession:
+        context = SessionContext(
+            self._chat,
+            self.chats,
+            opened.abilities,
+            int(opened.expires),
+            HeldBytes().count_bytes,
+            response_limit(limits),
+            rate_limit_events(limits),
+            self._find_detector,
+            self._settings.realtime_early,
+        )
+        return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
+
+    async def _converse(
+        self,
+        connection: WebSocketConnection,
+        session: RealtimeSession,
+        outbox: EventSender,
+        seconds: float,
+        limits: RateLimits | None,
+    ) -> SessionEnd:
+        """Handle events until the session ends, at most for ``seconds``; returns its end."""
+        loop = asyncio.get_running_loop()
+        reading = loop.create_task(self._read_events(connection, session))
+        sending = loop.create_task(_send_events(outbox))
+        draining = loop.create_task(self._wait_drained(session))
+        tasks = {reading, sending, draining, loop.create_task(_wait_key_revoked(limits))}
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                error = EventRefused("The session reached its maximum duration: open another one.", SESSION_EXPIRED)
+                return SessionEnd(websocket.GOING_AWAY, "session expired", error, over="expired")
+            return next(iter(done)).result()
+        finally:
+            for task in tasks:
+                await until_cancelled(task)
+
+    async def _read_events(self, connection: WebSocketConnection, session: RealtimeSession) -> SessionEnd:
+        idle, pace = self._settings.realtime_idle, EventPace()
+        while True:
+            try:
+                async with asyncio.timeout(idle):
+                    text = await connection.receive_text()
+            except TimeoutError:
+                if session.is_responding:
+                    continue
+                error = EventRefused(f"The client has sent nothing for {idle:g} s.", IDLE_TIMEOUT)
+                return SessionEnd(websocket.NORMAL, "idle", error, over="idle")
+            except OmnibusError as error:
+                session.post_error(error)
+                continue
+            if text is None:
+                return SessionEnd(over="closed" if connection.closed_code in _FINAL_CLOSES else "")
+            try:
+                await session.handle_text(text)
+            except TooSlow as error:
+                return SessionEnd(websocket.POLICY, error.message, over="slow")
+            except Exception:
+                log.exception("%s failed", session.id)
+                failure = Fatal("internal error: the gateway's log has more under the id of this session")
+                session.post_error(failure, read_event_id(text))
+            await pace.wait()
+
+    async def _say_goodbye(
+        self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender, end: SessionEnd
+    ) -> None:
+        """Send the waiting events and the error, then close the connection."""
+        if end.error is not None:
+            session.post_error(end.error)
+        try:
+            async with asyncio.timeout(websocket.CLOSE_SECONDS):
+                await outbox.flush_texts()
+        except (ClientDisconnected, TimeoutError, OmnibusError):
+            pass  # the client does not read, or has resumed the session elsewhere
+        await connection.close(end.code, end.reason)
+
+    async def _wait_drained(self, session: RealtimeSession) -> SessionEnd:
+        await self.wait_stop()
+        await session.wait_responses()
+        return SessionEnd(websocket.RESTART, "the gateway is stopping")
+
+
+def _check_opens(token: ResumeToken, restored: RestoredSession) -> None:
+    """Raise ``NotFound`` if the client may not have the session."""
+    token.check_opens(restored.origin)
+    if not current_tenant().owns(restored.origin.tenant):
+        raise NotFound("the session of this token is unknown: open another one", param="resume")
+
+
+def _check_goes_on(restored: RestoredSession) -> None:
+    """Raise ``NotFound`` if the session has ended."""
+    if restored.over or restored.origin.expires <= time.time():
+        raise NotFound(f"the session has ended ({restored.over or 'expired'}): open another one", param="resume")
+
+
+async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
+    await wait_revoked(limits)
+    return SessionEnd(websocket.POLICY, "the API key was revoked", revoked_error(), over="revoked")
+
+
+async def _send_events(outbox: EventSender) -> SessionEnd:
+    try:
+        await outbox.send_texts()
+    except TooSlow as error:
+        return SessionEnd(websocket.POLICY, error.message, over="slow")
+    except Conflict:
+        return SessionEnd(websocket.POLICY, "the session continues on another connection")
+    except ClientDisconnected:
+        pass
+    return SessionEnd()

@@ -1,0 +1,259 @@
+"""Session of one client: its events change the conversation and request responses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from omnibus.api_key import hash_key
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.recording.sessions import SessionOrigin, TruncatedItem
+from omnibus_gateway.openai.realtime import client_events as wire
+from omnibus_gateway.openai.realtime.items import RealtimeReference
+from omnibus_gateway.openai.realtime.session import ResponseOptions, SessionConfig, encode_event, is_given
+from omnibus_gateway.realtime.config import apply_options, apply_update
+from omnibus_gateway.realtime.conversation import (
+    Conversation,
+    ConversationItem,
+    build_item,
+)
+from omnibus_gateway.realtime.errors import require_item
+from omnibus_gateway.realtime.event_sender import EventSender
+from omnibus_gateway.realtime.input_turns import InputTurns
+from omnibus_gateway.realtime.response_events import Event
+from omnibus_gateway.realtime.restored import RestoredSession
+from omnibus_gateway.realtime.session_events import SessionEvents
+from omnibus_gateway.realtime.spoken_input import SpokenInput
+from omnibus_gateway.realtime.transcriber import InputTranscriber
+from omnibus_gateway.realtime.turn import CLIENT_CANCELLED
+from omnibus_gateway.realtime.turns import SessionContext, SessionTurns, new_id
+
+
+class RealtimeSession:
+    """Session of one client: handles its events, and replies through ``outbox``.
+
+    A ``restored`` session continues where it was.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        context: SessionContext,
+        config: SessionConfig,
+        outbox: EventSender,
+        restored: RestoredSession | None = None,
+    ) -> None:
+        self.id = id
+        self.config = config
+        self._context = context
+        self._outbox = outbox
+        known_input = restored.input if restored is not None else None
+        self._input = InputTurns(config, context.count_bytes, known_input, context.find_detector)
+        self._events = SessionEvents(id, outbox, self._input, len(restored.events) if restored is not None else 0)
+        self._post = self._events.post
+        # A message is answered once the response in progress is over.
+        self._waits_for_turn = restored is not None and restored.waits_for_turn
+        self._closing = False
+        self._transcriber = InputTranscriber(
+            config.model,
+            context.chat,
+            context.chats,
+            context.limit,
+            self._post,
+            self._write_down,
+        )
+        if restored is None:
+            self._conversation = Conversation(new_id("conv_"), context.count_bytes)
+        else:
+            self._conversation = restored.conversation
+            self._conversation.count_with(context.count_bytes)
+        self._turns = SessionTurns(context, self._conversation, self._post, outbox, self._on_turn_over)
+        self._turns.has_spoken = restored is not None and restored.has_spoken
+        self._spoken = SpokenInput(
+            config, self._input, self._conversation, self._turns, self._transcriber, self._events, self._answer_message
+        )
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            wire.UpdateSession: self._update_session,
+            wire.AppendAudio: self._spoken.append,
+            wire.CommitAudio: self._spoken.commit,
+            wire.ClearAudio: self._spoken.clear,
+            wire.ClearOutput: self._refuse_output_clear,
+            wire.CreateItem: self._create_item,
+            wire.RetrieveItem: self._retrieve_item,
+            wire.TruncateItem: self._truncate_item,
+            wire.DeleteItem: self._delete_item,
+            wire.CreateResponse: self._create_response,
+            wire.CancelResponse: self._cancel_response,
+        }
+
+    @property
+    def is_responding(self) -> bool:
+        """True while a response is in progress."""
+        return self._turns.count > 0
+
+    def begin(self, token: str = "", tenant: str = "") -> None:
+        """Send the first events. With ``token``, clients of ``tenant`` can resume the session."""
+        shown = self._session_event() | ({"resume_token": token} if token else {})
+        origin = SessionOrigin(
+            self.config.model, self._context.expires_at, self._conversation.id, hash_key(token), tenant
+        )
+        config = msgspec.Raw(encode_event(self.config))
+        self._post([{"type": "session.created", "session": shown}], origin=origin, config=config)
+        conversation = {"id": self._conversation.id, "object": "realtime.conversation"}
+        self._post([{"type": "conversation.created", "conversation": conversation}])
+
+    async def resume(self, restored: RestoredSession, seen: int) -> None:
+        """Send the events after the first ``seen`` ones, then continue the responses."""
+        self._outbox.post_texts([body.decode() for body in restored.events[seen:]])
+        self._post(
+            [
+                {
+                    "type": "session.resumed",
+                    "session": self._session_event(),
+                    "input_audio_bytes": self._input.end_bytes,
+                    "active_responses": list(restored.turns),
+                }
+            ]
+        )
+        for turn in restored.turns.values():
+            self._turns.resume_turn(turn)
+        for id, known in restored.transcripts.items():
+            if self.config.transcription is not None and id in self._conversation:
+                self._transcriber.start(self.config.transcription, self._conversation.find_item(id), known)
+        if self._input.speech_id and await self._spoken.interrupt():
+            return
+        if self._waits_for_turn and self._turns.active is None:
+            self._answer_waiting()
+
+    async def handle_text(self, text: str) -> None:
+        """Handle the event in a frame; an invalid one gets an ``error`` event with its id."""
+        try:
+            event = wire.parse_client_event(text)
+            if not isinstance(event, wire.AppendAudio):
+                await self._turns.drop_begun()
+            done = self._handlers[type(event)](event)
+            if done is not None:
+                await done
+        except OmnibusError as error:
+            self.post_error(error, wire.read_event_id(text))
+        await self._outbox.wait_room()
+
+    def post_error(self, error: OmnibusError, event_id: str | None = None) -> None:
+        """Send an ``error`` event about the event ``event_id``."""
+        self._events.post_error(error, event_id)
+
+    async def wait_responses(self) -> None:
+        """Wait until no response is in progress."""
+        await self._turns.wait_over()
+
+    async def close(self, *, over: str) -> None:
+        """Cancel all responses. ``over`` is why the session has ended for good, empty if it can be resumed."""
+        self._closing = True
+        if not over:
+            self._outbox.close()
+        await self._transcriber.close()
+        await self._turns.cancel_all()
+        if over:
+            self._post([], over=over)
+
+    # Session and input
+
+    def _update_session(self, event: wire.UpdateSession) -> None:
+        config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._turns.has_spoken)
+        if config.transcription is not None:
+            self._transcriber.find_model(config.transcription)
+        self.config = config
+        self._spoken.configure(config)
+        shown = {"type": "session.updated", "session": self._session_event()}
+        self._post([shown], config=msgspec.Raw(encode_event(config)))
+
+    def _answer_message(self) -> None:
+        """Answer the latest message, once the response in progress is over."""
+        if self._turns.active is None:
+            self._respond()
+        else:
+            self._waits_for_turn = True
+            self._post([], waits=True)
+
+    def _write_down(self, id: str, transcript: str) -> None:
+        """Store a transcript; a transcription session drops the audio then."""
+        if id in self._conversation:
+            self._conversation.write_down(id, transcript, keeps_audio=self.config.kind != "transcription")
+
+    def _refuse_output_clear(self, event: wire.ClearOutput) -> None:
+        raise BadRequest(event.refusal, param="type")
+
+    # Items
+
+    def _create_item(self, event: wire.CreateItem) -> None:
+        item = build_item(event.item, new_id, self.config.input_format)
+        before = self._conversation.insert_item(item, event.previous_item_id)
+        self._events.post_item(item, before, event.previous_item_id)
+
+    def _retrieve_item(self, event: wire.RetrieveItem) -> None:
+        require_item(self._conversation, event.item_id, "retrieve")
+        item = self._conversation.find_item(event.item_id)
+        self._post([{"type": "conversation.item.retrieved", "item": item.to_event(with_audio=True)}])
+
+    def _truncate_item(self, event: wire.TruncateItem) -> None:
+        require_item(self._conversation, event.item_id, "truncate")
+        self._conversation.truncate_item(event.item_id, event.content_index, event.audio_end_ms)
+        place = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
+        truncated = TruncatedItem(event.item_id, event.content_index, event.audio_end_ms)
+        self._post([{"type": "conversation.item.truncated", "item_id": event.item_id, **place}], truncated=truncated)
+
+    def _delete_item(self, event: wire.DeleteItem) -> None:
+        require_item(self._conversation, event.item_id, "delete")
+        self._conversation.delete_item(event.item_id)
+        self._post([{"type": "conversation.item.deleted", "item_id": event.item_id}], deleted=event.item_id)
+
+    # Responses
+
+    def _create_response(self, event: wire.CreateResponse) -> None:
+        if self.config.kind == "transcription":
+            raise BadRequest("A transcription session cannot create responses: open a realtime session.", param="type")
+        options = event.response or ResponseOptions()
+        beside, turns = options.conversation == "none", self._turns
+        turns.check_room(beside)
+        config = apply_options(self.config, options, self._context.abilities)
+        metadata = options.metadata if is_given(options.metadata) else None
+        turns.begin_turn(config, self._input_items(options), beside, metadata or None)
+        self._post_rate_limits()
+
+    def _respond(self) -> None:
+        """Answer the conversation with the session's configuration. Raises as ``Turn``."""
+        self._turns.begin_turn(self.config, list(self._conversation))
+        self._post_rate_limits()
+
+    def _post_rate_limits(self) -> None:
+        if limits := self._context.rate_limits():
+            self._post([{"type": "rate_limits.updated", "rate_limits": limits}])
+
+    def _on_turn_over(self) -> None:
+        if self._waits_for_turn and self._turns.active is None and not self._closing:
+            self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        self._waits_for_turn = False
+        self._post([], waits=False)
+        try:
+            self._respond()
+        except OmnibusError as error:
+            self.post_error(error)
+
+    def _input_items(self, options: ResponseOptions) -> list[ConversationItem]:
+        """Return the items that a response answers. Raises ``NotFound`` for an unknown reference."""
+        if options.input is None or not is_given(options.input):
+            return list(self._conversation)
+        return [
+            self._conversation.find_item(each.id, f"response.input[{index}].id")
+            if isinstance(each, RealtimeReference)
+            else build_item(each, new_id, self.config.input_format)
+            for index, each in enumerate(wire.parse_response_input(options.input))
+        ]
+
+    async def _cancel_response(self, event: wire.CancelResponse) -> None:
+        await self._turns.find_turn(event.response_id).cancel(CLIENT_CANCELLED)
+
+    def _session_event(self) -> Event:
+        return self.config.to_event(self.id, self._context.expires_at)

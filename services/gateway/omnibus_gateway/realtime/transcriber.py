@@ -1,0 +1,128 @@
+"""Transcripts of user audio, made in parallel to the conversation: only clients receive them, not models."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from omnibus.errors import BadRequest, Fatal, OmnibusError
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.openai import chat_request as chats
+from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.realtime.session import InputTranscription
+from omnibus_gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
+from omnibus_gateway.realtime.audio_format import to_wav
+from omnibus_gateway.realtime.conversation import ConversationItem, encode_base64
+from omnibus_gateway.realtime.errors import describe_error
+from omnibus_gateway.realtime.known_output import KnownOutput
+from omnibus_gateway.realtime.response_events import Event
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.output_streams import open_output_streams
+
+log = logging.getLogger(__name__)
+
+#: Names of OpenAI's models that clients send by default: the session's own model transcribes instead.
+_HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-z0-9-]*")
+_PREFIX = "conversation.item.input_audio_transcription"
+
+
+def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) -> None:
+    """Raise ``NotFound``, or ``BadRequest`` if the model has no audio input; app models are not checked."""
+    if isinstance(chats, AppChats) and chats.is_served_by_app(model):
+        return
+    try:
+        chat.require_encoder(model, "audio")
+    except BadRequest as error:
+        error.param = param
+        raise
+
+
+class InputTranscriber:
+    """Transcribes the committed audio of a session with model ``model``; ``post`` takes the events.
+
+    ``on_transcript`` is called with the id of an item and its transcript; it may raise if there is no room.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        chat: Chat,
+        all_chats: Chat | AppChats,
+        limit: Callable[[], AbstractContextManager[None]],
+        post: Callable[[Sequence[Event]], None],
+        on_transcript: Callable[[str, str], None],
+    ) -> None:
+        self._model = model
+        self._chat = chat
+        self._chats = all_chats
+        self._limit = limit
+        self._post = post
+        self._on_transcript = on_transcript
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find_model(self, config: InputTranscription) -> str:
+        """Return the transcription model. Raises ``NotFound``, and ``BadRequest`` if it has no audio input."""
+        model = self._model if _HABITUAL_MODELS.fullmatch(config.model) else config.model
+        if not model:
+            raise BadRequest(
+                f"{config.model} is not served here: name a model of /v1/models with audio input.",
+                param="session.audio.input.transcription.model",
+            )
+        require_hearing(self._chat, self._chats, model, "session.audio.input.transcription.model")
+        return model
+
+    def start(self, config: InputTranscription, item: ConversationItem, known: str = "") -> None:
+        """Start to transcribe the audio of ``item``; the client already has the prefix ``known``."""
+        task = asyncio.get_running_loop().create_task(self._transcribe(config, item, known))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Cancel all transcriptions."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _transcribe(self, config: InputTranscription, item: ConversationItem, known: str) -> None:
+        place = {"item_id": item.id, "content_index": 0}
+        try:
+            with self._limit():
+                got = await self._answer(config, item, known)
+            self._on_transcript(item.id, got.text)
+        except Exception as error:
+            if not isinstance(error, OmnibusError):
+                log.exception("the transcription of %s failed", item.id)
+                error = Fatal("internal error: the gateway's log has more under this item's id")
+            self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(error)}])
+            return
+        usage = convert_usage(got.usage())
+        self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
+
+    async def _answer(self, config: InputTranscription, item: ConversationItem, known: str) -> AnswerAccumulator:
+        place, output_known = {"item_id": item.id, "content_index": 0}, KnownOutput.of_text(known)
+        request = _build_request(self.find_model(config), config, item)
+        run = self._chats.open_request(request.model)
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        async with run_to_end(run):
+            output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
+            async for batch in merge_streams(open_output_streams(output)):
+                for name, part in batch:
+                    got.add_item(name, part.data, part.array)
+                    if text := output_known.skip_text(part.data.get("text") or ""):
+                        self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
+        return got
+
+
+def _build_request(model: str, config: InputTranscription, item: ConversationItem) -> ChatRequest:
+    part = item.parts[0]
+    if part.format is None:
+        raise BadRequest("The item has no audio.")
+    heard = chats.InputAudio(encode_base64(to_wav(part.audio, part.format)), "wav")
+    said = instruct_transcription(config.language, config.prompt)
+    content: list[chats.UserPart] = [chats.TextPart(said), chats.InputAudioPart(heard)]
+    return ChatRequest(model=model, messages=[chats.SystemMessage(SYSTEM), chats.UserMessage(content)], temperature=0.0)

@@ -1,0 +1,194 @@
+"""Comparison of one replayed graph with its record, output by output.
+
+The record has digests of outputs that an app read. The answer of a plain chat has those of its text, reasoning and tool
+calls, and its samples, which may differ by ``MAX_SAMPLE_DIFFERENCE``. Outputs between stages are compared if they were
+kept, to name the first stage that made a difference.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from omnibus.errors import OmnibusError
+from omnibus.graph import Invocation
+from omnibus.recording.records import EndRecord, KeptOutput, RecordedAnswer
+from omnibus_gateway.dispatch.capture import OutputCapture, unpack_chunks
+from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation
+from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.replay.positions import find_position
+from omnibus_gateway.replay.verdict import (
+    OutputVerdict,
+    SegmentVerdict,
+    compare_calls,
+    compare_text,
+    describe_content,
+)
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.choices_accumulator import ChoicesAccumulator
+from omnibus_gateway.tasks.chat import APP
+
+#: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
+MAX_SAMPLE_DIFFERENCE = 1
+_SPEECH = "vocoder"
+#: Finish reason of a chat that called tools, even if the record has no calls.
+_CALLED_TOOLS = "tool_calls"
+
+
+def is_speech(invocation: Invocation, key: tuple[int, str]) -> bool:
+    """Return True if an output is a chat's audio: that of its vocoder."""
+    return invocation.nodes[key[0]].component == _SPEECH
+
+
+class ReplayComparison:
+    """One run against its recorded end; ``keep`` stores the content that the record names by hash."""
+
+    def __init__(self, recorded: Invocation, ended: EndRecord | None, keep: MediaStore) -> None:
+        self._recorded = recorded
+        self._ended = ended
+        self._keep = keep
+
+    async def compare(self, running: InflightInvocation, got: AnswerAccumulator) -> SegmentVerdict:
+        """Return the verdict on all outputs of ``running``; ``got`` has a chat's answer."""
+        name, ended = self._recorded.id, self._ended
+        if ended is None or ended.status != "done":
+            return SegmentVerdict(name, (), "the recorded invocation has no finished answer")
+        outputs = [
+            await self._compare_output(ended, running.invocation, key, stream, got)
+            for key, stream in sorted(running.streams.items())
+        ]
+        return SegmentVerdict(name, await self._name_first_stage(ended, running, outputs))
+
+    async def _compare_output(
+        self,
+        ended: EndRecord,
+        now: Invocation,
+        key: tuple[int, str],
+        stream: ResultStream,
+        got: AnswerAccumulator,
+    ) -> OutputVerdict:
+        node, output = key
+        component, content = now.nodes[node].component, stream.fingerprint or Fingerprint()
+        said = OutputVerdict(f"{component}.{output}", None, describe_content(output, content), component=component)
+        if not stream.is_whole:
+            return said._replace(why="it ended early")
+        if (digest := ended.outputs.get(f"{node}.{output}")) is not None:
+            found = _compare_digests(said, digest, content)
+            if found.identical is False and isinstance(got, ChoicesAccumulator):
+                found = found._replace(why=_locate_choice(ended.answer, got) or found.why)
+            if found.identical is False and is_speech(now, key) and ended.answer.audio_sha256:
+                return await self._compare_audio(said, ended.answer, got)  # samples may differ by a step
+            return found
+        if now.app != APP or not _has_answer(ended.answer):
+            return said._replace(why="the record has no digest of it")
+        if is_speech(now, key):
+            return await self._compare_audio(said, ended.answer, got)
+        return _compare_answer(said, ended.answer, got.to_answer(), content)
+
+    async def _compare_audio(
+        self, said: OutputVerdict, before: RecordedAnswer, got: AnswerAccumulator
+    ) -> OutputVerdict:
+        now = got.to_answer()
+        if not before.audio_sha256 and not now.audio_sha256:
+            return said._replace(identical=True, is_empty=True)
+        said = said._replace(amount=f"{len(got.pcm) // 2} samples")
+        if not before.audio_sha256 or not now.audio_sha256:
+            return said._replace(identical=False, why="one side has no samples")
+        if before.rate != now.rate:
+            return said._replace(identical=False, why=f"it has {now.rate} samples/s, and had {before.rate}")
+        if before.audio_sha256 == now.audio_sha256:
+            return said._replace(identical=True)
+        try:
+            samples = await self._keep.get(before.audio_sha256)
+        except OmnibusError:
+            return said._replace(why="its bits differ, and the recorded samples are gone, so the difference is unknown")
+        return _compare_samples(said, samples, got.pcm)
+
+    # The first stage
+
+    async def _name_first_stage(
+        self, ended: EndRecord, running: InflightInvocation, outputs: Sequence[OutputVerdict]
+    ) -> Sequence[OutputVerdict]:
+        """Return ``outputs``; if one differs, after the first earlier stage that differs."""
+        if all(each.identical is not False for each in outputs):
+            return outputs
+        first = min(
+            key[0] for key, each in zip(sorted(running.streams), outputs, strict=True) if each.identical is False
+        )
+        kept = {(one.node, one.output): one for one in ended.kept}
+        for key, capture in sorted(running.tapes.items()):
+            if key[0] <= first and key in kept and key not in running.streams:
+                found = await self._compare_kept(kept[key], capture, running.invocation)
+                if found is not None:
+                    return (found, *outputs)
+        return outputs
+
+    async def _compare_kept(self, kept: KeptOutput, capture: OutputCapture, now: Invocation) -> OutputVerdict | None:
+        """Return the verdict on a kept output that differs; None otherwise."""
+        chunks, made = capture.chunks, capture.to_record()
+        if chunks is None or made is None or not kept.digest or made[0].digest == kept.digest:
+            return None
+        component = now.nodes[kept.node].component
+        try:
+            where = find_position(unpack_chunks(await self._keep.get(kept.sha256)), chunks)
+        except OmnibusError:  # the kept output is gone
+            where = ""
+        amount = f"{made[0].nbytes} bytes"
+        return OutputVerdict(f"{component}.{kept.output}", False, amount, where or "another digest", False, component)
+
+
+def _has_answer(answer: RecordedAnswer) -> bool:
+    """Return True if the record has an answer: one of a client that read it, or of an earlier replay."""
+    return bool(answer.text_sha256 or answer.audio_sha256)
+
+
+def _compare_digests(said: OutputVerdict, digest: str, content: Fingerprint) -> OutputVerdict:
+    if digest in (content.hexdigest(), content.hexdigest(cached=True)):
+        return said._replace(identical=True, is_empty=not content.has_content)
+    missing = "it was empty" if not digest else "it is empty now" if not content.hexdigest() else ""
+    return said._replace(identical=False, why=missing or "its digest is another one")
+
+
+def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
+    """Return the first difference in the texts of all answers, concatenated.
+
+    Empty if they are equal.
+    """
+    now = got.to_answer()
+    if before.text_sha256 == now.text_sha256:
+        return ""
+    return f"{compare_text(TEXT, before.text, len(before.text) == before.characters, now.text)} of all answers"
+
+
+def _compare_answer(
+    said: OutputVerdict, before: RecordedAnswer, now: RecordedAnswer, content: Fingerprint
+) -> OutputVerdict:
+    """Compare the text of a chat, its reasoning and tool calls."""
+    for why in _answer_differences(before, now):
+        return said._replace(identical=False, why=why)
+    if now.calls_sha256 != before.calls_sha256 or now.reasoning_sha256 != before.reasoning_sha256:
+        return said._replace(why="tool calls or reasoning came, and the record has no digest of them")
+    if before.finish_reason == _CALLED_TOOLS and not before.calls_sha256:
+        return said._replace(why="it called tools, and the record has no digest of its calls")
+    return said._replace(identical=True, is_empty=not (now.text or now.calls or now.reasoning))
+
+
+def _answer_differences(before: RecordedAnswer, now: RecordedAnswer) -> Iterator[str]:
+    if before.text_sha256 != now.text_sha256:
+        whole = len(before.text) == before.characters
+        yield compare_text(TEXT, before.text, whole, now.text)
+    if before.reasoning_sha256 and before.reasoning_sha256 != now.reasoning_sha256:
+        yield compare_text("reasoning", before.reasoning, False, now.reasoning)
+    if before.calls_sha256 and before.calls_sha256 != now.calls_sha256:
+        yield compare_calls(before.calls, now.calls)
+
+
+def _compare_samples(said: OutputVerdict, before: bytes, now: bytes) -> OutputVerdict:
+    one, other = (np.frombuffer(each, "<i2").astype(np.int32) for each in (before, now))
+    if len(one) != len(other):
+        return said._replace(identical=False, why=f"it has {len(other)} samples, and had {len(one)}")
+    unequal = np.abs(one - other) > MAX_SAMPLE_DIFFERENCE
+    if unequal.any():
+        return said._replace(identical=False, why=f"from sample {int(unequal.argmax())} on")
+    return said._replace(identical=True, amount=f"{said.amount}, to within {MAX_SAMPLE_DIFFERENCE} step of 16 bits")

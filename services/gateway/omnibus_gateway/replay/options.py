@@ -1,0 +1,204 @@
+"""Options of a replay in addition to the recorded invocation: headers of the message.
+
+``Omnibus-From``   the number of a node, or a component. Only this node and later ones run, and their inputs from
+                   earlier nodes are those of the record. ``SEGMENT:STAGE`` starts in a later segment of a request with
+                   several. A component alone is searched in all of them.
+``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``, by default the recorded path.
+``Omnibus-Route``  ``recorded`` for exactly the executors in the document, or one for each node, separated by commas,
+                   empty for any.
+``Omnibus-Digests``  any value: the run is not recorded, and the answer has the digest of each output.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest, NotFound, StageUnavailable
+from omnibus.graph import GraphNode, Invocation, is_addressable
+from omnibus.recording.records import EndRecord, KeptOutput
+from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
+
+#: Tokens that a node counts for: a record does not contain the expected number.
+DEFAULT_NODE_TOKENS = 256
+
+FROM, PATH, ROUTE, DIGESTS = "omnibus-from", "omnibus-path", "omnibus-route", "omnibus-digests"
+RECORDED = "recorded"
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+class ReplayOptions(NamedTuple):
+    """Options of a replay.
+
+    Nodes before ``start`` do not run. ``executors`` are by node, empty for any; an empty tuple means any for all. With
+    ``digests`` only the digests of its outputs are returned.
+    """
+
+    start: int = 0
+    path: str = ""
+    executors: tuple[str, ...] = ()
+    digests: bool = False
+
+
+def parse_digests_only(headers: Mapping[str, str], recorded: Invocation) -> ReplayOptions | None:
+    """Return the options of a run for its digests; None for a replay. Raises as ``parse_replay_options``."""
+    if not any(name.lower() == DIGESTS and value.strip() for name, value in headers.items()):
+        return None
+    return parse_replay_options(headers, recorded)
+
+
+def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation) -> ReplayOptions:
+    """Read the headers, whose names may be in any case. Raises ``BadRequest`` that names the header."""
+    given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
+    unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE, DIGESTS))
+    if unknown:
+        raise BadRequest(f"unknown header {unknown[0][:40]} of a replay; use {FROM}, {PATH} or {ROUTE}")
+    start = _parse_start(given.get(FROM, ""), recorded)
+    digests = bool(given.get(DIGESTS))
+    if digests and start:
+        raise BadRequest(f"{DIGESTS} needs a whole run; remove {FROM}", param=DIGESTS)
+    return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded), digests)
+
+
+def _parse_start(text: str, recorded: Invocation) -> int:
+    components = [node.component for node in recorded.nodes]
+    if text in components:
+        return components.index(text)
+    if not text:
+        return 0
+    if not _NUMBER.fullmatch(text) or int(text) >= len(components):
+        named = ", ".join(f"{index} ({component})" for index, component in enumerate(components[:40]))
+        raise BadRequest(f"{FROM} names the unknown node {text[:40]!r}; use one of {named}", param=FROM)
+    return int(text)
+
+
+def _parse_executors(text: str, recorded: Invocation) -> tuple[str, ...]:
+    if not text:
+        return ()
+    if text == RECORDED:
+        return recorded.route
+    names = tuple(name.strip() for name in text.split(","))
+    if len(names) != len(recorded.nodes) or not all(not name or is_addressable(name) for name in names):
+        raise BadRequest(
+            f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or send {RECORDED!r}",
+            param=ROUTE,
+        )
+    return names
+
+
+def requested_outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
+    """Return the requested outputs of the nodes that run. Raises ``BadRequest`` if there are none."""
+    found = tuple(key for key in recorded.outputs if key[0] >= start)
+    if not found:
+        raise BadRequest(
+            f"{FROM} must not be after all requested outputs: node {start} and later ones have none", param=FROM
+        )
+    return found
+
+
+def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
+    """Return the outputs of nodes before ``start``, and their later readers."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for index in range(start, len(recorded.nodes)):
+        for use in recorded.nodes[index].uses:
+            if use[0] < start:
+                found.setdefault(use, []).append(index)
+    return found
+
+
+def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> Iterator[KeptOutput]:
+    """Yield the kept outputs of ``missing_inputs``.
+
+    Raises ``BadRequest`` that names an output which was not kept, and the setting that keeps it.
+    """
+    there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
+    for node, output in missing_inputs(recorded, start):
+        one = there.get((node, output))
+        if one is None:
+            component = recorded.nodes[node].component
+            raise BadRequest(
+                f"{FROM} needs output {output!r} of node {node} ({component}), which was not kept: "
+                "set OMNIBUS_GATEWAY_RECORD=stages for later requests, or replay from the beginning",
+                param=FROM,
+            )
+        yield one
+
+
+# Where it runs
+
+
+def make_route_finder(
+    router: Router,
+    recorded: Invocation,
+    nodes: Sequence[GraphNode],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
+    absent: str,
+) -> Callable[[frozenset[str]], ExecutorRoute]:
+    """Return a function that finds a replay's route.
+
+    The function avoids the executors passed to it. ``absent`` stands for the executors of nodes that do not run, those
+    before the start.
+    """
+    return partial(_find_route, router, recorded, tuple(nodes), wish, ticket, absent)
+
+
+def _find_route(
+    router: Router,
+    recorded: Invocation,
+    nodes: tuple[GraphNode, ...],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
+    absent: str,
+    exclude: frozenset[str] = frozenset(),
+) -> ExecutorRoute:
+    start = wish.start
+    if wish.executors and all(wish.executors):  # the recorded options may no longer have an executor
+        found = ExecutorRoute(
+            recorded.path, recorded.options, wish.executors, (float(DEFAULT_NODE_TOKENS),) * len(nodes)
+        )
+    else:
+        found = _base_route(router, recorded, nodes, wish, ticket, exclude)
+    executors = [absent] * start + list(found.executors[start:])
+    for index in range(start, len(nodes)):
+        pinned = wish.executors[index] if wish.executors else ""
+        if pinned:
+            executors[index] = _require_executor(router, nodes[index], pinned, exclude)
+    return found._replace(executors=tuple(executors), work=(0.0,) * start + tuple(found.work[start:]))
+
+
+def _base_route(
+    router: Router,
+    recorded: Invocation,
+    nodes: tuple[GraphNode, ...],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
+    exclude: frozenset[str],
+) -> ExecutorRoute:
+    work = [DEFAULT_NODE_TOKENS] * len(nodes)
+    if wish.path:
+        several = any(node.model for node in nodes)
+        assignment = router.assign(nodes, "" if several else recorded.model)
+        return router.route(assignment, ticket, exclude, pinned=wish.path, work=work)
+    start = wish.start
+    late = router.route_by_options(recorded.model, nodes[start:], recorded.options[start:], exclude, work[start:])
+    return ExecutorRoute(
+        recorded.path if start else late.path,
+        recorded.options,
+        ("",) * start + late.executors,
+        (0.0,) * start + late.work,
+    )
+
+
+def _require_executor(router: Router, node: GraphNode, executor: str, exclude: frozenset[str]) -> str:
+    """Return ``executor`` if it is alive and has the node's unit task."""
+    member = router.members.get(executor)
+    if member is None or executor in exclude:
+        raise StageUnavailable(
+            f"executor {executor} of the route is not available: remove {ROUTE} to use another",
+            stage=node.component,
+            executor=executor,
+        )
+    if node.task not in member.status.tasks:
+        raise NotFound(f"executor {executor} has no {node.task}; it has {', '.join(member.status.tasks)}", param=ROUTE)
+    return executor

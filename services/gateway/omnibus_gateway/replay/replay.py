@@ -1,0 +1,362 @@
+"""``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
+
+Headers may request another path, certain executors, or a start in the middle: ``omnibus_gateway.replay.options``. A
+request whose graph grew is replayed segment by segment: see ``omnibus_gateway.replay.segments``.
+
+Replies are one-line JSON: first where each segment runs, then the answer and its comparison, then an empty message. A
+replay can do no more than the original request.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus import graph, tracing
+from omnibus.bus import Delivery
+from omnibus.encoding.audio import to_pcm16
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
+from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
+from omnibus.recording.forks import PLAYER_PREFIX
+from omnibus.recording.records import RecordedAnswer, RequestLinks, split_records
+from omnibus.tensors.client import TensorClient
+from omnibus_gateway.dispatch.capture import unpack_chunks
+from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation
+from omnibus_gateway.dispatch.playback import OutputPlayer
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.replay import options
+from omnibus_gateway.replay.comparison import ReplayComparison, is_speech
+from omnibus_gateway.replay.mirrored import MirroredRun, finish_mirrored
+from omnibus_gateway.replay.options import ReplayOptions
+from omnibus_gateway.replay.segments import ReplaySegment, find_segments
+from omnibus_gateway.replay.verdict import SegmentVerdict, compare_failures, summarize
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.arena_inputs import restore_input
+from omnibus_gateway.request.choices_accumulator import ChoicesAccumulator
+from omnibus_gateway.request.prompt_salt import salt_prompt
+from omnibus_gateway.request.record import MAX_RECORDED_CHARS, Records, cut_answer
+from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
+from omnibus_gateway.tasks.chat import APP
+
+
+class SegmentPlace(NamedTuple):
+    """Place of a graph in a replay: its number among ``total``.
+
+    ``first`` is the id of the replay's first graph.
+    """
+
+    first: str
+    number: int
+    total: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.first}_{self.number}" if self.number else self.first
+
+    @property
+    def parent(self) -> str:
+        return self.first if self.number else ""
+
+    @property
+    def later_ids(self) -> tuple[str, ...]:
+        """Ids of the graphs that follow, for the first one."""
+        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.total)])
+
+
+@dataclass
+class _ReplayResult:
+    """Verdicts on completed graphs, and the answer of the last one."""
+
+    verdicts: list[SegmentVerdict]
+    answer: RecordedAnswer
+
+
+class Replayer:
+    """Answers on ``omnibus.replay``."""
+
+    def __init__(
+        self, router: Router, dispatcher: Dispatcher, tensors: TensorClient, records: Records, keep: MediaStore
+    ) -> None:
+        self._router = router
+        self._dispatcher = dispatcher
+        self._tensors = tensors
+        self._records = records
+        self._keep = keep
+
+    async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
+        try:
+            recorded = graph.decode_invocation(split_records(delivery.data)[0])
+            graph.verify_uses(recorded.nodes)
+            headers = delivery.headers or {}
+            wished = options.parse_digests_only(headers, recorded)
+            if wished is not None:
+                yield msgspec.json.encode(await self._find_digests(recorded, wished))
+                return
+            async for part in self._run_replay(recorded, headers):
+                yield msgspec.json.encode(part)
+        except OmnibusError as error:
+            yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
+
+    async def _find_digests(self, recorded: Invocation, wished: ReplayOptions) -> dict[str, Any]:
+        """Run ``recorded`` without a record; returns its route, and the digest of each output."""
+        run = await self.run_mirrored(recorded, wished, token_hex(8))
+        if run.failure is not None:
+            raise run.failure
+        return {"status": "done", "route": run.route, "digests": run.digests()}
+
+    async def _run_replay(self, recorded: Invocation, headers: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """Run and compare all segments of ``recorded``, one after another.
+
+        Each is compared with its own record.
+        """
+        segments = await find_segments(self._records, recorded, headers)
+        trace = tracing.extract_context(headers)
+        first = self._router.issue_ticket(segments[0].recorded.model, segments[0].recorded.type)
+        result = _ReplayResult([], RecordedAnswer())
+        for number, segment in enumerate(segments):
+            place = SegmentPlace(first.id, number, len(segments))
+            ticket = first
+            if number:
+                ticket = self._router.issue_ticket(segment.recorded.model, segment.recorded.type, place.id)
+            running, player = await self._submit_replay(segment, ticket, place, trace)
+            async with aclosing(self._run_segment(segment, running, player, place, result)) as parts:
+                async for part in parts:
+                    yield part
+        yield {"status": "done", "id": first.id, "answer": result.answer, **summarize(result.verdicts)}
+
+    async def _run_segment(
+        self,
+        segment: ReplaySegment,
+        running: InflightInvocation,
+        player: OutputPlayer,
+        place: SegmentPlace,
+        result: "_ReplayResult",
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Follow ``running`` to its end, and add its result to ``result``.
+
+        ``running`` is ended on every exit.
+        """
+        got, failure = _open_accumulator(running), None
+        try:
+            yield _describe_begin(segment, running, place)
+            await self._collect_in_time(running, got)
+        except BaseException as error:  # also when the requester has disconnected
+            self._end_failed(running, got, error)
+            if not isinstance(error, OmnibusError):
+                raise
+            failure = error
+        finally:
+            player.stop()
+        if failure is None:
+            self._record_done(running, got, place)
+        result.verdicts.append(await self._compare_run(segment, running, got, failure))
+        result.answer = cut_answer(got.to_answer(), MAX_RECORDED_CHARS)
+
+    def _record_done(self, running: InflightInvocation, got: AnswerAccumulator, place: SegmentPlace) -> None:
+        def record_end() -> None:
+            self._records.write_end(running, "done", got, RequestLinks(place.later_ids))
+
+        self._dispatcher.complete(running, record_end)
+
+    async def _compare_run(
+        self, segment: ReplaySegment, running: InflightInvocation, got: AnswerAccumulator, failure: OmnibusError | None
+    ) -> SegmentVerdict:
+        """Compare one run with its record. Raises ``failure``, unless an answered request had one there."""
+        ended = segment.ended
+        problem = ended.problem if ended is not None and ended.status == "done" else None
+        failed = compare_failures(segment.recorded.id, problem, failure)
+        if failed is not None:
+            return failed
+        if failure is not None:
+            raise failure
+        return await ReplayComparison(segment.recorded, ended, self._keep).compare(running, got)
+
+    async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
+        try:
+            async with asyncio.timeout(running.invocation.deadline - time.time()):
+                await self._collect_outputs(running, got)
+        except TimeoutError:
+            raise DeadlineExceeded("the replay exceeded the time limit of the recorded invocation") from None
+
+    def _end_failed(self, running: InflightInvocation, got: AnswerAccumulator, error: BaseException) -> None:
+        late = isinstance(error, DeadlineExceeded) and running.failure is None
+        status = "expired" if late else "failed" if isinstance(error, OmnibusError) else "cancelled"
+        self._dispatcher.finish(running, status)
+        self._records.write_end(running, status, got)
+
+    async def _submit_replay(
+        self, segment: ReplaySegment, ticket: InvocationTicket, place: SegmentPlace, trace: tracing.Carrier
+    ) -> tuple[InflightInvocation, OutputPlayer]:
+        recorded, wished = segment.recorded, segment.options
+        now = time.time()
+        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        outputs = options.requested_outputs(recorded, wished.start)
+        player = await self._create_player(recorded, wished.start)
+        try:
+            late = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
+            nodes = (*recorded.nodes[: wished.start], *late)
+            along = options.make_route_finder(self._router, recorded, nodes, wished, ticket, player.name)
+            route = along(frozenset())
+        except BaseException:
+            self._tensors.end_invocation(ticket.id)
+            raise
+        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        invocation = msgspec.structs.replace(invocation, outputs=outputs, parent=place.parent, step=place.number)
+        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts)
+        for stream in running.streams.values():
+            stream.fingerprint = Fingerprint()
+        self._records.write_begin(running)
+        return running, player
+
+    async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
+        """Run ``recorded`` again for comparison only.
+
+        It is not recorded, and does not move to another executor. It reuses no media or prompts that were computed
+        under another ``salt``. Raises the error if it cannot be sent.
+        """
+        return await finish_mirrored(await self._submit_mirrored(recorded, wished, salt), self._dispatcher)
+
+    async def _submit_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> InflightInvocation:
+        ticket = self._router.issue_ticket(recorded.model, recorded.type)
+        now = time.time()
+        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        try:
+            restored = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes]
+            all_take = self._router.members.all_take("cache_salt")
+            nodes = tuple(_salt_node(node, salt, salts_prompt=all_take) for node in restored)
+            route = options.make_route_finder(self._router, recorded, nodes, wished, ticket, "")(frozenset())
+        except BaseException:
+            self._tensors.end_invocation(ticket.id)
+            raise
+        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        return self._dispatcher.submit(invocation, route.work, refuse_other_routes(route), mirrored=True)
+
+    def _build_invocation(
+        self,
+        recorded: Invocation,
+        id: str,
+        route: ExecutorRoute,
+        nodes: tuple[GraphNode, ...],
+        now: float,
+        deadline: float,
+    ) -> Invocation:
+        return msgspec.structs.replace(
+            recorded,
+            id=id,
+            path=route.path,
+            epoch=self._router.plan.epoch if self._router.plan else 0,
+            created=now,
+            deadline=deadline,
+            reply=self._dispatcher.reply,
+            nodes=nodes,
+            options=route.options,
+            route=route.executors,
+            attempt=0,
+            attempts=(),
+            resumes=(),
+            retained=(),  # of the recorded run: its executors would send these outputs twice
+            replay_of=recorded.id,
+            parent="",
+            step=0,
+        )
+
+    async def _create_player(self, recorded: Invocation, start: int) -> OutputPlayer:
+        """Return a player of the outputs of nodes before ``start``. Raises ``BadRequest`` and ``NotFound`` if they are
+        not kept.
+        """
+        ended = None
+        if options.missing_inputs(recorded, start):
+            ended = (await self._records.find(recorded.id)).ended
+        tapes = {
+            (one.node, one.output): unpack_chunks(await self._keep.get(one.sha256))
+            for one in options.kept_outputs(recorded, ended, start)
+        }
+        return self._dispatcher.create_player(f"{PLAYER_PREFIX}{self._router.gateway}", start, tapes)
+
+    async def _restore_inputs(self, node: GraphNode, id: str, deadline: float) -> GraphNode:
+        """Restore inputs that were sent by handle to the arena, by hash."""
+        inputs = dict(node.inputs)
+        for name, value in inputs.items():
+            if isinstance(value, dict) and DIGEST in value:
+                raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
+            inputs[name] = await self._restore_value(value, id, deadline)
+        return graph.with_inputs(node, inputs)
+
+    async def _restore_value(self, value: Any, id: str, deadline: float) -> Any:
+        if isinstance(value, list):
+            return [await self._restore_value(element, id, deadline) for element in value]
+        if isinstance(value, dict) and HANDLE in value:  # made by the gateway; a client's may have any other key
+            return await restore_input(self._tensors, self._keep, value, id, deadline)
+        if isinstance(value, dict):
+            return {key: await self._restore_value(each, id, deadline) for key, each in value.items()}
+        return value
+
+    async def _collect_outputs(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
+        """Read all outputs to their ends; those of a chat are its answer."""
+        now = running.invocation
+        streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+        places = {name: number for number, name in enumerate(streams)}
+        async for batch in merge_streams(streams):
+            for name, item in batch if now.app == APP else ():
+                if isinstance(got, ChoicesAccumulator):
+                    got.add_text(places[name], item.data)
+                elif is_speech(now, streams[name].origin):
+                    got.add_item("audio", item.data, item.array)
+                    if item.array is not None:
+                        got.add_pcm(to_pcm16(item.array))
+                elif streams[name].origin[1] == TEXT:
+                    got.add_item(TEXT, item.data, item.array)
+
+
+def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: SegmentPlace) -> dict[str, Any]:
+    now, start = running.invocation, segment.options.start
+    begun = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
+    several = {"segment": place.number, "segments": place.total} if place.total > 1 else {}
+    return {"status": "running", **begun, **several, **({"from": start} if start else {})}
+
+
+def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
+    """Return the accumulator of a chat's answer or several; each has a text."""
+    now = running.invocation
+    texts = [output for _, output in now.outputs].count(TEXT) if now.app == APP else 1
+    return ChoicesAccumulator(now.model, now.created, texts) if texts > 1 else AnswerAccumulator(now.model, now.created)
+
+
+def _salt_node(node: GraphNode, salt: str, *, salts_prompt: bool) -> GraphNode:
+    """Return ``node`` with salted media, so that nothing cached is reused.
+
+    With ``salts_prompt`` the prompt is salted as well.
+    """
+    salted = graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
+    return salt_prompt(salted, salt, in_conversation=False) if salts_prompt else salted
+
+
+def _salt_value(value: Any, salt: str) -> Any:
+    if isinstance(value, list):
+        return [_salt_value(element, salt) for element in value]
+    if isinstance(value, dict):
+        found = {key: _salt_value(each, salt) for key, each in value.items() if key != HANDLE}
+        return {HANDLE: value[HANDLE], **found, "salt": salt} if HANDLE in value else found
+    return value
+
+
+def refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], ExecutorRoute]:
+    """Return a route finder that refuses to move an invocation.
+
+    It is for invocations that run for comparison only.
+    """
+
+    def find_route(lost: frozenset[str]) -> ExecutorRoute:
+        raise StageUnavailable(
+            f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison does not move to another"
+        )
+
+    return find_route

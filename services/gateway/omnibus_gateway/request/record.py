@@ -1,0 +1,276 @@
+"""Record stream: every invocation as sent, and its end with times and the answer's digest."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from omnibus import graph
+from omnibus.bus import Bus, messages, subjects
+from omnibus.errors import OmnibusError
+from omnibus.graph import DIGEST, HANDLE, Invocation
+from omnibus.metrics import TENANTS
+from omnibus.pricing import RequestUsage
+from omnibus.recording import records
+from omnibus.recording.records import (
+    WHOLE_RECORD_SECONDS,
+    EndRecord,
+    KeptOutput,
+    Record,
+    RecordedAnswer,
+    RequestLinks,
+)
+from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.pricing.meter import UsageMeter
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.app_call import AppCallLog
+from omnibus_gateway.request.dead_letters import DeadLetters
+from omnibus_gateway.request.record_rules import RecordRules
+
+log = logging.getLogger(__name__)
+
+_NO_LINKS = RequestLinks()
+#: Characters of an answer's text that its end record repeats; the digest covers all of it.
+MAX_RECORDED_CHARS = 16_000
+#: Seconds that the beginning of an invocation is held back: if it ends by then, both are one message. Longer ones are
+#: recorded even if their gateway dies.
+HOLD_SECONDS = 0.1
+#: Seconds in which such messages are collected, to be published together, and how many of them at most. A gateway that
+#: is killed loses those of answers that it has just sent.
+COLLECT_SECONDS = WHOLE_RECORD_SECONDS
+MAX_COLLECTED = 64
+#: Bytes of both records up to which they are one message.
+MAX_WHOLE_BYTES = 64 << 10
+
+
+class _HeldBegin(NamedTuple):
+    """The unpublished beginning of an invocation; ``until`` is the event loop's time."""
+
+    invocation: Invocation
+    body: bytes
+    id: str
+    until: float
+
+
+class Records:
+    """Writes to the stream without waiting; reads it for replay.
+
+    ``rules`` decide whose inputs it stores, or only digests. The beginning of an invocation is held back for
+    ``hold_seconds``. ``meter`` measures usage.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        meter: UsageMeter,
+        rules: RecordRules,
+        keep: MediaStore,
+        dead: DeadLetters | None = None,
+        hold_seconds: float = 0.0,
+    ) -> None:
+        self.bus = bus
+        self.meter = meter
+        self._dead = dead
+        self.media = keep
+        self.rules = rules
+        self._hold_seconds = hold_seconds
+        self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
+        self._timer: asyncio.TimerHandle | None = None
+        self._collected: list[tuple[Invocation, bytes, str]] = []  # whole records, with their ids
+        self._collecting: asyncio.TimerHandle | None = None
+        #: Called with each invocation that ends, and its status; None without observers.
+        self.on_end: Callable[[InflightInvocation, str], None] | None = None
+
+    def write_begin(self, running: InflightInvocation, tenant: str = "") -> None:
+        """Record an invocation for ``tenant``: at once, or held back for a moment."""
+        invocation = running.invocation
+        whole = (
+            graph.encode_invocation(invocation) if running.tapes else running.body
+        )  # captured outputs were requested in addition
+        body = whole if self.rules.keeps_content(tenant) else graph.encode_invocation(_digest_inputs(invocation))
+        id = f"{invocation.id}.{invocation.attempt}"
+        if not self._hold_seconds:
+            self._publish_record(invocation, body, id)
+            return
+        loop = asyncio.get_running_loop()
+        self._held[invocation.id] = _HeldBegin(invocation, body, id, loop.time() + self._hold_seconds)
+        if self._timer is None:
+            self._timer = loop.call_later(self._hold_seconds, self._publish_due)
+
+    def _publish_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time()
+        for name, held in list(self._held.items()):
+            if held.until > now:
+                self._timer = loop.call_at(held.until, self._publish_due)
+                return
+            self.publish_begin(name)
+
+    def publish_begin(self, name: str) -> None:
+        """Publish the beginning of invocation ``name``, if held back."""
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._publish_record(held.invocation, held.body, held.id)
+
+    def close(self) -> None:
+        """Publish all records that are held back."""
+        self.publish_collected()
+        for name in list(self._held):
+            self.publish_begin(name)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def write_end(
+        self,
+        running: InflightInvocation,
+        status: str,
+        got: AnswerAccumulator | None = None,
+        links: RequestLinks = _NO_LINKS,
+        tenant: str = "",
+        *,
+        billed: bool = True,
+        call: AppCallLog | None = None,
+    ) -> RequestUsage:
+        """Write the end of one invocation of ``tenant``; returns its usage.
+
+        ``got`` is the answer that a chat's client received. Unless ``billed``, the usage has GPU-seconds but no price.
+        ``call`` is the call of its app."""
+        usage = self.meter.measure(running)
+        if not billed:
+            usage = msgspec.structs.replace(usage, money=UNSET)
+        if tenant and usage.money is not UNSET:
+            TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
+        invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
+        full = self.rules.keeps_content(tenant)
+        if got is not None and full and answer.audio_sha256:
+            self.media.put_nowait(answer.audio_sha256, got.pcm)
+        if not full or answer.characters > MAX_RECORDED_CHARS or answer.calls or answer.reasoning:
+            answer = cut_answer(answer, MAX_RECORDED_CHARS if full else 0)
+        recorded = full and status == "done"
+        ended = EndRecord(
+            inv=invocation.id,
+            status=status,
+            created=invocation.created,
+            finished=time.time(),
+            first=got.first if got is not None else 0.0,
+            attempts=invocation.attempt + 1,
+            path=invocation.path,
+            route=invocation.route,
+            hops=tuple(running.hops[node] for node in sorted(running.hops)),
+            answer=answer,
+            problem=running.failure.to_problem() if running.failure is not None else None,
+            outputs=output_digests(running),
+            segments=links.segments,
+            options=invocation.options,
+            moves=tuple(running.moves),
+            node=running.failed,
+            kept=tuple(self._store_captures(running)) if full else (),
+            pulls=running.pull_log.costs() if running.pull_log is not None else (),
+            usage=usage,
+            tenant=tenant,
+            call=call.to_record(invocation, self.media) if call is not None and recorded else UNSET,
+            called=links.called or UNSET,
+            caller=links.caller or UNSET,
+        )
+        self._publish_end(invocation, messages.encode(ended))
+        if status == "failed" and self._dead is not None:
+            self._write_dead_letter(self._dead, running, tenant)
+        if self.on_end is not None:
+            self.on_end(running, status)
+        return usage
+
+    def _publish_end(self, invocation: Invocation, body: bytes) -> None:
+        """Publish an end, together with a held beginning if both fit."""
+        held = self._held.get(invocation.id)
+        if held is not None and len(held.body) + len(body) <= MAX_WHOLE_BYTES:
+            del self._held[invocation.id]
+            self._collect_whole(invocation, records.join_records(held.body, body))
+            return
+        self.publish_begin(invocation.id)
+        self._publish_record(invocation, body, f"{invocation.id}.end")
+
+    def _collect_whole(self, invocation: Invocation, body: bytes) -> None:
+        """Collect whole records: the stream wakes once for several of them."""
+        self._collected.append((invocation, body, f"{invocation.id}.end"))
+        if len(self._collected) >= MAX_COLLECTED:
+            self.publish_collected()
+        elif self._collecting is None:
+            self._collecting = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.publish_collected)
+
+    def publish_collected(self) -> None:
+        """Publish the collected whole records."""
+        if self._collecting is not None:
+            self._collecting.cancel()
+            self._collecting = None
+        collected, self._collected = self._collected, []
+        for invocation, body, id in collected:
+            self._publish_record(invocation, body, id)
+
+    def _store_captures(self, running: InflightInvocation) -> Iterator[KeptOutput]:
+        for tape in running.tapes.values():
+            found = tape.to_record()
+            if found is not None:
+                about, body = found
+                self.media.put_nowait(about.sha256, body)
+                yield about
+
+    def _write_dead_letter(self, dead: DeadLetters, running: InflightInvocation, tenant: str) -> None:
+        try:
+            dead.write(running, _digest_inputs(running.invocation), self.rules.may_keep_letter(tenant))
+        except OmnibusError as error:
+            log.warning("cannot write the dead letter of %s: %s", running.id, error)
+
+    def _publish_record(self, invocation: Invocation, body: bytes, id: str) -> None:
+        try:
+            self.bus.publish_record(subjects.record_subject(invocation.app, invocation.id), body, id)
+        except OmnibusError as error:  # serving continues without its record
+            log.warning("cannot record %s: %s", id, error)
+
+    async def find(self, id: str) -> Record:
+        """Return a recorded invocation and its end. Raises ``NotFound``."""
+        self.publish_collected()
+        return await records.find_record(self.bus, id)
+
+
+def cut_answer(answer: RecordedAnswer, chars: int) -> RecordedAnswer:
+    """Return ``answer`` with each text cut to ``chars`` characters; digests cover all of it."""
+    return msgspec.structs.replace(
+        answer, text=answer.text[:chars], calls=answer.calls[:chars], reasoning=answer.reasoning[:chars]
+    )
+
+
+def output_digests(running: InflightInvocation) -> dict[str, str]:
+    """Return digests of the complete outputs with a fingerprint, by ``<node>.<output>``."""
+    return {
+        f"{node}.{output}": stream.fingerprint.hexdigest()
+        for (node, output), stream in running.streams.items()
+        if stream.fingerprint is not None and stream.is_whole
+    }
+
+
+def _digest_inputs(invocation: Invocation) -> Invocation:
+    """Return ``invocation`` without users' content: each literal input as its size and digest."""
+    nodes = tuple(
+        graph.with_inputs(node, {name: _digest_value(value) for name, value in node.inputs.items()})
+        for node in invocation.nodes
+    )
+    return msgspec.structs.replace(invocation, nodes=nodes)
+
+
+def _digest_value(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
+    if any(graph.find_refs(value)) or not isinstance(value, str | list | dict) or not value:
+        return value
+    if isinstance(value, dict) and HANDLE in value:
+        return {DIGEST: value.get("sha256", ""), **{key: entry for key, entry in value.items() if key != HANDLE}}
+    body = msgspec.json.encode(value)
+    return {DIGEST: hashlib.sha256(body).hexdigest(), "nbytes": len(body)}

@@ -1,0 +1,106 @@
+"""Token counts and compaction of the input of an answer."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.errors import Rejected
+from omnibus.store import Store
+from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
+from omnibus_gateway.openai.responses import items as wire_items
+from omnibus_gateway.openai.responses.context import (
+    CompactedResponse,
+    CompactRequest,
+    InputTokensObject,
+    InputTokensRequest,
+)
+from omnibus_gateway.openai.responses.response import response_usage
+from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
+from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.responses import history
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.output_streams import open_output_streams
+
+#: Instruction for a summary, sent after the conversation.
+SUMMARIZE = (
+    "Summarize this conversation for somebody who goes on with it and has only your summary and the user's own "
+    "messages: facts, decisions, results of tools, and what is still to be done. Answer with the summary alone."
+)
+
+#: Replaces an empty summary.
+EMPTY_SUMMARY = "none"
+
+
+class LoadedContext(NamedTuple):
+    """The chat of an input, and its items."""
+
+    asked: ChatOfResponse
+    items: list[wire_items.InputItem]
+
+
+class ResponseContext:
+    """Counts and compacts the input of answers of ``chat``; earlier responses are in ``store``."""
+
+    def __init__(self, store: Store, chat: Chat) -> None:
+        self._history = history.HistoryReader(store, chat.runs.settings.history_bytes)
+        self._chat = chat
+
+    async def load(self, wanted: InputTokensRequest | CompactRequest) -> LoadedContext:
+        """Load the input of an answer to ``wanted``. Raises the errors of a response."""
+        request = wanted.to_response_request()
+        before = await self._history.load(request)
+        items = history.resolve_references(request.items, before.items)
+        return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
+
+    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
+        """Open a new request to ``model``. Raises like ``Chat.open_request``."""
+        return self._chat.open_request(model, seed, pinned)
+
+    async def count_tokens(self, loaded: LoadedContext, run: ClientRequest) -> InputTokensObject:
+        """Count the prompt tokens for the model of ``run``. Raises the errors of a response."""
+        got = await self._answer(run, loaded.asked, loaded.asked.request, count_only=True)
+        return InputTokensObject(got.usage().prompt_tokens)
+
+    async def compact(self, loaded: LoadedContext, run: ClientRequest) -> CompactedResponse:
+        """Return the user's messages, and a summary by the model of ``run``.
+
+        Raises the errors of a response.
+        """
+        request = loaded.asked.request
+        messages = [*request.messages, UserMessage(SUMMARIZE)]
+        got = await self._answer(run, loaded.asked, msgspec.structs.replace(request, messages=messages))
+        summary = wire_items.Compaction(wire_items.encode_reasoning(got.text.strip() or EMPTY_SUMMARY))
+        kept = [*filter(_is_of_user, loaded.items), summary]
+        return CompactedResponse(
+            new_secret_id("resp_"),
+            int(run.created),
+            wire_items.with_ids(kept, new_secret_id),
+            response_usage(got.usage()),
+        )
+
+    async def _answer(
+        self, run: ClientRequest, asked: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
+    ) -> AnswerAccumulator:
+        """Return the answer of ``run`` to ``request``. Errors have the parameters of ``asked``."""
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        try:
+            async with run_to_end(run):
+                prepared = await self._chat.prepare_request(run, request)
+                if count_only:
+                    prepared.count_only()
+                output = await self._chat.begin_answer(run, prepared)
+                async for batch in merge_streams(open_output_streams(output)):
+                    for name, item in batch:
+                        got.add_item(name, item.data, item.array)
+        except Rejected as error:
+            error.param = asked.client_param(error.param)
+            raise
+        return got
+
+
+def _is_of_user(item: wire_items.InputItem) -> bool:
+    return isinstance(item, wire_items.InputMessage) and item.role == "user"

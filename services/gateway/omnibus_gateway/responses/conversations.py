@@ -1,0 +1,149 @@
+"""Conversations: sequences of items that responses at any gateway read and extend."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest, NotFound, OmnibusError
+from omnibus.settings import GatewaySettings
+from omnibus.store import ConversationLimits, ConversationRecord, Store
+from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.openai.responses import items as wire_items
+from omnibus_gateway.openai.responses.conversations import ConversationObject, ConversationRequest
+from omnibus_gateway.openai.responses.items import ItemReference
+from omnibus_gateway.openai.responses.query import ListItemsQuery
+from omnibus_gateway.openai.responses.response import ItemList
+from omnibus_gateway.responses.history import MAX_ITEMS
+from omnibus_gateway.tenancy.shares import tenant_account
+from omnibus_gateway.tenancy.tenant import current_tenant
+
+CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{48}")
+_encode = msgspec.json.Encoder().encode
+
+
+class Conversations:
+    """Conversations of tenants in ``store``."""
+
+    def __init__(self, settings: GatewaySettings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+
+    async def create(self, wanted: ConversationRequest) -> ConversationObject:
+        """Create a conversation with its first items. Raises ``BadRequest``."""
+        items = self._new_items(wanted.items or [])
+        record = ConversationRecord(new_secret_id("conv_"), time.time(), wanted.metadata or {}, current_tenant().name)
+        await self._put(record)
+        if items:
+            try:
+                await self.append_items(record, items)
+            except OmnibusError:
+                await self._store.drop_conversation(record)  # its client never receives its id
+                raise
+        return _to_object(record)
+
+    async def retrieve(self, id: str) -> ConversationObject:
+        """Raises ``NotFound``."""
+        return _to_object(await self._find(id))
+
+    async def update(self, id: str, metadata: dict[str, str]) -> ConversationObject:
+        """Replace the metadata of a conversation. Raises ``NotFound``."""
+        record = msgspec.structs.replace(await self._find(id), metadata=metadata)
+        await self._put(record)
+        return _to_object(record)
+
+    async def delete(self, id: str) -> None:
+        """Delete a conversation and its items. Raises ``NotFound``."""
+        await self._store.drop_conversation(await self._find(id))
+
+    async def add_items(self, id: str, items: Sequence[wire_items.InputItem]) -> ItemList:
+        """Append items from a client. Raises ``NotFound``, ``BadRequest`` and ``TooLarge``."""
+        record = await self._find(id)
+        kept = self._new_items(items)
+        await self.append_items(record, kept)
+        ids = [str(item.id) for item in kept]
+        return ItemList(list(kept), ids[0], ids[-1], False)
+
+    async def append_items(self, record: ConversationRecord, items: Sequence[Any]) -> None:
+        """Append ``items``, which have ids. Raises ``NotFound`` and ``TooLarge``."""
+        bodies = {str(item.id): _encode(item) for item in items}
+        settings = self._settings
+        count = await self._store.extend_conversation(
+            record,
+            bodies,
+            settings.response_kept,
+            ConversationLimits(MAX_ITEMS, settings.history_bytes),
+            tenant_account(settings, record.tenant),
+        )
+        if not count:
+            raise _not_found(record.id)
+
+    async def extend(self, id: str, items: Sequence[Any]) -> None:
+        """Append the items of a response to conversation ``id``. Raises like ``append_items``."""
+        await self.append_items(await self._find(id), items)
+
+    async def list_items(self, id: str, query: ListItemsQuery) -> ItemList:
+        """List the items of a conversation. Raises ``NotFound``, also for an unknown ``after``."""
+        await self._find(id)
+        after = query.after if isinstance(query.after, str) else ""
+        page = await self._store.conversation_items(id, query.limit, after, query.order == "desc")
+        if page is None:
+            raise NotFound(f"Item {after[:64]!r} not found.", param="after")
+        ids = list(page.items)
+        data = [msgspec.Raw(body) for body in page.items.values()]
+        return ItemList(data, ids[0] if ids else "", ids[-1] if ids else "", page.more)
+
+    async def retrieve_item(self, id: str, item: str) -> bytes:
+        """Return one item as JSON. Raises ``NotFound``."""
+        await self._find(id)
+        body = await self._store.conversation_item(id, item)
+        if body is None:
+            raise NotFound(f"Item {item[:64]!r} not found.", param="item_id")
+        return body
+
+    async def delete_item(self, id: str, item: str) -> ConversationObject:
+        """Delete one item. Raises ``NotFound``."""
+        record = await self._find(id)
+        if not await self._store.drop_conversation_items(record, [item]):
+            raise NotFound(f"Item {item[:64]!r} not found.", param="item_id")
+        return _to_object(record)
+
+    async def _find(self, id: str) -> ConversationRecord:
+        record = await self._store.conversation(id) if CONVERSATION_ID.fullmatch(id) else None
+        if record is None or not current_tenant().owns(record.tenant):
+            raise _not_found(id)
+        return record
+
+    async def _put(self, record: ConversationRecord) -> None:
+        settings = self._settings
+        account = tenant_account(settings, record.tenant)
+        await self._store.put_conversation(record, settings.response_kept, settings.responses, account)
+
+    @staticmethod
+    def _new_items(items: Sequence[wire_items.InputItem]) -> list[wire_items.InputItem]:
+        for index, item in enumerate(items):
+            if isinstance(item, ItemReference):
+                raise BadRequest("items must not be references: send the items themselves.", param=f"items[{index}]")
+        return wire_items.with_ids(list(items), new_secret_id)
+
+
+def page_items(items: Mapping[str, Any], query: ListItemsQuery) -> ItemList:
+    """Return the page of ``items``, oldest first, for ``query``. Raises ``NotFound`` for an unknown ``after``."""
+    ids = list(items) if query.order == "asc" else list(items)[::-1]
+    if isinstance(query.after, str):
+        if query.after not in items:
+            raise NotFound(f"Item {query.after[:64]!r} not found.", param="after")
+        ids = ids[ids.index(query.after) + 1 :]
+    shown = ids[: query.limit]
+    first, last = (shown[0], shown[-1]) if shown else ("", "")
+    return ItemList([items[id] for id in shown], first, last, len(ids) > len(shown))
+
+
+def _to_object(record: ConversationRecord) -> ConversationObject:
+    return ConversationObject(record.id, int(record.created), record.metadata)
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"Conversation with id {id[:64]!r} not found.", param="conversation_id")

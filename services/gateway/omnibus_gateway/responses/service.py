@@ -1,0 +1,325 @@
+"""Responses at one gateway: client operations, and the generation of those that it holds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+from omnibus.bus import Bus
+from omnibus.errors import (
+    BadRequest,
+    CannotContinue,
+    KeyRevoked,
+    NotFound,
+    OmnibusError,
+    StageFailed,
+    StoreUnavailable,
+)
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import Store, StoredResponse
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.openai.responses.query import ListItemsQuery
+from omnibus_gateway.openai.responses.request import RESPONSE_ID, ResponseRequest
+from omnibus_gateway.openai.responses.response import (
+    ItemList,
+    ResponseObject,
+    decode_response,
+    failed_response,
+)
+from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
+from omnibus_gateway.responses.archive import (
+    ResponseArchive,
+    read_items,
+    response_of,
+    with_progress,
+    with_status,
+)
+from omnibus_gateway.responses.conversations import Conversations, page_items
+from omnibus_gateway.responses.history import EarlierItems
+from omnibus_gateway.responses.holders import HolderQuestion, Holders
+from omnibus_gateway.responses.log import LogContent, LogReader, read_log
+from omnibus_gateway.responses.production import REVOKED, FollowedProduction, Production, ProductionSpec
+from omnibus_gateway.responses.specs import ProductionSpecs
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.tenancy.tenant import acting_as, current_tenant
+
+log = logging.getLogger(__name__)
+
+#: Limit of the starts of a background response. After them, the gateway assumes that the response crashes gateways.
+MAX_ATTEMPTS = 5
+#: Seconds between two searches for abandoned responses.
+_ADOPTION_INTERVAL_SECONDS = 1.0
+#: Limit of the background responses per search.
+_MAX_LOOKED_AT = 1024
+#: Timeout for the end of a response at another gateway, in seconds.
+_END_WAIT_SECONDS = 5.0
+_END_POLL_SECONDS = 0.05
+
+
+class Responses:
+    """Generates responses with ``chat``. Stored responses are in ``store``, their events on the ``bus``."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        bus: Bus,
+        chat: Chat,
+        gateway: str,
+        deferred: DeferredWork | None = None,
+    ) -> None:
+        self._deferred = deferred or DeferredWork()
+        self._settings = settings
+        self._store = store
+        self._bus = bus
+        self._chat = chat
+        self._gateway = gateway
+        self._holders = Holders(bus, gateway, self._answer_question)
+        self._made: dict[str, Production] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._adoption: asyncio.Task[None] | None = None
+        self.conversations = Conversations(settings, store)
+        self._archive = ResponseArchive(settings, store, bus, self.conversations, gateway)
+        self.specs = ProductionSpecs(settings, store, bus, chat, self._archive, self._deferred.events)
+
+    async def startup(self) -> None:
+        """Answer questions of other gateways, and adopt abandoned responses."""
+        await self._holders.startup()
+        self._adoption = asyncio.get_running_loop().create_task(self._adopt_abandoned())
+
+    async def leave_background(self) -> None:
+        """Stop adopting responses, and leave background responses to other gateways."""
+        if self._adoption is not None:
+            await until_cancelled(self._adoption)
+        await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values()) if each.is_background))
+
+    async def shutdown(self) -> None:
+        """Stop all productions."""
+        await self.leave_background()
+        await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values())))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_WAIT_SECONDS)
+
+    # Clients
+
+    async def create(
+        self,
+        wanted: ResponseRequest,
+        body: bytes,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        before: EarlierItems | None = None,
+    ) -> Production:
+        """Start a response within ``prices``, after ``before`` or the request's history.
+
+        Raises ``OmnibusError`` and ``QuoteReady``.
+        """
+        return self._start(await self.specs.open(wanted, body, pinned, prices, before))
+
+    def metric_label(self, model: str) -> str:
+        """Return the label of ``model`` in metrics, "" if it is unknown."""
+        chats = self.specs.chats
+        known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
+        return model if known else ""
+
+    async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
+        """Return the items before those of ``wanted``. Raises ``BadRequest`` for unknown items and other tenants'."""
+        return await self.specs.history.load(wanted)
+
+    async def retrieve(self, id: str) -> ResponseObject:
+        """Return the current state of a response. Raises ``NotFound``."""
+        stored = await self._find(id)
+        return await self._view(stored)
+
+    async def follow(self, id: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a response after number ``after`` as they arrive. Adopts an abandoned response.
+
+        Raises ``NotFound``, ``BadRequest`` if it has no events, and ``ProtocolError`` if they have expired.
+        """
+        stored = await self._find(id)
+        if not stored.record.logged:
+            raise BadRequest("This response was created without stream: retrieve it without stream.", param="stream")
+        reader, taken = LogReader(self._bus, id), FollowedProduction()
+        try:
+            async for events in reader.follow():
+                if fresh := [event.frame for event in events if event.number > after]:
+                    yield b"".join(fresh)
+                if (not events and not reader.is_over) or (not taken.looked and not reader.is_over):
+                    taken.looked = True
+                    await self._take_up(id, taken)
+        finally:
+            taken.release()
+
+    async def cancel(self, id: str) -> ResponseObject:
+        """Cancel a background response. Raises ``NotFound``, and ``BadRequest`` for other responses."""
+        stored = await self._find(id)
+        if not stored.record.background:
+            raise BadRequest("Only background responses can be cancelled.", param="response_id")
+        if not stored.final:
+            await self._stop(stored, "cancelled")
+        return await self._view(await self._find(id))
+
+    async def delete(self, id: str) -> None:
+        """Delete a response, and stop it if it is in progress. Raises ``NotFound``."""
+        stored = await self._find(id)
+        if not stored.final:
+            await self._stop(stored, "deleted")
+        await self._store.drop_response(stored.record)
+
+    async def list_input_items(self, id: str, query: ListItemsQuery) -> ItemList:
+        """List the items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
+        stored = await self._find(id)
+        items = {str(item.id): item for item in read_items(stored.record)}
+        return page_items(items, query)
+
+    async def _find(self, id: str) -> StoredResponse:
+        stored = await self._store.response(id) if RESPONSE_ID.fullmatch(id) else None
+        if stored is None or not current_tenant().owns(stored.record.tenant):
+            raise NotFound(f"Response with id {id[:64]!r} not found.", param="response_id")
+        return stored
+
+    async def _view(self, stored: StoredResponse) -> ResponseObject:
+        record = stored.record
+        if stored.final:
+            return decode_response(stored.final)
+        response = response_of(record)
+        if record.id in self._made or not record.logged:
+            return with_progress(response, [])
+        content = await read_log(self._bus, record.id)
+        if content.is_over:  # its gateway failed before storing the end
+            return await self._archive.heal(record, content)
+        if record.deadline < time.time() and not await self._is_held(stored):
+            return await self._end_abandoned(stored, content)
+        return with_progress(response, content.events)
+
+    # Making
+
+    def _start(self, spec: ProductionSpec) -> Production:
+        production, tenant = Production(spec, self._chat, self.specs.chats), current_tenant()
+        self._made[spec.response.id] = production
+        held = ExitStack()
+        if production.is_background:  # other responses count as requests of their followers
+            held.enter_context(self._deferred.counted(tenant))
+        production.start()
+        production.on_over(lambda over: self._on_over(over, held))
+        held.enter_context(self._deferred.stopped_by(tenant, lambda: self._spawn(production.stop(REVOKED))))
+        return production
+
+    def _on_over(self, production: Production, held: ExitStack) -> None:
+        held.close()
+        self._made.pop(production.response.id, None)
+        stored = production.spec.log is not None and not production.response.is_over
+        if stored and production.stopped_for != "deleted":
+            self._spawn(self._release(production.response.id))
+
+    async def _release(self, id: str) -> None:
+        """Release the response, so that another gateway may continue it."""
+        try:
+            await self._store.claim_response(id, "", self._gateway)
+        except StoreUnavailable as error:  # other gateways will notice that this one does not hold it
+            log.warning("%s: %s", id, error)
+
+    async def _take_up(self, id: str, taken: "FollowedProduction") -> None:
+        """Follow the production of a response, and adopt it if abandoned."""
+        if id in self._made:
+            taken.follow(self._made[id])
+            return
+        stored = await self._store.response(id)
+        if stored is None:
+            raise NotFound("the response was deleted", param="response_id")
+        if stored.final:
+            content = await read_log(self._bus, id)
+            if not content.is_over:
+                raise CannotContinue("the events of this response have expired: retrieve it without stream")
+        elif not await self._is_held(stored) and (production := await self._adopt(stored)) is not None:
+            taken.follow(production)
+
+    async def _adopt(self, stored: StoredResponse) -> Production | None:
+        """Continue an abandoned response. Returns None if another gateway was faster or it has ended."""
+        record = stored.record
+        attempt = await self._store.claim_response(record.id, self._gateway, stored.holder)
+        if not attempt or record.id in self._made:
+            return self._made.get(record.id)
+        content = await read_log(self._bus, record.id)
+        if content.is_over:
+            await self._archive.heal(record, content)
+            return None
+        if record.background and attempt > MAX_ATTEMPTS:
+            error = StageFailed(f"the response was started {MAX_ATTEMPTS} times, and each time its gateway failed")
+            await self._archive.end_early(record, content, failed_response(response_of(record), error))
+            return None
+        if record.deadline < time.time():
+            await self._archive.end_early(record, content, with_status(record, "cancelled"))
+            return None
+        try:
+            tenant = self._deferred.find_tenant(record.tenant, record.weight, record.key)
+        except KeyRevoked as error:
+            await self._archive.end_early(record, content, failed_response(response_of(record), error))
+            return None
+        with acting_as(tenant):
+            try:
+                return self._start(await self.specs.resume(record, content))
+            except OmnibusError as error:
+                log.warning("cannot continue %s: %s", record.id, error)
+                await self._release(record.id)
+                raise
+
+    async def _is_held(self, stored: StoredResponse) -> bool:
+        if stored.holder == self._gateway:
+            return stored.record.id in self._made
+        return await self._holders.ask(stored.holder, HolderQuestion(stored.record.id))
+
+    async def _adopt_abandoned(self) -> None:
+        """Adopt abandoned background responses, forever."""
+        while True:
+            await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
+            try:
+                for id, stored in (await self._store.open_responses(_MAX_LOOKED_AT)).items():
+                    if id not in self._made and not await self._is_held(stored):
+                        await self._adopt(stored)
+            except OmnibusError as error:
+                log.warning("cannot adopt background responses: %s", error)
+            except Exception:  # an unreadable response must not stop the others
+                log.exception("cannot adopt background responses")
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Ends
+
+    async def _stop(self, stored: StoredResponse, reason: Any) -> None:
+        """End a response at the gateway that generates it."""
+        id = stored.record.id
+        if id in self._made:
+            await self._made[id].stop(reason)
+        elif await self._holders.ask(stored.holder, HolderQuestion(id, reason)):
+            await self._wait_for_end(id, reason)
+        elif reason == "cancelled" and await self._store.claim_response(id, self._gateway, stored.holder):
+            content = await read_log(self._bus, id)
+            await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
+
+    async def _wait_for_end(self, id: str, reason: str) -> None:
+        give_up = time.monotonic() + _END_WAIT_SECONDS
+        while reason == "cancelled" and time.monotonic() < give_up:
+            stored = await self._store.response(id)
+            if stored is None or stored.final:
+                return
+            await asyncio.sleep(_END_POLL_SECONDS)
+
+    def _answer_question(self, question: HolderQuestion) -> bool:
+        production = self._made.get(question.id)
+        if production is not None and question.stop:
+            self._spawn(production.stop(question.stop))
+        return production is not None
+
+    async def _end_abandoned(self, stored: StoredResponse, content: LogContent) -> ResponseObject:
+        """End an abandoned response after its deadline."""
+        if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
+            return with_progress(response_of(stored.record), content.events)
+        return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))

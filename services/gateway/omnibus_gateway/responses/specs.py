@@ -1,0 +1,187 @@
+"""Specs of responses, from new requests and from stored ones."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from omnibus.bus import Bus
+from omnibus.errors import Rejected, TooLarge
+from omnibus.settings import GatewaySettings
+from omnibus.store import ResponseRecord, Store
+from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.openai.responses import items as wire_items
+from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
+from omnibus_gateway.openai.responses.response import ResponseObject, new_response
+from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
+from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
+from omnibus_gateway.pricing.quotes import ImageAllowance
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.responses import history
+from omnibus_gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
+from omnibus_gateway.responses.drawing import ImageDrawer, ImageDrawers
+from omnibus_gateway.responses.history import EarlierItems, HistoryReader
+from omnibus_gateway.responses.log import LogContent, ResponseLog
+from omnibus_gateway.responses.production import ProductionSpec
+from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.tenancy.tenant import current_tenant
+
+
+class _ReadRequest(NamedTuple):
+    """A request with its items, its chat and its image generator."""
+
+    items: list[wire_items.InputItem]
+    asked: ChatOfResponse
+    drawer: ImageDrawer | None
+
+
+class ProductionSpecs:
+    """Builds the specs of responses that ``chat`` generates and ``archive`` stores."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        bus: Bus,
+        chat: Chat,
+        archive: ResponseArchive,
+        events: LogBudget,
+    ) -> None:
+        self._log_budget = events
+        self._settings = settings
+        self._bus = bus
+        self._chat = chat
+        self._archive = archive
+        self.history = HistoryReader(store, settings.history_bytes)
+        #: Includes the chats of apps, once there are any.
+        self.chats: Chat | AppChats = chat
+        #: Chooses the image models of responses, if there are any.
+        self.drawers: ImageDrawers | None = None
+
+    async def open(
+        self,
+        wanted: ResponseRequest,
+        body: bytes,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        before: EarlierItems | None = None,
+    ) -> ProductionSpec:
+        """Return the spec of a new response within ``prices``.
+
+        ``before`` has the items before the request, if the caller already read them.
+
+        Raises ``OmnibusError`` and ``QuoteReady``.
+        """
+        if before is None:
+            before = await self.history.load(wanted)
+        items, asked, drawer = self._read_request(wanted, before)
+        seed = asked.request.seed
+
+        def opened() -> ClientRequest:
+            return self._open_request(wanted.model, seed, pinned, drawer)
+
+        run = opened()
+        seed = run.seed
+        try:
+            if drawer is not None:
+                pinned = run.pinned = await drawer.choose_path(self._chat, run, asked.request, prices)
+            else:
+                pinned = run.pinned = await self._chat.choose_path(run, asked.request, prices)
+        except Rejected as error:
+            error.param = asked.client_param(error.param)
+            raise
+        run.price = None  # checked once for all attempts
+        usual = self._chat.usual_sampling(wanted.model).values if run.model else {}
+        response = new_response(new_secret_id("resp_"), run.created, wanted, usual)
+        encrypts = wanted.wants_encrypted_reasoning
+        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
+        if not wanted.is_stored:
+            return spec
+        if len(body) > MAX_STORED_BYTES:
+            raise TooLarge(
+                f"A stored request must have at most {MAX_STORED_BYTES} bytes: send store false, "
+                "or URLs instead of data."
+            )
+        return await self._stored_spec(spec, self._new_record(wanted, response, run, body, items, drawer))
+
+    async def resume(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
+        """Return the spec of a stored response with the log ``content``."""
+        wanted = parse_response_request(record.request)
+        _, asked, drawer = self._read_request(wanted, await self.history.load_of_record(record))
+        if drawer is not None and record.images >= 0:
+            drawer.limit_images(ImageAllowance(record.images, record.image_path))
+        return ProductionSpec(
+            new_response(record.id, record.created, wanted),
+            asked,
+            lambda: self._open_request(record.model, record.seed, record.path, drawer),
+            deadline=record.deadline,
+            encrypts=wanted.wants_encrypted_reasoning,
+            log=self._open_log(record, content),
+            known=content,
+            ended=partial(self._archive.put_end, record),
+            drawer=drawer,
+        )
+
+    def _read_request(self, wanted: ResponseRequest, before: EarlierItems) -> _ReadRequest:
+        items = history.resolve_references(wanted.items, before.items)
+        asked = to_chat(wanted, before.items, items, before.param)
+        return _ReadRequest(items, asked, self.drawers.choose(wanted) if self.drawers is not None else None)
+
+    def _open_request(self, model: str, seed: int | None, path: str, drawer: ImageDrawer | None) -> ClientRequest:
+        if drawer is not None and drawer.alone:
+            return drawer.open_request(seed, path)
+        return self.chats.open_request(model, seed, path)
+
+    def _new_record(
+        self,
+        wanted: ResponseRequest,
+        response: ResponseObject,
+        run: ClientRequest,
+        body: bytes,
+        items: list[wire_items.InputItem],
+        drawer: ImageDrawer | None,
+    ) -> ResponseRecord:
+        background, tenant = bool(wanted.background), current_tenant()
+        allowed = drawer.allowed if drawer is not None else None
+        return ResponseRecord(
+            id=response.id,
+            model=wanted.model,
+            created=run.created,
+            deadline=run.created + self._settings.response_deadline if background else run.deadline,
+            seed=run.seed,
+            request=body,
+            input=wire_items.encode_items(wire_items.with_ids(items, new_secret_id)),
+            path=run.pinned,
+            tenant=tenant.name,
+            weight=tenant.weight,
+            key=tenant.key.sha256 if tenant.key is not None else "",
+            previous=wanted.previous_response_id or "",
+            conversation=wanted.conversation_id,
+            background=background,
+            logged=background or bool(wanted.stream),
+            images=-1 if allowed is None else allowed.most,
+            image_path="" if allowed is None else allowed.path,
+        )
+
+    async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
+        """Add the storage to ``spec``. A background response is stored at once."""
+        if record.logged:
+            self._log_budget.check_room(record.tenant)
+        if record.background:
+            await self._archive.put_begun(record)
+        return spec._replace(
+            deadline=record.deadline if record.background else 0.0,
+            log=self._open_log(record) if record.logged else None,
+            begun=partial(self._archive.put_begun, record) if record.logged and not record.background else None,
+            ended=partial(self._archive.put_end if record.logged else self._archive.put_whole, record),
+        )
+
+    def _open_log(self, record: ResponseRecord, content: LogContent | None = None) -> ResponseLog:
+        return ResponseLog(self._bus, record.id, content, partial(self._log_budget.count, record.tenant))
+
+
+def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
+    """Return ``opened`` with ``run`` as its first request."""
+    waiting = [run]
+    return lambda: waiting.pop() if waiting else opened()

@@ -1,0 +1,186 @@
+"""Comparison of two runs of one invocation per stage: bits, tolerance for tensors, similarity of texts.
+
+As in ``omnibus_gateway.dispatch.digest``, the division of an output into chunks does not matter. Pure, no I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from math import inf, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omnibus.canary.gate import GateRules
+from omnibus.graph import GraphNode
+from omnibus_gateway.dispatch.capture import RecordedChunk
+
+#: Outputs by node and name.
+Outputs = Mapping[tuple[int, str], Sequence[RecordedChunk]]
+
+#: Words of a text, or elements of a list, whose similarity is computed; the rest must be equal.
+MAX_COMPARED_WORDS = 1000
+#: Elements of tensors per comparison step, which bounds the memory.
+_BLOCK_ELEMENTS = 1 << 20
+
+
+class OutputDifference(NamedTuple):
+    """Output that differs by more than the tolerance; ``what`` describes the difference."""
+
+    node: int
+    component: str
+    output: str
+    what: str
+
+
+class _JoinedOutput(NamedTuple):
+    """A whole output: texts and lists joined by key, other values per chunk, and arrays in order."""
+
+    texts: dict[str, str]
+    lists: dict[str, list[Any]]
+    rest: list[dict[str, Any]]
+    arrays: list[np.ndarray]
+
+
+def find_differences(
+    nodes: Sequence[GraphNode],
+    control: Outputs,
+    candidate: Outputs,
+    rules: GateRules,
+    requested: Sequence[tuple[int, str]] = (),
+) -> list[OutputDifference]:
+    """Find outputs of ``candidate`` that differ from ``control``, in graph order.
+
+    The first difference causes the later ones. An output in ``requested`` also differs if only one run has all of it.
+    Other outputs are skipped in that case: a stage that no longer needs an output may stop reading it at any time.
+    """
+    found = []
+    both = control.keys() & candidate.keys()
+    for node, output in sorted(both | ((control.keys() ^ candidate.keys()) & set(requested))):
+        if (node, output) not in both:
+            what = _MISSING[(node, output) in control]
+        else:
+            what = describe_difference(control[node, output], candidate[node, output], rules)
+        if what:
+            found.append(OutputDifference(node, nodes[node].component, output, what))
+    return found
+
+
+_CLOSING = ("finish_reason", "usage")
+#: Descriptions by presence in the control.
+_MISSING = {True: "it is incomplete", False: "it is complete, but incomplete in the version that serves"}
+
+
+def has_content(chunks: Sequence[RecordedChunk]) -> bool:
+    """Return True if an output has content; the closing chunk does not count."""
+    return any(
+        (chunk.array is not None and chunk.array.size > 0)
+        or any(key not in _CLOSING and value not in ("", [], None) for key, value in chunk.data.items())
+        for chunk in chunks
+    )
+
+
+def count_comparable(control: Mapping[Any, Sequence[RecordedChunk]], tried: Mapping[Any, Any]) -> int:
+    """Count outputs in both runs that have content in either."""
+    return sum(has_content(control[key]) or has_content(tried[key]) for key in control.keys() & tried.keys())
+
+
+def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[RecordedChunk], rules: GateRules) -> str:
+    """Describe the difference of two outputs; empty if they are equal under ``rules``."""
+    one, other = _join_output(control), _join_output(candidate)
+    rates = [sorted({chunk.data["rate"] for chunk in side if "rate" in chunk.data}) for side in (control, candidate)]
+    if rates[0] != rates[1]:
+        return f"{rates[1]} samples/s, {rates[0]} is expected"
+    return _text_difference(one, other, rules) or _array_difference(one.arrays, other.arrays, rules)
+
+
+def _join_output(chunks: Sequence[RecordedChunk]) -> _JoinedOutput:
+    joined = _JoinedOutput({}, {}, [], [])
+    for chunk in chunks:
+        if chunk.array is not None:
+            if chunk.array.size:
+                joined.arrays.append(chunk.array)
+            continue
+        rest = {}
+        for key, value in chunk.data.items():
+            if isinstance(value, str):
+                joined.texts[key] = joined.texts.get(key, "") + value
+            elif isinstance(value, list):
+                joined.lists.setdefault(key, []).extend(value)
+            else:
+                rest[key] = value
+        if rest:
+            joined.rest.append(rest)
+    return joined
+
+
+def _text_difference(one: _JoinedOutput, other: _JoinedOutput, rules: GateRules) -> str:
+    if (one.texts, one.lists) == (other.texts, other.lists):
+        return "" if one.rest == other.rest else "other values"
+    for key in sorted(one.texts.keys() | other.texts.keys()):
+        what = describe_text_difference(key, one.texts.get(key, ""), other.texts.get(key, ""), rules)
+        if what:
+            return what
+    for key in sorted(one.lists.keys() | other.lists.keys()):
+        score = _similarity(one.lists.get(key, []), other.lists.get(key, []))
+        if score < rules.score:
+            return f"{key} is similar by {score:.2f}, {rules.score:.2f} is expected"
+    return ""
+
+
+def describe_text_difference(name: str, one: str, other: str, rules: GateRules) -> str:
+    """Describe the difference of two texts; empty if they are similar enough for ``rules``."""
+    score = _similarity(one.split(), other.split())
+    if one == other or (score >= rules.score and rules.score < 1):
+        return ""
+    return f"{name} is similar by {score:.2f}, {rules.score:.2f} is expected"
+
+
+def _similarity(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Return the similarity by Ratcliff and Obershelp, from 0 to 1.
+
+    This is twice the number of common elements, in order, over the number of all elements.
+    """
+    if one == other:
+        return 1.0
+    if any(not isinstance(each, str | int) for each in (*one, *other)):
+        return 0.0
+    if one[MAX_COMPARED_WORDS:] != other[MAX_COMPARED_WORDS:]:
+        return 0.0
+    return SequenceMatcher(None, one[:MAX_COMPARED_WORDS], other[:MAX_COMPARED_WORDS], autojunk=False).ratio()
+
+
+def _array_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray], rules: GateRules) -> str:
+    shapes = [
+        (sum(len(each) for each in arrays if each.ndim), arrays[0].shape[1:]) if arrays else ()
+        for arrays in (one, other)
+    ]
+    if shapes[0] != shapes[1]:
+        return f"a tensor of {_shape_text(shapes[1])}, {_shape_text(shapes[0])} is expected"
+    error = _relative_error(one, other)
+    return f"relative error {error:.2g}, at most {rules.tolerance:g} is expected" if error > rules.tolerance else ""
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return f"{shape[0]} rows of {list(shape[1])}" if shape else "no rows"
+
+
+def _relative_error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Return the norm of the difference over that of ``one``.
+
+    Infinite if only ``one`` is 0, or if values that are not finite differ.
+    """
+    flat_one, flat_other = (
+        np.concatenate([each.reshape(-1) for each in arrays]) if arrays else np.empty(0) for arrays in (one, other)
+    )
+    difference = scale = 0.0
+    for start in range(0, len(flat_one), _BLOCK_ELEMENTS):
+        block, against = (each[start : start + _BLOCK_ELEMENTS].astype(np.float64) for each in (flat_one, flat_other))
+        whole = np.isfinite(block)
+        same_holes = np.array_equal(whole, np.isfinite(against))
+        if not same_holes or not np.array_equal(block[~whole], against[~whole], equal_nan=True):
+            return inf
+        difference += float(np.square(block[whole] - against[whole]).sum())
+        scale += float(np.square(block[whole]).sum())
+    if not difference:
+        return 0.0
+    return sqrt(difference / scale) if scale else inf

@@ -1,0 +1,234 @@
+"""Composite tasks of the models of the plan: chat, images, videos, and text embeddings."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+
+from omnibus.errors import BadMedia, BadRequest, Rejected
+from omnibus.families import catalog, plugins
+from omnibus.families.image_tokens import CROSS_ATTENTION
+from omnibus.plan import ModelPlan, Plan
+from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
+from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, VideoGeneration
+from omnibus_gateway.routing.router import Router
+
+Task = TypeVar("Task", bound=UnitTask)
+
+#: Request fields of an image task, and the field for one reference image or for several.
+_IMAGE_FIELDS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
+#: Further request fields of a video task.
+_VIDEO_FIELDS = frozenset({"seconds", "fps", "seed"})
+#: Maximum number of reference images.
+MAX_IMAGES = 16
+
+
+class TaskCache:
+    """Cache of the tasks that ``make`` creates, per plan epoch."""
+
+    def __init__(self, router: Router, make: Callable[[str, Plan], CompositeTask]) -> None:
+        self._router = router
+        self._make = make
+        self._tasks: dict[tuple[int, str], CompositeTask] = {}
+
+    def get_task(self, name: str) -> CompositeTask:
+        """Return the task of model ``name``. Raises ``NotFound``, and the errors of ``make``."""
+        plan = self._router.plan
+        key = (plan.epoch if plan else 0, name)
+        if key not in self._tasks:
+            self._router.get_model(name)
+            self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
+            self._tasks[key] = self._make(name, plan)  # type: ignore[arg-type]
+        return self._tasks[key]
+
+
+def create_chat_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the chat task of model ``name``: its family's own, or the library's for its components.
+
+    Raises ``BadRequest`` for a model without chat, and for a plugin that cannot be loaded.
+    """
+    model = plan.models[name]
+    made = _family_task(name, model)
+    if made is not None and not makes_images(made) and not makes_videos(made):
+        return made
+    owners = plan.task_owners()
+    thinker: Think | PrefillDecode
+    if {"prefill", "decode"} <= {*model.components}:
+        thinker = PrefillDecode(
+            prefill=_bind_task(Prefill, name, "prefill", model, owners),
+            decode=_bind_task(Decode, name, "decode", model, owners),
+        )
+    elif "thinker" in model.components:
+        thinker = _bind_task(Think, name, "thinker", model, owners)
+    else:
+        raise BadRequest(f"{name} is not a chat model: its components are {', '.join(model.components)}", param="model")
+    encoders = {
+        modality: _bind_task(Encode, name, component, model, owners) for modality, component in model.encoders.items()
+    }
+    if not model.has_talker:
+        return MLLM(encoders=encoders, thinker=thinker, attends_across=model.family in CROSS_ATTENTION)
+    return Omni(
+        encoders=encoders,
+        thinker=thinker,
+        talker=_bind_task(Talk, name, "talker", model, owners),
+        vocoder=_bind_task(Vocode, name, "vocoder", model, owners),
+    )
+
+
+def create_image_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the image task of model ``name``: its family's own, or the library's for its components.
+
+    Its request has the fields of ``DrawInput``, and ``image`` or ``images`` if it accepts reference images. Raises
+    ``BadRequest`` for a model without image output.
+    """
+    model = plan.models[name]
+    made = _family_task(name, model)
+    if made is not None and makes_images(made):
+        return made
+    fitting = [(kind, parts) for kind in PAINTERS if (parts := _match_components(kind, model)) is not None]
+    if not fitting:
+        raise BadRequest(f"{name} has no image output: its components are {', '.join(model.components)}", param="model")
+    kind, parts = max(fitting, key=lambda each: len(each[1]))
+    owners = plan.task_owners()
+    return kind(**{field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()})
+
+
+def create_video_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the video task of model ``name``: its family's own, or the library's for its components.
+
+    Its request has the fields of ``VideoInput``. Raises ``BadRequest`` for a model without video output.
+    """
+    model = plan.models[name]
+    made = _family_task(name, model)
+    if made is not None and makes_videos(made):
+        return made
+    parts = _match_components(VideoGeneration, model)
+    if parts is None:
+        raise BadRequest(f"{name} has no video output: its components are {', '.join(model.components)}", param="model")
+    owners = plan.task_owners()
+    bound: dict[str, Any] = {
+        field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()
+    }
+    return VideoGeneration(**bound)
+
+
+def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the text embedding task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    model = plan.models[name]
+    parts = _match_components(TextEmbedding, model)
+    if parts is None:
+        raise BadRequest(f"{name} has no embeddings: its components are {', '.join(model.components)}", param="model")
+    task, part = parts["embedder"]
+    return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
+
+
+def request_class(task: CompositeTask) -> Any:
+    """Return the input type of the task's ``invoke``; ``ChatInput`` without a usable annotation."""
+    try:
+        hints = get_type_hints(type(task).invoke)
+        [_, taken, *_] = inspect.signature(type(task).invoke).parameters
+    except (NameError, TypeError, ValueError):
+        return ChatInput
+    found = hints.get(taken)
+    return found if hasattr(found, "model_fields") else ChatInput
+
+
+def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> BaseModel:
+    """Build the request of ``task`` from ``wish`` and defaults.
+
+    Raises ``BadRequest`` whose ``param`` is a field of the task: see ``rename_params``.
+    """
+    try:
+        made: BaseModel = request_class(task)(**wish)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] == "extra_forbidden":
+            raise BadRequest(f"{model} does not support the parameter {name!r}: omit it", param=name) from None
+        raise BadRequest(f"{name}: {first['msg']}", param=name) from None
+    return made
+
+
+@contextmanager
+def rename_params(names: Mapping[str, str], media: str = "") -> Iterator[None]:
+    """Rename ``param`` of errors inside to the client's ``names``; invalid files become ``media``."""
+    try:
+        yield
+    except BadMedia as error:
+        error.param = names.get(error.param, error.param) or media
+        raise
+    except Rejected as error:
+        error.param = names.get(error.param, error.param)
+        raise
+
+
+def makes_images(task: CompositeTask) -> bool:
+    """Return True if ``task`` generates images."""
+    return request_class(task).model_fields.keys() >= _IMAGE_FIELDS and not makes_videos(task)
+
+
+def makes_videos(task: CompositeTask) -> bool:
+    """Return True if ``task`` generates videos."""
+    return request_class(task).model_fields.keys() >= _IMAGE_FIELDS | _VIDEO_FIELDS
+
+
+def max_reference_images(task: CompositeTask) -> int:
+    """Return the maximum number of reference images of an image task."""
+    fields = request_class(task).model_fields
+    return MAX_IMAGES if IMAGES in fields else int(IMAGE in fields)
+
+
+def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:
+    """Return the task that the model's family names; None if it names none."""
+    made = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]
+    return plugins.import_object(made, f"composite of family {model.family}")(name, model) if made else None
+
+
+def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
+    """Return the unit task and component of ``model`` per field of ``kind``; None if one is missing.
+
+    A component fits a field if it runs the field's unit task. The component with the name of the field has priority;
+    otherwise there must be exactly one that fits.
+    """
+    kinds = {} if model.family == catalog.PYTHON else catalog.find_family(model.family)["tasks"]
+    tasks = {
+        name: task
+        for name, field in kind.model_fields.items()
+        if (task := _unit_task_type(field.annotation)) is not None
+    }
+    found = {name: (task, name) for name, task in tasks.items() if _runs_task(name, task, model, kinds)}
+    for name, task in tasks.items():
+        used = {part for _, part in found.values()}
+        left = [part for part in model.components if part not in used and _runs_task(part, task, model, kinds)]
+        if name not in found and len(left) == 1:
+            found[name] = (task, left[0])
+    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in found]
+    return None if missing else found
+
+
+def _runs_task(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
+    """Return True if the component ``part`` of ``model`` runs such unit tasks."""
+    return part in model.components and kinds.get(part) == task.kind
+
+
+def _unit_task_type(annotation: Any) -> type[UnitTask] | None:
+    """Return the unit task of a field, also of an optional one."""
+    kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+    return next((each for each in kinds if issubclass(each, UnitTask)), None)
+
+
+def _bind_task(
+    kind: type[Task], name: str, component: str, model: ModelPlan, owners: dict[str, tuple[tuple[str, str], ...]]
+) -> Task:
+    """Return the unit task that runs ``component``: that of another model if it is shared."""
+    own = kind(model=name, component=component)
+    wanted = model.tasks.get(component, own.name)
+    if own.name == wanted:
+        return own
+    for owner, part in owners.get(wanted, ()):
+        shared = kind(model=owner, component=part)
+        if shared.name == wanted:
+            return shared
+    return own

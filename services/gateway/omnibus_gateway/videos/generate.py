@@ -1,0 +1,198 @@
+"""Generation of one video: submits its graph, and writes the results to a file."""
+
+from collections.abc import AsyncIterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from omnibus.errors import BadRequest, Conflict, NotFound
+from omnibus.families import catalog
+from omnibus.metrics import GATEWAY
+from omnibus.store import JobRecord, Store
+from omnibus.task import record, use
+from omnibus.task.library import VideoGeneration, VideoOutput
+from omnibus.task.runtime import merged
+from omnibus.task.runtime import run as run_task
+from omnibus_gateway.openai.videos import REFERENCE
+from omnibus_gateway.pricing.headers import PriceOptions
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.resolve import (
+    IMAGE,
+    TaskCache,
+    build_request,
+    create_video_task,
+    rename_params,
+    request_class,
+)
+from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.tenancy.tenant import acting_as
+from omnibus_gateway.videos import job_payload
+from omnibus_gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
+from omnibus_gateway.videos.lease import JobLease
+from omnibus_gateway.videos.storage import VideoFiles
+from omnibus_gateway.videos.writer import VideoFileWriter
+
+APP = "videos"
+
+#: Client names of task fields, if they differ.
+_CLIENT_PARAM_NAMES = {
+    "width": "size",
+    "height": "size",
+    "frames": "seconds",
+    **dict.fromkeys(("image", "media"), REFERENCE),
+}
+#: Progress in percent after the last step; the rest is for the frames.
+_DENOISED_PERCENT = 90
+
+
+class VideoGenerator:
+    """Generates videos with models of the plan; ``films`` stores them for ``seconds``.
+
+    First images of videos are in ``store``.
+    """
+
+    def __init__(
+        self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float, deferred: DeferredWork
+    ) -> None:
+        self._deferred = deferred
+        self._runs = runs
+        self._store = store
+        self._films = films
+        self._seconds = seconds
+        self._tasks = TaskCache(runs.router, create_video_task)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the models are known."""
+        return self._runs.router.plan is not None
+
+    def build_request(self, model: str, wish: dict[str, Any]) -> BaseModel:
+        """Build the request for the task of ``model`` from ``wish`` and defaults.
+
+        Raises ``NotFound``, and ``BadRequest`` for a model that cannot make such a video.
+        """
+        task = self._tasks.get_task(model)
+        if isinstance(task, VideoGeneration):
+            if wish.get("sound") and task.sound is None:
+                raise BadRequest(f"{model} has no audio output: omit `sound`", param="sound")
+            wish = {"sound": task.sound is not None, **wish}
+        with rename_params(_CLIENT_PARAM_NAMES):
+            return build_request(model, task, wish)
+
+    def require_first_frame(self, model: str) -> None:
+        """Check that the model accepts a first image. Raises ``BadRequest`` and ``NotFound``."""
+        task = self._tasks.get_task(model)
+        named = IMAGE in request_class(task).model_fields
+        if not named or (isinstance(task, VideoGeneration) and task.frame_encoder is None):
+            raise BadRequest(
+                f"{model} does not accept a first image: omit '{REFERENCE}', and describe it in 'prompt'",
+                param=REFERENCE,
+            )
+
+    def check_family_limits(self, model: str, request: Any) -> None:
+        """Check the limits of the model's family. Raises ``BadRequest`` with those limits."""
+        limits = catalog.find_video_limits(self._runs.router.get_model(model).family)
+        if limits is None:
+            return
+        with rename_params(_CLIENT_PARAM_NAMES):
+            limits.check_frames(request.width, request.height, request.frames, request.fps)
+            limits.check_steps(request.steps)
+
+    async def choose_path(self, model: str, request: BaseModel, pinned: str, prices: PriceOptions) -> str:
+        """Return the path for ``request`` under its ``prices``; ``pinned`` if they do not restrict it.
+
+        Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
+        """
+        task = self._tasks.get_task(model)
+        check = self._runs.quotes.open_check(prices, task)
+        if check is None:
+            return pinned
+        run = self._runs.open_request(APP, model)
+        return await check.choose_path(model, record(task.invoke, request, run.choice_point), pinned)
+
+    def stop_invocations(self, job: JobRecord) -> None:
+        """Stop invocations in progress for ``job``. Their gateway may have died."""
+        for sent in job_payload.decode_trace(job):
+            self._runs.dispatcher.stop_invocation(sent.id, sent.executors)
+
+    async def make_video(self, job: JobRecord, lease: JobLease) -> None:
+        """Make the video of ``job`` with its ``lease``, as its client's tenant. Raises ``OmnibusError``."""
+        asked = job_payload.decode_job(job)
+        tenant = self._deferred.find_tenant(asked.tenant, asked.weight, job.key)
+        self._deferred.check_room(tenant)
+        with self._deferred.counted(tenant), acting_as(tenant):
+            await self._make_for_tenant(job, asked, lease)
+
+    async def wait_revoked(self, job: JobRecord) -> None:
+        """Return when the key of ``job`` is revoked. Raises as ``DeferredWork.find_tenant``."""
+        asked = job_payload.decode_job(job)
+        await self._deferred.wait_revoked(self._deferred.find_tenant(asked.tenant, asked.weight, job.key))
+
+    async def _make_for_tenant(self, job: JobRecord, asked: VideoJobSpec, lease: JobLease) -> None:
+        task = self._tasks.get_task(asked.model)
+        run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
+        run.disable_queue_limit()
+        run.deadline = job.until
+        with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if asked.image else ""):
+            async with run_to_end(run, Conflict("the video was removed, or another gateway continues it")):
+                request = build_request(asked.model, task, {**asked.wish, **await self._place_image(run, job, asked)})
+                with use(run):
+                    output: VideoOutput = await run_task(task.invoke, request)
+                lease.set_trace(lambda: _encode_trace(run))
+                try:
+                    await self._write_video(run, job, asked, output, lease)
+                finally:
+                    lease.is_suspect = any(each.died_with for each in run.segments)
+
+    async def _place_image(self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec) -> dict[str, Any]:
+        """Place the first image, and return its field. Raises ``NotFound`` if the store has lost it."""
+        about = asked.image
+        if about is None:
+            return {}
+        data = await self._store.job_file(job_payload.KIND, job.id)
+        if data is None:
+            raise NotFound("the store has lost the first image of the video: send it again", param=IMAGE)
+        return {IMAGE: await run.place_input(data, (about["modality"], about["mime"], about["sha256"]))}
+
+    async def _write_video(
+        self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec, output: VideoOutput, lease: JobLease
+    ) -> None:
+        draft = await self._films.new_draft(job.id)
+        reel = VideoFileWriter(draft, asked.wish["fps"], output.audio is not None)
+        try:
+            await _write_streams(run, output, reel, lease, asked.wish["seconds"] * asked.wish["fps"])
+            thumbnail = await reel.close()
+            await lease.confirm()
+            await self._films.store_video(job.id, draft, thumbnail, self._seconds)
+        finally:
+            await reel.discard_unfinished()
+
+
+async def _write_streams(
+    run: ClientRequest, output: VideoOutput, reel: VideoFileWriter, lease: JobLease, frames: float
+) -> None:
+    """Write frames and audio as they arrive; ``frames`` is the approximate total."""
+    streams: dict[str, AsyncIterable[Any]] = {
+        name: stream for name in ("frames", "audio", "progress") if (stream := getattr(output, name, None)) is not None
+    }
+    async for name, part in merged(streams):
+        if name == "progress":
+            lease.report_progress(_DENOISED_PERCENT * part.step // max(1, part.steps))
+        elif name == "audio":
+            if part.array is not None:
+                await reel.write_audio(part.array, part.rate)
+        else:
+            if not reel.count:
+                GATEWAY.first_output(run.model, "video").observe(run.age_seconds)
+            await reel.write_frames(part)
+            lease.report_progress(
+                min(99, _DENOISED_PERCENT + int((100 - _DENOISED_PERCENT) * reel.count / max(1.0, frames)))
+            )
+
+
+def _encode_trace(run: ClientRequest) -> bytes:
+    """Encode the invocations of ``run`` in progress with their executors."""
+    sent = [each.invocation for each in run.segments if not each.over]
+    return job_payload.encode([ActiveInvocation(one.id, tuple(dict.fromkeys(one.route))) for one in sent])

@@ -1,0 +1,170 @@
+"""The loop of a denoiser: images of many requests, one step at a time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from omnibus.errors import StageUnavailable
+from omnibus.executor.job_clock import charge_jobs, current_clock
+from omnibus_engines.component import Compute
+from omnibus_generator.step_scheduler import StepScheduler, StepSize
+from omnibus_models.contract import Denoising, Resumable, Stepper
+
+
+class DenoiseStep(NamedTuple):
+    """A completed step.
+
+    ``preview`` is uint8 [height, width, 3] if this step has one. ``state`` is float32 [n] if this step is a checkpoint.
+    """
+
+    number: int
+    preview: np.ndarray | None
+    state: np.ndarray | None = None
+
+
+class ImageJob:
+    """An image in the loop.
+
+    ``show`` makes a preview every ``every`` steps. A resumable denoising has a checkpoint every ``checkpoints`` steps.
+    An image that is ``alone`` shares no step, so its numbers do not depend on other jobs.
+    """
+
+    def __init__(
+        self,
+        denoising: Denoising,
+        every: int = 0,
+        show: Callable[[Denoising], Tensor] | None = None,
+        checkpoints: int = 0,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.denoising = denoising
+        self.alone = alone
+        self._checkpoints = checkpoints
+        self.every = every
+        self.show = show
+        self.clock = current_clock()
+        self._news: asyncio.Queue[DenoiseStep | Exception] = asyncio.Queue()  # never more than its steps
+
+    def push_result(self, news: DenoiseStep | Exception) -> None:
+        self._news.put_nowait(news)
+
+    async def iter_steps(self) -> AsyncIterator[DenoiseStep]:
+        """Yield each step when it completes; raises the error of a step that failed."""
+        number = self.denoising.done
+        while number < self.denoising.steps:
+            news = await self._news.get()
+            if isinstance(news, Exception):
+                raise news
+            number = news.number
+            yield news
+
+    @property
+    def needs_preview(self) -> bool:
+        """True if the last completed step needs a preview. The final step does not: the image itself follows."""
+        done = self.denoising.done
+        return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
+
+    def checkpoint_state(self) -> np.ndarray | None:
+        """Return the state if a checkpoint is due now, otherwise None.
+
+        A checkpoint is due after every ``checkpoints`` steps except the last, if the denoising is resumable.
+        """
+        one = self.denoising
+        if not self._checkpoints or one.done % self._checkpoints or one.done >= one.steps:
+            return None
+        return one.state().numpy() if isinstance(one, Resumable) else None
+
+
+class StepLoop:
+    """Steps images on ``compute``.
+
+    If a batch fails, its images step one by one, so that only the images at fault fail.
+    """
+
+    def __init__(self, compute: Compute, pictures: int, tokens: int) -> None:
+        self._compute = compute
+        self._turns: StepScheduler[ImageJob] = StepScheduler(pictures, tokens)
+        self._denoiser: Stepper
+        self._wake = asyncio.Event()
+        self._failed: Exception | None = None
+        self.sizes: Counter[int] = Counter()
+
+    @property
+    def used(self) -> int:
+        """Images in progress."""
+        return len(self._turns)
+
+    @asynccontextmanager
+    async def run_job(self, making: ImageJob) -> AsyncIterator[AsyncIterator[DenoiseStep]]:
+        """Step an image until the block ends; yields its steps."""
+        if self._failed is not None:
+            raise self._failed
+        one = making.denoising
+        self._turns.join(
+            making, making if making.alone else one.shape, StepSize(one.rows, one.tokens), making.clock.tenant.name
+        )
+        self._wake.set()
+        try:
+            yield making.iter_steps()
+        finally:
+            self._turns.remove_key(making)
+
+    async def serve(self, denoiser: Stepper) -> None:
+        """Run steps until cancelled; sleep while there are no images."""
+        self._denoiser = denoiser
+        try:
+            while True:
+                self._wake.clear()
+                batch = self._turns.next_batch()
+                if batch:
+                    await self._step_batch(batch)
+                else:
+                    await self._wake.wait()
+        finally:
+            self._failed = StageUnavailable("the denoiser was closed; send the request again")
+            for making in self._turns:
+                making.push_result(self._failed)
+
+    async def _step_batch(self, batch: Sequence[ImageJob]) -> None:
+        """Run one step of ``batch`` and push the results; raises nothing."""
+        for making in batch:
+            making.clock.set_now()
+        try:
+            with charge_jobs([(making.clock, float(making.denoising.tokens)) for making in batch]):
+                news = await self._compute(self._compute_step, batch)
+        except Exception as error:  # noqa: BLE001 - find the job at fault, and let the others continue
+            await self._step_one_by_one(batch, error)
+            return
+        self.sizes[len(batch)] += 1
+        for making, step in zip(batch, news, strict=True):
+            making.push_result(step)
+            if isinstance(step, Exception) or step.number == making.denoising.steps:
+                self._turns.remove_key(making)
+
+    async def _step_one_by_one(self, batch: Sequence[ImageJob], error: Exception) -> None:
+        if len(batch) > 1:
+            for making in batch:
+                await self._step_batch([making])
+        else:
+            self._turns.remove_key(batch[0])
+            batch[0].push_result(error)
+
+    def _compute_step(self, batch: Sequence[ImageJob]) -> list[DenoiseStep | Exception]:
+        self._denoiser.step([making.denoising for making in batch])
+        return [self._step_result(making) for making in batch]
+
+    def _step_result(self, making: ImageJob) -> DenoiseStep | Exception:
+        """Return the completed step; a preview that fails is the error of this image only."""
+        number = making.denoising.done
+        try:
+            shown = making.show is not None and making.needs_preview
+            preview = making.show(making.denoising).numpy() if shown and making.show is not None else None
+            return DenoiseStep(number, preview, making.checkpoint_state())
+        except Exception as error:  # noqa: BLE001 - returned to the job that it concerns
+            return error

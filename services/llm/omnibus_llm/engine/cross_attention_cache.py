@@ -1,0 +1,129 @@
+"""The slot cache of decoders with cross-attention: some of their layers attend to rows of an encoder."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from omnibus_llm.engine import kv_codec
+from omnibus_llm.engine.kv_codec import CacheLayout, Layers
+from omnibus_llm.engine.slot_cache import SlotCache
+from omnibus_models.attention import Attention, Crossing, Mask
+
+
+class _CrossedLayer(NamedTuple):
+    """Keys and values of a cross-attention layer in one step.
+
+    They are [B, heads, R, head_dim]. The attributes are those that the library reads.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    is_initialized: bool = False
+
+
+class CrossCache(SlotCache):
+    """Slots that also hold the rows that layers ``crossed`` attend to.
+
+    Sequences may have different numbers of rows. Only rows that an answer attends to are kept. Memory for them is
+    allocated on arrival, for all slots, and grows to the most that a sequence has had. A sequence without rows holds
+    one row of zeros, to which attention adds nothing, so that it can share a step with others.
+    """
+
+    def __init__(self, slots: int, context: int, layers: int, crossed: Sequence[int]) -> None:
+        super().__init__(slots, context)
+        self.rows: list[int] = []  # of each sequence
+        self._crossed = tuple(sorted(crossed))
+        self._back = tuple(layer for layer in range(layers) if layer not in crossed)
+        self._place = {layer: place for place, layer in enumerate(self._back)}
+        self._stored: list[Tensor] = []  # keys, values, keys ... [slots, heads, R, head_dim]
+        self._counts = torch.empty(0, dtype=torch.long)
+        self._most = 0
+
+    @property
+    def layout(self) -> CacheLayout:
+        return super().layout._replace(aside=len(self._crossed))
+
+    def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+        """Return the layers of self-attention first, those of cross-attention last."""
+        kept = None if attention is None else attention.answer_rows
+        found = cache.layers
+        nothing = found[self._back[0]].keys[0][:, :0]
+        back = [(found[layer].keys[0], found[layer].values[0]) for layer in self._back]
+        if kept is None:
+            return [*back, *((nothing, nothing) for _ in self._crossed)]
+        return [*back, *((found[layer].keys[0][:, kept], found[layer].values[0][:, kept]) for layer in self._crossed)]
+
+    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        return kv_codec.pack_cache(filled, len(self._crossed))
+
+    def insert(self, filled: Layers) -> int:
+        back, aside = filled[: len(self._back)], filled[len(self._back) :]
+        given = [stored for pair in aside for stored in pair]
+        rows = given[0].shape[1]
+        self._widen_rows(given, rows)
+        slot = len(self.rows)
+        for stored, new in zip(self._stored, given, strict=False):
+            stored[slot, :, :1] = 0
+            stored[slot, :, :rows] = new
+        super().insert(back)
+        self.rows.append(rows)
+        return slot
+
+    def occupy_slots(self, count: int, length: int) -> list[int]:
+        slots = super().occupy_slots(count, length)
+        self.rows = [0] * len(slots)
+        return slots
+
+    def remove(self, slot: int, wipe: bool = False) -> None:
+        last = len(self.rows) - 1
+        used = max(1, self.rows[last])
+        for stored in self._stored:
+            if wipe:
+                stored[slot].zero_()
+            if slot != last:
+                stored[slot, :, :used] = stored[last, :, :used]
+        self.rows[slot] = self.rows[last]
+        self.rows.pop()
+        super().remove(slot, wipe)
+
+    def begin_pass(self, slots: Sequence[int]) -> None:
+        super().begin_pass(slots)
+        counts = [self.rows[slot] for slot in slots]
+        self._most = max(counts)
+        if self._most:
+            self._counts = torch.tensor(counts, device=self._ends.device)
+        self.layers = self._crossed_layers() if self._most else []
+
+    def attention_mask(self) -> Mask:
+        mask: Any = super().attention_mask()
+        if not self._most:
+            return mask
+        rows = torch.arange(self._most, device=self._counts.device)
+        seen = rows[None] < self._counts.clamp(min=1)[:, None]
+        return Crossing(mask, seen[:, None, None], (self._counts > 0)[:, None])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return super().update(key_states, value_states, self._place[layer_idx])
+
+    def _crossed_layers(self) -> list[Any]:
+        """Return a cache layer for each layer of the model; those of self-attention are not read."""
+        views = iter([stored[self._rows, :, : self._most] for stored in self._stored])
+        aside = {layer: _CrossedLayer(next(views), next(views), True) for layer in self._crossed}
+        return [aside.get(layer, _CrossedLayer()) for layer in range(len(self._back) + len(self._crossed))]
+
+    def _widen_rows(self, given: Sequence[Tensor], rows: int) -> None:
+        """Make room for ``rows`` of the shapes of ``given``."""
+        if rows and not self._stored:
+            self._stored = [new.new_zeros(self.slots, new.shape[0], 0, new.shape[2]) for new in given]
+        for index, stored in enumerate(self._stored):
+            if stored.shape[2] < rows:
+                slots, heads, room, width = stored.shape
+                wider = stored.new_zeros(slots, heads, rows, width)
+                wider[:, :, :room] = stored
+                self._stored[index] = wider

@@ -1,0 +1,167 @@
+"""Passes of a decode step through the layers of a decoder: operation by operation, or as one CUDA graph.
+
+A step of a language model of 3 billion parameters is 1,500 kernels. Python needs 60 ms to launch them, an H100 7 ms to
+run them. A graph is launched at once, but its shapes are fixed. So a pass has one of few shapes: all slots up to a
+power of two, and all positions up to a power of two. Rows that no sequence needs are computed as well, and discarded.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from omnibus_llm.engine.slot_cache import SlotCache
+from omnibus_models.contract import Decoder
+
+_log = logging.getLogger(__name__)
+
+#: Turns a function into another one that computes and returns the same tensor each time.
+Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+_LEAST_POSITIONS = 256  # of a graph: attention to fewer costs as much
+
+
+class PassShape(NamedTuple):
+    """Shape of a pass: ``rows`` slots from the first, ``positions`` of each, and the ``width`` of inputs."""
+
+    rows: int
+    positions: int
+    width: int
+
+
+class DecodePass:
+    """A pass of one new position per slot, operation by operation."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        """Pass ``inputs`` [B, H] at ``positions`` of ``slots`` to hidden [B, H'].
+
+        ``slots`` are in ascending order. Keys and values are written to the cache, whose slots do not advance.
+        """
+        self._cache.begin_pass(slots)
+        return _forward(self._decoder, self._cache, inputs, torch.tensor(positions, device=self._decoder.device))
+
+
+class FixedPass(DecodePass):
+    """A ``DecodePass`` in few shapes, each recorded once with ``record``."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache, record: Recorder) -> None:
+        super().__init__(decoder, cache)
+        self._record = record
+        self._recorded: dict[PassShape, _FixedStep] = {}
+        self._refused = False
+
+    @property
+    def shapes(self) -> list[PassShape]:
+        """Recorded shapes."""
+        return list(self._recorded)
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        """See ``DecodePass``. If recording fails, the decoder always runs operation by operation."""
+        step = None if self._refused else self._find_step(slots, inputs)
+        if step is None:
+            return super().run(slots, inputs, positions)
+        return step.run(slots, inputs, positions)
+
+    def _find_step(self, slots: Sequence[int], inputs: Tensor) -> "_FixedStep | None":
+        shape = self._choose_shape(slots, inputs.shape[-1])
+        step = self._recorded.get(shape)
+        if step is None:
+            try:
+                step = _FixedStep(self._decoder, self._cache, shape, inputs.dtype, self._record)
+            except RuntimeError as error:  # a loop over experts, for example, waits for values from the GPU
+                _log.warning("decode steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
+                self._refused = True
+                return None
+            self._recorded[shape] = step
+        return step
+
+    def _choose_shape(self, slots: Sequence[int], width: int) -> PassShape:
+        cache = self._cache
+        longest = max(cache.lengths[slot] for slot in slots) + 1
+        return PassShape(
+            min(_power_of_two(slots[-1] + 1), cache.slots),
+            min(max(_power_of_two(longest), _LEAST_POSITIONS), cache.context),
+            width,
+        )
+
+
+class _FixedStep:
+    """A recorded pass of one shape, with fixed places for its inputs.
+
+    Raises ``RuntimeError`` if the operations cannot be recorded.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: SlotCache, shape: PassShape, dtype: torch.dtype, record: Recorder
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._shape = shape
+        self._inputs = torch.zeros(shape.rows, shape.width, dtype=dtype, device=decoder.device)
+        self._numbers = torch.zeros(2, shape.rows, dtype=torch.long, device=decoder.device)  # ends, positions
+        self._index = torch.arange(shape.rows, device=decoder.device)
+        self._place_numbers((), ())  # the first passes write where the next ones will
+        self._launch = record(self._compute)
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        rows = slice(0, len(slots)) if len(slots) == slots[-1] + 1 else torch.tensor(slots, device=self._index.device)
+        self._inputs[rows] = inputs
+        self._place_numbers(slots, positions)
+        return self._launch()[rows].clone()
+
+    def _place_numbers(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Set the write positions and rotary positions of all rows.
+
+        Rows without a sequence in this step write where the next position of their slot will be written.
+        """
+        lengths, last = self._cache.lengths, self._cache.context - 1
+        ends = [min(lengths[row], last) if row < len(lengths) else 0 for row in range(self._shape.rows)]
+        places = [0] * self._shape.rows
+        for slot, position in zip(slots, positions, strict=True):
+            places[slot] = position
+        self._numbers.copy_(torch.tensor([ends, places]))
+
+    def _compute(self) -> Tensor:
+        ends, positions = self._numbers
+        self._cache.begin_fixed_pass(self._index, ends, self._shape.positions)
+        return _forward(self._decoder, self._cache, self._inputs, positions)
+
+
+def _forward(decoder: Decoder, cache: SlotCache, inputs: Tensor, positions: Tensor) -> Tensor:
+    """Compute one new position for each slot that ``cache`` has chosen: [B, H] at ``positions`` [B] to [B, H']."""
+    places = positions[None, :, None].expand(decoder.axes, -1, 1)
+    return decoder.forward(inputs[:, None], places, cache, cache.attention_mask())[:, -1]
+
+
+def record_cuda_graphs() -> Recorder:
+    """Return a recorder that records a function as a CUDA graph.
+
+    Each replay returns the same tensor. All graphs share memory for intermediate values: they run one after another, in
+    one thread.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        compute()  # libraries choose their kernels at the first call of a shape, which cannot be recorded
+        graph = torch.cuda.CUDAGraph()
+        # An encoder may use the GPU at the same time, in another thread.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            output = compute()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    return record
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

@@ -1,0 +1,111 @@
+"""Prompts of conversations, kept after they are computed: the next turn starts with the previous one.
+
+Requests name their conversation (``TextGenerationParams.cache_key``). For each, the last prompt is kept, with its keys
+and values, and the rows that a talker needs. A row-by-row comparison of inputs finds how much of it the next prompt
+shares. The names in requests are therefore not trusted: media, edited items and another template are different rows.
+Reused rows were computed in other shares than they would be now, so sums may be rounded differently. Method: prefix
+caching (SGLang's RadixAttention, Zheng et al. 2024), with one chain for each conversation.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from omnibus_llm.engine.kv_codec import cache_layers
+from omnibus_llm.engine.thinker_feed import Thinking
+
+#: Fewer tokens are not reused: to copy them costs about as much as to compute them.
+MIN_KEPT_TOKENS = 16
+
+
+class KeptPrompt(NamedTuple):
+    """A prompt of T tokens.
+
+    It consists of its ``inputs`` [T, H] and ``positions`` [axes, T], keys and values, and hidden rows [T, H'] if a
+    talker followed.
+    """
+
+    inputs: Tensor
+    positions: Tensor
+    cache: DynamicCache
+    hidden: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        stored = [each for pair in cache_layers(self.cache) for each in pair]
+        tensors = [self.inputs, self.positions, *stored, *([] if self.hidden is None else [self.hidden])]
+        return sum(each.nbytes for each in tensors)
+
+
+class KeptPrompts:
+    """Up to ``limit_bytes`` of prompts; the least recently used is evicted first.
+
+    For the compute thread only.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._kept: OrderedDict[str, KeptPrompt] = OrderedDict()
+        self.nbytes = 0
+        self.reused_tokens = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, sequence: Thinking) -> None:
+        """Keep the computed prompt of ``sequence``, replacing its conversation's earlier one."""
+        if not sequence.cache_key or not self.limit_bytes or sequence.attention is not None:
+            return
+        hidden = torch.cat(sequence.hidden) if sequence.voice is not None else None
+        kept = KeptPrompt(sequence.inputs, sequence.positions, sequence.cache, hidden)
+        self._drop(sequence.cache_key)
+        size = kept.nbytes
+        if size > self.limit_bytes:
+            return
+        while self.nbytes + size > self.limit_bytes:
+            self._drop(next(iter(self._kept)))
+        self._kept[sequence.cache_key] = kept
+        self.nbytes += size
+
+    def reuse(self, sequence: Thinking) -> int:
+        """Start ``sequence`` after the tokens it shares with its conversation's last prompt.
+
+        Returns their number. A sequence whose talker needs rows that were not kept is computed from the start.
+        """
+        kept = self._kept.get(sequence.cache_key)
+        if kept is None or sequence.attention is not None or (sequence.voice is not None and kept.hidden is None):
+            return 0
+        self._kept.move_to_end(sequence.cache_key)
+        count = min(_count_equal(kept, sequence), sequence.length - 1)  # the answer starts from the last row
+        if count < MIN_KEPT_TOKENS:
+            return 0
+        for index, (keys, values) in enumerate(cache_layers(kept.cache)):
+            sequence.cache.update(keys[None, :, :count], values[None, :, :count], index)
+        if sequence.voice is not None and kept.hidden is not None:
+            sequence.hidden = [kept.hidden[:count]]
+        sequence.done = count
+        self.reused_tokens += count
+        return count
+
+    def _drop(self, key: str) -> None:
+        gone = self._kept.pop(key, None)
+        if gone is not None:
+            self.nbytes -= gone.nbytes
+
+
+def _count_equal(kept: KeptPrompt, sequence: Thinking) -> int:
+    """Return the number of leading rows that both share."""
+    most = min(len(kept.inputs), len(sequence.inputs))
+    if kept.inputs.shape[1:] != sequence.inputs.shape[1:]:  # rows with media are wider in some families
+        return 0
+    differs = (kept.inputs[:most] != sequence.inputs[:most]).any(dim=1)
+    differs |= (kept.positions[:, :most] != sequence.positions[:, :most]).any(dim=0)
+    places = differs.nonzero()
+    return int(places[0]) if len(places) else most

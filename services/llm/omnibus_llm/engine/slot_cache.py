@@ -1,0 +1,149 @@
+"""Keys and values of many sequences of different lengths in one cache."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from omnibus_llm.engine import kv_codec
+from omnibus_llm.engine.kv_codec import CacheLayout, Layers
+from omnibus_models.attention import Attention, Mask
+
+
+class SlotCache(Cache):
+    """A ``transformers`` cache of ``slots`` sequences of up to ``context`` positions.
+
+    The occupied slots are always 0 .. n-1. When one is removed, the last sequence is copied into the hole. A decode
+    step of all sequences then reads a view of the cache instead of a gathered copy. The first ``insert`` allocates the
+    memory: per layer two tensors [slots, heads, context, head_dim].
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self.context = context
+        self.lengths: list[int] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows: slice | Tensor = slice(0, 0)
+        self._index = self._ends = torch.empty(0, dtype=torch.long)
+        self._high = 0
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Layout of the stored layers; available after the first ``insert``."""
+        _, heads, _, width = self._keys[0].shape
+        return CacheLayout(len(self._keys), heads, width)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one position in all layers; 0 before the first ``insert``."""
+        return sum(2 * keys.shape[1] * keys.shape[3] * keys.element_size() for keys in self._keys)
+
+    def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+        """Return the layers to keep of the one sequence in ``cache``.
+
+        Makes no copy. ``attention`` is that of its prompt.
+        """
+        return kv_codec.cache_layers(cache)
+
+    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        """Return the metadata and the array of ``filled``, for another executor."""
+        return kv_codec.pack_cache(filled)
+
+    def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
+        """Restore a sequence of ``length`` positions from the output of ``pack``. Raises ``ProtocolError``."""
+        return kv_codec.unpack_cache(about, packed, length, self.layout)
+
+    def insert(self, filled: Layers) -> int:
+        """Copy one sequence into the next free slot; returns the slot.
+
+        ``filled`` are keys and values [heads, T, head_dim] per layer.
+        """
+        if not self._keys:
+            self._allocate_slots(filled)
+        slot, length = len(self.lengths), filled[0][0].shape[1]
+        for index, (keys, values) in enumerate(filled):
+            self._keys[index][slot, :, :length] = keys
+            self._values[index][slot, :, :length] = values
+        self.lengths.append(length)
+        return slot
+
+    def occupy_slots(self, count: int, length: int) -> list[int]:
+        """Occupy ``count`` slots of ``length`` positions with any content, for measurements.
+
+        All other slots are free afterwards. Returns the occupied slots.
+        """
+        self.lengths = [length] * count
+        return list(range(count))
+
+    def remove(self, slot: int, wipe: bool = False) -> None:
+        """Free ``slot``; the last sequence moves into it. ``wipe`` clears values that are not numbers.
+
+        A masked position has weight zero, but zero times NaN is NaN: a slot must not keep any.
+        """
+        last = len(self.lengths) - 1
+        used = self.lengths[last]
+        for stored in (*self._keys, *self._values):
+            if wipe:
+                stored[slot].zero_()
+            if slot != last:
+                stored[slot, :, :used] = stored[last, :, :used]
+        self.lengths[slot] = used
+        self.lengths.pop()
+
+    def begin_pass(self, slots: Sequence[int]) -> None:
+        """Choose the slots of the next forward pass, in ascending order: one new position for each."""
+        device = self._keys[0].device
+        whole = len(slots) == slots[-1] + 1
+        self._index = torch.tensor(slots, device=device)
+        self._ends = torch.tensor([self.lengths[slot] for slot in slots], device=device)
+        self._rows = slice(0, len(slots)) if whole else self._index
+        self._high = max(self.lengths[slot] for slot in slots) + 1
+
+    def begin_fixed_pass(self, index: Tensor, ends: Tensor, positions: int) -> None:
+        """Choose slots for a pass that reads ``positions`` of each.
+
+        ``index`` (int64 [B]) are the slots, from 0, and ``ends`` the positions to write. The shapes of the pass do not
+        depend on the lengths.
+        """
+        self._index, self._ends, self._high = index, ends, positions
+        self._rows = slice(0, len(index))
+
+    def advance_slots(self, slots: Sequence[int]) -> None:
+        """Keep the positions that the last forward pass wrote. Without this call the pass can be repeated."""
+        for slot in slots:
+            self.lengths[slot] += 1
+
+    def attention_mask(self) -> Mask:
+        """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may attend."""
+        positions = torch.arange(self._high, device=self._ends.device)
+        return (positions[None] <= self._ends[:, None])[:, None, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one position per row; returns all positions up to the longest row.
+
+        The new position is [B, heads, 1, head_dim].
+        """
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[self._index, :, self._ends] = key_states[:, :, 0]
+        values[self._index, :, self._ends] = value_states[:, :, 0]
+        return keys[self._rows, :, : self._high], values[self._rows, :, : self._high]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._high - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._high, 0
+
+    def _allocate_slots(self, filled: Layers) -> None:
+        for keys, _ in filled:
+            heads, _, width = keys.shape
+            shape = (self.slots, heads, self.context, width)
+            self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
+            self._values.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))

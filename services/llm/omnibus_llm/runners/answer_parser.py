@@ -1,0 +1,119 @@
+"""Parser of an answer's text into content, reasoning and tool calls."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from omnibus_models.tool_calls import CallParser
+from omnibus_models.tool_calls.base import hold_marker
+
+if TYPE_CHECKING:  # simulated models come without torch
+    from omnibus_llm.engine.params import TextGenerationParams
+    from omnibus_models.contract import Reader
+
+#: Marks around reasoning.
+THINK, THINK_END = "<think>", "</think>"
+
+
+class ParsedAnswer(NamedTuple):
+    """More of an answer; ``calls`` has the format of ``omnibus.structured.calls``."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: str = ""
+
+
+class AnswerParser:
+    """Parts of one answer, as they arrive.
+
+    With ``thinks`` the answer may start with reasoning. With ``thinking`` its template has already started that.
+    ``calls`` parses the rest; None if all of it is text.
+    """
+
+    def __init__(self, thinks: bool, thinking: bool, calls: CallParser | None) -> None:
+        self._begin = thinks and not thinking  # True if reasoning may still start
+        self._thinking = thinks and thinking
+        self._settled = not thinks  # True if the text has started
+        self._thought = False  # True if any reasoning has arrived
+        self._calls = calls
+        self._held = ""
+
+    @property
+    def thinking(self) -> bool:
+        """True while the answer is reasoning."""
+        return self._thinking
+
+    @property
+    def calling(self) -> bool:
+        """True once a call may have started: no later token is spoken."""
+        return self._calls is not None and self._calls.calling
+
+    def push(self, text: str) -> ParsedAnswer:
+        """Take more of the answer; returns the parts known now."""
+        reasoning = ""
+        if not self._settled:
+            reasoning, text = self._read_reasoning(text)
+        said, calls = (text, "") if self._calls is None or not text else self._calls.push(text)
+        return ParsedAnswer(said, reasoning, calls)
+
+    def close(self) -> ParsedAnswer:
+        """End the answer; returns the rest."""
+        held, self._held = self._held, ""
+        if self._thinking:
+            return ParsedAnswer("", held.rstrip(), "")
+        before = self.push(held) if held and self._settle() else ParsedAnswer()
+        said, calls = ("", "") if self._calls is None else self._calls.close()
+        return ParsedAnswer(before.text + said, before.reasoning, before.calls + calls)
+
+    def _settle(self) -> bool:
+        self._settled = True
+        return True
+
+    def _read_reasoning(self, text: str) -> tuple[str, str]:
+        """Return more reasoning, and the part of ``text`` after it."""
+        self._held += text
+        if self._begin:
+            rest = self._held.lstrip()
+            if rest.startswith(THINK):
+                self._begin, self._thinking, self._held = False, True, rest[len(THINK) :]
+            elif THINK.startswith(rest):
+                return "", ""
+            else:
+                self._begin, self._settled = False, True
+                text, self._held = self._held, ""
+                return "", text
+        if not self._thinking:  # white space between reasoning and text
+            return "", self._begin_text(self._held)
+        if not self._thought:  # white space before reasoning
+            self._held = self._held.lstrip()
+        self._thought = self._thought or bool(self._held)
+        before, end, rest = self._held.partition(THINK_END)
+        if end:
+            self._thinking, self._held = False, ""
+            return before.rstrip(), self._begin_text(rest)
+        kept = hold_marker(self._held, (THINK_END,))
+        said, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return said, ""
+
+    def _begin_text(self, text: str) -> str:
+        rest = text.lstrip()
+        self._settled, self._held = bool(rest), ""
+        return rest
+
+
+def open_parser(reader: "Reader", params: "TextGenerationParams", thinking: bool | None) -> AnswerParser | None:
+    """Return the parser of an answer to ``params``; None if all of it is text.
+
+    ``thinking``: see ``TokenizedPrompt``.
+    """
+    calls = reader.tool_format.open_parser() if params.tools else None
+    thinks = reader.thinks and thinking is not None
+    return AnswerParser(thinks, bool(thinking), calls) if calls is not None or thinks else None
+
+
+def special_tokens(reader: "Reader", params: "TextGenerationParams") -> dict[int, str]:
+    """Return special tokens that the parser of an answer needs.
+
+    They are not part of the answer's text.
+    """
+    named = [*(reader.tool_format.special if params.tools else ()), *((THINK, THINK_END) if reader.thinks else ())]
+    numbers = {reader.special_id(text): text for text in named}
+    return {number: text for number, text in numbers.items() if number is not None}

@@ -1,0 +1,322 @@
+"""The engine of a talker: rows of a thinker in, codec codes out, while the thinker is still writing."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Rows
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.executor.runner import Item, Job
+from omnibus_engines.component import ComponentSource
+from omnibus_llm.engine.decoder import HostedDecoder
+from omnibus_llm.engine.engine import EngineLimits
+from omnibus_llm.engine.params import CodecGenerationParams, build_sampling, read_params
+from omnibus_llm.engine.sampler import Picker, choose_tokens
+from omnibus_llm.engine.sequence import DecoderSequence, TokenStep, relay_errors
+from omnibus_models.contract import Code, PrefillInputs, Talker
+
+
+@dataclass(frozen=True)
+class TalkSettings:
+    """Limits of one talker.
+
+    ``slots``, ``context``, ``share`` and ``threads`` are as for a thinker. ``first`` is the number of codes, or frames,
+    in the first chunk, ``chunk`` in every other; 0 means the preference of the model's vocoder. ``graphs``: see
+    ``Steps``. ``seconds`` is the most of one answer. ``token_seconds`` is the most for each token of its text, in
+    addition to ``_ANSWER_SECONDS``. 0 means no limit.
+    """
+
+    slots: int = 16
+    context: int = 0
+    share: int = 512
+    threads: int = 1
+    first: int = 0
+    chunk: int = 0
+    graphs: bool = True
+    seconds: float = 0.0
+    token_seconds: float = 0.0
+
+
+#: Seconds that an answer may take in addition to those of its tokens: a short one starts and ends slowly.
+_ANSWER_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class SpeechBound:
+    """The most codes, or frames, of a text: ``base``, and ``per_token``. A row is one token."""
+
+    base: float = math.inf
+    per_token: float = 0.0
+
+    def count(self, tokens: int) -> float:
+        return self.base + self.per_token * tokens
+
+
+class Talking(DecoderSequence):
+    """One answer of a talker, and the thinker's unused rows.
+
+    Each row is [H], on the CPU.
+    """
+
+    def __init__(
+        self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
+    ) -> None:
+        super().__init__(prefill, picker, picker.settings.max_tokens, ends)
+        self.inner = inner  # chooses the other codes of a frame
+        self.rest: list[int] = []  # the codes after the token in its frame
+        self._rows: deque[Tensor] = deque()
+        self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it afterwards
+        self._ended = False
+        self._text_tokens = 1  # the first one is in the prefill
+        self.bound = SpeechBound()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ended or bool(self._rows)
+
+    @property
+    def next_row(self) -> Tensor:
+        """The row of the next step."""
+        return self._rows[0] if self._rows else self._tail[1]
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Add rows [k, H]."""
+        self._rows.extend(rows)
+        self._text_tokens += len(rows)
+
+    def end_rows(self) -> None:
+        """Mark the end of the rows."""
+        if not self._ended:
+            self._rows.append(self._tail[0])
+            self._ended = True
+            # Each code used a row until now, so there are no more codes than tokens, and a bound is larger.
+            self.limit = int(min(self.limit, max(self.bound.count(self._text_tokens), self.count + 1)))
+
+    def has_rows(self, count: int) -> bool:
+        """Return True if the rows of the next ``count`` steps are known."""
+        return self._ended or len(self._rows) >= count
+
+    def next_rows(self, count: int) -> Tensor:
+        """Return the rows [count, H] of the next ``count`` steps."""
+        rows = list(islice(self._rows, count))
+        return torch.stack([*rows, *[self._tail[1]] * (count - len(rows))])
+
+    def resume_frames(self, frames: Rows[Rows[int]], inputs: Tensor) -> None:
+        """Advance past ``frames``, whose step ``inputs`` [n, H'] are prefilled too."""
+        self.begin_after([frame[0] for frame in frames], inputs)
+        if self.inner is not None:
+            for frame in frames:
+                for code in frame[1:]:
+                    self.inner.resume_after(code)
+            self.sides = [np.array(frame[1:]) for frame in frames]
+
+    def accept_token(self, token: int) -> str | None:
+        """Take the next code; every code but the first uses up a row."""
+        if self.count and self._rows:
+            self._rows.popleft()
+        return super().accept_token(token)
+
+
+class TalkFeed:
+    """Feeds a talker its last code, or frame, and the next row.
+
+    The row is the thinker's, and a step waits for it.
+    """
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    def is_ready(self, sequence: Talking) -> bool:
+        return sequence.is_ready
+
+    def build_inputs(self, batch: Rows[Talking]) -> Tensor:
+        frames = [[sequence.token, *sequence.rest] if sequence.rest else sequence.token for sequence in batch]
+        codes = torch.tensor(frames, device=self._talker.device)
+        rows = torch.stack([sequence.next_row for sequence in batch])
+        return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
+
+    def observe_prefill(self, sequence: Talking, hidden: Tensor) -> None:
+        """Ignore hidden states: nothing follows a talker."""
+
+    def first_side(self, sequence: Talking) -> np.ndarray | None:
+        return None
+
+    def step_sides(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        return [None] * len(batch)
+
+    def token_sides(
+        self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        """Return the codes that follow ``tokens`` in their frames, if any."""
+        predictor = self._talker.predictor
+        if predictor is None:
+            return sides
+        pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
+        greedy = all(picker.is_greedy for picker in pickers)
+
+        def pick_codes(logits: Tensor) -> Tensor:
+            # Without a draw nothing waits for a device.
+            return logits.argmax(-1) if greedy else torch.tensor(choose_tokens(logits, pickers), device=logits.device)
+
+        rest = predictor.predict_remaining(hidden, torch.tensor(tokens, device=hidden.device), pick_codes).cpu().numpy()
+        for sequence, codes in zip(batch, rest, strict=True):
+            sequence.rest = codes.tolist()
+        return list(rest)
+
+
+class TalkRunner(HostedDecoder[Talker, Talking]):
+    """A ``Runner`` for talkers.
+
+    Inputs: ``prompt`` (rows [S + 3, H]) and ``layout`` ([k, S]) as ``Item``s, ``rows`` (stream of [k, H]), ``voice``,
+    ``params`` (``CodecGenerationParams``). Output: ``codes``, streamed, numbers or a list for each frame.
+    """
+
+    def __init__(
+        self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
+    ) -> None:
+        source = ComponentSource(component, family, checkpoint, device, dtype)
+        limits = EngineLimits(settings.slots, settings.context, settings.share, graphs=settings.graphs)
+        super().__init__(source, settings.threads, limits, TalkFeed)
+        self._settings = settings
+
+    async def run(self, job: Job) -> None:
+        params = read_params(job.inputs.get("params"), CodecGenerationParams)
+        stream = job.stream("rows")
+        first = await anext(stream, None)
+        if first is None or first.array is None:
+            job.close("codes", {"finish_reason": "stop"})
+            return
+        prompt, layout = await job.value("prompt"), await job.value("layout")
+        rows, prompt_rows = _copy_rows(first), _copy_rows(prompt)
+        voice = str(job.inputs.get("voice") or "")
+        prefill = await self._compute(self._start_prefill, prompt_rows, _item_array(layout), rows[0], voice)
+        sequence = self._build_sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
+        sequence.add_rows(rows[1:])
+        await self._resume_after(sequence, _resumed_frames(job), stream)
+        async with self._pump_running(stream, sequence):
+            with self.engine.admit(sequence):
+                finish = await _send_codes(job, sequence, *self._chunk_sizes)
+        job.close("codes", {"finish_reason": finish})
+
+    async def _resume_after(self, sequence: Talking, frames: Rows[Rows[int]], stream: AsyncIterator[Item]) -> None:
+        """Start ``sequence`` after ``frames`` of an earlier attempt; waits for their rows."""
+        frames = frames[: sequence.limit - 1]
+        if not frames:
+            return
+        while not sequence.has_rows(len(frames)):
+            item = await anext(stream, None)
+            if item is None:
+                sequence.end_rows()
+            elif item.array is not None:
+                sequence.add_rows(_copy_rows(item))
+        inputs = await self._compute(self._embed_frames, frames, sequence.next_rows(len(frames)))
+        sequence.resume_frames(frames, inputs)
+
+    def _embed_frames(self, frames: Rows[Rows[int]], rows: Tensor) -> Tensor:
+        codes = torch.tensor(frames, device=self.model.device)
+        codes = codes if self.model.predictor is not None else codes[:, 0]
+        return self.model.step_inputs(codes, rows.to(self.model.device, self.model.dtype))
+
+    @property
+    def _chunk_sizes(self) -> tuple[int, int]:
+        """Number of codes in the first message, and in every other message."""
+        return self._settings.first or self.model.bunch, self._settings.chunk or self.model.bunch
+
+    def _start_prefill(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> PrefillInputs:
+        device, dtype = self.model.device, self.model.dtype
+        places = torch.tensor(layout, dtype=torch.long, device=device)
+        return self.model.start(prompt.to(device, dtype), places, first.to(device, dtype), voice)
+
+    def _build_sequence(
+        self, prefill: PrefillInputs, tail: Tensor, params: CodecGenerationParams, seed: int
+    ) -> Talking:
+        length = prefill.inputs.shape[0]
+        most, rate = self.model.max_codes, getattr(self.model, "steps_per_second", 0.0)  # plug-ins may lack it
+        if rate and self._settings.seconds:
+            most = min(most, max(1, int(rate * self._settings.seconds)))
+        limit = min(params.max_codes or most, most, self.context - length)
+        if limit <= 0:
+            raise ContextTooLong(
+                f"the prompt has {length} positions and the talker's context {self.context}; send a shorter prompt",
+                param="messages",
+            )
+        picker = Picker(build_sampling(params, limit, seed), self.model.vocabulary)
+        sequence = Talking(prefill, picker, self.model.eos, tail, self._frame_picker(picker))
+        if rate and self._settings.token_seconds:
+            sequence.bound = SpeechBound(rate * _ANSWER_SECONDS, rate * self._settings.token_seconds)
+        return sequence
+
+    def _frame_picker(self, picker: Picker) -> Picker | None:
+        if self.model.predictor is None:
+            return None
+        # Draw differently from the first codes.
+        settings = replace(self.model.predictor.sampling, seed=picker.settings.seed + 1)
+        return Picker(
+            replace(settings, temperature=0.0) if picker.is_greedy else settings, self.model.predictor.vocabulary
+        )
+
+    @asynccontextmanager
+    async def _pump_running(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
+        pump = asyncio.create_task(self._pump_rows(stream, sequence))
+        try:
+            yield
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def _pump_rows(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
+        with relay_errors(sequence.inbox):
+            async for item in stream:
+                if item.array is not None:  # the thinker's last item has no row
+                    sequence.add_rows(_copy_rows(item))
+                self.engine.wake()
+            sequence.end_rows()
+            self.engine.wake()
+
+
+async def _send_codes(job: Job, sequence: Talking, first: int, every: int) -> str:
+    codes: list[Code] = []
+    size = first
+    while True:
+        finish = None
+        for step in await sequence.inbox.take_steps():
+            finish = step.finish
+            codes += [] if finish == "stop" else [_step_code(step)]
+        if codes and (finish or len(codes) >= size):
+            await job.send("codes", {"codes": codes})
+            codes, size = [], every
+        if finish:
+            return finish
+
+
+def _resumed_frames(job: Job) -> list[list[int]]:
+    """Return the frames of an earlier attempt; a single code is a frame.
+
+    The last frame may have reached the limit, so it is made again.
+    """
+    return [[code] if isinstance(code, int) else code for code in job.resume_state("codes").get("codes", ())][:-1]
+
+
+def _step_code(step: TokenStep) -> Code:
+    return step.token if step.side is None else [step.token, *step.side.tolist()]
+
+
+def _copy_rows(item: Any) -> Tensor:
+    # A copy: the view of the arena ends with the job, and a step in progress may end a moment later.
+    return torch.tensor(_item_array(item))
+
+
+def _item_array(item: Any) -> np.ndarray:
+    if not isinstance(item, Item) or item.array is None:
+        raise BadRequest("a talker's input has no tensor; send the request again", param="rows")
+    return item.array

@@ -1,0 +1,254 @@
+"""The ``AsyncLLM`` of vLLM 0.32 as a ``omnibus_llm.vllm.protocol.VllmEngine``."""
+
+import asyncio
+import functools
+import gc
+import math
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from omnibus_models import torchvision_cpu
+
+torchvision_cpu.install_operators()
+
+from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
+from omnibus_llm.engine.sampler import TokenLogprobs  # noqa: E402
+from omnibus_llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
+from omnibus_llm.vllm.v032 import adapters, arguments  # noqa: E402
+from omnibus_llm.vllm.v032 import process as v032_process  # noqa: E402
+
+_SHUTDOWN_TIMEOUT_SECONDS = 5.0  # seconds; then the engine core is killed
+
+
+class VllmEngineProcess:
+    """One engine core in a separate process, and its client."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._llm: Any = None
+        self._parameters = 0
+        self._keeps_rows = False
+        self._memory: dict[str, int] = {}
+        self._layout: CacheBlockLayout | None = None
+        self._adapters = adapters.EngineAdapters(launch)
+        self._ended = asyncio.Event()
+        self._sentinels: list[int] = []
+        # The engine core dies with the thread that started it, so this thread stays.
+        self._thread = ThreadPoolExecutor(1, f"{launch.component}-vllm")
+
+    async def start(self) -> None:
+        arguments.set_environment(self._launch)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._construct_engine)
+        for process in self._llm.engine_core.resources.engine_manager.processes:
+            self._sentinels.append(process.sentinel)
+            loop.add_reader(process.sentinel, self._on_process_exit)
+        begun = await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,))
+        self._parameters = sum(worker["parameters"] for worker in begun)
+        self._keeps_rows = any(worker["keeps_rows"] for worker in begun)
+        for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the total
+            self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
+        await self._adapters.load_declared(self._llm)
+        if self._launch.halves:
+            found = await self._llm.collective_rpc("omnibus_cache")  # of each worker: the same, of all heads
+            self._layout = CacheBlockLayout(**found[0])
+
+    @property
+    def layout(self) -> CacheBlockLayout:
+        if self._layout is None:
+            raise Fatal("this engine was not started for prefill and decode")
+        return self._layout
+
+    @property
+    def keeps_rows(self) -> bool:
+        return self._keeps_rows
+
+    async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+        with self._translate_errors():
+            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
+                stream = self._llm.generate(
+                    *_engine_request(asked, self._keeps_rows), priority=asked.priority, lora_request=adapter
+                )
+                async with aclosing(stream) as outputs:
+                    async for output in outputs:
+                        tokens = _read_tokens(output)
+                        if tokens is not None:
+                            yield tokens
+
+    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+        from omnibus_llm.vllm.v032.delivery import deliver_outputs
+
+        def consume_output(output: Any) -> bool:
+            tokens = _read_tokens(output)
+            return tokens is not None and consume(tokens)
+
+        with self._translate_errors():
+            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
+                prompt, params, id = _engine_request(asked, self._keeps_rows)
+                options = {"priority": asked.priority, "lora_request": adapter}
+                await deliver_outputs(self._llm, consume_output, id, prompt, params, **options)
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise this project's errors in place of vLLM's."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            yield
+        except EngineDeadError:
+            raise self._unavailable_error() from None
+        except VLLMValidationError as error:
+            raise BadRequest(f"the engine rejects this request: {error}") from None
+        except EngineGenerateError as error:
+            raise self._unavailable_error() if self._llm.errored else _to_omnibus_error(error) from None
+
+    async def wait_for_exit(self) -> None:
+        await self._ended.wait()
+
+    async def stop(self) -> None:
+        self._fail_waiting()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._shut_down)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def stats(self) -> dict[str, Any]:
+        counts = {**self._memory, **self._counts.to_json(), **self._adapters.stats()}
+        return {"parameters": self._parameters, **counts}
+
+    def _unavailable_error(self) -> StageUnavailable:
+        name = self._launch.component
+        return StageUnavailable(f"the engine of {name} died and is restarting; send the request again", stage=name)
+
+    def _on_process_exit(self) -> None:
+        self._fail_waiting()
+        self._ended.set()
+
+    def _fail_waiting(self) -> None:
+        """Fail all requests that wait for tokens, and stop watching processes."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is not None:
+            self._llm.output_processor.propagate_error(EngineDeadError())
+            if self._llm.output_handler is not None:
+                self._llm.output_handler.cancel()
+        for sentinel in self._sentinels:
+            asyncio.get_running_loop().remove_reader(sentinel)
+        self._sentinels.clear()
+
+    # In the thread
+
+    def _construct_engine(self) -> None:
+        gc.disable()  # it costs a sixth of the time of imports
+        try:
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.engine.core import EngineCoreProc
+
+            from omnibus_llm.vllm.v032 import model_registry
+            from omnibus_llm.vllm.v032.stats import EngineCounts, VllmStatLogger, register_vllm_metrics
+        finally:
+            gc.enable()
+        model_registry.register_models(arguments.read_architectures(self._launch))
+        self._counts = EngineCounts()
+        target = EngineCoreProc.__dict__["run_engine_core"]
+        EngineCoreProc.run_engine_core = functools.partial(v032_process.run_core_process, parent=os.getpid())
+        try:
+            config = arguments.build_engine_config(self._launch)
+            self._llm = AsyncLLM.from_vllm_config(
+                config, stat_loggers=[functools.partial(VllmStatLogger, counts=self._counts)], disable_log_stats=True
+            )
+        finally:
+            EngineCoreProc.run_engine_core = target
+        register_vllm_metrics()
+
+    def _shut_down(self) -> None:
+        import psutil
+
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        try:
+            llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        except psutil.NoSuchProcess:
+            # The engine core exited while vLLM was killing it. vLLM stops there and leaves its sockets open. The
+            # garbage collector then waits for them without a timeout, wherever it happens to run.
+            llm.engine_core.resources()
+
+
+def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    from omnibus_llm.vllm.v032.hidden_states import ROWS_ARGUMENT
+    from omnibus_llm.vllm.v032.inputs import engine_input
+    from omnibus_llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, SAVE_ARGUMENT
+
+    extra: dict[str, Any] = {}
+    if asked.media:
+        items = {medium.key: [medium.offset, *medium.shape] for medium in asked.media}
+        extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
+    if asked.spoken or asked.rows is not None:
+        extra[ROWS_ARGUMENT] = asked.rows
+    if asked.gives is not None:
+        extra[SAVE_ARGUMENT] = asked.gives
+    if asked.takes is not None:
+        extra[LOAD_ARGUMENT] = asked.takes._asdict()
+    if asked.draws:
+        extra[DRAWS_ARGUMENT] = asked.draws
+    chosen = asked.sampling
+    params = SamplingParams(
+        max_tokens=chosen.max_tokens,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        repetition_penalty=chosen.repetition_penalty,
+        seed=chosen.seed % 2**63,
+        ignore_eos=chosen.ignore_eos,
+        stop_token_ids=sorted(asked.ends),
+        min_p=chosen.min_p,
+        presence_penalty=chosen.presence_penalty,
+        frequency_penalty=chosen.frequency_penalty,
+        logit_bias=dict(chosen.logit_bias) or None,
+        logprobs=chosen.logprobs,
+        min_tokens=chosen.min_tokens,
+        bad_words=list(chosen.bad_words) or None,
+        allowed_token_ids=list(chosen.allowed) or None,
+        structured_outputs=StructuredOutputsParams(grammar=chosen.grammar) if chosen.grammar else None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        # Cached tokens are not computed, so their rows would be missing if none are kept.
+        skip_reading_prefix_cache=asked.spoken and not keeps_rows,
+        extra_args=extra,
+    )
+    return engine_input(asked), params, asked.id
+
+
+def _read_tokens(output: Any) -> Tokens | None:
+    [answer] = output.outputs
+    ids, finish = list(answer.token_ids), answer.finish_reason
+    if finish in (None, "stop", "length"):
+        logprobs = (
+            ()
+            if answer.logprobs is None
+            else [_read_logprobs(*each) for each in zip(ids, answer.logprobs, strict=True)]
+        )
+        return Tokens(ids, finish, logprobs, output.num_cached_tokens or 0) if ids else None
+    raise StageFailed(f"the engine ended this request ({finish}); send it again")
+
+
+def _read_logprobs(token: int, found: dict[int, Any]) -> TokenLogprobs:
+    """Return the likeliest tokens of a step, best first.
+
+    ``found`` includes the chosen token even if it is not one of them.
+    """
+    count = len(found) - (found[token].rank >= len(found))
+    best = sorted((each.rank, id, each.logprob) for id, each in found.items())[:count]
+    kept = [(id, value) for _, id, value in best if value > -math.inf]
+    return TokenLogprobs(found[token].logprob, [id for id, _ in kept], [value for _, value in kept])
+
+
+def _to_omnibus_error(error: Exception) -> OmnibusError:
+    cause = error.__cause__
+    return cause if isinstance(cause, OmnibusError) else StageFailed(f"the engine failed on this request: {cause!r}")

@@ -1,0 +1,50 @@
+"""Prompts as vLLM's processors make them, from ids and positions only.
+
+They have no pixels and no samples.
+"""
+
+from collections import defaultdict
+from uuid import uuid4
+
+import torch
+from vllm.inputs import EngineInput
+from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
+
+from omnibus_llm.vllm.protocol import Generation, Positions
+
+#: Names under which the first media item of a prompt carries the positions of all of it.
+POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
+
+
+def engine_input(asked: Generation) -> EngineInput:
+    """Return vLLM's input for ``asked``."""
+    if asked.takes is not None:
+        # Its ids are placeholders, so no other request may find its blocks by them.
+        return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
+    # Blocks of other requests have no rows for a talker.
+    salt = f"spoken {asked.cache_salt}" if asked.spoken else asked.cache_salt or None
+    if not asked.media:
+        return tokens_input(list(asked.ids), cache_salt=salt)
+    items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)
+    keys: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[PlaceholderRange]] = defaultdict(list)
+    for index, medium in enumerate(asked.media):
+        items[medium.modality].append(_kwargs_item(None if index else asked.positions))
+        keys[medium.modality].append(medium.key)
+        places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
+    return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places, cache_salt=salt)
+
+
+def _kwargs_item(positions: Positions | None) -> MultiModalKwargsItem:
+    if positions is None:
+        return MultiModalKwargsItem({})
+    field = MultiModalBatchedField(keep_on_cpu=True)
+    found = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
+    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in found.items()})

@@ -1,0 +1,31 @@
+"""Registration of the classes that run a model's layers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def register_models(architectures: Iterable[str]) -> None:
+    """Import the classes of ``architectures`` in this process.
+
+    vLLM would otherwise start a process to inspect each of them.
+    """
+    from vllm import ModelRegistry
+
+    for name in architectures:
+        known = ModelRegistry.models.get(name)
+        if known is not None:
+            ModelRegistry.register_model(name, _towerless_class(name) or known.load_model_cls())
+
+
+def find_architectures(config: Any) -> list[str]:
+    """Return the architectures of the models of a ``VllmConfig``: the served one, and its draft model."""
+    draft = None if config.speculative_config is None else config.speculative_config.draft_model_config
+    return [*config.model_config.architectures, *([] if draft is None else draft.architectures)]
+
+
+def _towerless_class(name: str) -> Any:
+    if name == "Qwen3VLForConditionalGeneration":
+        from omnibus_llm.vllm.v032.qwen3_vl import Qwen3VLWithoutTower
+
+        return Qwen3VLWithoutTower
+    return None

@@ -1,5 +1,0 @@
-"""The version-independent parts of the ``vllm`` engine.
-
-Nothing here imports vLLM: ``protocol`` is the interface that a version must implement, as ``services.llm.vllm.v032``
-does.
-"""

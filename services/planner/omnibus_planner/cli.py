@@ -1,0 +1,62 @@
+"""``python -m omnibus_planner.cli solve FILE``: answers to the cases of a file, as one JSON object on stdout."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import OmnibusError
+from omnibus_planner.solve import answers, cases, highs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return 0 if every case was answered, else 1.
+
+    A failed case has its error as answer, and a line on stderr.
+    """
+    parser = argparse.ArgumentParser(prog="omnibus_planner.cli", description="Solve deployment problems exactly.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    solve = commands.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
+    solve.add_argument("file", help="a JSON list of cases")
+    solve.add_argument(
+        "--within", type=_positive_seconds, default=60.0, metavar="SECONDS", help="for each case (default 60)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        given = cases.read_cases(options.file)
+    except OmnibusError as error:
+        sys.stderr.write(f"omnibus: {error}\n")
+        return 1
+    with highs.silence_stdout():
+        found, faults = _answer_cases(given, options.within)
+    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    sys.stdout.flush()
+    sys.stderr.writelines(f"omnibus: {fault}\n" for fault in faults)
+    return 1 if faults else 0
+
+
+def _positive_seconds(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError(text)
+    return float(text)
+
+
+def _answer_cases(given: Mapping[str, Any], within: float) -> tuple[dict[str, answers.Answer], list[str]]:
+    found: dict[str, answers.Answer] = {}
+    faults: list[str] = []
+    for name, value in given.items():
+        try:
+            found[name] = answers.answer_case(cases.parse_case(value), within)
+        except OmnibusError as error:
+            found[name] = {"error": msgspec.to_builtins(error.to_problem())}
+            faults.append(f"case {name}: {error}")
+    return found, faults
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

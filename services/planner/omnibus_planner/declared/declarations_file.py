@@ -1,0 +1,152 @@
+"""Declared deployments: an operator's descriptions of models, checked and turned into plans.
+
+    {"models": {"qwen2.5-vl-tiny": {
+        "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
+        "components": ["vision", "thinker"],
+        "encoders": {"image": "vision", "video": "vision"},
+        "tasks": {"vision": "encode", "thinker": "think"},
+        "options": {"E":  {"components": ["vision"], "service": "encoder"},
+                    "L":  {"components": ["thinker"], "service": "llm"},
+                    "EL": {"components": ["vision", "thinker"], "service": "llm"}},
+        "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
+
+Only ``family`` and ``checkpoint`` are required: the family provides the rest. Instead of options and paths a model can
+have ``"planned": {...}`` (``planned_spec.py``). It is then planned from its profile, within the file's ``gpus`` and
+``nodes``:
+
+    {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}
+
+A model can share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
+``"options": ["a/E", "L"]``. Equal encoders share without that. ``"cells": 2`` is two equal cells. LoRA adapters of its
+language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path as File
+
+import msgspec
+
+from omnibus.cells import join_cells
+from omnibus.errors import BadRequest
+from omnibus.graph import UNREADABLE
+from omnibus.plan import DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
+from omnibus_planner.declared import shared_components
+from omnibus_planner.declared.bus_names import BusNames
+from omnibus_planner.declared.equal_components import share_equal_components
+from omnibus_planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
+
+__all__ = ["Declarations", "DeclaredModel", "build_static_plans", "planned_models", "read_declarations", "read_models"]
+
+
+class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: dict[str, DeclaredModel]
+    gpus: dict[str, GpuType] = {}
+    nodes: dict[str, DeclaredNode] = {}
+    #: Of the prices of ``gpus``, as "EUR"; empty: they compare options, and requests have no price in money.
+    currency: str = ""
+
+    @property
+    def prices(self) -> PriceList:
+        """Prices that requests are charged by."""
+        known = self.gpus if self.currency else {}
+        return PriceList(self.currency, {name: kind.weight for name, kind in known.items()})
+
+
+def read_models(path: str) -> dict[str, DeclaredModel]:
+    """Read the models of a declarations file. Raises the errors of ``read_declarations``."""
+    return read_declarations(path).models
+
+
+def read_declarations(path: str) -> Declarations:
+    """Read a declarations file; an empty ``path`` declares nothing.
+
+    Raises ``BadRequest`` with the file and its fault.
+    """
+    if not path:
+        return Declarations({})
+    try:
+        found = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
+        check_gpus(found.gpus, found.nodes, found.currency)
+        return found
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}") from error
+    except OSError as error:
+        raise BadRequest(f"OMNIBUS_PLANNER_MODELS={path!r} cannot be read: {error.strerror}") from error
+    except UNREADABLE as error:
+        raise BadRequest(f"{path}: {error}") from error
+
+
+def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPlan]:
+    """Return the plan of each static model: per request type, every declared path that can serve it.
+
+    Models to plan are checked and left out (``planned_models``). Raises ``BadRequest`` with the model and its fault.
+    """
+    whole = _complete_models(models)
+    _check_adapter_names(models)
+    found, names = {}, BusNames()
+    for name, model in whole.items():
+        for owner in model.shares.values():
+            both = owner in whole and (whole[owner].planned is None) == (model.planned is None)
+            require_valid_model(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
+        if model.planned is not None:
+            continue
+        plan = _build_plan(model, whole)
+        found[name] = join_cells([plan] * model.declared.cells) if model.declared.cells else plan
+        names.claim_names(name, found[name], model.shares)
+    return found
+
+
+def _complete_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
+    """Return the models, with equal encoders shared. Raises ``BadRequest``."""
+    whole = {name: Model(name, declared) for name, declared in models.items()}
+    share_equal_components(whole)
+    return whole
+
+
+def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
+    """Raise ``BadRequest`` if models or adapters have the same name.
+
+    Requests name both in one field.
+    """
+    owners = {name: f"model {name}" for name in models}
+    for name, model in models.items():
+        for adapter in model.adapters:
+            other = owners.setdefault(adapter, f"adapter {adapter} of {name}")
+            require_valid_model(
+                other == f"adapter {adapter} of {name}", name, f"adapter {adapter} has the name of {other}: rename one"
+            )
+
+
+def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
+    """Return the models to plan."""
+    return {name: model for name, model in _complete_models(models).items() if model.planned is not None}
+
+
+def _build_plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
+    options = {
+        **{name: _with_engine(model, option) for name, option in model.options.items()},
+        **shared_components.shared_options(model, models),
+    }
+    paths = [Path("", dict(_assign_components(model, share, options)), share.share) for share in model.paths]
+    return model.build_plan(
+        options,
+        {
+            request_type(model.components, used): cut_paths(paths, model.components, used)
+            for used in model.request_types()
+        },
+    )
+
+
+def _with_engine(model: Model, option: DeploymentOption) -> DeploymentOption:
+    return msgspec.structs.replace(option, engine=option.engine or model.engine)
+
+
+def _assign_components(
+    model: Model, share: DeclaredPath, options: Mapping[str, DeploymentOption]
+) -> Iterator[tuple[str, str]]:
+    """Yield each component and the first option of ``share`` that runs it."""
+    for component in model.components:
+        runs = next((name for name in share.options if component in options[name].components), None)
+        require_valid_model(runs is not None, model.name, f"path {share.options} runs no {component}")
+        yield component, str(runs)

@@ -1,0 +1,232 @@
+"""The planner service: plans declared models and apps, and rolls the plan out in the store."""
+
+import asyncio
+import logging
+import os
+import time
+from functools import partial
+
+import msgspec
+
+from omnibus import bus as buses
+from omnibus.app_record import AppRecord
+from omnibus.bus import subjects
+from omnibus.bus.messages import ModelGrowth, PlanEvent
+from omnibus.bus.nats import NatsBus
+from omnibus.canary.overlay import without_candidate
+from omnibus.cells import merge_cells
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
+from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
+from omnibus.metrics import PLANNER
+from omnibus.plan import ModelPlan, Plan
+from omnibus.service import until_cancelled
+from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, read_settings
+from omnibus.store import PlanProblem, Store
+from omnibus_planner import metrics, reconcile
+from omnibus_planner.autoscale.autoscaler import Autoscaler
+from omnibus_planner.autoscale.growth import plan_growth
+from omnibus_planner.canary.controller import CandidateController
+from omnibus_planner.declared import app_models, declarations_file
+from omnibus_planner.jetstream_metrics import StreamMetrics
+from omnibus_planner.optimize.cell_plans import divide_into_cells, reroute_pools
+from omnibus_planner.optimize.job import PlanningJob
+from omnibus_planner.rollout.reasons import describe_app_changes
+from omnibus_planner.rollout.rollout import PlanRollout
+from omnibus_planner.rollout.target import PlanTarget
+from omnibus_planner.score.scorer import PlanScorer
+
+log = logging.getLogger(__name__)
+
+#: Reasons of a plan when no app has changed.
+DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles changed"
+#: Seconds between two announcements of the plan while executors can be added.
+GROWTH_SECONDS = 5.0
+#: Seconds between two checks of the declarations file, and between two attempts to read profiles.
+POLL_SECONDS = 1.0
+
+
+class PlannerService:
+    """Turns declarations and the registered apps into plan epochs."""
+
+    def __init__(self) -> None:
+        settings = read_settings(PlannerSettings)
+        self._settings = settings
+        self._store = Store(read_settings(StoreSettings))
+        self._bus: buses.Bus | None = None
+        self._ready, self._gateways = ReadyExecutors(), GatewayPlans()
+        self._changes = PlanRollout(self._store, settings, self._ready, self._announce_plan)
+        self._planning = PlanningJob(self._store, settings.models, settings.simulate)
+        self._canary = CandidateController(self._store, self._set_target)
+        self._follow = Autoscaler(
+            settings, self._changes, self._planning, self._set_target, with_candidates=self._canary.apply
+        )
+        self._scorer = PlanScorer(settings, self._store, self._changes, self._planning, self._ready)
+        self._declared: dict[str, ModelPlan] = {}
+        self._apps: dict[str, AppRecord] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self) -> None:
+        read = _file_stamp(self._settings.models)
+        await self._apply_declarations(declarations_file.read_declarations(self._settings.models))
+        measured = [_file_stamp(each) for each in self._planning.profile_files]
+        backend = reconcile.create_backend(self._settings)
+        self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
+        await self._ready.listen(self._bus, self._changes.wake)
+        await self._gateways.listen(self._bus)
+        self._apps = await self._store.apps()
+        await self._canary.load()
+        if self._settings.models:
+            await self._store.put_problem(self._settings.models, None)
+        await self._follow.listen(self._bus)
+        await self._scorer.listen(self._bus)
+        running = await self._running_models()
+        await self._planning.plan(running, self._follow.last_load)
+        self._set_target(DECLARED)
+        metrics.register_metrics(self._changes, self._ready)
+        await self._changes.run_available_steps()
+        files = self._follow_files(read, measured)
+        work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
+        work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge_candidate()]
+        work += [self._scorer.run(), StreamMetrics(self._bus).run()]
+        if backend is not None:
+            work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(each) for each in work]
+        for task in self._tasks:
+            task.add_done_callback(_log_failure)
+
+    async def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
+        """Apply valid ``declared`` models, or raise ``BadRequest`` and change nothing.
+
+        Weights may be compared, for which a thread reads them.
+        """
+        self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declared.models)
+        await asyncio.to_thread(self._planning.set_declarations, declared, self._declared)
+        if not declared.models:
+            log.info("OMNIBUS_PLANNER_MODELS declares no models: only apps provide models")
+
+    def _set_target(self, reason: str) -> None:
+        planned, plan = self._planning.planned, self._changes.plan
+        running = {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
+        declared = {**self._declared, **divide_into_cells(planned, running)}
+        models = self._canary.apply({**declared, **app_models.app_models(self._apps, declared)})
+        planner, load = self._planning.planner, self._follow.last_load
+        reroute = partial(planner.reroute_running, load=load) if planner is not None else None
+        route = self._canary.wrap_route(partial(reroute_pools, reroute) if reroute is not None else None)
+        counts, prices = self._planning.gpu_counts, self._planning.prices
+        self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
+
+    async def _replan_models(self, reason: str) -> None:
+        """Plan the planned models again, from their current profiles."""
+        while True:
+            try:
+                await self._planning.plan(await self._running_models(), self._follow.last_load)
+                break
+            except StoreUnavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(POLL_SECONDS)
+        self._set_target(reason)
+
+    async def _running_models(self) -> dict[str, ModelPlan]:
+        """Return the models of the current plan; none if there is none that this build can read."""
+        plan = self._changes.plan
+        if plan is None:
+            try:
+                plan = await self._store.plan()
+                self._follow.restore_load(plan)
+            except ProtocolError:
+                plan = None
+        models = plan.models if plan is not None else {}
+        return {name: merge_cells(without_candidate(model)) for name, model in models.items()}
+
+    def _announce_plan(self, plan: Plan) -> None:
+        PLANNER.swaps.inc()
+        log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
+        self._publish_plan(PlanEvent(plan.epoch, self._plan_growth(plan)))
+
+    async def _announce_growth(self) -> None:
+        """Announce repeatedly to which models executors can be added."""
+        while True:
+            await asyncio.sleep(GROWTH_SECONDS)
+            plan = self._changes.plan
+            if plan is not None and (growth := self._plan_growth(plan)):
+                self._publish_plan(PlanEvent(plan.epoch, growth))
+
+    def _plan_growth(self, plan: Plan) -> dict[str, ModelGrowth]:
+        planner = self._planning.planner
+        return plan_growth(plan, planner, self._planning.gpu_counts) if planner is not None else {}
+
+    def _publish_plan(self, event: PlanEvent) -> None:
+        if self._bus is None:
+            return
+        try:
+            self._bus.publish(subjects.event_subject(subjects.PLAN), msgspec.json.encode(event))
+        except BusUnavailable as error:  # processes that need the plan follow the store as well
+            log.warning("plan epoch %d is not announced: %s", event.epoch, error.message)
+
+    async def _follow_plan(self) -> None:
+        async for _ in self._store.plan_changes():
+            self._changes.wake()
+
+    async def _follow_apps(self) -> None:
+        async for apps in self._store.app_changes():
+            if apps != self._apps:
+                reason, self._apps = describe_app_changes(self._apps, apps), apps
+                self._set_target(reason)
+
+    async def _follow_profiles(self) -> None:
+        async for found in self._store.profile_changes():
+            reason = self._planning.replan_reason(found)
+            if reason:
+                await self._replan_models(reason)
+
+    async def _follow_files(self, read: object, measured: list[object]) -> None:
+        """Read the declarations and profiles again whenever their files change."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            stamp = await asyncio.to_thread(_file_stamp, self._settings.models)
+            if stamp != read:
+                read = stamp
+                await self._reload_declarations()
+            stamps = [await asyncio.to_thread(_file_stamp, each) for each in self._planning.profile_files]
+            if stamps != measured:
+                measured = stamps
+                await self._replan_models(MEASURED)
+
+    async def _reload_declarations(self) -> None:
+        """Apply the current declarations. Invalid ones are reported and change nothing."""
+        path, problem = self._settings.models, None
+        try:
+            await self._apply_declarations(await asyncio.to_thread(declarations_file.read_declarations, path))
+            await self._replan_models(REDECLARED)
+        except BadRequest as error:
+            log.error("the declarations stay as they were: %s", error)
+            problem = PlanProblem(time.time(), error.message)
+        try:
+            await self._store.put_problem(path, problem)
+        except StoreUnavailable as error:
+            log.warning("%s", error)
+
+    async def drain(self, seconds: float) -> None: ...
+
+    async def shutdown(self) -> None:
+        for task in self._tasks:
+            await until_cancelled(task)
+        await self._changes.close()
+        if self._bus is not None:
+            await self._bus.drain()
+        await self._store.close()
+
+
+def _file_stamp(path: str) -> object:
+    """Return a value that changes when the file is written or replaced."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return ""
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        log.error("a background task of the planner failed: restart the planner", exc_info=task.exception())

@@ -1,0 +1,196 @@
+"""Replicas onto nodes as bins: a replica's GPUs must not span two. First-fit first, then exact.
+
+Among placements that move equally few running replicas, it chooses the one with the least traffic between nodes.
+"""
+
+from collections.abc import Callable, Mapping
+
+from omnibus.errors import DeadlineExceeded
+from omnibus_planner.solve.constraints import SolverNode, Terms
+from omnibus_planner.solve.exact_placement import place_exactly
+from omnibus_planner.solve.problem import SolverOption, require
+from omnibus_planner.solve.solution import Solution
+from omnibus_planner.solve.solver import Solver
+from omnibus_planner.solve.traffic import OptionTraffic, crossing_traffic
+
+#: Replicas by option and node.
+Places = dict[str, dict[str, int]]
+#: GB/s between the options of a solution.
+TrafficOf = Callable[[Solution], OptionTraffic]
+#: Seconds to search for a placement with less traffic than a known one.
+_IMPROVE_SECONDS = 0.5
+#: GB/s that count as none.
+_NO_TRAFFIC = 1e-9
+
+
+def most_within_nodes(solver: Solver, terms: Terms, traffic_of: TrafficOf | None = None) -> tuple[Solution, Places]:
+    """Run ``Solver.solve_most`` within ``terms.nodes``, and place each replica.
+
+    At first the solver only counts GPUs, which is usually enough. If the replicas do not fit into the nodes, it solves
+    again with a node for each replica.
+    """
+    require(bool(terms.nodes), "name the nodes that replicas go to")
+    found = solver.solve_most(terms)
+    places = _place_solution(solver, found, terms, traffic_of)
+    if places is None:
+        found = solver.solve_most(terms, packed=True)
+        places = _place_solution(solver, found, terms, traffic_of)
+    return found, _require_places(places)
+
+
+def least_within_nodes(
+    solver: Solver, rate: float, terms: Terms, traffic_of: TrafficOf | None = None
+) -> tuple[Solution, Places]:
+    """Run ``Solver.solve_least`` within ``terms.nodes``, and place each replica."""
+    require(bool(terms.nodes), "name the nodes that replicas go to")
+    found = solver.solve_least(rate, terms)
+    places = _place_solution(solver, found, terms, traffic_of)
+    if places is None:
+        found = solver.solve_least(rate, terms, packed=True)
+        places = _place_solution(solver, found, terms, traffic_of)
+    return found, _require_places(places)
+
+
+def _place_solution(solver: Solver, found: Solution, terms: Terms, traffic_of: TrafficOf | None) -> Places | None:
+    traffic = traffic_of(found) if traffic_of is not None and len(terms.nodes) > 1 else {}
+    return place_replicas(found.replicas, solver.frame.network.options, terms.nodes, traffic=traffic)
+
+
+def _require_places(places: Places | None) -> Places:
+    if places is None:
+        raise DeadlineExceeded("the replicas were not fitted into the nodes in time: allow more seconds")
+    return places
+
+
+def place_replicas(
+    replicas: Mapping[str, int],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
+    running: Mapping[str, Mapping[str, int]] | None = None,
+    within: float = 5.0,
+    traffic: OptionTraffic | None = None,
+) -> Places | None:
+    """Return a node for each replica; None if they do not fit. Replicas that are ``running`` stay if they can.
+
+    The first attempt is first-fit, largest first, which is exact if sizes divide each other. It may fail, move a
+    running replica, or let ``traffic`` (GB/s between options) cross nodes. Then each node is filled with the same share
+    of every option. At last a program decides.
+    """
+    running = running or {}
+    sent = {ends: rate for ends, rate in (traffic or {}).items() if rate > 0 and all(map(replicas.get, ends))}
+    kept = _keep_running(replicas, nodes, running)
+    known = _first_fit(replicas, options, nodes, kept)
+    if known and not _total_crossing(known, sent):
+        return known
+    if sent:
+        known = _less_crossing(known, _balanced_fit(replicas, options, nodes, kept), sent)
+    if not known:
+        return place_exactly(replicas, options, nodes, running, sent, within)
+    return _improve_places(known, replicas, options, nodes, running, sent) if _total_crossing(known, sent) else known
+
+
+def _total_crossing(places: Places, traffic: OptionTraffic) -> float:
+    """Return the GB/s between nodes; 0 for rounding errors."""
+    total = sum(crossing_traffic(places, traffic).values())
+    return total if total > _NO_TRAFFIC else 0.0
+
+
+def _less_crossing(one: Places | None, other: Places | None, traffic: OptionTraffic) -> Places | None:
+    """Return the placement with less traffic between nodes; ``one`` if equal."""
+    if one is None or other is None:
+        return one if other is None else other
+    return other if _total_crossing(other, traffic) < _total_crossing(one, traffic) - _NO_TRAFFIC else one
+
+
+def _improve_places(
+    known: Places,
+    replicas: Mapping[str, int],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
+    running: Mapping[str, Mapping[str, int]],
+    traffic: OptionTraffic,
+) -> Places:
+    """Return the program's placement if it has less traffic than ``known``.
+
+    All running replicas must stay in it.
+    """
+    try:
+        found = place_exactly(replicas, options, nodes, running, traffic, _IMPROVE_SECONDS)
+    except DeadlineExceeded:
+        return known
+    if found is None or _staying(found, running) < _staying(known, running):
+        return known
+    return _less_crossing(known, found, traffic) or known
+
+
+def _staying(places: Places, running: Mapping[str, Mapping[str, int]]) -> int:
+    """Return the number of running replicas that stay on their node."""
+    return sum(
+        min(count, running.get(option, {}).get(node, 0))
+        for option, there in places.items()
+        for node, count in there.items()
+    )
+
+
+def _keep_running(
+    replicas: Mapping[str, int], nodes: Mapping[str, SolverNode], running: Mapping[str, Mapping[str, int]]
+) -> Places:
+    """Return the running replicas that are still needed, on their nodes."""
+    found: Places = {}
+    for option, count in replicas.items():
+        for node, there in running.get(option, {}).items():
+            stay = min(there, count - sum(found.get(option, {}).values())) if node in nodes else 0
+            if stay > 0:
+                found.setdefault(option, {})[node] = stay
+    return found
+
+
+def _first_fit(
+    replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
+) -> Places | None:
+    left = _free_gpus(options, nodes, kept)
+    if min(left.values(), default=0) < 0:
+        return None
+    places = {option: dict(there) for option, there in kept.items()}
+    for option in sorted(replicas, key=lambda name: (-options[name].gpus, name)):
+        wanted = options[option]
+        for _ in range(replicas[option] - sum(kept.get(option, {}).values())):
+            node = next((n for n in nodes if nodes[n].gpu == wanted.gpu and left[n] >= wanted.gpus), "")
+            if not node:
+                return None
+            left[node] -= wanted.gpus
+            there = places.setdefault(option, {})
+            there[node] = there.get(node, 0) + 1
+    return places
+
+
+def _balanced_fit(
+    replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
+) -> Places | None:
+    """Fill nodes in turn, always from the option with least placed."""
+    left = _free_gpus(options, nodes, kept)
+    if min(left.values(), default=0) < 0:
+        return None
+    places = {option: dict(there) for option, there in kept.items()}
+    done = {option: sum(kept.get(option, {}).values()) for option in replicas}
+    for node, has in nodes.items():
+        while fitting := [
+            option
+            for option, count in replicas.items()
+            if done[option] < count and options[option].gpu == has.gpu and options[option].gpus <= left[node]
+        ]:
+            option = min(fitting, key=lambda name: (done[name] / replicas[name], -options[name].gpus, name))
+            there = places.setdefault(option, {})
+            there[node] = there.get(node, 0) + 1
+            done[option] += 1
+            left[node] -= options[option].gpus
+    return places if all(done[option] == count for option, count in replicas.items()) else None
+
+
+def _free_gpus(options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places) -> dict[str, int]:
+    """Return each node's GPUs that the staying replicas do not use."""
+    left = {name: node.gpus for name, node in nodes.items()}
+    for option, there in kept.items():
+        for node, count in there.items():
+            left[node] -= count * options[option].gpus
+    return left

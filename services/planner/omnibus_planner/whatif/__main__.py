@@ -1,0 +1,69 @@
+"""``python -m omnibus_planner.whatif JSON``: answers one question on stdout. The command is `omnibus whatif`."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import OmnibusError, error_line
+from omnibus.settings import BusSettings, StoreSettings, read_settings
+from omnibus.store import Store
+from omnibus_planner.simulate.arrivals import Arrival
+from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
+from omnibus_planner.solve import highs
+from omnibus_planner.whatif import table
+from omnibus_planner.whatif.deployment import Deployment, find_deployment
+from omnibus_planner.whatif.question import WhatIfQuestion, parse_duration
+from omnibus_planner.whatif.records import recorded_arrivals
+from omnibus_planner.whatif.traffic import build_traffic
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer the question, and return 0, or 1 after a line on stderr."""
+    question = msgspec.json.decode((arguments or sys.argv[1:])[0], type=WhatIfQuestion)
+    try:
+        text = asyncio.run(answer_question(question))
+    except OmnibusError as error:
+        sys.stderr.write(f"{error_line(error, question.json)}\n")
+        return 1
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+async def answer_question(question: WhatIfQuestion) -> str:
+    """Return the answer as text, or as JSON. Raises ``OmnibusError`` for a question that cannot be answered."""
+    store = Store(read_settings(StoreSettings))
+    try:
+        with highs.silence_stdout():
+            deployed = await find_deployment(question, store)
+    finally:
+        await store.close()
+    traffic = build_traffic(question, deployed, await _read_records(question, deployed))
+    plan = SimulatedPlan(deployed.simulated, deployed.goals, links=deployed.links)
+    found = simulate_plan(plan, traffic.arrivals, traffic.seconds, seed=question.seed)
+    cost = table.deployment_cost(found, deployed.prices)
+    if question.json:
+        told = {"plan": deployed.label, "traffic": traffic.label, "cost": cost, "goals": deployed.goals}
+        return msgspec.json.encode({**told, **msgspec.to_builtins(found)}).decode()
+    lines = [*table.answer_lines(deployed.label, traffic.label, found, deployed.goals, cost), *traffic.notes]
+    return "\n".join(lines)
+
+
+async def _read_records(question: WhatIfQuestion, deployed: Deployment) -> list[Arrival] | None:
+    if not question.since:
+        return None
+    seconds = parse_duration(question.since)
+    bus = await NatsBus.connect(read_settings(BusSettings), "cli")
+    try:
+        return await recorded_arrivals(bus, deployed.plans, seconds)
+    finally:
+        await bus.drain()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,111 @@
+"""Allocation of pages for the arena, before any client writes to them."""
+
+import asyncio
+import logging
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+
+from omnibus.errors import ArenaFull
+from omnibus.tensors.allocator import Allocator
+from omnibus.tensors.arena import Arena
+from omnibus_sidecar import limits
+
+log = logging.getLogger(__name__)
+
+#: The kernel allocates pages in pieces of this size: about 25 ms each, in a thread; 5 ms without huge pages.
+EXTENT_BYTES = 16 << 20
+_PAGE_BYTES = 4096
+_RETRY_SECONDS = 0.5  # after a failure: each attempt allocates all free pages, then releases them
+_REFUSAL = b"the machine has no free pages for shared memory"
+
+
+class Backing:
+    """Adds memory of ``arena`` to ``allocator`` after it has pages.
+
+    Pages are never released, so a block in memory that was used before costs nothing here. ``changed`` is called after
+    each attempt, and when a failed attempt may be repeated.
+    """
+
+    def __init__(
+        self, arena: Arena, allocator: Allocator, loop: AbstractEventLoop, changed: Callable[[], None]
+    ) -> None:
+        self._arena = arena
+        self._allocator = allocator
+        self._loop = loop
+        self._changed = changed
+        self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._failed = False
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """True while pages are being allocated."""
+        return self._task is not None
+
+    def refusal_reason(self, nbytes: int) -> bytes:
+        """Return why ``nbytes`` bytes are not free; empty if the arena is full."""
+        return _REFUSAL if self._failed and self._allocator.required_end(nbytes) is not None else b""
+
+    async def start(self) -> None:
+        """Allocate pages for a first piece. Without free memory the arena starts empty."""
+        await self._back_pages(min(EXTENT_BYTES, self._allocator.size))
+
+    def extend_for(self, nbytes: int) -> None:
+        """Start to allocate pages for a block of ``nbytes`` bytes.
+
+        Does nothing if that cannot help, or an allocation is in progress.
+        """
+        if self._task is not None or self._retry is not None or self._closed:
+            return
+        end = self._allocator.required_end(nbytes)
+        if end is None or end <= self._allocator.backed:
+            return
+        self._task = self._loop.create_task(self._extend_backing(end))
+
+    async def close(self) -> None:
+        """End the allocation in progress; the arena may be closed afterwards."""
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _extend_backing(self, end: int) -> None:
+        try:
+            backed = await self._back_pages(_round_up(end, EXTENT_BYTES)) or await self._back_pages(
+                _round_up(end, _PAGE_BYTES)
+            )
+        finally:
+            self._task = None
+        if self._closed:
+            return
+        if not backed:
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._end_retry_pause)
+        self._changed()
+
+    async def _back_pages(self, end: int) -> bool:
+        """Allocate pages up to ``end``. Returns False if there are none."""
+        end = min(end, self._allocator.size)
+        try:
+            await self._loop.run_in_executor(None, self._allocate_pages, self._allocator.backed, end)
+        except ArenaFull as error:
+            if not self._failed:
+                log.warning("%s; until there are, tensors that need new pages are rejected", error)
+            self._failed = True
+            return False
+        self._failed = False
+        self._allocator.add_backed(end)
+        return True
+
+    def _allocate_pages(self, start: int, end: int) -> None:
+        limits.require(end - start)
+        self._arena.allocate_pages(start, end)
+
+    def _end_retry_pause(self) -> None:
+        self._retry = None
+        self._changed()
+
+
+def _round_up(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
