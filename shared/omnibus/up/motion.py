@@ -1,4 +1,4 @@
-"""Detection of processes that stand still. The kernel has the state and the counters of each thread.
+"""Detection of processes that stand still or starve. The kernel has the state and the counters of each thread.
 
 A process that is starved of its processor or disk wants to run. If all threads of a process sleep, or were stopped, it
 does nothing and will not respond to a probe.
@@ -43,6 +43,19 @@ def read_thread_states(pid: int) -> ThreadStates | None:
     return ThreadStates(wants, switches)
 
 
+def read_runnable_threads(pid: int) -> dict[str, int]:
+    """Return the ns that each thread of ``pid`` has run, for those that run or want to now."""
+    times = {}
+    try:
+        for thread in os.scandir(_PROC / str(pid) / "task"):
+            state = _STATE.search(Path(thread.path, "status").read_bytes())
+            if state is not None and state[1] in _WANTING:
+                times[thread.name] = int(Path(thread.path, "schedstat").read_bytes().split()[0])
+    except (OSError, IndexError):
+        return {}
+    return times
+
+
 def find_forked_pid(pid: int) -> int:
     """Return the process that ``omnibus.up.fork_client`` stands for. ``pid`` is that of the proxy; for any other
     process, it is returned."""
@@ -56,6 +69,31 @@ def find_forked_pid(pid: int) -> int:
     except OSError:
         pass
     return pid
+
+
+class Starvation:
+    """Time for which the process ``pid`` waited for a processor or disk.
+
+    Any thread counts: an event loop may wait for a lock of a thread that starves.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seconds = self._updated = 0.0
+        self._before: dict[str, int] = {}
+
+    def update(self, now: float) -> float:
+        """Return the seconds since the last ``forget``. ``now`` is of a clock in seconds."""
+        times, elapsed = read_runnable_threads(find_forked_pid(self._pid)), now - self._updated
+        ran = [times[thread] - self._before[thread] for thread in times.keys() & self._before.keys()]
+        if ran and min(ran) < elapsed * 1e9 / 2:
+            self._seconds += elapsed
+        self._before, self._updated = times, now
+        return self._seconds
+
+    def forget(self) -> None:
+        """Restart the measurement with the next update."""
+        self._seconds, self._before = 0.0, {}
 
 
 class Stillness:

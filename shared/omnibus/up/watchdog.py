@@ -1,7 +1,7 @@
 """Watchdog for hanging processes. It probes each once a second and kills one that is silent for too long.
 
-The limit depends on the threads of the process. A starved process has threads that want to run. A frozen process stands
-still.
+The limit depends on the threads of the process. A starved process has threads that wait for a processor: that time does
+not count. A frozen process stands still.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from omnibus.errors import OmnibusError
 from omnibus.process.logs import Log
-from omnibus.up.motion import Stillness
+from omnibus.up.motion import Starvation, Stillness
 from omnibus.up.supervisor import Supervisor
 
 #: Probes the process with this id. True if it responds: later silence is a hang. False if no response is expected
@@ -35,6 +35,7 @@ class ProbedProcess:
         self.pid = pid
         self.answered: float | None = None
         self.stillness = Stillness(pid)
+        self.starvation = Starvation(pid)
         self._clock = clock
         self._task = asyncio.create_task(self._probe_repeatedly(probe))
 
@@ -58,7 +59,8 @@ class Watchdog:
 
     A process is killed after ``silent`` seconds without a response, or after ``frozen`` seconds if it stands still. A
     process that has never responded is killed after it has stood still for ``starting`` seconds. The supervisor then
-    restarts it as any other that ends. Seconds count only while this process itself runs.
+    restarts it as any other that ends. Seconds count only while this process itself runs, and while no thread of the
+    silent one waits for a processor.
     """
 
     def __init__(
@@ -122,7 +124,9 @@ class Watchdog:
             still = life.stillness.update(self._now) if math.isfinite(self._frozen) and not blocks else 0.0
             return f"has not begun to answer and stands still for {still:g} s" if still > self._starting else ""
         silent = self._now - life.answered
-        if silent > self._silent:
+        if silent <= _LOOK_SECONDS:
+            life.starvation.forget()
+        elif silent - life.starvation.update(self._now) > self._silent:
             return f"does not answer for {self._silent:g} s"
         if silent <= _LOOK_SECONDS or blocks:
             life.stillness.forget()

@@ -6,12 +6,13 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from omnibus.bus import subjects
@@ -166,6 +167,45 @@ async def test_a_process_that_stands_still_is_frozen_and_one_that_computes_is_no
         await replaced(supervisor, "busy", before["busy"])  # now it hangs as well
         assert supervisor.pids["blocks"] == before["blocks"]
     assert "stands still" in lines.getvalue()
+
+
+SPINS = "while True: pass"
+
+
+async def test_seconds_in_which_a_process_waits_for_a_processor_do_not_count(tmp_path, lines):
+    """As an executor with a low priority beside other programs."""
+    probes = []
+
+    async def spins_on(pid: int) -> bool:
+        probes.append(time.monotonic())
+        process = psutil.Process(pid)
+        target = process.cpu_times().user + 0.2
+        while process.cpu_times().user < target:
+            await asyncio.sleep(0.01)
+        return True
+
+    one_core = {min(os.sched_getaffinity(0))}
+    slow = ProcessSpec("slow", (sys.executable, "-c", SPINS), alive=spins_on)
+    async with watched(lines, slow, silent=SILENT, frozen=1000) as supervisor:
+        async with asyncio.timeout(WITHIN):
+            while len(probes) < 2:  # it has answered
+                await asyncio.sleep(0.01)
+        before = supervisor.pids
+        fast = await asyncio.create_subprocess_exec(sys.executable, "-c", SPINS)
+        try:
+            for pid in (before["slow"], fast.pid):
+                os.sched_setaffinity(pid, one_core)
+            os.sched_setscheduler(before["slow"], os.SCHED_IDLE, os.sched_param(0))
+            with suppress(OSError):  # each process is a session of its own: a kernel may schedule them as groups
+                Path(f"/proc/{before['slow']}/autogroup").write_text("19")
+            await asyncio.sleep(4 * SILENT)
+
+            assert time.monotonic() - probes[-1] > SILENT
+            assert supervisor.pids == before
+        finally:
+            fast.kill()
+            await fast.wait()
+    assert "does not answer" not in lines.getvalue()
 
 
 #: Loads for long: it usually waits, but for more than one thing.
