@@ -14,7 +14,6 @@ from tests.pages import (
     tasks,
     testing,
     tools,
-    values,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +29,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "tasks.md": tasks.page,
     "testing.md": testing.page,
     "tools.md": tools.page,
-    "values.md": values.page,
 }
 
 
