@@ -22,7 +22,7 @@ OpenAI's clients retry each 408, 409, 429 and 5xx twice. Therefore each error ha
 request may succeed a moment later, else `false`. With `overloaded`, `Retry-After` is a wait of 1 to 60 seconds, which
 all clients obey. A longer wait than 120 seconds, or a limit that waiting does not lift, has `x-should-retry: false`.
 
-`python -m tests.pages` makes this page from `shared/omnibus/errors.py` and `tests/mistakes/table.py`.
+`python -m tests.pages` writes this page from `shared/omnibus/errors.py` and `tests/mistakes/table.py`.
 """
 GROUPS = {
     errors.Rejected: "The request is invalid; retrying it unchanged will fail.",

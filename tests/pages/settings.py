@@ -18,7 +18,7 @@ variable, and so is an unknown name that starts like a setting. `omnibus setting
 your shell. Set them in `deploy/compose/compose.yaml` for Compose, and in `values.yaml` for the chart. Variables that
 start with `OTEL_` are those of OpenTelemetry.
 
-`python -m tests.pages` makes this page from `shared/omnibus/settings.py` and `shared/omnibus/executor/settings.py`.
+`python -m tests.pages` writes this page from `shared/omnibus/settings.py` and `shared/omnibus/executor/settings.py`.
 """
 
 

@@ -27,7 +27,7 @@ The unit tasks and composite tasks of `omnibus.task.library`, and functions of `
 - Every call may raise `StageUnavailable`, `StageFailed`, `DeadlineExceeded` and `Overloaded`. Further errors of a task
   are named with it; [errors](errors.md) has their codes.
 
-`python -m tests.pages` makes this page from `shared/omnibus/task`.
+`python -m tests.pages` writes this page from `shared/omnibus/task`.
 """
 #: Fields of all unit tasks, which the page lists once.
 COMMON = {
@@ -41,8 +41,8 @@ _RAISED = re.compile(r"``(\w+)``")
 
 
 def page() -> str:
-    shown: dict[type, type] = {}
-    parts = [HEAD, *_unit_section(shown), *_parts_section(shown), *_composite_section(shown), *_functions_section()]
+    owners: dict[type, type] = {}
+    parts = [HEAD, *_unit_section(owners), *_parts_section(owners), *_composite_section(owners), *_functions_section()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -87,7 +87,7 @@ def _library_classes(base: type) -> list[Any]:
     )
 
 
-def _unit_section(shown: dict[type, type]) -> Iterator[str]:
+def _unit_section(owners: dict[type, type]) -> Iterator[str]:
     common = " and ".join(f"`{name}` ({text[:1].lower()}{text[1:].rstrip('.')})" for name, text in COMMON.items())
     yield f"## Unit tasks\n\nEvery unit task has the fields {common}. Equal tasks share their executors.\n"
     for task in unit_tasks():
@@ -95,39 +95,39 @@ def _unit_section(shown: dict[type, type]) -> Iterator[str]:
         own = {name: field for name, field in task.model_fields.items() if name not in COMMON}
         if own:
             yield _list(task, own)
-        yield from _model_section("Inputs", task.inputs_type, task, shown)
-        yield from _model_section("Outputs", task.outputs_type, task, shown)
+        yield from _model_section("Inputs", task.inputs_type, task, owners)
+        yield from _model_section("Outputs", task.outputs_type, task, owners)
 
 
-def _parts_section(shown: dict[type, type]) -> Iterator[str]:
+def _parts_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Parts of streams\n"
     for part in stream_parts():
         yield f"### {part.__name__}\n\n{_prose(part)}\n"
-        yield _list(part, part.model_fields, shown)
-        shown[part] = part
+        yield _list(part, part.model_fields, owners)
+        owners[part] = part
 
 
-def _composite_section(shown: dict[type, type]) -> Iterator[str]:
+def _composite_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Composite tasks\n"
     for task in composite_tasks():
         request, answer = request_and_answer(task)
         yield f"### {task.__name__}\n\n{_prose(task)}\n"
-        yield _list(task, task.model_fields, shown)
-        shown[task] = task
+        yield _list(task, task.model_fields, owners)
+        owners[task] = task
         for title, kind in (("Request", request), ("Answer", answer)):
-            yield from _model_section(title, kind, task, shown)
+            yield from _model_section(title, kind, task, owners)
 
 
-def _model_section(title: str, kind: type[BaseModel], task: type, shown: dict[type, type]) -> Iterator[str]:
+def _model_section(title: str, kind: type[BaseModel], task: type, owners: dict[type, type]) -> Iterator[str]:
     """Fields of ``kind``, or a link to the task that shows them."""
-    first = shown.get(kind)
+    first = owners.get(kind)
     if first is not None:
         yield f"{title}, `{kind.__name__}`: as of {_link(first)}.\n"
         return
     about = "" if kind.__doc__ in (None, TaskInput.__doc__, TaskOutput.__doc__) else f" {_summary(kind)}"
     yield f"{title}, `{kind.__name__}`:{about}\n"
-    yield _list(kind, kind.model_fields, shown, is_output=title == "Outputs")
-    shown[kind] = task
+    yield _list(kind, kind.model_fields, owners, is_output=title == "Outputs")
+    owners[kind] = task
 
 
 def _functions_section() -> Iterator[str]:
@@ -151,15 +151,15 @@ def _short_names(text: str) -> str:
     return re.sub(r"\b(?:omnibus|collections|typing)\.(?:\w+\.)*", "", text)
 
 
-def _list(owner: type[BaseModel], fields: Any, shown: dict[type, type] | None = None, is_output: bool = False) -> str:
+def _list(owner: type[BaseModel], fields: Any, owners: dict[type, type] | None = None, is_output: bool = False) -> str:
     """Items of ``fields``; a field without a comment shares the previous one.
 
-    Fields of a base class that the page has ``shown`` are a link.
+    ``owners`` are the classes on the page so far, with their tasks: their fields are a link.
     """
-    base = next((each for each in owner.__mro__[1:] if each in (shown or {})), None)
+    base = next((each for each in owner.__mro__[1:] if each in (owners or {})), None)
     inherited = set(base.model_fields) if base is not None else set()  # type: ignore[attr-defined]
-    source = f"`{base.__name__}` of " if base is not None and shown and shown[base] is not base else ""
-    items = [f"- The fields of {source}{_link(shown[base])}."] if shown and base is not None else []
+    source = f"`{base.__name__}` of " if base is not None and owners and owners[base] is not base else ""
+    items = [f"- The fields of {source}{_link(owners[base])}."] if owners and base is not None else []
     comments = field_comments(owner)
     rows: dict[tuple[str, str], list[str]] = {}
     comment = ""

@@ -25,7 +25,7 @@ others, run at night. Mark a test in its file (`tests/nightly.py`), or list it i
 than about ten seconds and fails only together with others. `held_by` names the tests that cover the behaviour by day, and
 `kept` the parameters that run by day. `tests/contract/test_by_night.py` checks that these exist and run.
 
-`python -m tests.pages` makes this page from both files.
+`python -m tests.pages` writes this page from both files.
 """
 WAYS = """All tests of {}.
 

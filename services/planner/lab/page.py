@@ -10,7 +10,7 @@ from services.planner.lab.results import LabResult, plot_name
 
 _HEAD = """# The lab
 
-Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure beside
+Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure next to
 ours, also if they differ.
 
 ```sh
@@ -19,7 +19,7 @@ omnibus lab routing          # run one of them: conditions, figures, tables
 make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
-All experiments run in virtual time, without a GPU, on the planner's simulator ([what if](planner.md#what-if)), with
+All experiments run in virtual time, without a GPU, on the planner's simulator ([what if](planner.md#what-if)). It has
 the scheduling of real executors and the routing of gateways. Durations follow from figures of the paper, or else
 from the size of model and GPU. Compare ratios between deployments with a paper's, and seconds only if they follow
 from the paper's own figures. Results are the same on every machine.
