@@ -128,7 +128,7 @@ lint-imports: $(VENV)/.dev
 docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is missing fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not --quiet: that hides the warnings which are to fail it
 
-pages: $(VENV)/.dev ## Write docs/first-steps.md, tasks.md, errors.md, settings.md, testing.md and values.md from what they describe
+pages: $(VENV)/.dev ## Write the pages and tables that are made from code, as docs/tasks.md
 	$(BIN)/python -m tests.pages
 
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes

@@ -24,11 +24,10 @@ BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n
 
 #: Outputs that may be equal, and their meaning.
 KINDS = {
-    "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model, "
-    "or of `transformers` where a test has the language model alone",
-    "sampled": "a sampled answer with a seed is the same in all shapes marked so",
+    "tokens": "a greedy answer equals that of `generate` of the whole model, or of the language model in `transformers`",
+    "sampled": "a sampled answer with a seed is the same in all these shapes",
     "rows": "the talker's input equals that of `transformers`, to 1e-4",
-    "waveform": "speech equals that of `generate` of the whole model, to one step of 16 bits",
+    "waveform": "speech equals that of `generate`, to one step of 16 bits",
     "pixels": "an image equals that of the library's pipeline before rounding; shapes agree exactly",
     "film": "frames equal those of the library's pipeline before rounding, and audio to 1e-5; shapes agree exactly",
 }
@@ -73,13 +72,14 @@ def table(claims: Iterable[Claim]) -> str:
     rows: dict[tuple[str, str, str], set[Claim]] = {}
     for claim in claims:
         rows.setdefault(claim[:3], set()).add(claim)
-    shapes: dict[tuple[str, str, str, str], list[str]] = {}  # those with equal results and tests share a row
+    shapes: dict[tuple[str, str, str], list[str]] = {}  # those with equal results share a row
     for engine, family, shape in sorted(rows, key=_order):
-        shapes.setdefault((engine, family, *_describe_claims(rows[engine, family, shape])), []).append(f"`{shape}`")
-    lines = ["| engine | family | shapes | equal | tests |", "|---|---|---|---|---|"]
+        equal = {claim.equal for claim in rows[engine, family, shape]}
+        kinds = ", ".join(kind for kind in KINDS if kind in equal)
+        shapes.setdefault((engine, family, kinds), []).append(f"`{shape}`")
+    lines = ["| engine | family | shapes | equal |", "|---|---|---|---|"]
     lines += [
-        f"| {engine} | {family} | {', '.join(cells)} | {equal} | {files} |"
-        for (engine, family, equal, files), cells in shapes.items()
+        f"| {engine} | {family} | {', '.join(cells)} | {kinds} |" for (engine, family, kinds), cells in shapes.items()
     ]
     said = {claim.equal for found in rows.values() for claim in found}
     return "\n".join([*lines, "", *(f"- **{kind}**: {KINDS[kind]}." for kind in KINDS if kind in said), ""])
@@ -103,17 +103,6 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
         raise ValueError(f"{item.nodeid} claims {mark.args} in shape {shape}, marked {idle}: it cannot")
     for one in (shape,) if isinstance(shape, str) else shape:
         yield Claim(engine, family, one, equal, str(item.path.relative_to(item.config.rootpath)))
-
-
-def _describe_claims(claims: set[Claim]) -> tuple[str, str]:
-    """Return the kinds of equality and the tests of one cell."""
-    equal = {claim.equal for claim in claims}
-    files = ", ".join(map(_link, sorted({claim.file for claim in claims})))
-    return ", ".join(kind for kind in KINDS if kind in equal), files
-
-
-def _link(file: str) -> str:
-    return f"[{file.removeprefix('tests/').removesuffix('.py')}](../{file})"
 
 
 def _order(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:

@@ -2,7 +2,7 @@
 
     python -m tests.covered build/coverage/coverage.json [--write "make test"]
 
-``--write`` stores the figures in ``tests/covered.json``, from which docs/testing.md gets a table (``make pages``).
+``--write`` stores the figures in ``tests/covered.json``, from which tests/README.md gets a table (``make pages``).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The table of model families in docs/models.md.
 
-It combines the catalogue with the shapes that tests compare. ``python -m tests.cells`` writes it.
+It combines the catalogue with the engines that tests compare. ``python -m tests.cells`` writes it.
 """
 
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from omnibus.families.specs import ABSENT, KNOWN
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
-ENGINES = ("transformers", "vllm")
 
 
 def table(cells: Iterable[tuple[str, str, str]]) -> str:
     """A row for each family, in Markdown. ``cells`` are engine, family and shape of each claim of a test."""
     found = set(cells)
     lines = [
-        "| family | models | takes | gives | equal on transformers | equal in vLLM | tiny model |",
-        "|---|---|---|---|---|---|---|",
+        "| family | models | takes | gives | tested on vLLM | tiny model |",
+        "|---|---|---|---|---|---|",
         *(_row(name, found) for name in KNOWN),
-        f"| - | NVLM-D | | | not served: {ABSENT['NVLM_D']} | | |",
+        "",
+        f"Not served: {ABSENT['NVLM_D']}.",
     ]
     return "\n".join([*lines, ""])
 
@@ -34,18 +34,11 @@ def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
 
 def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
     about = catalog.find_family(name)
-    shapes = [" ".join(f"`{shape}`" for shape in _shapes(name, engine, cells)) for engine in ENGINES]
     words = [
         f"`{name}`",
         KNOWN[name].title,
         ", ".join(catalog.input_kinds(about)),
         ", ".join(catalog.output_kinds(about)),
-        *shapes,
+        "yes" if any((engine, family) == ("vllm", name) for engine, family, _ in cells) else "",
     ]
     return f"| {' | '.join([*words, f'`{KNOWN[name].tiny}`'])} |"
-
-
-def _shapes(name: str, engine: str, cells: set[tuple[str, str, str]]) -> list[str]:
-    """Shapes in order of their number of executors."""
-    found = [shape for of, family, shape in cells if (of, family) == (engine, name)]
-    return sorted(found, key=lambda shape: (shape.count(">"), shape))

@@ -18,28 +18,28 @@ class BusSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "BUS"
 
-    #: ``nats://host:port``, ``tls://host:port`` for TLS. Of a cluster several, with commas: a service connects to one,
-    #: and to another when that is lost.
+    #: ``nats://host:port``, or ``tls://host:port`` for TLS. For a cluster, several with commas: a service uses one, and
+    #: another after a failure.
     url: str = "nats://127.0.0.1:4222"
     #: User of the NATS server and its password; empty: those of the URL, or none.
     user: str = ""
     password: str = ""
-    #: PEM file of the authority that signed the server's certificate; empty: no TLS. A certificate of this service and
-    #: its key, for a server that asks for one.
+    #: PEM file of the authority that signed the server's certificate (empty: no TLS), and this service's certificate
+    #: and key, if the server requires them.
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    #: Seconds until an attempt to connect is given up.
+    #: Seconds until an attempt to connect times out.
     connect_timeout: float = 10.0
-    #: Servers of a cluster that keep a copy of each stream: 3 of three servers lose nothing when one is lost.
+    #: Servers of a cluster that store a copy of each stream. With 3 of three servers, the loss of one loses no data.
     replicas: int = 1
-    #: Bytes that one message may have, headers included; the NATS server's ``max_payload`` may not be smaller. Larger
-    #: inputs travel by handle.
+    #: Maximum bytes of a message, headers included, and at most ``max_payload`` of the NATS server. Larger inputs
+    #: travel by handle.
     max_payload: int = 64 * 1024
-    #: Seconds and bytes that recorded invocations are kept.
+    #: Seconds and bytes for which records of invocations are stored.
     record_seconds: float = 24 * 3600.0
     record_bytes: int = 1 << 30
-    #: The same of dead letters (inputs that crashed or failed an engine), and of events of responses and sessions.
+    #: The same for dead letters (inputs that crashed or failed an engine), and for events of responses and sessions.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
     response_seconds: float = 3600.0
@@ -51,23 +51,22 @@ class StoreSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "STORE"
 
-    #: ``rediss://user:password@host:port/0`` for TLS. With Sentinel the addresses of the sentinels, with commas, and
-    #: what they call the servers: ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/0``, or
-    #: ``rediss+sentinel://`` for TLS.
+    #: Use ``rediss://user:password@host:port/0`` for TLS. For Sentinel, list the sentinels and their name of the
+    #: servers: ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/0``, or ``rediss+sentinel://``.
     url: str = "redis://127.0.0.1:6379/0"
-    #: PEM file of the authority that signed the server's certificate; empty: those that this machine trusts. A
-    #: certificate of this service and its key, for a server that asks for one.
+    #: PEM file of the authority that signed the server's certificate (empty: those that this machine trusts), and this
+    #: service's certificate and key, if the server requires them.
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    #: Signs plans and app records, which decide what code runs; the same for gateways and planners. Where it is set,
-    #: those that are not signed with it are refused; empty: whatever is in the store is believed.
+    #: Signs plans and app records, which decide what code runs; the same for gateways and planners. If set, records
+    #: without its signature are rejected; empty: all are accepted.
     secret: str = ""
-    #: Begins the names of all keys, so that several Omnibus may share a server.
+    #: Prefix of all keys, so that several Omnibus can share a server.
     prefix: str = "omnibus"
-    #: Seconds that one command may take.
+    #: Seconds until a command times out.
     timeout: float = 2.0
-    #: Plans that are kept: the current one and those before it.
+    #: Plans in the store: the current one and earlier ones.
     history: int = 100
 
 
@@ -76,26 +75,27 @@ class SidecarSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "SIDECAR"
 
-    #: Unix socket at which the sidecar listens, and the name of this node (empty: its host name).
+    #: Unix socket on which the sidecar listens, and the name of this node (empty: its host name).
     socket: str = "/tmp/omnibus/sidecar.sock"
     node: str = ""
     #: MiB of shared memory for tensors.
     arena_mib: int = 256
     #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
     clear: bool = False
-    #: Address and port (0: a free one) for sidecars of other nodes; empty: there are none, and nothing listens.
+    #: Address and port (0: a free one) for sidecars of other nodes; empty: no other nodes, and no port is open.
     host: str = ""
     port: int = 7400
-    #: Address by which others reach this node (empty: ``host``), and the file of the secret that all nodes share.
+    #: Address by which other nodes reach this one (empty: ``host``), and the file of the secret that all nodes share.
     advertise: str = ""
     secret_file: str = ""
-    #: PEM files for TLS between nodes: the authority, and a certificate that names the node, with its key.
+    #: PEM files for TLS between nodes: the authority, and a certificate for the node's name, with its key.
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    #: What carries large tensors between nodes: `tcp`, or `ucx` for networks with RDMA (the extra `ucx`; not with TLS).
+    #: Transport of large tensors between nodes: ``tcp``, or ``ucx`` for networks with RDMA (the extra ``ucx``; not with
+    #: TLS).
     transport: Literal["tcp", "ucx"] = "tcp"
-    #: Data connections to one other node, and the share of the arena that tensors of other nodes may take.
+    #: Data connections to each other node, and the share of the arena for tensors of other nodes.
     links: int = 4
     incoming: float = 0.5
     #: Seconds to connect to another node, and without a byte or an answer until it is unreachable.
@@ -112,177 +112,175 @@ class GatewaySettings(Settings, frozen=True):
 
     area: ClassVar[str] = "GATEWAY"
 
-    #: Address and port at which HTTP requests are taken.
+    #: Address and port for HTTP requests.
     host: str = "127.0.0.1"
     port: int = 8000
-    #: PEM files of this server's certificate and its key; empty: plain HTTP.
+    #: PEM files of this server's certificate and key; empty: plain HTTP.
     tls_cert: str = ""
     tls_key: str = ""
-    #: Seconds a request may take when the client names no deadline.
+    #: Seconds a request may take, unless the client sets a deadline.
     deadline: float = 120.0
     #: Largest HTTP body in bytes.
     max_body: int = 64 << 20
-    #: Bytes of the request bodies that this gateway holds, from their first byte until they are answered, before it
-    #: answers 429. Bodies of 64 KiB and less are free; where there are tenants, one of them has at most half.
+    #: Bytes of request bodies in progress before this gateway answers 429. Bodies up to 64 KiB do not count. With
+    #: tenants, each has at most half.
     bodies: int = 1 << 30
-    #: Seconds that a body may pause, and bytes that it has to bring per second after as many. All of it has to be there
-    #: before the deadline, which counts from its first byte.
+    #: Seconds that a body may pause, and its minimum bytes per second after that time. The body must be complete before
+    #: the deadline, which starts with its first byte.
     body_pause: float = 30.0
     body_rate: int = 1024
-    #: Bytes and headers of a request's head, and seconds until it is complete. A connection on which no request begins
-    #: in that time is closed.
+    #: Maximum bytes and lines of a request's headers, and seconds until they are complete. An idle connection closes
+    #: after the same time.
     head_bytes: int = 64 << 10
     head_lines: int = 100
     head_seconds: float = 10.0
-    #: Names that clients may call this gateway by where no keys are asked for, besides those of this machine, addresses
-    #: and names inside a cluster; with commas between them. Else a web page could use the gateway by a name of its own.
+    #: Host names, comma separated, by which clients may address a gateway without keys. Names of this machine,
+    #: addresses and names inside a cluster are always allowed. Protects against DNS rebinding.
     allowed_hosts: str = ""
-    #: Origins whose web pages may use this gateway, as ``https://app.example.com``, with commas between them; ``*`` for
-    #: all, where API keys are asked for.
+    #: Origins whose web pages may use this gateway, such as ``https://app.example.com``, comma separated; ``*`` for
+    #: all, if API keys are required.
     cors_origins: str = ""
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
-    #: Seconds that a request may wait in executors for those before it, as far as that can be predicted, at most half
-    #: of ``deadline``. A longer queue is an overload: until it was empty for a while, what would wait longer than
-    #: engines compute for it gets 429, as does at any time what would not end by its deadline.
+    #: Predicted seconds that a request may wait in executors, at most half of ``deadline``. Longer queues are an
+    #: overload: until the queue has been empty for a while, a request that would wait longer than its service time gets
+    #: a 429. A request that would miss its deadline always does.
     queue_seconds: float = 30.0
-    #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
-    #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
+    #: ``full`` stores inputs and media, so that replay is exact. ``stages`` also stores outputs of nodes, so that a
+    #: replay may start at any node; it costs memory and time. ``digest`` stores sizes and digests only.
     record: Literal["full", "stages", "digest"] = "full"
-    #: Tenants whose requests are recorded otherwise than ``record`` says: ``legal=digest,trial=full``. What stages
-    #: pass to each other is not recorded for a tenant alone.
+    #: Other values of ``record`` by tenant: ``legal=digest,trial=full``. ``stages`` is not possible for single tenants.
     record_tenants: str = ""
-    #: What dead letters keep of inputs: ``full``, ``stages`` or ``digest``, as ``record``.
+    #: Inputs in dead letters: ``full``, ``stages`` or ``digest``, as ``record``.
     deadletters: Literal["full", "stages", "digest"] = "digest"
-    #: Work by which an executor on the node that holds a request's tensors may exceed the least loaded one and still be
-    #: chosen, in mean requests of its option. 0: nearness decides among equals only.
+    #: Extra work, in mean requests of its option, up to which an executor on the node with a request's tensors is
+    #: preferred to the least loaded one. 0: only between equals.
     near: float = 0.5
-    #: What is retained of running requests, so that a lost stage begins again without those before it. ``auto``: what
-    #: stages on other executors read, checkpoints of images and videos, codes of talkers. ``all``: also what is read on
-    #: the same executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is
-    #: retained.
+    #: Data retained from running requests, so that a lost stage restarts alone. ``auto``: inputs of stages on other
+    #: executors, checkpoints of images and videos, codes of talkers. ``all``: also inputs from the same executor.
+    #: ``off``: nothing, so that requests restart as a whole. With ``record=stages`` nothing is retained.
     retain: Literal["auto", "all", "off"] = "auto"
-    #: Bytes that may be retained for the requests of this gateway.
+    #: Bytes of retained data at this gateway.
     retain_bytes: int = 256 << 20
-    #: Seconds that an input is refused after it ended two executors; 0: it never is.
+    #: Seconds for which an input is rejected after it ended two executors; 0: never.
     quarantine: float = 600.0
-    #: Directory of recorded media, by content hash; empty: none is kept.
+    #: Directory of recorded media, by content hash; empty: none are stored.
     media_dir: str = ""
-    #: Bytes of recorded media that are kept; the oldest are removed first.
+    #: Bytes of recorded media; the oldest are evicted first.
     media_bytes: int = 1 << 30
-    #: Seconds that files are kept which clients were given a URL of, below ``media_dir``; bytes of one, and of
-    #: all of them. When there are more, the oldest of the tenant that has most leave.
+    #: Seconds for which files returned as URLs are stored below ``media_dir``, bytes of one file, and of all. Above
+    #: that, the oldest files of the largest tenant are evicted.
     file_seconds: float = 3600.0
     file_largest: int = 64 << 20
     file_bytes: int = 1 << 30
-    #: Place of files of clients: ``s3://BUCKET/PREFIX``, empty for ``media_dir``; the endpoint, if it is not Amazon's.
+    #: Storage of clients' files: ``s3://BUCKET/PREFIX``, or empty for ``media_dir``; its endpoint, if it is not
+    #: Amazon's.
     storage: str = ""
     storage_endpoint: str = ""
-    #: Whether ``storage`` keeps what is made for clients as well: videos, and files that they were given a URL of. All
-    #: gateways say the same. Off: these are below ``media_dir``.
+    #: Whether ``storage`` also stores results: videos, and files returned as URLs. The same at all gateways. Off: these
+    #: are below ``media_dir``.
     storage_results: bool = False
-    #: Bytes of all files of one tenant, and seconds that they are kept unless it is said otherwise.
+    #: Bytes of all files of a tenant, and seconds until they expire by default.
     upload_bytes: int = 1 << 30
     upload_seconds: float = 2592000.0
-    #: Lines of a batch that are at work at the same time; 0: this gateway works on no batches.
+    #: Concurrent lines of a batch; 0: this gateway runs no batches.
     batch_parallel: int = 4
-    #: Videos that this gateway sees to at the same time, that all gateways together have to make, and that they know
-    #: with those that are made, until they expire.
+    #: Videos in progress at this gateway, open at all gateways, and stored with the finished ones until they expire.
     videos: int = 2
     videos_open: int = 64
     videos_kept: int = 512
-    #: Seconds that a video or background response may take, waiting included, and is kept; responses kept of a tenant.
+    #: Seconds until a video or background response times out, waiting included, and expires; responses stored per
+    #: tenant.
     video_deadline: float = 3600.0
     video_kept: float = 3600.0
     response_deadline: float = 3600.0
     response_kept: float = 30 * 24 * 3600.0
     responses: int = 4096
-    #: Realtime sessions that are open at the same time, seconds that one lasts, and that its client may send nothing.
+    #: Open realtime sessions, seconds of a session, and seconds without an event of its client.
     realtime_sessions: int = 256
     realtime_seconds: float = 3600.0
     realtime_idle: float = 900.0
-    #: Realtime sessions whose events are kept, so that their clients resume them at another gateway: ``requested`` (by
-    #: their client), ``always``, ``off``.
+    #: Realtime sessions that clients can resume at another gateway, because their events are stored: ``requested`` (by
+    #: the client), ``always``, ``off``.
     realtime_resume: Literal["off", "requested", "always"] = "requested"
-    #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed
-    #: apart), or ``module:function`` of a plugin; ``auto``: what the session's model declares, else ``silero`` where
-    #: its package is installed, else ``energy``.
+    #: Speech detector of realtime sessions: ``energy``, ``silero`` (a separate package), or ``module:function`` of a
+    #: plugin. ``auto``: the model's, else ``silero`` if installed, else ``energy``.
     realtime_detector: str = "auto"
-    #: Whether realtime sessions begin an answer in the silence that may end a turn, where executors have less than half
-    #: a batch to do. It is dropped if its user goes on speaking.
+    #: Whether realtime sessions start an answer in the silence that may end a turn, if executors have less than half a
+    #: batch to do. It is dropped if the user continues.
     realtime_early: bool = True
-    #: Seconds after which another gateway takes a video up when this one is silent.
+    #: Seconds without a sign of a gateway until another one restarts its videos.
     video_lease: float = 15.0
-    #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,
-    #: while they are made faster than they are encoded.
+    #: Maximum seconds and frames of a video, pixels of a frame and of all frames. Frames wait in memory for the
+    #: encoder, with 3 bytes per pixel.
     video_seconds: float = 60.0
     video_frames: int = 1024
     video_frame: int = 4 << 20
     video_pixels: int = 1 << 28
-    #: Bytes of the videos that are kept below the media directory before no more are taken on.
+    #: Bytes of stored videos above which new ones are rejected.
     video_bytes: int = 4 << 30
-    #: Responses that are made in the background at a time, at all gateways.
+    #: Background responses in progress at all gateways.
     responses_open: int = 256
-    #: Bytes of conversations and earlier responses that one request may continue: they are read into memory.
+    #: Bytes of conversations and earlier responses that a request may continue; they are read into memory.
     history_bytes: int = 32 << 20
-    #: The share of ``videos_open``, ``videos_kept``, ``video_bytes``, ``realtime_sessions``, ``responses_open``, of
-    #: batches and of the events of responses and sessions (``OMNIBUS_BUS_RESPONSE_BYTES``) that one tenant may have;
-    #: 1 for all of it. Where all is taken, a tenant with less than an equal part still gets some.
+    #: A tenant's share of ``videos_open``, ``videos_kept``, ``video_bytes``, ``realtime_sessions``, ``responses_open``,
+    #: batches, and events of responses and sessions (``OMNIBUS_BUS_RESPONSE_BYTES``); 1: all. If all is in use, a
+    #: tenant with less than an equal part still gets some.
     tenant_share: float = 0.25
-    #: Bytes of the store that one tenant may fill: responses, conversations, jobs and their images, spoken answers,
-    #: requests of streams that can be continued, client secrets. Without keys as many as ``1 / tenant_share`` tenants.
+    #: Bytes of a tenant in the store: responses, conversations, jobs and their images, spoken answers, streams that can
+    #: be continued, client secrets. Without keys, the total is that of ``1 / tenant_share`` tenants.
     tenant_bytes: int = 128 << 20
-    #: One in so many chats has its graph recorded and replayed in full, and compared with the one that is kept for all
-    #: chats of its kind. 1: each one.
+    #: One in this many chats has its graph recorded and replayed in full, and compared with the cached graph of its
+    #: kind. 1: every chat.
     verify_every: int = 100
-    #: Streamed chats that can be continued at another gateway: ``requested`` (by their client), ``always``, ``off``.
-    #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
+    #: Streamed chats that clients can continue at another gateway: ``requested`` (by the client), ``always``, ``off``.
+    #: The store keeps their requests until the deadline, up to this many bytes each.
     continue_streams: Literal["off", "requested", "always"] = "requested"
     continue_bytes: int = 256 << 10
-    #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
+    #: Prefix of the URLs of files, such as ``https://api.example.com``; empty: the address in the client's request.
     public_url: str = ""
-    #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
-    #: takes would tell one tenant that another one has sent the same file.
+    #: Only gateways with the same salt share cached embeddings of media. Response times would otherwise reveal files of
+    #: other tenants.
     salt: str = ""
-    #: Whether media may be fetched over plain http, and from private addresses. Off in production.
+    #: Whether media may be fetched over plain HTTP, and from private addresses. Off in production.
     allow_http: bool = False
     allow_private: bool = False
-    #: Bearer token of control routes, see ``omnibus_gateway.auth.admin``; empty: nobody changes apps, and other
-    #: control routes are for clients of this machine alone.
+    #: Bearer token of control routes. Empty: apps cannot be changed, and other control routes are open to this machine
+    #: only.
     admin_token: str = ""
-    #: Whether clients must send an API key: those of ``keys_file``, a JSON file that is read again when it changes,
-    #: and those of the store (``omnibus keys``). A file alone asks for keys as well. Off: one tenant, no limits.
+    #: Whether clients must send an API key: one of ``keys_file``, a JSON file that is reloaded when it changes, or of
+    #: the store (``omnibus keys``). A file alone turns keys on. Off: one tenant, no limits.
     keys: bool = False
     keys_file: str = ""
-    #: Requests that an executor is given at a time while tenants share it; 0: as many as it says that it batches.
+    #: Concurrent requests of an executor that tenants share; 0: its batch size.
     admit: int = 0
-    #: Requests of one tenant that wait for their turn, for one model, and the seconds that one may.
+    #: Waiting requests of a tenant for a model, and their maximum seconds of waiting.
     admit_queue: int = 64
     admit_wait: float = 30.0
-    #: Whether tenants share nothing that is kept of their media and prompts. Off: what one sent makes another's request
-    #: faster, a system prompt of all of them for example, and the time that it takes tells who sent it before.
+    #: Whether caches of media and prompts are separate by tenant. Off: shared prompts are faster, but response times
+    #: reveal inputs of other tenants.
     isolate: bool = True
-    #: Directory that apps may be registered from, on every gateway the same; empty: none.
+    #: Directory of apps that may be registered, the same at every gateway; empty: none.
     apps_dir: str = ""
-    #: Directory that LoRA adapters may be loaded from while the system serves, on every gateway the same, and for
-    #: executors OMNIBUS_EXECUTOR_ADAPTERS_DIR; empty: none.
+    #: Directory of LoRA adapters that may be loaded at run time, the same at every gateway and in
+    #: ``OMNIBUS_EXECUTOR_ADAPTERS_DIR``; empty: none.
     adapters_dir: str = ""
-    #: Whether the text of an app may come with the request that registers it.
+    #: Whether the request that registers an app may contain its text.
     app_uploads: bool = False
-    #: Whether clients are told what an app raised, with the line of its code. `omnibus up` does so.
+    #: Whether clients receive an app's exception with the line of its code. ``omnibus up`` turns it on.
     app_errors: bool = False
     #: Largest request to register an app in bytes, an uploaded text included.
     app_body: int = 1 << 20
-    #: Seconds that an app may take to load, and its own unit tasks to get executors.
+    #: Seconds until an app must be loaded, and its own unit tasks have executors.
     app_ready: float = 60.0
-    #: Seconds that the requests of an app's old version may take to finish.
+    #: Seconds for requests of an app's old version to finish.
     app_drain: float = 30.0
-    #: Apps that have a worker process at each gateway, at most (1 at least). A call of another one starts its worker
-    #: and stops that of the app that was called least recently.
+    #: Maximum apps with a worker process at each gateway, at least 1. A call of another app starts its worker, and
+    #: stops that of the least recently called app.
     app_workers: int = 32
-    #: Seconds that rates, latencies and errors of the console's history are kept in the store; 0: none are.
+    #: Seconds for which the store keeps rates, latencies and errors of the console's history; 0: none.
     history_seconds: float = 7 * 24 * 3600.0
-    #: File with the output of all processes, as `omnibus up` writes it: the console shows its last lines. Empty: none.
+    #: File with the output of all processes, written by ``omnibus up``. The console shows its last lines. Empty: none.
     log_file: str = ""
 
 
@@ -291,28 +289,27 @@ class PlannerSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "PLANNER"
 
-    #: JSON file that declares the models and their deployments; empty: apps bring all there is.
+    #: JSON file that declares the models and their deployments; empty: only models of apps.
     models: str = ""
-    #: Seconds that new executors may take to be ready before a change of the plan is put off.
+    #: Seconds until new executors must be ready; otherwise the plan change is postponed.
     ready: float = 300.0
-    #: Seconds until a change that was put off is tried again; each further time twice as many, up to an hour.
+    #: Seconds until a postponed change is retried; doubled each time, up to an hour.
     retry: float = 10.0
-    #: What starts and stops executors. Empty: they follow the plan by themselves, as under `omnibus up`.
-    #: ``kubernetes``: the planner, see ``KubernetesSettings``.
+    #: Empty: executors follow the plan by themselves, as under ``omnibus up``. ``kubernetes``: the planner starts and
+    #: stops them (see Kubernetes).
     reconcile: str = ""
-    #: Seconds of measured load that planned models are planned again by.
+    #: Seconds of measured load to plan by.
     window: float = 15.0
-    #: Part of its capacity that the current plan must fall short of the best one by, for executors to change.
+    #: Part of its capacity by which the current plan must fall short of the best one before executors change.
     margin: float = 0.1
-    #: Seconds for which that must have been so; 0: two windows.
+    #: Seconds for which it must fall short; 0: two windows.
     hold: float = 0.0
-    #: Seconds between two plans that follow the load, at least.
+    #: Minimum seconds between two plans that follow the load.
     cooldown: float = 60.0
-    #: Requests in a window below which the load says nothing.
+    #: Minimum requests in a window to plan by.
     least: int = 30
-    #: Seconds of a core, about, in which a plan is simulated and solved once more until promise and simulation agree,
-    #: before it is promised; 0: plans are promised as they were solved. Simulated requests are counted instead of time,
-    #: so that the same question has the same answer on each machine.
+    #: Approximate seconds of CPU time to simulate and solve a plan until promise and simulation agree; 0: no
+    #: simulation. Simulated requests are counted instead of time, so that results are the same on each machine.
     simulate: float = 5.0
 
 
@@ -325,19 +322,20 @@ class KubernetesSettings(Settings, frozen=True):
     url: str = "https://kubernetes.default.svc"
     #: Directory with the ``token``, ``ca.crt`` and ``namespace`` of the service account.
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
-    #: Where executors run; empty: the account's namespace.
+    #: Namespace of executors; empty: the account's.
     namespace: str = ""
-    #: JSON file with what runs one executor, by service; see ``omnibus_planner.reconcile.manifests``.
+    #: JSON file with the pods of executors by service; see ``omnibus_planner.reconcile.manifests``.
     template: str = ""
-    #: Tells the executors of one Omnibus from those of others in the namespace; begins their names.
+    #: Prefix of the names of executors, and the label that separates several Omnibus in a namespace.
     release: str = "omnibus"
-    #: ConfigMap that workloads belong to: when it goes, they go. Empty: they stay until somebody deletes them.
+    #: ConfigMap that owns the workloads, so that Kubernetes deletes them with it. Empty: they stay until you delete
+    #: them.
     owner: str = ""
-    #: Lease that the one planner holds which starts and stops executors; empty: the release's name.
+    #: Lease of the planner that starts and stops executors; empty: the release's name.
     lease: str = ""
-    #: Seconds that a request to the API server may take.
+    #: Seconds until a request to the API server times out.
     timeout: float = 10.0
-    #: Seconds between two looks at what runs when nothing changes.
+    #: Seconds between two checks of the workloads without changes.
     resync: float = 30.0
 
 
@@ -346,15 +344,14 @@ class ServiceSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "SERVICE"
 
-    #: Port of the metrics and health endpoint; 0: none, or a free one where ``metrics_dir`` is set.
+    #: Port of the metrics and health endpoint; 0: none, or a free one if ``metrics_dir`` is set.
     metrics_port: int = 0
-    #: Directory for a file with its address, as Prometheus reads it (``file_sd_configs``); the host of that address.
+    #: Directory for a file with the endpoint's address, in Prometheus' format (``file_sd_configs``), and its host.
     metrics_dir: str = ""
     metrics_host: str = "127.0.0.1"
-    #: Least severity that is logged: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
+    #: Lowest logged severity: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    #: Seconds a stopping service may take to finish what it has accepted. Unset: 30 for a gateway, whose answers take
-    #: longest, and 10 for every other service.
+    #: Seconds for a stopping service to finish accepted work. Unset: 30 for a gateway, 10 for other services.
     drain: float | None = None
 
     def drain_seconds(self, service: str) -> float:
@@ -374,13 +371,13 @@ class UpSettings(Settings, frozen=True):
 
     #: Fork services and executors from processes that have imported their libraries: a fast start, less memory.
     fork_server: bool = True
-    #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
+    #: Seconds without an answer until a process that has served is killed and restarted; 0: never.
     silent: float = 8.0
-    #: The same where none of its threads runs or wants to meanwhile, so that it is frozen and not merely starved; 0: as
-    #: ``silent``. Two seconds at least.
+    #: The same if no thread of the process runs or is runnable, so that it is frozen and does not merely lack CPU time;
+    #: at least 2. 0: as ``silent``.
     frozen: float = 3.0
-    #: Cores that the NATS server of ``omnibus up`` computes on at the same time; 0: a quarter of this machine's, one at
-    #: least. ``GOMAXPROCS`` in the environment counts for more.
+    #: Cores of the NATS server of ``omnibus up``; 0: a quarter of this machine's, at least one. ``GOMAXPROCS`` in the
+    #: environment takes precedence.
     nats_cores: int = 0
-    #: Bytes of memory that the Valkey server of ``omnibus up`` may use: then it rejects writes, and evicts nothing.
+    #: Bytes of memory of the Valkey server of ``omnibus up``. Above that it rejects writes, and evicts nothing.
     store_bytes: int = 1 << 30

@@ -127,4 +127,4 @@ def test_claims_of_one_cell_and_cells_with_equal_claims_share_a_row():
 
     row = cells.table(found).splitlines()[2]
 
-    assert row == "| sim | toy | `EL`, `E>L` | tokens, rows | [a](../tests/a.py), [b](../tests/b.py) |"
+    assert row == "| sim | toy | `EL`, `E>L` | tokens, rows |"

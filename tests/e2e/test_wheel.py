@@ -104,7 +104,9 @@ def test_every_package_has_a_name_of_its_own(built: Path):
 
 
 def test_the_installed_command_uses_the_wheel_alone(installed: Path, here: Path):
-    code = "import omnibus as a, omnibus_models as b, omnibus_gateway as c; print(*a.__path__, *b.__path__, *c.__path__)"
+    code = (
+        "import omnibus as a, omnibus_models as b, omnibus_gateway as c; print(*a.__path__, *b.__path__, *c.__path__)"
+    )
     command = [str(installed.parent / "python"), "-c", code]
     found = subprocess.run(command, cwd=here, env=environment(here), capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Command-line mistakes and their answers, the source of ``docs/mistakes.md``."""
+"""Command-line mistakes and their answers, some of which ``docs/errors.md`` shows."""
 
 from tests.mistakes.table import ALONE, RUNNING, Mistake
 

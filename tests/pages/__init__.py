@@ -9,30 +9,26 @@ from tests.pages import (
     errors,
     first_steps,
     formats,
-    mistakes,
     settings,
     sizing,
     tasks,
     testing,
     tools,
-    values,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: Generator of the text by file in ``docs/``.
+#: Generator of the text by file, relative to ``docs/``.
 PAGES: dict[str, Callable[[], str]] = {
-    "behaviours.md": behaviours.page,
     "clients.md": clients.page,
+    "dependencies.md": behaviours.page,
     "errors.md": errors.page,
     "first-steps.md": first_steps.page,
-    "mistakes.md": mistakes.page,
     "operations.md": sizing.page,
     "routes.md": formats.page,
     "settings.md": settings.page,
     "tasks.md": tasks.page,
-    "testing.md": testing.page,
+    "../tests/README.md": testing.page,
     "tools.md": tools.page,
-    "values.md": values.page,
 }
 
 

@@ -1,4 +1,4 @@
-"""The page of surprising behaviours of libraries, formats and clients.
+"""The table of surprising behaviours of libraries, formats and clients in ``docs/dependencies.md``.
 
 It is generated from the tests that show them.
 """
@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-HEAD = """# Behaviours
-
-Libraries, formats and clients sometimes behave otherwise than an engineer would expect. Each row names one such behaviour,
-what Omnibus does about it, and the test that shows it. What has nothing to do with Omnibus is in
-[findings](../findings/README.md): scripts that show the behaviour alone.
-
-This page is made from the marker `behaviour` of tests, by `python -m tests.pages`.
-
-| of | behaviour | Omnibus | source | test |
-|---|---|---|---|---|
-"""
+PAGE = ROOT / "docs" / "dependencies.md"
+BEGIN, END = "<!-- behaviours: made by python -m tests.pages -->", "<!-- /behaviours -->"
+HEAD = "| of | behaviour | Omnibus | test |\n|---|---|---|---|\n"
 
 
 class Behaviour(NamedTuple):
@@ -36,7 +28,11 @@ class Behaviour(NamedTuple):
 
 
 def page() -> str:
-    return HEAD + "".join(map(_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does))))
+    """Return ``docs/dependencies.md`` with the current table."""
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    rows = "".join(map(_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does))))
+    return f"{head}{BEGIN}\n\n{HEAD}{rows}\n{END}{tail}"
 
 
 def read_behaviours() -> Iterator[Behaviour]:
@@ -59,5 +55,5 @@ def _behaviours_of(file: Path, module: ast.Module) -> Iterator[Behaviour]:
 
 def _row(each: Behaviour) -> str:
     file, name = each.test.split("::")
-    cells = [each.subject, each.does, each.omnibus, each.source, f"[{name}](../{file})"]
+    cells = [each.subject, each.does, each.omnibus, f"[{name}](../{file})"]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -1,4 +1,4 @@
-"""The page of all client errors, from the tree of ``omnibus.errors``."""
+"""The page of all errors, from the tree of ``omnibus.errors`` and the mistakes of ``tests.mistakes``."""
 
 import re
 from collections.abc import Iterator
@@ -7,33 +7,33 @@ from http import HTTPStatus
 from omnibus import errors
 from omnibus.errors import OmnibusError
 from omnibus.reference.comments import to_markdown
+from tests.pages import mistakes
 
 HEAD = """# Errors
 
-Every error that Omnibus raises on purpose, on the bus, in HTTP answers and in tasks. Clients decide by `code`, which
-is stable; the message says what happened and what to do.
+Errors of HTTP answers, of tasks and on the bus, and messages of the command line. Let clients decide by `code`, which
+is stable; the message contains the problem and the remedy.
 
-The body of an answer is `{"error": {"message", "type", "param", "code", "request_id", "stage", "executor", "attempt"}}`,
-with the first four as in OpenAI's API: `param` names the place in the request; `stage` and `executor`, where they are
-known, the part of a model that failed. A stream that fails ends with the same object.
+An error is `{"error": {"message", "type", "param", "code", "request_id", "stage", "executor", "attempt"}}`. The first
+four are as in OpenAI's API: `param` names the place in the request. `stage` and `executor` name the part of a model
+that failed, if it is known. A stream that fails ends with the same object.
 
-Clients of OpenAI retry each 408, 409, 429 and 5xx twice on their own. So each error carries `x-should-retry`: `true` where
-the same request may succeed a moment later, `false` where a retry would only repeat the work or the rejection. With
-`overloaded`, `Retry-After` is a wait in seconds that all clients obey: 1 to 60. A wait of more than 120 seconds, or a
-limit that waiting does not lift, comes with `x-should-retry: false`.
+OpenAI's clients retry each 408, 409, 429 and 5xx twice. Therefore each error has `x-should-retry`: `true` if the same
+request may succeed a moment later, else `false`. With `overloaded`, `Retry-After` is a wait of 1 to 60 seconds, which
+all clients obey. A longer wait than 120 seconds, or a limit that waiting does not lift, has `x-should-retry: false`.
 
-This page is made from `shared/omnibus/errors.py`, by `python -m tests.pages`.
+`python -m tests.pages` writes this page from `shared/omnibus/errors.py` and `tests/mistakes/table.py`.
 """
 GROUPS = {
-    errors.Rejected: "The request is at fault: change it, it would fail again.",
-    errors.Retryable: "Another try, or another replica, may succeed.",
-    errors.Fatal: "A defect or a broken promise of this system, of a model or of an app.",
+    errors.Rejected: "The request is invalid; retrying it unchanged will fail.",
+    errors.Retryable: "A retry, or another replica, may succeed.",
+    errors.Fatal: "A defect of this system, of a model or of an app.",
 }
 _LINE = re.compile(r"[│├└─\s]*(?:├──|└──) (?P<name>\w+) *(?:\d{3})? *(?P<text>.*)")
 
 
 def page() -> str:
-    return "\n".join([HEAD, *map(_section, GROUPS)])
+    return "\n".join([HEAD, *map(_section, GROUPS), mistakes.section()])
 
 
 def meanings() -> dict[str, str]:

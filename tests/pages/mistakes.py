@@ -1,36 +1,41 @@
-"""The page of mistakes and their answers, from ``tests.mistakes``."""
+"""The section on mistakes at the command line, from ``tests.mistakes``."""
 
-from collections.abc import Iterable
-
-from tests.mistakes import ALONE, RUNNING, Mistake
+from tests.mistakes import ALONE, Mistake
 from tests.mistakes.table import USAGE
 
-HEAD = f"""# Mistakes and their answers
+HEAD = f"""## Mistakes at the command line
 
-What the command line says to common mistakes. Each is checked before anything starts and answered by at most three
-lines on standard error that name the cause and what to do; nothing is left behind. The exit code is {USAGE} for a command
-that cannot be understood, 78 for a configuration that cannot work (supervisors such as systemd need not start it again),
-1 for everything else.
+A command checks its arguments, files and settings before it starts anything. It answers a mistake with at most three
+lines on standard error, which name the cause and the remedy. The exit code is {USAGE} for an invalid command,
+78 for a configuration that cannot work, and 1 for other errors ([all exit codes](commands.md#for-programs)). Tell
+supervisors such as systemd not to restart after 78. Some examples:
 
-Each row is made for real by a test. This page is written from `tests/mistakes/table.py`, by `python -m tests.pages`.
+| mistake | answer | code |
+|---|---|---|
 """
+#: Mistakes that the page shows. Tests make all of ``tests.mistakes``.
+SHOWN = (
+    "a command is misspelt",
+    "nothing runs",
+    "the port is taken",
+    "a misspelt field",
+    "a checkpoint that is not there",
+    "a misspelt setting",
+    "a mode that there is not",
+    "more shared memory than there is",
+    "an app that imports what is not installed",
+)
 
 
-def page() -> str:
-    return "\n".join([HEAD, *_section("Before anything runs", ALONE), *_section("Beside a running system", RUNNING)])
+def section() -> str:
+    """Return the section, with one row for each of ``SHOWN``. Raises ``KeyError`` for an unknown one."""
+    mistakes = {each.what: each for each in ALONE}
+    return HEAD + "\n".join(_row(mistakes[what]) for what in SHOWN) + "\n"
 
 
-def _section(title: str, mistakes: Iterable[Mistake]) -> list[str]:
-    rows = [
-        f"| {each.what} | {_code(each.command)}{_with(each)} | {_code(each.answer)} | {each.code} |"
-        for each in mistakes
-    ]
-    return [f"## {title}", "", "| mistake | command | answer | code |", "|---|---|---|---|", *rows, ""]
-
-
-def _with(mistake: Mistake) -> str:
-    files = [f" with {_code(text.strip())} in `{name}`" for name, text in mistake.files.items()]
-    return "".join([*files, *(f" with `{name}={value}`" for name, value in mistake.environ.items())])
+def _row(mistake: Mistake) -> str:
+    environ = [f" with {_code(f'{name}={value}')}" for name, value in mistake.environ.items()]
+    return f"| {_code(mistake.command)}{''.join(environ)} | {_code(mistake.answer)} | {mistake.code} |"
 
 
 def _code(text: str) -> str:

@@ -13,12 +13,12 @@ from omnibus.reference.settings import AREAS, OTHER_VARIABLES
 TITLES = {"VLLM": "vLLM", "UP": "omnibus up", "BUS": "Bus (NATS)", "STORE": "Store (Redis or Valkey)"}
 HEAD = """# Settings
 
-Each service reads its settings from environment variables when it starts; a wrong value is an error that names the
-variable, and so is a name that begins as settings do and is none. `omnibus settings` prints them with the values of a
-shell. `deploy/compose/compose.yaml` sets them for compose, `values.yaml` of the chart for Kubernetes. Variables
-that begin with `OTEL_` are those of OpenTelemetry.
+Each service reads its settings from environment variables at its start. A wrong value is an error that names the
+variable, and so is an unknown name that starts like a setting. `omnibus settings` prints all settings with the values in
+your shell. Set them in `deploy/compose/compose.yaml` for Compose, and in `values.yaml` for the chart. Variables that
+start with `OTEL_` are those of OpenTelemetry.
 
-This page is made from the definitions in `shared/omnibus/settings.py` and `shared/omnibus/executor/settings.py`, by `python -m tests.pages`.
+`python -m tests.pages` writes this page from `shared/omnibus/settings.py` and `shared/omnibus/executor/settings.py`.
 """
 
 
@@ -32,25 +32,28 @@ def _other_section() -> list[str]:
 
 
 def _section(area: type[Settings]) -> str:
-    rows = ["| variable | default | unit | meaning |", "|---|---|---|---|"]
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
     for each in described(area):
         names = "<br>".join(f"`{variable_name(area, field.name)}`" for field in each.fields)
         defaults = "<br>".join(_shown(field) for field in each.fields)
-        units = "<br>".join(unit_of(field) for field in each.fields)
-        rows.append(f"| {names} | {defaults} | {units} | {to_markdown(each.comment)} |")
+        rows.append(f"| {names} | {defaults} | {to_markdown(each.comment)} |")
     title = TITLES.get(area.area, area.area.title())
     return "\n".join([f"## {title}", "", to_markdown(inspect.getdoc(area) or ""), "", *rows, ""])
 
 
 def _shown(field: msgspec.structs.FieldInfo) -> str:
+    """The default with its unit."""
     default: Any = field.default
     if default is None or default == "":
         return "empty"
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, int) and unit_of(field) == "bytes" and default >= 1 << 20:
+    if isinstance(default, bool | str):
+        return f"`{default}`".lower() if isinstance(default, bool) else f"`{default}`"
+    unit = unit_of(field)
+    if unit == "port":
+        return f"`{default}`"
+    if unit == "bytes" and default >= 1 << 20:
         return f"`{default}` ({_in_binary_units(default)})"
-    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+    return f"`{int(default) if default == int(default) else default}` {unit}"
 
 
 def _in_binary_units(count: int) -> str:

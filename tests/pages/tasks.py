@@ -17,17 +17,17 @@ from omnibus.task.types import ON_DEMAND
 
 HEAD = """# Tasks
 
-The unit tasks and composite tasks of `omnibus.task.library`, and what `omnibus.task` has for graphs of your own;
-[Writing models and apps](apps.md) explains how they are used.
+The unit tasks and composite tasks of `omnibus.task.library`, and functions of `omnibus.task` for graphs of your own.
+[Writing models and apps](apps.md) explains how to use them.
 
-- **Tensor**: an array in shared memory; shapes are in brackets. Inside `invoke` it is a placeholder, `await` gives a
+- **Tensor**: an array in shared memory; shapes are in brackets. In `invoke` it is a placeholder, and `await` returns a
   numpy array.
-- **Stream of T**: parts as they are made; `async for` gives a `T` each, `await` all of them joined.
-- An output **on demand** is only made when another task or the client reads it.
-- Every call may raise `StageUnavailable`, `StageFailed`, `DeadlineExceeded` and `Overloaded`; errors that a task raises
-  beside these are named with it. [Errors](errors.md) has their codes.
+- **Stream of T**: parts as they are made. `async for` yields a `T` each, and `await` joins all of them.
+- An output **on demand** is only made if another task or the client reads it.
+- Every call may raise `StageUnavailable`, `StageFailed`, `DeadlineExceeded` and `Overloaded`. Further errors of a task
+  are named with it; [errors](errors.md) has their codes.
 
-This page is made from `shared/omnibus/task`, by `python -m tests.pages`.
+`python -m tests.pages` writes this page from `shared/omnibus/task`.
 """
 #: Fields of all unit tasks, which the page lists once.
 COMMON = {
@@ -38,11 +38,11 @@ COMMON = {
 FUNCTIONS = ("choose", "pinned", "tool", "merged", "run", "record", "replay", "tasks_of", "use")
 _CONTAINERS = {Stream: "stream", list: "list", tuple: "tuple"}
 _RAISED = re.compile(r"``(\w+)``")
-_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def page() -> str:
-    parts = [HEAD, *_unit_section(), *_parts_section(), *_composite_section(), *_functions_section()]
+    owners: dict[type, type] = {}
+    parts = [HEAD, *_unit_section(owners), *_parts_section(owners), *_composite_section(owners), *_functions_section()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -87,57 +87,47 @@ def _library_classes(base: type) -> list[Any]:
     )
 
 
-def _unit_section() -> Iterator[str]:
-    yield "## Unit tasks\n\n| task | service | kind | takes | gives |\n|---|---|---|---|---|"
+def _unit_section(owners: dict[type, type]) -> Iterator[str]:
+    common = " and ".join(f"`{name}` ({text[:1].lower()}{text[1:].rstrip('.')})" for name, text in COMMON.items())
+    yield f"## Unit tasks\n\nEvery unit task has the fields {common}. Equal tasks share their executors.\n"
     for task in unit_tasks():
-        takes = ", ".join(f"`{name}`" for name in task.inputs_type.model_fields)
-        gives = ", ".join(f"`{name}`" for name in task.outputs_type.model_fields)
-        yield f"| [`{task.__name__}`](#{task.__name__.lower()}) | {task.service} | `{task.kind}` | {takes} | {gives} |"
-    yield (
-        "\nEvery unit task has the fields "
-        + " and ".join(f"`{name}` ({text[:1].lower()}{text[1:].rstrip('.')})" for name, text in COMMON.items())
-        + (
-            ". Tasks that are equal in all fields are one task: all apps share its executors. Executors subscribe to"
-            " `omnibus.task.` and the task's `name`.\n"
-        )
-    )
-    shown: dict[type, type] = {}
-    for task in unit_tasks():
-        yield f"### {task.__name__}\n\n{_prose(task)}\n"
+        yield f"### {task.__name__}\n\n{_prose(task)}\n\nService {task.service}, kind `{task.kind}`.\n"
         own = {name: field for name, field in task.model_fields.items() if name not in COMMON}
         if own:
-            yield _table("field", task, own)
-        yield from _model_section("Inputs", task.inputs_type, task, shown)
-        yield from _model_section("Outputs", task.outputs_type, task, shown)
+            yield _list(task, own)
+        yield from _model_section("Inputs", task.inputs_type, task, owners)
+        yield from _model_section("Outputs", task.outputs_type, task, owners)
 
 
-def _parts_section() -> Iterator[str]:
+def _parts_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Parts of streams\n"
     for part in stream_parts():
         yield f"### {part.__name__}\n\n{_prose(part)}\n"
-        yield _table("field", part, part.model_fields)
+        yield _list(part, part.model_fields, owners)
+        owners[part] = part
 
 
-def _composite_section() -> Iterator[str]:
+def _composite_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Composite tasks\n"
-    shown: dict[type, type] = {}
     for task in composite_tasks():
         request, answer = request_and_answer(task)
         yield f"### {task.__name__}\n\n{_prose(task)}\n"
-        yield _table("field", task, task.model_fields)
+        yield _list(task, task.model_fields, owners)
+        owners[task] = task
         for title, kind in (("Request", request), ("Answer", answer)):
-            yield from _model_section(title, kind, task, shown)
+            yield from _model_section(title, kind, task, owners)
 
 
-def _model_section(title: str, kind: type[BaseModel], task: type, shown: dict[type, type]) -> Iterator[str]:
+def _model_section(title: str, kind: type[BaseModel], task: type, owners: dict[type, type]) -> Iterator[str]:
     """Fields of ``kind``, or a link to the task that shows them."""
-    first = shown.setdefault(kind, task)
-    if first is not task:
-        yield f"{title}, `{kind.__name__}`: as of [{first.__name__}](#{first.__name__.lower()}).\n"
+    first = owners.get(kind)
+    if first is not None:
+        yield f"{title}, `{kind.__name__}`: as of {_link(first)}.\n"
         return
-    about = "" if kind.__doc__ in (None, TaskInput.__doc__, TaskOutput.__doc__) else f" {_prose(kind)}"
+    about = "" if kind.__doc__ in (None, TaskInput.__doc__, TaskOutput.__doc__) else f" {_summary(kind)}"
     yield f"{title}, `{kind.__name__}`:{about}\n"
-    yield _table(title.lower(), kind, kind.model_fields)
+    yield _list(kind, kind.model_fields, owners, is_output=title == "Outputs")
+    owners[kind] = task
 
 
 def _functions_section() -> Iterator[str]:
@@ -161,26 +151,40 @@ def _short_names(text: str) -> str:
     return re.sub(r"\b(?:omnibus|collections|typing)\.(?:\w+\.)*", "", text)
 
 
-def _table(title: str, owner: type[BaseModel], fields: Any) -> str:
-    """Rows of ``fields``; a field without a comment shares the previous one."""
-    is_output = title == "outputs"
-    rows = [f"| {title} | type | {'made' if is_output else 'default'} | meaning |", "|---|---|---|---|"]
+def _list(owner: type[BaseModel], fields: Any, owners: dict[type, type] | None = None, is_output: bool = False) -> str:
+    """Items of ``fields``; a field without a comment shares the previous one.
+
+    ``owners`` are the classes on the page so far, with their tasks: their fields are a link.
+    """
+    base = next((each for each in owner.__mro__[1:] if each in (owners or {})), None)
+    inherited = set(base.model_fields) if base is not None else set()  # type: ignore[attr-defined]
+    source = f"`{base.__name__}` of " if base is not None and owners and owners[base] is not base else ""
+    items = [f"- The fields of {source}{_link(owners[base])}."] if owners and base is not None else []
     comments = field_comments(owner)
-    shown = ""
+    rows: dict[tuple[str, str], list[str]] = {}
+    comment = ""
     for name, field in fields.items():
-        shown = comments.get(name) or shown
-        default = "" if field.default is PydanticUndefined else _default(field.default)
-        if is_output:
-            default = "on demand" if ON_DEMAND in field.metadata or _on_demand(field.annotation) else "always"
-        kind = f"{_type_name(field.annotation)}{_bounds(field)}"
-        rows.append(f"| `{name}` | {kind.replace(' ', _NO_BREAK)} | {default} | {to_markdown(shown)} |")
-    return "\n".join([*rows, ""])
+        comment = comments.get(name) or comment
+        if name not in inherited:
+            kind = f"{_type_name(field.annotation)}{_bounds(field)}{_made(field) if is_output else _default(field)}"
+            rows.setdefault((kind, to_markdown(comment)), []).append(f"`{name}`")
+    items += [f"- {', '.join(names)} ({kind}): {comment}" for (kind, comment), names in rows.items()]
+    return "\n".join([*items, ""])
 
 
-def _default(value: Any) -> str:
-    if value == "" or value == () or value == [] or value == {}:
-        return "empty"
-    return f"`{value!r}`"
+def _link(task: type) -> str:
+    return f"[{task.__name__}](#{task.__name__.lower()})"
+
+
+def _made(field: Any) -> str:
+    return ", on demand" if ON_DEMAND in field.metadata or _on_demand(field.annotation) else ""
+
+
+def _default(field: Any) -> str:
+    value = field.default
+    if value is PydanticUndefined:
+        return ""
+    return ", optional" if value in (None, "", (), [], {}) else f", default `{value!r}`"
 
 
 def _bounds(field: Any) -> str:
@@ -191,7 +195,7 @@ def _bounds(field: Any) -> str:
         for name, sign in signs.items()
         if (value := getattr(each, name, None)) is not None
     ]
-    return f" ({', '.join(found)})" if found else ""
+    return f" {', '.join(found)}" if found else ""
 
 
 def _number(value: float) -> str:
@@ -223,7 +227,13 @@ def _simple_name(annotation: Any) -> str:
         return "None"
     name = "array" if annotation.__name__ == "ndarray" else annotation.__name__
     is_linked = isinstance(annotation, type) and issubclass(annotation, UnitTask | CompositeTask | Part)
-    return f"[{name}](#{name.lower()})" if is_linked else name
+    return _link(annotation) if is_linked else name
+
+
+def _summary(documented: Any) -> str:
+    """The docstring without paragraphs about single fields, which the list of fields repeats."""
+    first, *others = _prose(documented).split("\n\n")
+    return "\n\n".join([first, *(each for each in others if not each.startswith(("`", "[")))])
 
 
 def _prose(documented: Any) -> str:

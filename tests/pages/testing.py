@@ -1,11 +1,11 @@
-"""The page of test schedules, from ``tests/slow.toml`` and ``tests/by_night.toml``."""
+"""``tests/README.md``, the schedule of tests, from ``tests/slow.toml`` and ``tests/by_night.toml``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tests import by_night, covered, slow
 
-HEAD = """# Which tests run when
+HEAD = """# Tests
 
 | command | tests |
 |---|---|
@@ -15,17 +15,17 @@ HEAD = """# Which tests run when
 | `make test-nightly` | further values of the same tests, and tests that repeat others |
 | `make test-vllm VLLM_MARKS=vllm` | the same for tests that need vLLM |
 
-**Slow.** `tests/slow.toml` lists slow tests, and `tests/slow.py` marks them `slow`. Tests of a system (`tests/e2e`, `tests/nodes`,
-`tests/chaos`) are slow, except those below. Of other packages, list tests of two seconds or more.
-`tests/contract/test_slow.py` checks that each way below and every package has tests in `make test`, and that each test runs in one
-of the two commands. `python -m tests.mutations` seeds faults that `make test` must detect.
+**Slow.** `tests/slow.toml` lists slow tests, and `tests/slow.py` marks them `slow`. Tests of a system (`tests/e2e`,
+`tests/nodes`, `tests/chaos`) are slow, except those below. In other packages, list tests that take two seconds or more
+(`make test ARGS=--durations=20` shows them). `tests/contract/test_slow.py` checks that `make test` has tests of every
+package and every row below.
 
-**Nightly.** Every promise, route, family, shape and engine has at least one test by day. Tests with further values, and long tests
-that repeat others, run at night. Mark a test in its file (`tests/nightly.py`) or list it in `tests/by_night.toml`. Its `rows` name
-the tests that cover the behaviour by day, and `kept` the parameters that run by day. `tests/contract/test_by_night.py`
-checks that these exist and run. Add a test if it takes more than about ten seconds and fails only together with others.
+**Nightly.** Every promise, route, family, shape and engine has a test by day. Further values, and long tests that repeat
+others, run at night. Mark a test in its file (`tests/nightly.py`), or list it in `tests/by_night.toml` if it takes more
+than about ten seconds and fails only together with others. `held_by` names the tests that cover the behaviour by day, and
+`kept` the parameters that run by day. `tests/contract/test_by_night.py` checks that these exist and run.
 
-`python -m tests.pages` generates this page from both files.
+`python -m tests.pages` writes this page from both files.
 """
 WAYS = """All tests of {}.
 

@@ -11,85 +11,84 @@ class ExecutorSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "EXECUTOR"
 
-    #: Unique id of this replica; empty: made from model, option and a random tail.
+    #: Unique id of this replica; empty: model, option and a random tail.
     id: str = ""
     #: Name of the model in the plan, and its family.
     model: str = ""
     family: str = ""
-    #: A directory, or an id of the Hugging Face hub that its cache has, ``Qwen/Qwen2.5-VL-7B-Instruct``.
+    #: A directory, or an id of the Hugging Face hub in the local cache, such as ``Qwen/Qwen2.5-VL-7B-Instruct``.
     checkpoint: str = ""
-    #: Whether an id whose checkpoint is not there is downloaded when the executor starts. Off: it does not start.
+    #: Whether to download a missing checkpoint with a hub id at the start. Off: the executor does not start.
     download: bool = False
-    #: Seconds that the download may take.
+    #: Seconds until the download times out.
     download_seconds: float = 3600.0
-    #: LoRA adapters of the language model: a JSON object of their names, and of directories or ids of the hub.
+    #: LoRA adapters of the language model: a JSON object of names to directories or hub ids.
     adapters: str = ""
-    #: Directory that others may be loaded from while it serves, with what lies there; empty: none.
+    #: Directory of further adapters, which may be loaded at run time; empty: none.
     adapters_dir: str = ""
-    #: Of those, how many are in memory at a time, and their largest rank. The least recently used one leaves, and a
-    #: request for one more waits while all are in use.
+    #: Of these, the number in memory and their largest rank. The least recently used one is evicted; if all are in use,
+    #: requests for another one wait.
     adapter_slots: int = 8
     adapter_rank: int = 64
     #: Name of the option that it runs.
     option: str = ""
-    #: Cell that it belongs to, of a model in cells; its option ends with it.
+    #: Its cell, for a model in cells; its option ends with this name.
     cell: str = ""
-    #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
+    #: Distinguishes executors of plans that differ in what this option does; empty: any plan.
     origin: str = ""
     #: Components of the option, comma separated.
     components: str = ""
     #: Their unit tasks in the same order, comma separated; empty: named after the family's kinds.
     tasks: str = ""
-    #: Unit tasks of apps that bring their own engine: a JSON list of ``TaskRecord``; empty: ``checkpoint`` holds it.
+    #: Unit tasks of apps with their own engine: a JSON list of ``TaskRecord``; empty: ``checkpoint`` has it.
     source: str = ""
-    #: Directory below which such tasks may be imported from; empty: from no directory, installed modules alone.
+    #: Directory from which such tasks may be imported; empty: installed modules only.
     apps_dir: str = ""
-    #: What makes the runners: ``module:function(component, settings)``.
+    #: Engine: ``module:function(component, settings)``, which returns the runner.
     engine: str = "omnibus_engines:transformers"
-    #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
+    #: JSON file with times and sizes of a simulated executor; empty: ``checkpoint`` is that file.
     profile: str = ""
-    #: Device of torch, and the type of weights and activations.
+    #: Torch device, and the type of weights and activations.
     device: str = "cpu"
     dtype: str = "float32"
-    #: Whether a GPU copies from and to the node's arena by itself (``cudaHostRegister``). All of the arena then takes
-    #: memory at once, and stays in it. On a CPU it has no effect.
+    #: Whether a GPU copies directly from and to the arena (``cudaHostRegister``). This takes the memory of the whole
+    #: arena at once. No effect on a CPU.
     pin_arena: bool = False
-    #: Whether steps of language models and talkers on a GPU are recorded as CUDA graphs and launched at once
-    #: (``omnibus_engines:transformers``). On a CPU it has no effect.
+    #: Whether to record steps of language models and talkers on a GPU as CUDA graphs
+    #: (``omnibus_engines:transformers``). No effect on a CPU.
     graphs: bool = True
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
-    #: Priority for the CPU, from 0 to 19 as in ``nice(1)``, once it serves. On Linux it applies to the whole session.
-    #: ``omnibus up`` sets 10, so that the gateway answers while executors compute.
+    #: CPU priority while it serves, 0 to 19 as in ``nice(1)``; on Linux of the whole session. ``omnibus up`` sets 10,
+    #: so that the gateway answers while executors compute.
     nice: int = 0
-    #: Invocations that may be in flight here before ``busy`` is the answer.
+    #: Invocations in flight before the executor answers ``busy``.
     credits: int = 64
     #: Rows of a batch: slots of an LLM, items of an encoder.
     batch: int = 16
-    #: Bytes up to which a tensor travels within its message to readers on other nodes: a pull of its own costs more.
-    #: 0: all are pulled.
+    #: Bytes up to which a tensor travels within its message to other nodes, because a pull costs more. 0: all are
+    #: pulled.
     inline: int = 8192
-    #: Tokens of one batch of an encoder, in proportion to patches and frames: bounds its memory. A larger item
-    #: makes a batch by itself.
+    #: Tokens of an encoder's batch, in proportion to patches and frames: bounds its memory. A larger item is a batch by
+    #: itself.
     media_tokens: int = 16384
-    #: MiB of embeddings that an encoder keeps by the content of their media; 0: none, and equal items that come
-    #: together are all computed.
+    #: MiB of embeddings that an encoder caches by the content of media; 0: none, and concurrent equal items are all
+    #: computed.
     cache_mib: int = 256
-    #: MiB of prompts that a language model keeps for the next turns of their conversations, beside the memory of its
-    #: slots (``omnibus_engines:transformers``; vLLM keeps them in its own cache). 0: none.
+    #: MiB of prompts that a language model caches for next turns, in addition to its slots
+    #: (``omnibus_engines:transformers``; vLLM uses its own cache). 0: none.
     prompt_cache_mib: int = 256
-    #: Tokens a sequence may have here; 0: the model's own limit.
+    #: Maximum tokens of a sequence; 0: the model's limit.
     context: int = 0
-    #: Seconds of speech that a talker gives an answer, at most, and for each token of its text, after three seconds
-    #: for the answer. A talker that does not find its end stops there, and the answer ends with ``length``. 0: no
-    #: limit but the checkpoint's ``talker_max_new_tokens``.
+    #: Maximum seconds of speech in an answer, and per token of its text, in addition to three seconds. Longer speech is
+    #: cut, and the answer ends with ``length``. 0: only the checkpoint's ``talker_max_new_tokens``.
     speech_seconds: float = 300.0
     speech_token_seconds: float = 1.0
-    #: Prompt tokens in one step of an LLM, where no goal says it.
+    #: Prompt tokens in one step of an LLM without goals.
     share: int = 512
-    #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are
-    #: to keep; how much goes into a step is measured. 0: no goal. A plan sets them for models whose ``planned.goals``
-    #: have ``first_token`` and ``token``.
+    #: Goals in seconds for the first token and between two tokens, for steps of an LLM and of encoders in the same
+    #: executor. Measured costs limit each step. 0: no goal. A plan sets them from ``planned.goals`` (``first_token``,
+    #: ``token``).
     ttft: float = 0.0
     tbt: float = 0.0
 
@@ -104,27 +103,26 @@ class VllmSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "VLLM"
 
-    #: Most prompt tokens in one step; longer prompts take several. With goals fewer, as their time allows.
+    #: Maximum prompt tokens in a step; longer prompts take several. Goals may reduce it.
     step_tokens: int = 8192
     #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, 512 MiB on a CPU.
     kv_mib: int = 0
     #: Share of a GPU's memory for weights, activations and KV cache.
     memory: float = 0.9
-    #: Whether a prompt that begins as an earlier one takes the keys and values of that from the KV cache.
+    #: Whether prompts reuse keys and values of an earlier prompt with the same prefix.
     prefix_cache: bool = True
-    #: How weights are quantised when they are loaded, by vLLM's name, as ``fp8``; empty: as the checkpoint says.
+    #: Quantisation of weights at load, by vLLM's name, such as ``fp8``; empty: the checkpoint's.
     quantization: str = ""
-    #: Tokens that a step guesses from what the prompt and the answer have said already (n-grams); 0: none. Greedy
-    #: answers stay the same, sampled ones follow other random numbers.
+    #: Tokens that a step guesses by n-grams of prompt and answer; 0: none. Greedy answers do not change; sampled ones
+    #: use other random numbers.
     speculative_tokens: int = 0
-    #: Checkpoint of a small model with the same tokeniser that guesses them, a directory or an id of the hub; empty:
-    #: n-grams guess.
+    #: Checkpoint of a small model with the same tokeniser that guesses instead, a directory or hub id; empty: n-grams.
     speculative_model: str = ""
-    #: GPUs that each layer is split over; of an option those that ``pipeline_parallel`` leaves of its ``gpus``.
+    #: GPUs that share each layer: an option's ``gpus`` divided by ``pipeline_parallel``.
     tensor_parallel: int = 1
-    #: Groups of such GPUs that have a part of the layers each, one after the other.
+    #: Groups of such GPUs, each with a part of the layers.
     pipeline_parallel: int = 1
-    #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
+    #: Skip compilation and CUDA graphs: a faster start, slower steps. Always on a CPU.
     eager: bool = False
 
     @property

@@ -36,7 +36,7 @@ class _Tenants:
     )
     #: GPU-seconds of finished requests. The rate is the number of GPUs in use; compare tenants by their weights.
     used = Counter("omnibus_tenant_gpu_seconds_total", "GPU-seconds used.", ["tenant"], registry=REGISTRY)
-    #: Cost of finished requests, by the plan's prices, see docs/prices.md. Compare it with budgets.
+    #: Cost of finished requests, by the plan's prices, see docs/planner.md#prices. Compare it with budgets.
     cost = Counter(
         "omnibus_tenant_cost_total", "Money by the plan's prices.", ["tenant", "currency"], registry=REGISTRY
     )

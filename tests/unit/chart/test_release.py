@@ -1,4 +1,4 @@
-"""The parts of a release: the chart's archive, its page of values, notes, and a build of all services."""
+"""The parts of a release: the chart's archive, notes, and a build of all services."""
 
 import re
 import subprocess
@@ -12,7 +12,6 @@ from omnibus import __version__
 from tests.e2e.system import ROOT
 from tests.kube import chart
 from tests.kube.helm import CHART
-from tests.pages import values
 from tests.unit.test_compose_layers import OURS
 from tools.release_notes import CHANGELOG, release_notes
 
@@ -50,22 +49,6 @@ def test_what_a_version_of_kubernetes_does_not_take_is_found(home: Path, monkeyp
     )
 
     assert any("wrong" in line for line in chart.lint())
-
-
-def test_every_value_is_on_the_page_with_its_comment():
-    text = (CHART / "values.yaml").read_text()
-    found = {".".join(value.path): value for value in values.list_values(text)}
-    whole = yaml.safe_load(text)
-
-    for path, value in found.items():
-        below = whole
-        for name in path.split("."):
-            below = below[name]
-        assert below == value.default, path
-    page = values.page()
-    assert all(f"| `{path}` |" in page for path in found)
-    assert re.search(r"`nats.replicas` \| integer \| `1` \| 3 or 5: a cluster", page)
-    assert re.search(r"`sidecar.arena.volume.hostPath.path` .*tmpfs that all pods", page)
 
 
 def test_notes_are_the_section_of_the_version():

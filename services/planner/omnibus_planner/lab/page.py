@@ -2,31 +2,32 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 
-from omnibus_planner.lab.experiment import Experiment, PaperClaim, Table, Value
+from omnibus_planner.lab.experiment import Experiment, Value
 from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
 from omnibus_planner.lab.results import LabResult, plot_name
 
 _HEAD = """# The lab
 
-Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure beside
-ours, also if they differ. `make lab` generates this page.
+Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure next to
+ours, also if they differ.
 
 ```sh
 omnibus lab                  # the experiments
-omnibus lab routing          # one of them: conditions, figures, tables
+omnibus lab routing          # run one of them: conditions, figures, tables
 make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
-**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([what
-if](planner.md#what-if)). It has the scheduling of real executors and the routing of gateways. Durations follow
-from figures of the paper, or, without any, from the size of model and GPU; each experiment says which. Compare
-ratios between deployments with a paper's, and seconds only if they follow from the paper's own figures. Results
-are the same on every machine. Each result has a digest of the code that it measured
-(`services/planner/omnibus_planner/lab/digest.py`); a test rejects a page older than its code.
+All experiments run in virtual time, without a GPU, on the planner's simulator ([what if](planner.md#what-if)). It has
+the scheduling of real executors and the routing of gateways. Durations follow from figures of the paper, or else
+from the size of model and GPU. Compare ratios between deployments with a paper's, and seconds only if they follow
+from the paper's own figures. Results are the same on every machine.
 
 **Plans** are made as in operation: the planner profiles the virtual engines, solves, simulates and corrects.
-**Baselines** are policies of the same planner (`planned.policy`, [planner.md](planner.md#baselines)).
+**Baselines** are [policies](planner.md#baselines) of the same planner.
+
+## Results
 """
 
 
@@ -46,12 +47,12 @@ def write_page(results: Mapping[str, LabResult]) -> str:
 
 
 def _overview(results: Mapping[str, LabResult]) -> Iterator[str]:
-    yield "| experiment | figure | | paper | ours |"
-    yield "|---|---|---|---|---|"
+    yield "| experiment | | paper | ours |"
+    yield "|---|---|---|---|"
     for name, result in results.items():
-        experiment = EXPERIMENTS[name]
-        for claim in result.findings.claims:
-            yield f"| [{name}](#{_anchor(experiment)}) | {experiment.figures} | {_claim_cells(claim)} |"
+        links = chain([f"[{name}](#{_anchor(EXPERIMENTS[name])})"], repeat(""))
+        for link, claim in zip(links, result.findings.claims, strict=False):
+            yield f"| {link} | {claim.what} | {claim.paper} | {claim.ours} |"
 
 
 def _shared_conditions(results: Sequence[LabResult]) -> tuple[str, ...]:
@@ -74,39 +75,20 @@ def _experiment_lines(experiment: Experiment, result: LabResult, shared: Sequenc
     yield ""
     yield from [f"- Conditions {', '.join(numbers)} above"] if numbers else []
     yield from (f"- {condition}" for condition in found.conditions if condition not in shared)
-    yield ""
-    yield "| | paper | ours |"
-    yield "|---|---|---|"
-    yield from (f"| {_claim_cells(claim)} |" for claim in found.claims)
     for number, plot in enumerate(found.plots, 1):
         yield ""
         yield f"![{plot.title}](assets/lab/{plot_name(experiment.name, number)})"
-    for table in found.tables:
-        yield ""
-        yield from table_lines(table)
     if found.remarks:
         yield ""
-        yield from (f"{remark}" for remark in found.remarks)
+        yield from found.remarks
     yield ""
-    yield f"`omnibus lab {experiment.name}`, {result.seconds:.0f} s of CPU time."
-
-
-def table_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
-    yield f"**{table.title}**"
-    yield ""
-    yield f"| {' | '.join(table.columns)} |"
-    yield f"|{'---|' * len(table.columns)}"
-    yield from (f"| {' | '.join(format_value(value) for value in row)} |" for row in table.rows)
+    name = experiment.name
+    yield f"[Tables](assets/lab/{name}.json); `omnibus lab {name}` takes {result.seconds:.0f} s of CPU time."
 
 
 def format_value(value: Value) -> str:
     """Format a value with three digits, or return its text."""
     return value if isinstance(value, str) else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _claim_cells(claim: PaperClaim) -> str:
-    return f"{claim.what} | {claim.paper} | {claim.ours}"
 
 
 def _heading(experiment: Experiment) -> str:

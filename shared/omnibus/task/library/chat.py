@@ -41,11 +41,11 @@ class ChatInput(BaseModel):
     voice: str = ""
     #: As ``TalkInput.params``; None asks for text alone.
     speech: SpeakParams | None = None
-    #: Tokens that each of ``media`` is expected to take, for load estimates.
+    #: Expected tokens of each of ``media``, for load estimates.
     tokens: tuple[int, ...] = ()
-    #: Tokens that the text of the messages is expected to take, for load estimates.
+    #: Expected tokens of the text of the messages, for load estimates.
     prompt: int = 32
-    #: Tokens that the answer is expected to take, for load estimates.
+    #: Expected tokens of the answer, for load estimates.
     answer: int = 256
 
     @classmethod
@@ -180,7 +180,7 @@ class Omni(MLLM):
     talker: Talk
     #: From codes to a waveform.
     vocoder: Vocode
-    #: Codec codes that speech is expected to take, about 20 s.
+    #: Expected codec codes of speech, about 20 s.
     codes: int = 1024
 
     def invoke(self, request: ChatInput) -> ChatOutput:

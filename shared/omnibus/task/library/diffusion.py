@@ -16,9 +16,9 @@ class TextEncodeInput(TaskInput):
     ``items`` are embeddings of images that the prompt refers to, for editing, each [tokens, width].
     """
 
-    #: What is to be seen, in words.
+    #: Description of the content.
     prompt: str
-    #: What the image is guided away from; None where nothing guides it so.
+    #: Content to avoid; None for no guidance by it.
     negative_prompt: str | None = None
     #: Embeddings [tokens, width] float32 of images that the prompt refers to, for editing.
     items: Tensors = Tensors()
@@ -62,12 +62,12 @@ class PriorInput(TaskInput):
     With ``seed`` None, the seed is the invocation's, and differs for each equal call.
     """
 
-    #: What is to be seen, in words.
+    #: Description of the content.
     prompt: str
-    #: Pixels; 0: the model's usual ones.
+    #: Pixels; 0: the model's default.
     width: int
     height: int
-    #: Of sampling. None is the invocation's own, and another one for each equal call.
+    #: Seed of sampling; None: the invocation's, different for each equal call.
     seed: int | None = None
 
 
@@ -101,7 +101,7 @@ class DenoiseInput(TaskInput):
     #: As those of ``TextEncodeOutput``.
     embeds: Tensor
     mask: Tensor
-    #: Pixels; 0: as ``image`` has them, and without one the model's usual ones.
+    #: Pixels; 0: those of ``image``, else the model's default.
     width: int
     height: int
     #: Frames of a video; 1 for an image.
@@ -112,7 +112,7 @@ class DenoiseInput(TaskInput):
     steps: int
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
-    #: Of the noise. None is the invocation's own, and another one for each equal call.
+    #: Seed of the noise; None: the invocation's, different for each equal call.
     seed: int | None = None
     #: Steps from one preview to the next.
     every: int = 1

@@ -28,11 +28,11 @@ class DrawInput(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: What is to be seen, in words.
+    #: Description of the content.
     prompt: str
-    #: What is not; it counts where ``guidance`` is above 1 or left to the model.
+    #: Content to avoid; used if ``guidance`` is above 1 or the model's default.
     negative_prompt: str = ""
-    #: Pixels; 0: the model's usual ones.
+    #: Pixels; 0: the model's default.
     width: int = Field(default=0, ge=0)
     height: int = Field(default=0, ge=0)
     #: Images.
@@ -41,7 +41,7 @@ class DrawInput(BaseModel):
     steps: int = Field(default=20, ge=1)
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
-    #: Of the first image; each further one has the next number. None is the invocation's own.
+    #: Seed of the first image; each further one has the next number. None: the invocation's.
     seed: int | None = Field(default=None, ge=0, lt=2**62)
     #: Report each step.
     progress: bool = False

@@ -111,7 +111,7 @@ class ThinkInput(TaskInput):
     #: ``max_tokens``, ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``seed``,
     #: ``ignore_eos``, and ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
     params: Params = {}
-    #: Voice of the talker that is to follow; None for text alone.
+    #: Voice of the talker; None for text alone.
     voice: str | None = None
 
 
@@ -122,7 +122,7 @@ class ThinkOutput(TaskOutput):
     prompt: OnDemand[Tensor]
     #: For a talker: position ids of the prompt, [axes, T] int64.
     layout: OnDemand[Tensor]
-    #: For a talker: hidden rows [tokens, width] float32, as they come.
+    #: For a talker: hidden rows [tokens, width] float32, as they are made.
     rows: OnDemand[Stream[Tensor]]
 
 
@@ -265,7 +265,7 @@ class TextInput(BaseModel):
     text: Texts
     #: As ``EmbedInput.pooling``.
     pooling: str = "mean"
-    #: Tokens that the texts are expected to have, for load estimates.
+    #: Expected tokens of the texts, for load estimates.
     work: int = 1
 
 

@@ -82,7 +82,7 @@ class TalkInput(TaskInput):
 
 
 class TalkOutput(TaskOutput):
-    #: Codes as they come.
+    #: Codes as they are made.
     codes: OnDemand[Stream[Codes]]
 
 
@@ -100,18 +100,18 @@ class Talk(UnitTask[TalkInput, TalkOutput]):
 class SayInput(TaskInput):
     """A ``text`` to speak with ``voice``, following ``instructions``; ``params`` as in ``TalkInput``."""
 
-    #: What is to be spoken: a string.
+    #: Text to speak: a string.
     text: SpokenText
     #: Name of one of the model's voices.
     voice: str
-    #: How it is to be spoken, in words, for models that follow such.
+    #: Style of the speech, for models that follow instructions.
     instructions: str | None = None
     #: As ``TalkInput.params``.
     params: SpeakParams = {}
 
 
 class SayOutput(TaskOutput):
-    #: Codes as they come.
+    #: Codes as they are made.
     codes: OnDemand[Stream[Codes]]
 
 
@@ -152,7 +152,7 @@ class SpeechInput(BaseModel):
     voice: str
     instructions: str | None = None
     params: SpeakParams = {}
-    #: Codes that the speech is expected to take, for load estimates.
+    #: Expected codes of the speech, for load estimates.
     codes: int = 1024
 
 

@@ -27,9 +27,9 @@ class VideoInput(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: What is to be seen, in words.
+    #: Description of the content.
     prompt: str
-    #: What is not; it counts where ``guidance`` is above 1 or left to the model.
+    #: Content to avoid; used if ``guidance`` is above 1 or the model's default.
     negative_prompt: str = ""
     #: Pixels.
     width: int = Field(default=768, ge=1)
@@ -42,7 +42,7 @@ class VideoInput(BaseModel):
     steps: int = Field(default=30, ge=1)
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
-    #: Of the noise. None is the invocation's own.
+    #: Seed of the noise; None: the invocation's.
     seed: int | None = Field(default=None, ge=0, lt=2**62)
     #: The image that it begins with, as ``EncodeInput.media``.
     image: PlacedMedia | None = None
