@@ -75,6 +75,7 @@ class Quarantine:
         refused = frozenset(culprit)
         if refused and self._seconds:
             self._refused[refused] = now + self._seconds
+            self._refused.move_to_end(refused)
             while len(self._refused) > MAX_REFUSED_INPUTS:
                 self._refused.popitem(last=False)
 

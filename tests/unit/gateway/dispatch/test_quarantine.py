@@ -277,6 +277,19 @@ def test_what_is_refused_is_bounded() -> None:
     quarantine.check_invocation(made, 1.0)
 
 
+def test_an_input_that_is_refused_again_is_not_the_next_one_to_be_evicted() -> None:
+    refused_again = invocation([call("vision", x=1)], ["e"], [(0, "y")])
+    quarantine = Quarantine(ExecutorTable(), SECONDS)
+    quarantine.refuse_inputs(node_keys(refused_again.nodes), 0.0)
+    for number in range(MAX_REFUSED_INPUTS - 1):
+        quarantine.refuse_inputs([str(number)], 0.0)
+    quarantine.refuse_inputs(node_keys(refused_again.nodes), 1.0)
+    quarantine.refuse_inputs(["one more"], 1.0)
+
+    with pytest.raises(BadInput):
+        quarantine.check_invocation(refused_again, 2.0)
+
+
 def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
     def keys(item: int, words: int) -> list[str]:
         return node_keys([call("vision", x=item), call("thinker", item=graph.make_ref(0, "y"), x=words)])
