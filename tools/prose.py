@@ -169,10 +169,13 @@ def read_limits(path: Path) -> dict[str, dict[str, int]] | None:
 
 
 def list_files(root: Path) -> list[str]:
-    """Return the pages and Python files that the rules are for."""
+    """Return the pages and files that the rules are for."""
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     sources = sorted(path for tree in TREES for path in (root / tree).rglob("*.py"))
-    return [path.relative_to(root).as_posix() for path in [*pages, *sources] if path.exists()]
+    scripts = sorted((root / "services").rglob("static/*.js"))
+    data = [root / "deploy/helm/omnibus/values.yaml", *sorted((root / "deploy").glob("*/*.y*ml"))]
+    files = [*pages, *sources, *scripts, *data]
+    return [path.relative_to(root).as_posix() for path in files if path.exists()]
 
 
 def read_reports(root: Path, files: list[str], cache: Path) -> list[Report]:

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.prose_comments import attribute_texts, script_texts, yaml_texts
 from tools.prose_rules import Text, is_participle
 
 _NOT_PROSE = re.compile(r"```.*?(```|\Z)|~~~.*?~~~|<!-- (\w+)[^>]*-->.*?<!-- (?:end of |/)\2 -->|<!--.*?-->", re.DOTALL)
@@ -183,8 +184,16 @@ def _text(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def read_file(root: Path, file: str) -> Source:
-    """Collect the texts of ``file`` below ``root``, a page or Python file."""
+    """Collect the texts of ``file`` below ``root``: a page, a Python file, YAML or a script."""
     content = (root / file).read_text()
     if file.endswith(".py"):
-        return read_source(file, content)
+        source = read_source(file, content)
+        return (
+            source
+            if file.startswith("tests/")
+            else source._replace(texts=[*source.texts, *attribute_texts(file, content)])
+        )
+    if file.endswith((".js", ".yaml", ".yml")):
+        texts = script_texts if file.endswith(".js") else yaml_texts
+        return Source(file, list(texts(file, content)), 0, [], [], [])
     return Source(file, [] if is_generated(content) else list(page_texts(file, content)), 0, [], [], [])

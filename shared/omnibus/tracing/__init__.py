@@ -1,6 +1,6 @@
-"""Traces: off, and nothing of them imported, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set and the extra is installed.
+"""Traces, if ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set and the extra is installed; else nothing of them is imported.
 
-One request is one trace. Its context comes and goes as W3C ``traceparent``: from the client's HTTP header, to executors
+One request is one trace. Its context is W3C ``traceparent``: from the client's HTTP header, to executors
 in a header of the invocation's message. Spans:
 
     POST /v1/chat                   the gateway, from the first byte to the last
@@ -8,8 +8,8 @@ in a header of the invocation's message. Spans:
         thinker                     one node at its executor, from taking it to its last output
           inputs, queue, run, output   where its time went; see ``omnibus.recording.waterfall``
 
-Attributes are ids, names, sizes and counts, never what users wrote or got. ``omnibus.invocation`` is in all of them:
-``omnibus show ID`` has the same request's record, which needs no collector.
+Attributes are ids, names, sizes and counts, never the contents of requests. All spans have ``omnibus.invocation``, the
+ID of ``omnibus show ID``, which needs no collector.
 """
 
 import logging
@@ -28,25 +28,25 @@ log = logging.getLogger(__name__)
 #: An ASGI application.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-#: Characters of a path that are told.
+#: Most characters of a path in an attribute.
 _MAX_PATH_CHARS = 200
 
 
 class Span(Protocol):
-    """Something that takes time. ``carrier`` makes whatever is given it a part of this span, also elsewhere."""
+    """A span. Its ``carrier`` makes another span, also of another process, a child of it."""
 
     @property
     def carrier(self) -> Carrier: ...
 
     def end(self, error: str, about: Mapping[str, Value]) -> None:
-        """It is over, and failed if there is an ``error``. Ending twice is harmless."""
+        """End the span; it failed if there is an ``error``. A second call does nothing."""
 
 
 class Tracer(Protocol):
     """Interface that ``omnibus.tracing.otel`` implements. Times are Unix seconds."""
 
     def start_span(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> Span:
-        """A span that begins now. ``kind``: server, producer, consumer or internal."""
+        """Start a span. ``kind`` is server, producer, consumer or internal."""
 
     def record_span(
         self,
@@ -57,21 +57,21 @@ class Tracer(Protocol):
         error: str,
         about: Mapping[str, Value],
     ) -> Carrier:
-        """A span that is over; returns what makes others a part of it."""
+        """Record a span that has ended. Returns its carrier."""
 
     def stop(self, seconds: float) -> None:
-        """Send what waits, within ``seconds``."""
+        """Send the waiting spans within ``seconds``."""
 
 
-#: None while traces are off: what is on the way of requests asks this first, and does nothing more.
+#: None while traces are off. Code on the path of requests checks this first.
 tracer: Tracer | None = None
 
-#: Headers that a trace context comes in.
+#: Headers of a trace context.
 HEADERS = ("traceparent", "tracestate")
 
 
 def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
-    """Return the endpoint that traces go to, by OpenTelemetry's own variables; empty: they are not exported."""
+    """Return the endpoint of traces by the variables of OpenTelemetry; empty if they are not exported."""
     environ = os.environ if environ is None else environ
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return ""
@@ -79,7 +79,7 @@ def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
 
 
 def start_tracing(service: str) -> None:
-    """Trace what this process does from here on, if an endpoint is set. Called once, before any request."""
+    """Start tracing this process if an endpoint is set. Call it once, before any request."""
     global tracer
     endpoint = otlp_endpoint()
     if not endpoint:
@@ -94,7 +94,7 @@ def start_tracing(service: str) -> None:
 
 
 def stop_tracing(seconds: float) -> None:
-    """Send what waits; nothing is traced any more."""
+    """Stop tracing, and send the waiting spans."""
     global tracer
     last, tracer = tracer, None
     if last is not None:
@@ -102,7 +102,7 @@ def stop_tracing(seconds: float) -> None:
 
 
 def extract_context(headers: Mapping[str, str] | None) -> Carrier:
-    """The trace context of some headers, whose names may be in any case; empty without one."""
+    """Return the trace context in ``headers``, with names in any case; empty without one."""
     return {name.lower(): value for name, value in (headers or {}).items() if name.lower() in HEADERS}
 
 
@@ -112,12 +112,12 @@ _here: ContextVar[Carrier] = ContextVar("omnibus-trace")
 
 
 def current_context() -> Carrier:
-    """The trace context of the HTTP request that is being answered; empty without one."""
+    """Return the trace context of the current HTTP request; empty without one."""
     return _here.get({}) if tracer is not None else {}
 
 
 def trace_http(application: Application) -> Application:
-    """``application`` with a span around each request to the API, whose ``current_context`` it is. Itself while off."""
+    """Return ``application`` with a span for each API request; while traces are off, ``application`` itself."""
     if tracer is None:
         return application
 

@@ -3,5 +3,5 @@
 #: Small values of JSON.
 Value = str | int | float | bool
 
-#: W3C trace context as headers: what makes something a part of a span.
+#: W3C trace context as headers. It makes another span a child.
 Carrier = dict[str, str]

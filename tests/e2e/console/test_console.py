@@ -64,7 +64,7 @@ def test_a_wrong_key_is_asked_for_again(stranger: Page):
     dialog.get_by_role("button", name="Sign in").click()
 
     expect(stranger.locator("#link")).to_have_text("locked: sign in")
-    expect(dialog).to_contain_text("This gateway knows no such token or key.")
+    expect(dialog).to_contain_text("The gateway does not accept this token or key.")
 
 
 def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(stranger: Page, system: System):
@@ -108,7 +108,7 @@ def test_a_refused_token_signs_nobody_in(stranger: Page):
     dialog.get_by_label("Admin token").fill("guessed")
     dialog.get_by_role("button", name="Sign in").click()
 
-    expect(dialog).to_contain_text("This gateway knows no such token or key.")
+    expect(dialog).to_contain_text("The gateway does not accept this token or key.")
     expect(stranger.locator("#keys")).to_have_text("Sign in")
     expect(stranger.locator("#leave")).to_be_hidden()
 
@@ -149,7 +149,7 @@ def test_the_plan_says_its_epoch_options_and_paths(page: Page):
     expect(page.get_by_role("heading", name="Plan of epoch")).to_be_visible()
     omni = page.get_by_role("region", name=f"Plan of {OMNI}")
     expect(omni).to_contain_text("1 of 1 up")
-    expect(omni.get_by_role("region", name=f"{OMNI}: options and what is up")).to_contain_text(
+    expect(omni.get_by_role("region", name=f"{OMNI}: options and running executors")).to_contain_text(
         "vision + audio + thinker + talker + vocoder"
     )
     expect(omni.get_by_role("region", name=f"{OMNI}: paths by request type")).to_contain_text("100 %")

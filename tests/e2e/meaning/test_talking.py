@@ -33,7 +33,7 @@ def test_tones_that_a_microphone_hears_are_answered_in_a_caption_and_aloud(house
         answer = panel.get_by_role("article", name=f"{OMNI} said")
         expect(panel.get_by_role("article", name="You said")).to_have_text(" ".join(TONES))
         expect(answer.locator(".text")).to_have_text(" ".join(TONES))
-        expect(answer.get_by_label("What was heard")).to_be_visible()
+        expect(answer.get_by_label("Audio that was played")).to_be_visible()
         assert recognize_played(read_played(page)) == list(TONES)
         page.get_by_role("button", name="End conversation").click()
         expect(panel.get_by_role("status")).to_have_text("ended")

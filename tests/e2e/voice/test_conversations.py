@@ -80,19 +80,19 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     begin_talk(page, MODEL, written=False)
     panel = page.get_by_role("region", name="Conversation by voice")
     # On a busy machine an answer may be interrupted before any playback.
-    heard_some = page.get_by_label("What was heard")
+    heard_some = page.get_by_label("Audio that was played")
     stopped = panel.get_by_role("article", name=f"{MODEL} said").filter(has_text="interrupted").filter(has=heard_some)
 
-    expect(panel.locator(".happened")).to_contain_text(re.compile(r"the model knows that [1-9]\d* ms were heard"))
+    expect(panel.locator(".happened")).to_contain_text(re.compile(r"told the model that [1-9]\d* ms were played"))
     expect(stopped.first).to_be_visible()
     page.get_by_role("button", name="End conversation").click()
 
     expect(panel.get_by_role("status")).to_have_text("ended")
     events = panel.locator(".happened").text_content() or ""
     heard = [int(each) for each in re.findall(r"interrupted: stopped after (\d+) ms", events)]
-    known = [int(each) for each in re.findall(r"the model knows that (\d+) ms were heard", events)]
+    known = [int(each) for each in re.findall(r"told the model that (\d+) ms were played", events)]
     assert known == heard[: len(known)]
-    kept = stopped.first.get_by_label("What was heard").evaluate(LENGTH)
+    kept = stopped.first.get_by_label("Audio that was played").evaluate(LENGTH)
     assert kept * 1000 == pytest.approx(next(each for each in heard if each), abs=1)
     expect(panel.locator("svg rect.spoken").first).to_be_attached()
     expect(panel.locator("svg rect.stopped").first).to_be_attached()
@@ -114,7 +114,7 @@ def test_the_caption_of_an_interrupted_answer_has_only_the_words_that_were_heard
     page.on("websocket", lambda socket: socket.on("framereceived", read))
     begin_talk(page, MODEL, written=False)
     stopped = page.get_by_role("article", name=f"{MODEL} said").first
-    expect(page.locator(".happened")).to_contain_text("ms were heard")
+    expect(page.locator(".happened")).to_contain_text("ms were played")
     item = next(iter(heard))
     end = int(len(words[item]) * heard[item] / milliseconds[item])
     kept = words[item][:end] if words[item][end].isspace() else words[item][:end].rpartition(" ")[0]
@@ -149,7 +149,7 @@ def test_who_denies_the_microphone_is_told_what_to_do(playwright: Playwright, sa
         page = open_playground(browser, system)
         begin_talk(page, MODEL)
 
-        expect(page.get_by_role("alert")).to_have_text(re.compile("may not use the microphone: allow it in the brows"))
+        expect(page.get_by_role("alert")).to_have_text(re.compile("does not let this page use the microphone: allow it"))
         expect(page.get_by_role("button", name="Talk", exact=True)).to_be_visible()
 
 

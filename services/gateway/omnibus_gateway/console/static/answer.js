@@ -103,7 +103,7 @@ async function words(response, body, { facts, since, tell }) {
 
 /** Bars that grow as the sound comes. */
 function waveform(room) {
-  const svg = s("svg", { class: "wave", viewBox: `0 0 ${PEAKS * 3} 40`, preserveAspectRatio: "none", role: "img", "aria-label": "The sound as it came" });
+  const svg = s("svg", { class: "wave", viewBox: `0 0 ${PEAKS * 3} 40`, preserveAspectRatio: "none", role: "img", "aria-label": "Waveform of the audio" });
   room.append(svg);
   let [peak, count, at] = [0, 0, 0];
   return {
@@ -123,7 +123,7 @@ function waveform(room) {
 // Pictures
 
 async function pictures(response, body, { facts, since, tell }) {
-  const image = h("img", { class: "made", alt: "The picture as it becomes clearer" });
+  const image = h("img", { class: "made", alt: "The image, which becomes clearer" });
   for await (const event of events(response)) {
     facts["first picture"] ??= seconds(since());
     if (!image.isConnected) body.append(image);

@@ -12,7 +12,7 @@ export function apiReference(room) {
   const words = h("input", { type: "search", "aria-label": "Search operations", placeholder: "path or summary …", autocomplete: "off", spellcheck: "false" });
   const list = h("div", { class: "room" });
   fill(room, h("h1", "API of this gateway"),
-    h("p", { class: "lead faint" }, "OpenAI's API and what Omnibus adds. The document for other tools is ", h("a", { href: "../openapi.json" }, "openapi.json"), "."),
+    h("p", { class: "lead faint" }, "OpenAI's API with the additions of Omnibus. The document for other tools is ", h("a", { href: "../openapi.json" }, "openapi.json"), "."),
     h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words), list);
   let groups = [];
   const show = () => {

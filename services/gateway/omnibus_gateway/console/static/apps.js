@@ -38,7 +38,7 @@ export function app(room, name) {
       each.doc ? h("p", { class: "lead" }, each.doc) : null, about(each),
       each.worker?.problem ? h("p", { class: "note", "data-state": "bad" }, h("b", `version ${each.worker.problem.version}, ${each.worker.problem.code}`), ` ${each.worker.problem.message}`) : null),
       card("Unit tasks", each.tasks.length ? table("Unit tasks", ["Task", "Component", "Model", "Engine"], each.tasks.map((task) => [
-        h("code", task.name), task.component, task.model || "–", task.own ? "the app's own" : "shared"])) : h("p", { class: "faint" }, "It has none of its own plan: what it calls is decided at each request.")),
+        h("code", task.name), task.component, task.model || "–", task.own ? "the app's own" : "shared"])) : h("p", { class: "faint" }, "It declares no tasks: each request decides which tasks run.")),
       schema("Request", each.request), schema("Response", each.response));
   }, (error) => fill(room, crumb(), h("h1", name), trouble(error)));
 }

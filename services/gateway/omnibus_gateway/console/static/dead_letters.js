@@ -10,7 +10,7 @@ export function deadLetters(room) {
   const turn = new AbortController();
   const list = h("div", { "aria-live": "polite" });
   const more = h("button", { type: "button", class: "quiet", hidden: true }, "Older ones");
-  fill(room, h("h1", "Dead letters"), h("p", { class: "lead faint" }, "Requests whose input crashed an executor, or failed an engine by a defect. What clients did wrong is not among them."),
+  fill(room, h("h1", "Dead letters"), h("p", { class: "lead faint" }, "Requests whose input crashed an executor, or failed in an engine because of a defect. Errors of clients are not listed."),
     h("section", { class: "card" }, list, more));
   let found = [];
   let next = 0;

@@ -63,7 +63,7 @@ function head({ summary, seed, step, segments, called, caller }) {
     ["Attempts", String(summary.attempts)], ["Seed", String(seed)],
     summary.replay_of ? ["Replay of", about(summary.replay_of)] : null,
     summary.parent ? [`Step ${step} of`, about(summary.parent)] : null,
-    segments.length ? ["Went on as", segments.map((each) => [about(each), " "])] : null,
+    segments.length ? ["Continued as", segments.map((each) => [about(each), " "])] : null,
     called.length ? ["Called for", called.map((each) => [about(each), " "])] : null,
     caller ? ["Called for by", about(caller)] : null,
   ];

@@ -98,7 +98,7 @@ function once({ key, id, tenant }, done) {
     field.select();
     await navigator.clipboard?.writeText(key).then(() => say(copied, "copied"), () => say(copied, "the browser does not allow it: copy it by hand"));
   };
-  return h("div", { class: "note room" }, h("p", h("b", "Shown only now: "), `the key ${id} of ${tenant}. It is stored nowhere, and nobody can read it later.`),
+  return h("div", { class: "note room" }, h("p", h("b", "Shown only now: "), `the key ${id} of ${tenant}. It is not stored, and cannot be read later.`),
     h("p", { class: "row" }, field, navigator.clipboard ? h("button", { type: "button", class: "quiet", onclick: copy }, "Copy") : null, h("button", { type: "button", class: "quiet", onclick: done }, "Done"), copied));
 }
 

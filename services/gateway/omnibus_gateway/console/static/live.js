@@ -34,7 +34,7 @@ export function live(room) {
   let rates = [];
   const stop = follow(({ now, plan, problem }) => {
     if (!now || !plan?.plan) {
-      const waits = now ? "There is no plan yet: the planner writes one as soon as it knows a model." : "Waiting for the gateway.";
+      const waits = now ? "There is no plan yet: the planner writes one when a model is declared." : "Waiting for the gateway.";
       fill(maps, problem ? trouble(problem) : h("p", { class: "card empty" }, waits));
       shape = "";
       return;

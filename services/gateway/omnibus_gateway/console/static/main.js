@@ -98,7 +98,7 @@ function followTab() {
 }
 
 function askKeys(wrong) {
-  say(document.getElementById("asked-wrong"), wrong === true ? "This gateway knows no such token or key." : "");
+  say(document.getElementById("asked-wrong"), wrong === true ? "The gateway does not accept this token or key." : "");
   for (const [name, field] of Object.entries(fields)) field.value = keys.get(name);
   if (!dialog.open) dialog.showModal();
 }

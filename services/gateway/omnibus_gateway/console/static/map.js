@@ -219,5 +219,5 @@ export function legend() {
   return h("p", { class: "legend" },
     h("span", h("i", { class: "swatch meant" }), " planned"), h("span", h("i", { class: "swatch comes" }), " coming now"), h("span", {},
     h("span", { class: "meter sample", "aria-hidden": "true" }, h("span", { class: "full", style: { width: "60%" } }), h("span", { class: "mark", style: { left: "75%" } })),
-    " busy, and what the plan expects"));
+    " busy, and the busy share that the plan expects"));
 }

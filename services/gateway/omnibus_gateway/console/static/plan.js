@@ -67,7 +67,7 @@ function upBadge(name, now) {
 }
 
 function options(name, model, now) {
-  return table(`${name}: options and what is up`, ["Option", "Runs", "Service", num("GPUs"), num("Replicas"), num("Up")], Object.entries(model.options).map(([option, each]) => {
+  return table(`${name}: options and running executors`, ["Option", "Runs", "Service", num("GPUs"), num("Replicas"), num("Up")], Object.entries(model.options).map(([option, each]) => {
     const cut = each.of.lastIndexOf("/");
     const [owner, own] = each.of ? [each.of.slice(0, cut), each.of.slice(cut + 1)] : [name, option];
     const found = now?.executors.find((other) => other.model === owner && other.option === own);
@@ -142,7 +142,7 @@ function paths(name, model) {
 
 function changes({ changes: rows, staged, plan }) {
   if (!rows.length) return null;
-  const title = staged ? `What epoch ${staged.epoch} will change` : `What epoch ${plan.epoch} changed`;
+  const title = staged ? `Changes of epoch ${staged.epoch}, which is next` : `Changes of epoch ${plan.epoch}`;
   return card(title, table(title, ["What", "before", "after"], rows));
 }
 

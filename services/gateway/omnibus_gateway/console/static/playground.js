@@ -17,7 +17,7 @@ export function playground(room) {
   const model = h("select", { id: "model" });
   const output = h("select", { id: "output" });
   const voice = h("select", { id: "voice" });
-  const prompt = h("textarea", { id: "prompt", rows: 3, placeholder: "Ask something. Drop or paste a picture, a sound or a film.", spellcheck: "false" });
+  const prompt = h("textarea", { id: "prompt", rows: 3, placeholder: "Ask something. Drop or paste an image, audio or video file.", spellcheck: "false" });
   const file = h("input", { type: "file", id: "file", accept: "image/*,audio/*,video/*", multiple: true, class: "unseen", tabindex: -1, "aria-hidden": "true" });
   const examples = h("div", { class: "row examples", role: "group", "aria-label": "Examples" });
   const pinned = h("ul", { class: "pinned", "aria-label": "Attached" });
@@ -127,7 +127,7 @@ export function playground(room) {
     fill(said);
     try {
       const way = given.type.split("/")[0];
-      if (!["image", "audio", "video"].includes(way)) throw new Error(`${name} is no picture, sound or film.`);
+      if (!["image", "audio", "video"].includes(way)) throw new Error(`${name} is not an image, audio or video file.`);
       const blob = way === "audio" && !SOUNDS[given.type] ? await asWav(given) : given;
       attached.push({ way, name, blob, url: URL.createObjectURL(blob) });
       showAttached();
@@ -160,7 +160,7 @@ export function playground(room) {
       fill(said);
       const blob = await over().catch(() => null);
       if (blob) void attach(new File([blob], "microphone.wav", { type: "audio/wav" }));
-      else fill(said, trouble(new Error("Nothing was heard.")));
+      else fill(said, trouble(new Error("No speech was recorded.")));
       return;
     }
     try {

@@ -113,7 +113,7 @@ function caption(turn, session) {
     fill(facts, turn.cut && badge("interrupted", "warn"), fact("first sound", turn.first), turn.heard > 0 && fact("heard", turn.heard / RATE), turn.gaps > 0 && h("span", h("small", "gaps "), String(turn.gaps)));
     if (turn.open) return;
     over = true;
-    if (turn.heard > 0) room.append(h("audio", { controls: true, src: URL.createObjectURL(wav(session.heard(turn), RATE)), "aria-label": "What was heard" }));
+    if (turn.heard > 0) room.append(h("audio", { controls: true, src: URL.createObjectURL(wav(session.heard(turn), RATE)), "aria-label": "Audio that was played" }));
   };
   return { room, draw };
 }

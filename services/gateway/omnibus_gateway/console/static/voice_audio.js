@@ -4,7 +4,7 @@ export const RATE = 24000; // samples per second
 const WORKLET = new URL("voice_worklet.js", import.meta.url);
 
 const TROUBLE = {
-  NotAllowedError: "This page may not use the microphone: allow it in the browser's settings of this site, and begin again.",
+  NotAllowedError: "The browser does not let this page use the microphone: allow it in the site's settings, then start again.",
   NotFoundError: "No microphone was found: connect one, and begin again.",
   NotReadableError: "The microphone cannot be read: another program may have it.",
   InvalidStateError: "The microphone cannot be used while this page is hidden.",

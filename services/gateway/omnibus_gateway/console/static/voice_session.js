@@ -10,8 +10,8 @@ const OWN_MODEL = "whisper-1"; // the name of OpenAI's that stands for the sessi
 const NORMAL = 1000;
 const BROKEN = 1006; // the code of a connection that ended without a word
 const CLOSED = {
-  1000: "The gateway ended the conversation: nothing was said for long.",
-  1001: "The conversation lasted as long as one may: begin another one.",
+  1000: "The gateway ended the conversation after a long silence.",
+  1001: "The conversation reached its time limit: start another one.",
   1008: "The conversation was taken up elsewhere.",
 };
 
@@ -280,7 +280,7 @@ const TAKES = {
     if (!this.cut.has(response_id)) this.speaker.finish(item_id);
   },
   "conversation.item.truncated"({ item_id, audio_end_ms }) {
-    this.note(`the model knows that ${audio_end_ms} ms were heard`);
+    this.note(`told the model that ${audio_end_ms} ms were played`);
     this.send("conversation.item.retrieve", { item_id });
   },
   "conversation.item.retrieved"({ item }) {

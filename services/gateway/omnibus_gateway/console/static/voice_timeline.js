@@ -12,7 +12,7 @@ export function timeline() {
   const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   const times = h("div", { class: "times", "aria-hidden": "true" });
   const figure = h("div", { class: "lanes" }, h("div", { class: "who", "aria-hidden": "true" }, h("span", "You"), h("span", "Model")),
-    h("div", svg, times), h("p", { class: "legend" }, key("spoken", "speech that was found"), key("thought", "until the first sound"), key("heard", "heard"), key("stopped", "interruption")));
+    h("div", svg, times), h("p", { class: "legend" }, key("spoken", "detected speech"), key("thought", "until the first audio"), key("heard", "heard"), key("stopped", "interruption")));
   return {
     figure,
     draw({ turns, now }) {
