@@ -109,20 +109,6 @@ def test_another_model_has_to_be_declared(here: Path):
     assert done.stderr == "omnibus: needs needs mine: declare it in a file and name that with --models FILE\n"
 
 
-def test_an_app_may_have_packages_with_the_names_of_our_directories(here: Path):
-    """The user's ``services``, ``shared`` and ``tests`` are imported, and ours do not come instead."""
-    for package in ("services", "shared", "tests"):
-        (here / package).mkdir()
-        (here / package / "__init__.py").write_text(f"NAME = 'my {package}'\n")
-    imports = "import services, shared, tests\n" + dedent(SHOUT)
-    own = imports.replace("words.text", "', '.join([words.text, services.NAME, shared.NAME, tests.NAME])", 1)
-    (here / "shout.py").write_text(own)
-
-    done = omnibus(here, "app", "run", "shout.py", '"hello"', "--no-models")
-
-    assert (done.returncode, done.stdout) == (0, "HELLO, MY SERVICES, MY SHARED, MY TESTS!\n"), done.stderr
-
-
 def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):
     (here / "broken.py").write_text("import nonsense\n")
 

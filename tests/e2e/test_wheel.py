@@ -134,6 +134,23 @@ def test_an_app_runs_from_the_wheel(installed: Path, here: Path):
     assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
 
 
+def test_an_app_may_have_packages_with_the_names_of_our_directories(installed: Path, here: Path):
+    """It imports its own ``services``, ``shared`` and ``tests``."""
+    for package in ("services", "shared", "tests"):
+        (here / package).mkdir()
+        (here / package / "__init__.py").write_text(f"NAME = 'my {package}'\n")
+    joined = "', '.join([words.text, services.NAME, shared.NAME, tests.NAME])"
+    app = "import services, shared, tests\n" + dedent(SHOUT).replace("words.text", joined, 1)
+    (here / "shout.py").write_text(app)
+
+    done = subprocess.run(
+        [str(installed), "app", "run", "shout.py", '"hello"'],
+        cwd=here, env=environment(here), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "HELLO, MY SERVICES, MY SHARED, MY TESTS!\n"), done.stderr
+
+
 @pytest.fixture
 def up(installed: Path, here: Path) -> Iterator[str]:
     """URL of the gateway of ``omnibus up`` with one tiny model."""

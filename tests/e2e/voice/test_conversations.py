@@ -149,7 +149,9 @@ def test_who_denies_the_microphone_is_told_what_to_do(playwright: Playwright, sa
         page = open_playground(browser, system)
         begin_talk(page, MODEL)
 
-        expect(page.get_by_role("alert")).to_have_text(re.compile("does not let this page use the microphone: allow it"))
+        expect(page.get_by_role("alert")).to_have_text(
+            re.compile("does not let this page use the microphone: allow it")
+        )
         expect(page.get_by_role("button", name="Talk", exact=True)).to_be_visible()
 
 
