@@ -14,27 +14,27 @@ BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families
 ENGINES = ("transformers", "vllm")
 
 
-def table(cells: Iterable[tuple[str, str, str]]) -> str:
+def format_table(cells: Iterable[tuple[str, str, str]]) -> str:
     """A row for each family, in Markdown. ``cells`` are engine, family and shape of each claim of a test."""
-    found = set(cells)
+    claims = set(cells)
     lines = [
         "| family | models | takes | gives | equal on transformers | equal in vLLM | tiny model |",
         "|---|---|---|---|---|---|---|",
-        *(_row(name, found) for name in KNOWN),
+        *(_format_row(name, claims) for name in KNOWN),
         f"| - | NVLM-D | | | not served: {ABSENT['NVLM_D']} | | |",
     ]
     return "\n".join([*lines, ""])
 
 
-def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
+def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
     """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
-    path.write_text(f"{before}{BEGIN}{table(cells)}{END}{rest.split(END)[1]}")
+    path.write_text(f"{before}{BEGIN}{format_table(cells)}{END}{rest.split(END)[1]}")
 
 
-def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
+def _format_row(name: str, cells: set[tuple[str, str, str]]) -> str:
     about = catalog.find_family(name)
-    shapes = [" ".join(f"`{shape}`" for shape in _shapes(name, engine, cells)) for engine in ENGINES]
+    shapes = [" ".join(f"`{shape}`" for shape in _list_shapes(name, engine, cells)) for engine in ENGINES]
     words = [
         f"`{name}`",
         KNOWN[name].title,
@@ -45,7 +45,7 @@ def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
     return f"| {' | '.join([*words, f'`{KNOWN[name].tiny}`'])} |"
 
 
-def _shapes(name: str, engine: str, cells: set[tuple[str, str, str]]) -> list[str]:
+def _list_shapes(name: str, engine: str, cells: set[tuple[str, str, str]]) -> list[str]:
     """Shapes in order of their number of executors."""
-    found = [shape for of, family, shape in cells if (of, family) == (engine, name)]
-    return sorted(found, key=lambda shape: (shape.count(">"), shape))
+    shapes = [shape for of, family, shape in cells if (of, family) == (engine, name)]
+    return sorted(shapes, key=lambda shape: (shape.count(">"), shape))

@@ -14,10 +14,10 @@ class ScoredValue(msgspec.Struct, frozen=True):
     error: float = 0.0
 
 
-def score_value(promised: float, measured: float) -> ScoredValue:
+def score_value(promise: float, measurement: float) -> ScoredValue:
     """Return both with their error; for a promise of 0, the error is 0 or 1."""
-    error = measured / promised - 1.0 if promised > 0 else float(measured > 0)
-    return ScoredValue(promised, measured, error)
+    error = measurement / promise - 1.0 if promise > 0 else float(measurement > 0)
+    return ScoredValue(promise, measurement, error)
 
 
 class TypeScore(msgspec.Struct, frozen=True):

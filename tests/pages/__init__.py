@@ -21,18 +21,18 @@ from tests.pages import (
 DOCS = Path(__file__).parents[2] / "docs"
 #: Generator of the text by file in ``docs/``.
 PAGES: dict[str, Callable[[], str]] = {
-    "behaviours.md": behaviours.page,
-    "clients.md": clients.page,
-    "errors.md": errors.page,
-    "first-steps.md": first_steps.page,
-    "mistakes.md": mistakes.page,
-    "operations.md": sizing.page,
-    "routes.md": formats.page,
-    "settings.md": settings.page,
-    "tasks.md": tasks.page,
-    "testing.md": testing.page,
-    "tools.md": tools.page,
-    "values.md": values.page,
+    "behaviours.md": behaviours.make_page,
+    "clients.md": clients.make_page,
+    "errors.md": errors.make_page,
+    "first-steps.md": first_steps.make_page,
+    "mistakes.md": mistakes.make_page,
+    "operations.md": sizing.make_page,
+    "routes.md": formats.make_page,
+    "settings.md": settings.make_page,
+    "tasks.md": tasks.make_page,
+    "testing.md": testing.make_page,
+    "tools.md": tools.make_page,
+    "values.md": values.make_page,
 }
 
 

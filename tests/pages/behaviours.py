@@ -35,8 +35,10 @@ class Behaviour(NamedTuple):
     test: str
 
 
-def page() -> str:
-    return HEAD + "".join(map(_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does))))
+def make_page() -> str:
+    return HEAD + "".join(
+        map(_format_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does)))
+    )
 
 
 def read_behaviours() -> Iterator[Behaviour]:
@@ -57,7 +59,7 @@ def _behaviours_of(file: Path, module: ast.Module) -> Iterator[Behaviour]:
                     yield Behaviour(*texts, test=f"{file.relative_to(ROOT)}::{node.name}")
 
 
-def _row(each: Behaviour) -> str:
+def _format_row(each: Behaviour) -> str:
     file, name = each.test.split("::")
     cells = [each.subject, each.does, each.omnibus, each.source, f"[{name}](../{file})"]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

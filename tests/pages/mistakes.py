@@ -16,24 +16,26 @@ Each row is made for real by a test. This page is written from `tests/mistakes/t
 """
 
 
-def page() -> str:
-    return "\n".join([HEAD, *_section("Before anything runs", ALONE), *_section("Beside a running system", RUNNING)])
+def make_page() -> str:
+    return "\n".join(
+        [HEAD, *_format_section("Before anything runs", ALONE), *_format_section("Beside a running system", RUNNING)]
+    )
 
 
-def _section(title: str, mistakes: Iterable[Mistake]) -> list[str]:
+def _format_section(title: str, mistakes: Iterable[Mistake]) -> list[str]:
     rows = [
-        f"| {each.what} | {_code(each.command)}{_with(each)} | {_code(each.answer)} | {each.code} |"
+        f"| {each.what} | {_format_code(each.command)}{_format_files(each)} | {_format_code(each.answer)} | {each.code} |"
         for each in mistakes
     ]
     return [f"## {title}", "", "| mistake | command | answer | code |", "|---|---|---|---|", *rows, ""]
 
 
-def _with(mistake: Mistake) -> str:
-    files = [f" with {_code(text.strip())} in `{name}`" for name, text in mistake.files.items()]
+def _format_files(mistake: Mistake) -> str:
+    files = [f" with {_format_code(text.strip())} in `{name}`" for name, text in mistake.files.items()]
     return "".join([*files, *(f" with `{name}={value}`" for name, value in mistake.environ.items())])
 
 
-def _code(text: str) -> str:
+def _format_code(text: str) -> str:
     """``text`` as code in a cell, line by line.
 
     Lines with backquotes need two.

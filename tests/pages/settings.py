@@ -22,8 +22,8 @@ This page is made from the definitions in `shared/omnibus/settings.py` and `shar
 """
 
 
-def page() -> str:
-    return "\n".join([HEAD, *map(_section, AREAS), *_other_section()])
+def make_page() -> str:
+    return "\n".join([HEAD, *map(_format_section, AREAS), *_other_section()])
 
 
 def _other_section() -> list[str]:
@@ -31,18 +31,18 @@ def _other_section() -> list[str]:
     return ["## The omnibus command", "", "| variable | meaning |", "|---|---|", *rows, ""]
 
 
-def _section(area: type[Settings]) -> str:
+def _format_section(area: type[Settings]) -> str:
     rows = ["| variable | default | unit | meaning |", "|---|---|---|---|"]
     for each in described(area):
         names = "<br>".join(f"`{variable_name(area, field.name)}`" for field in each.fields)
-        defaults = "<br>".join(_shown(field) for field in each.fields)
+        defaults = "<br>".join(_format_default(field) for field in each.fields)
         units = "<br>".join(unit_of(field) for field in each.fields)
         rows.append(f"| {names} | {defaults} | {units} | {to_markdown(each.comment)} |")
     title = TITLES.get(area.area, area.area.title())
     return "\n".join([f"## {title}", "", to_markdown(inspect.getdoc(area) or ""), "", *rows, ""])
 
 
-def _shown(field: msgspec.structs.FieldInfo) -> str:
+def _format_default(field: msgspec.structs.FieldInfo) -> str:
     default: Any = field.default
     if default is None or default == "":
         return "empty"

@@ -41,7 +41,7 @@ _RAISED = re.compile(r"``(\w+)``")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def page() -> str:
+def make_page() -> str:
     parts = [HEAD, *_unit_section(), *_parts_section(), *_composite_section(), *_functions_section()]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -70,19 +70,19 @@ def raised_errors(task: type) -> list[str]:
 
     "Raises as" another task stands for the errors of that task.
     """
-    _, _, raised = (inspect.getdoc(task) or "").partition("Raises ")
-    names = _RAISED.findall(raised)
-    if raised.startswith("as "):
+    _, _, raises = (inspect.getdoc(task) or "").partition("Raises ")
+    names = _RAISED.findall(raises)
+    if raises.startswith("as "):
         return raised_errors(getattr(library, names[0]))
     return [name for name in names if hasattr(errors, name)]
 
 
 def _library_classes(base: type) -> list[Any]:
     """Library classes derived from ``base``, by module in their written order."""
-    found = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
+    classes = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
     order = ["media", "language", "speech", "diffusion", "chat", "images", "videos"]
     return sorted(
-        (each for each in found if issubclass(each, base)),
+        (each for each in classes if issubclass(each, base)),
         key=lambda each: (order.index(each.__module__.rpartition(".")[2]), inspect.getsourcelines(each)[1]),
     )
 
@@ -101,53 +101,53 @@ def _unit_section() -> Iterator[str]:
             " `omnibus.task.` and the task's `name`.\n"
         )
     )
-    shown: dict[type, type] = {}
+    shown_types: dict[type, type] = {}
     for task in unit_tasks():
-        yield f"### {task.__name__}\n\n{_prose(task)}\n"
+        yield f"### {task.__name__}\n\n{_format_prose(task)}\n"
         own = {name: field for name, field in task.model_fields.items() if name not in COMMON}
         if own:
-            yield _table("field", task, own)
-        yield from _model_section("Inputs", task.inputs_type, task, shown)
-        yield from _model_section("Outputs", task.outputs_type, task, shown)
+            yield _format_table("field", task, own)
+        yield from _model_section("Inputs", task.inputs_type, task, shown_types)
+        yield from _model_section("Outputs", task.outputs_type, task, shown_types)
 
 
 def _parts_section() -> Iterator[str]:
     yield "## Parts of streams\n"
     for part in stream_parts():
-        yield f"### {part.__name__}\n\n{_prose(part)}\n"
-        yield _table("field", part, part.model_fields)
+        yield f"### {part.__name__}\n\n{_format_prose(part)}\n"
+        yield _format_table("field", part, part.model_fields)
 
 
 def _composite_section() -> Iterator[str]:
     yield "## Composite tasks\n"
-    shown: dict[type, type] = {}
+    shown_types: dict[type, type] = {}
     for task in composite_tasks():
         request, answer = request_and_answer(task)
-        yield f"### {task.__name__}\n\n{_prose(task)}\n"
-        yield _table("field", task, task.model_fields)
+        yield f"### {task.__name__}\n\n{_format_prose(task)}\n"
+        yield _format_table("field", task, task.model_fields)
         for title, kind in (("Request", request), ("Answer", answer)):
-            yield from _model_section(title, kind, task, shown)
+            yield from _model_section(title, kind, task, shown_types)
 
 
-def _model_section(title: str, kind: type[BaseModel], task: type, shown: dict[type, type]) -> Iterator[str]:
+def _model_section(title: str, kind: type[BaseModel], task: type, shown_types: dict[type, type]) -> Iterator[str]:
     """Fields of ``kind``, or a link to the task that shows them."""
-    first = shown.setdefault(kind, task)
+    first = shown_types.setdefault(kind, task)
     if first is not task:
         yield f"{title}, `{kind.__name__}`: as of [{first.__name__}](#{first.__name__.lower()}).\n"
         return
-    about = "" if kind.__doc__ in (None, TaskInput.__doc__, TaskOutput.__doc__) else f" {_prose(kind)}"
+    about = "" if kind.__doc__ in (None, TaskInput.__doc__, TaskOutput.__doc__) else f" {_format_prose(kind)}"
     yield f"{title}, `{kind.__name__}`:{about}\n"
-    yield _table(title.lower(), kind, kind.model_fields)
+    yield _format_table(title.lower(), kind, kind.model_fields)
 
 
 def _functions_section() -> Iterator[str]:
     yield "## Functions\n\nOf `omnibus.task`, for `invoke` and for an app's `serve`.\n"
     for name in FUNCTIONS:
         function = getattr(omnibus.task, name)
-        yield f"### {name}\n\n```python\n{_signature(name, function)}\n```\n\n{_prose(function)}\n"
+        yield f"### {name}\n\n```python\n{_format_signature(name, function)}\n```\n\n{_format_prose(function)}\n"
 
 
-def _signature(name: str, function: Any) -> str:
+def _format_signature(name: str, function: Any) -> str:
     """Head of ``function``: ``async def``, ``def``, or ``with`` for a context manager."""
     function = inspect.unwrap(function)
     parameters, _, result = str(inspect.signature(function)).partition(" -> ")
@@ -161,40 +161,40 @@ def _short_names(text: str) -> str:
     return re.sub(r"\b(?:omnibus|collections|typing)\.(?:\w+\.)*", "", text)
 
 
-def _table(title: str, owner: type[BaseModel], fields: Any) -> str:
+def _format_table(title: str, owner: type[BaseModel], fields: Any) -> str:
     """Rows of ``fields``; a field without a comment shares the previous one."""
     is_output = title == "outputs"
     rows = [f"| {title} | type | {'made' if is_output else 'default'} | meaning |", "|---|---|---|---|"]
     comments = field_comments(owner)
-    shown = ""
+    comment = ""
     for name, field in fields.items():
-        shown = comments.get(name) or shown
-        default = "" if field.default is PydanticUndefined else _default(field.default)
+        comment = comments.get(name) or comment
+        default = "" if field.default is PydanticUndefined else _format_default(field.default)
         if is_output:
             default = "on demand" if ON_DEMAND in field.metadata or _on_demand(field.annotation) else "always"
-        kind = f"{_type_name(field.annotation)}{_bounds(field)}"
-        rows.append(f"| `{name}` | {kind.replace(' ', _NO_BREAK)} | {default} | {to_markdown(shown)} |")
+        kind = f"{_type_name(field.annotation)}{_format_bounds(field)}"
+        rows.append(f"| `{name}` | {kind.replace(' ', _NO_BREAK)} | {default} | {to_markdown(comment)} |")
     return "\n".join([*rows, ""])
 
 
-def _default(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if value == "" or value == () or value == [] or value == {}:
         return "empty"
     return f"`{value!r}`"
 
 
-def _bounds(field: Any) -> str:
+def _format_bounds(field: Any) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
-        f"{sign} {_number(value)}"
+    bounds = [
+        f"{sign} {_format_number(value)}"
         for each in field.metadata
         for name, sign in signs.items()
         if (value := getattr(each, name, None)) is not None
     ]
-    return f" ({', '.join(found)})" if found else ""
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return "2^62" if value == 2**62 else f"{value:g}"
 
 
@@ -226,6 +226,6 @@ def _simple_name(annotation: Any) -> str:
     return f"[{name}](#{name.lower()})" if is_linked else name
 
 
-def _prose(documented: Any) -> str:
-    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+def _format_prose(subject: Any) -> str:
+    paragraphs = (inspect.getdoc(subject) or "").split("\n\n")
     return "\n\n".join(to_markdown(" ".join(each.split())).replace("\\|", "|") for each in paragraphs)

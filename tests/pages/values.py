@@ -29,36 +29,39 @@ class ChartValue(NamedTuple):
     line: int
 
 
-def page() -> str:
+def make_page() -> str:
     text = (CHART / "values.yaml").read_text()
     rows: dict[str, list[str]] = {}
-    said = set[int]()
+    used_lines = set[int]()
     for value in list_values(text):
-        meaning = "" if value.line in said else comment_of(text.splitlines(), value.line)
-        said.add(value.line)
-        shown = " or ".join(_types(value.path)) or "any"
+        meaning = "" if value.line in used_lines else comment_of(text.splitlines(), value.line)
+        used_lines.add(value.line)
+        type_text = " or ".join(_list_types(value.path)) or "any"
         default = json.dumps(value.default, ensure_ascii=False)
-        row = f"| `{'.'.join(value.path)}` | {shown} | `{default}` | {meaning} |"
+        row = f"| `{'.'.join(value.path)}` | {type_text} | `{default}` | {meaning} |"
         rows.setdefault(value.path[0], []).append(row.replace("``", "` `"))
     top = [row for own in rows.values() if len(own) == 1 for row in own]
-    sections = [_section("General", top), *(_section(name, own) for name, own in rows.items() if len(own) > 1)]
+    sections = [
+        _format_section("General", top),
+        *(_format_section(name, own) for name, own in rows.items() if len(own) > 1),
+    ]
     return "\n".join([HEAD, *sections])
 
 
-def _section(title: str, rows: list[str]) -> str:
+def _format_section(title: str, rows: list[str]) -> str:
     return "\n".join([f"## {title}", "", "| value | type | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 
 def list_values(text: str) -> Iterator[ChartValue]:
     """Yield every value of the file in its order."""
-    yield from _walk(yaml.compose(text, yaml.SafeLoader), ())
+    yield from _walk_node(yaml.compose(text, yaml.SafeLoader), ())
 
 
-def _walk(node: yaml.Node, path: tuple[str, ...]) -> Iterator[ChartValue]:
+def _walk_node(node: yaml.Node, path: tuple[str, ...]) -> Iterator[ChartValue]:
     assert isinstance(node, yaml.MappingNode)
     for key, below in node.value:
         if isinstance(below, yaml.MappingNode) and below.value:
-            yield from _walk(below, (*path, key.value))
+            yield from _walk_node(below, (*path, key.value))
         else:
             default = yaml.safe_load(yaml.serialize(below))
             yield ChartValue((*path, key.value), default, key.start_mark.line)
@@ -73,19 +76,21 @@ def comment_of(lines: list[str], line: int) -> str:
     above = line - 1
     while above >= 0 and lines[above].strip().endswith(":") and not lines[above].lstrip().startswith("#"):
         above -= 1  # the keys of the maps that begin here
-    found: list[str] = []
+    comments: list[str] = []
     while above >= 0 and lines[above].lstrip().startswith("#"):
-        found.insert(0, lines[above].strip().lstrip("# "))
+        comments.insert(0, lines[above].strip().lstrip("# "))
         above -= 1
-    text = " ".join([*found, behind] if behind else found)
+    text = " ".join([*comments, behind] if behind else comments)
     return text.strip().replace("|", "\\|").replace("<", "&lt;")
 
 
-def _types(path: tuple[str, ...]) -> list[str]:
+def _list_types(path: tuple[str, ...]) -> list[str]:
     schema: Any = json.loads((CHART / "values.schema.json").read_text())
     definitions, below = schema["$defs"], schema
     for name in path:
-        below = _resolve(below.get("properties", {}).get(name) or below.get("additionalProperties") or {}, definitions)
+        below = _resolve_schema(
+            below.get("properties", {}).get(name) or below.get("additionalProperties") or {}, definitions
+        )
         if not isinstance(below, dict):
             return []
     if "enum" in below:
@@ -94,7 +99,7 @@ def _types(path: tuple[str, ...]) -> list[str]:
     return [kind] if isinstance(kind, str) else list(kind)
 
 
-def _resolve(schema: Any, definitions: dict[str, Any]) -> Any:
+def _resolve_schema(schema: Any, definitions: dict[str, Any]) -> Any:
     while isinstance(schema, dict) and "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     return schema

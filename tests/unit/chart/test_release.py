@@ -17,8 +17,8 @@ from tests.unit.test_compose_layers import OURS
 from tools.release_notes import CHANGELOG, release_notes
 
 
-def test_the_archive_holds_the_chart(home: Path, tmp_path: Path):
-    path = Path(chart.package(tmp_path))
+def test_the_archive_holds_the_chart(helm_home: Path, tmp_path: Path):
+    path = Path(chart.package_chart(tmp_path))
 
     assert path.name == f"omnibus-{__version__}.tgz"
     with tarfile.open(path) as archive:
@@ -26,7 +26,9 @@ def test_the_archive_holds_the_chart(home: Path, tmp_path: Path):
     assert {"omnibus/Chart.yaml", "omnibus/values.yaml", "omnibus/values.schema.json"} <= names
 
 
-def test_the_chart_is_rendered_with_the_values_of_files(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_chart_is_rendered_with_the_values_of_files(
+    helm_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "mine.yaml").write_text("planner: {replicas: 7}")
 
     assert chart.main(["template", str(CHART / "values-cpu.yaml"), str(tmp_path / "mine.yaml")]) == 0
@@ -39,7 +41,7 @@ def test_the_chart_is_rendered_with_the_values_of_files(home: Path, tmp_path: Pa
     ] == [7]
 
 
-def test_what_a_version_of_kubernetes_does_not_take_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_version_of_kubernetes_does_not_take_is_found(helm_home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chart, "_OVERLAYS", ["none.yaml"])
     monkeypatch.setattr(
         chart,
@@ -49,21 +51,21 @@ def test_what_a_version_of_kubernetes_does_not_take_is_found(home: Path, monkeyp
         ],
     )
 
-    assert any("wrong" in line for line in chart.lint())
+    assert any("wrong" in line for line in chart.lint_chart())
 
 
 def test_every_value_is_on_the_page_with_its_comment():
     text = (CHART / "values.yaml").read_text()
-    found = {".".join(value.path): value for value in values.list_values(text)}
+    values_by_path = {".".join(value.path): value for value in values.list_values(text)}
     whole = yaml.safe_load(text)
 
-    for path, value in found.items():
+    for path, value in values_by_path.items():
         below = whole
         for name in path.split("."):
             below = below[name]
         assert below == value.default, path
-    page = values.page()
-    assert all(f"| `{path}` |" in page for path in found)
+    page = values.make_page()
+    assert all(f"| `{path}` |" in page for path in values_by_path)
     assert re.search(r"`nats.replicas` \| integer \| `1` \| 3 or 5: a cluster", page)
     assert re.search(r"`sidecar.arena.volume.hostPath.path` .*tmpfs that all pods", page)
 
@@ -81,13 +83,13 @@ def test_notes_are_the_section_of_the_version():
 def test_a_release_builds_every_service_and_only_its_own_version(tmp_path: Path):
     script = (ROOT / ".ci" / "release").read_text()
     (services,) = re.findall(r'^services="(.*)"$', script, re.MULTILINE)
-    done = subprocess.run([ROOT / ".ci" / "release", "99.0.0"], capture_output=True, text=True, check=False)
+    process = subprocess.run([ROOT / ".ci" / "release", "99.0.0"], capture_output=True, text=True, check=False)
 
     images = {
         yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"][name]["image"] for name in OURS
     }
     assert {f"omnibus-{service}" for service in services.split()} == images
-    assert done.returncode == 1
-    assert f"the code is of version {__version__}, not 99.0.0" in done.stderr
+    assert process.returncode == 1
+    assert f"the code is of version {__version__}, not 99.0.0" in process.stderr
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     assert any(".ci/release" in step.get("run", "") for step in workflow["jobs"]["release"]["steps"])
