@@ -17,8 +17,8 @@ class Arena(CompositeTask[ChatInput, dict[str, Stream[TextChunk]]]):
     players: dict[str, Think]
 
     def invoke(self, request: ChatInput) -> dict[str, Stream[TextChunk]]:
-        seen = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
-        question = ThinkInput(messages=request.messages, items=seen, params=request.params)
+        embeddings = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
+        question = ThinkInput(messages=request.messages, items=embeddings, params=request.params)
         return {name: player.invoke(question).text for name, player in self.players.items()}
 
 

@@ -31,9 +31,9 @@ class BestOf(CompositeTask[Question, Best]):
         best, rounds = "", 0
         while rounds < question.rounds and len(best) < question.at_least:
             rounds += 1
-            asked = ChatInput.of(question.text, max_tokens=24, temperature=1.0)
+            chat = ChatInput.of(question.text, max_tokens=24, temperature=1.0)
             drafts = [
-                self.model.invoke(ThinkInput(messages=asked.messages, params=asked.params))
+                self.model.invoke(ThinkInput(messages=chat.messages, params=chat.params))
                 for _ in range(question.drafts)
             ]
             best = max([best, *await asyncio.gather(*(draft.text for draft in drafts))], key=len)

@@ -47,26 +47,26 @@ class JudgedDrawings(CompositeTask[Wish, Judged]):
     )
 
     async def invoke(self, wish: Wish) -> Judged:
-        drawn = self.painter.invoke(
+        drawing = self.painter.invoke(
             DrawInput(prompt=wish.text, n=wish.drawings, width=64, height=64, steps=8, guidance=2.0, seed=1)
         )
-        shown: list[PlacedMedia] = [*drawn.images]
+        candidates: list[PlacedMedia] = [*drawing.images]
         if wish.rival:
-            shown.append(await Media.of(base64.b64decode(wish.rival)))
+            candidates.append(await Media.of(base64.b64decode(wish.rival)))
         answers = [
             self.judge.invoke(ChatInput.of("What do you see?", media=[image], max_tokens=20, temperature=0)).text
-            for image in shown
+            for image in candidates
         ]
-        return Judged(drawn=drawn.images, seen=await asyncio.gather(*answers))
+        return Judged(drawn=drawing.images, seen=await asyncio.gather(*answers))
 
 
 JUDGED_DRAWINGS = JudgedDrawings()
 
 
 async def serve(wish: Wish) -> Drawing:
-    judged = await JUDGED_DRAWINGS(wish)
-    chosen = next((number for number, words in enumerate(judged.seen) if words == wish.text), 0)
-    if chosen == wish.drawings:
-        return Drawing(image=wish.rival, seen=judged.seen, chosen=chosen)
-    image = await asyncio.to_thread(encode_image, await judged.drawn[chosen], "png")
-    return Drawing(image=base64.b64encode(image).decode(), seen=judged.seen, chosen=chosen)
+    result = await JUDGED_DRAWINGS(wish)
+    winner = next((number for number, words in enumerate(result.seen) if words == wish.text), 0)
+    if winner == wish.drawings:
+        return Drawing(image=wish.rival, seen=result.seen, chosen=winner)
+    image = await asyncio.to_thread(encode_image, await result.drawn[winner], "png")
+    return Drawing(image=base64.b64encode(image).decode(), seen=result.seen, chosen=winner)

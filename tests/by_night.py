@@ -24,7 +24,7 @@ class Night(NamedTuple):
     held_by: tuple[str, ...]
 
 
-class Table(NamedTuple):
+class NightTable(NamedTuple):
     """All tests that run by night, except those with a marker.
 
     Other tests cover those in ``rows``. ``kept`` contains, for a parametrized test, the ids that each run tries.
@@ -35,33 +35,37 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def table() -> Table:
+def read_table() -> NightTable:
     """Return the rows of the file. Raises ``KeyError`` for a row with a missing key."""
-    said = tomllib.loads(_FILE.read_text())
-    rows = tuple(Night(tuple(row["tests"]), row["why"], tuple(row["held_by"])) for row in said["rows"])
-    return Table(rows, {test: tuple(ids) for test, ids in said["kept"].items()})
+    document = tomllib.loads(_FILE.read_text())
+    rows = tuple(Night(tuple(row["tests"]), row["why"], tuple(row["held_by"])) for row in document["rows"])
+    return NightTable(rows, {test: tuple(ids) for test, ids in document["kept"].items()})
 
 
 def is_by_night(id: str) -> bool:
     """Return True if day runs skip the test with this node id."""
     test, is_parametrized, parameters = id.partition("[")
-    kept = table().kept.get(test)
-    if is_parametrized and kept is not None and not any(fits(parameters.removesuffix("]"), one) for one in kept):
+    patterns = read_table().kept.get(test)
+    if (
+        is_parametrized
+        and patterns is not None
+        and not any(fits_pattern(parameters.removesuffix("]"), one) for one in patterns)
+    ):
         return True
     return not _left_to_others().isdisjoint((id, test))
 
 
-def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+def mark_items(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Mark the ``items`` that run by night, and store results in ``config``."""
-    found = config.stash[COLLECTED] = {}
+    results = config.stash[COLLECTED] = {}
     for item in items:
         if is_by_night(item.nodeid):
             item.add_marker(pytest.mark.nightly)
-        found[item.nodeid] = item.get_closest_marker("nightly") is not None
+        results[item.nodeid] = item.get_closest_marker("nightly") is not None
 
 
-def fits(parameters: str, kept: str) -> bool:
-    """Return True if ``kept`` matches the id ``parameters``.
+def fits_pattern(parameters: str, kept: str) -> bool:
+    """Return True if ``pattern`` matches the id ``parameters``.
 
     A trailing ``*`` in ``kept`` matches anything.
     """
@@ -70,4 +74,4 @@ def fits(parameters: str, kept: str) -> bool:
 
 @functools.cache
 def _left_to_others() -> frozenset[str]:
-    return frozenset(test for row in table().rows for test in row.tests)
+    return frozenset(test for row in read_table().rows for test in row.tests)

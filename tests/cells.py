@@ -53,10 +53,10 @@ class Claims:
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         for mark in item.iter_markers("cell"):
-            self.found |= set(_read(item, mark))
+            self.found |= set(_read_claims(item, mark))
 
 
-def collected() -> set[Claim]:
+def collect_claims() -> set[Claim]:
     """Claims of all tests. Raises ``ValueError`` for failed collection or invalid claims."""
     claims = Claims()
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cell(" in path.read_text()]
@@ -67,13 +67,13 @@ def collected() -> set[Claim]:
     return claims.found
 
 
-def table(claims: Iterable[Claim]) -> str:
+def format_table(claims: Iterable[Claim]) -> str:
     """Return the documentation's table of ``claims``, in Markdown."""
     rows: dict[tuple[str, str, str], set[Claim]] = {}
     for claim in claims:
         rows.setdefault(claim[:3], set()).add(claim)
     shapes: dict[tuple[str, str, str], list[str]] = {}  # those with equal results share a row
-    for engine, family, shape in sorted(rows, key=_order):
+    for engine, family, shape in sorted(rows, key=_sort_key):
         equal = {claim.equal for claim in rows[engine, family, shape]}
         kinds = ", ".join(kind for kind in KINDS if kind in equal)
         shapes.setdefault((engine, family, kinds), []).append(f"`{shape}`")
@@ -81,21 +81,21 @@ def table(claims: Iterable[Claim]) -> str:
     lines += [
         f"| {engine} | {family} | {', '.join(cells)} | {kinds} |" for (engine, family, kinds), cells in shapes.items()
     ]
-    said = {claim.equal for found in rows.values() for claim in found}
-    return "\n".join([*lines, "", *(f"- **{kind}**: {KINDS[kind]}." for kind in KINDS if kind in said), ""])
+    all_kinds = {claim.equal for row_claims in rows.values() for claim in row_claims}
+    return "\n".join([*lines, "", *(f"- **{kind}**: {KINDS[kind]}." for kind in KINDS if kind in all_kinds), ""])
 
 
-def write(path: Path, claims: Iterable[Claim]) -> None:
+def write_table(path: Path, claims: Iterable[Claim]) -> None:
     """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    path.write_text(f"{before}{BEGIN}{table(claims)}{END}{after}")
+    path.write_text(f"{before}{BEGIN}{format_table(claims)}{END}{after}")
 
 
-def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
+def _read_claims(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
     engine, family, equal = mark.args
-    given = getattr(item, "callspec", None)
-    shape = mark.kwargs["shape"] if "shape" in mark.kwargs else given.params["shape"] if given else None
+    callspec = getattr(item, "callspec", None)
+    shape = mark.kwargs["shape"] if "shape" in mark.kwargs else callspec.params["shape"] if callspec else None
     if item.get_closest_marker("nightly") is not None or by_night.is_by_night(item.nodeid):
         return  # others that run each time claim what is claimed
     idle = [name for name in IDLE if item.get_closest_marker(name)]
@@ -105,16 +105,16 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
         yield Claim(engine, family, one, equal, str(item.path.relative_to(item.config.rootpath)))
 
 
-def _order(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:
+def _sort_key(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:
     engine, family, shape = cell
     return engine, family, shape.count(">"), shape
 
 
 def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     """Write both tables."""
-    claims = collected()
-    write(docs, claims)
-    families.write(models, (claim[:3] for claim in claims))
+    claims = collect_claims()
+    write_table(docs, claims)
+    families.write_table(models, (claim[:3] for claim in claims))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def directory_of_run(factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def cached(directory: Path) -> Iterator[None]:
+def cache_builds(directory: Path) -> Iterator[None]:
     """Cache the results of ``tiny.build`` in ``directory`` until the block ends."""
 
     def copy_checkpoint(family: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:

@@ -18,14 +18,14 @@ DENOISED_BOUND = 5e-5
 
 
 def assert_close(found: ArrayLike, expected: ArrayLike, bound: float = BOUND) -> None:
-    """Fail if ``found`` differs from ``expected`` by more than rounding."""
+    """Fail if ``actual`` differs from ``reference`` by more than rounding."""
     found, expected = _to_array(found), _to_array(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound * float(np.abs(expected).max(initial=0)))
 
 
-def _to_array(given: ArrayLike) -> np.ndarray:
-    return np.asarray(given.detach() if isinstance(given, Tensor) else given)
+def _to_array(array: ArrayLike) -> np.ndarray:
+    return np.asarray(array.detach() if isinstance(array, Tensor) else array)
 
 
 def choose_clearly(logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 
 @dataclass(frozen=True)
-class Seen:
+class CollectedSpan:
     """One span. Times are Unix seconds."""
 
     trace: str
@@ -37,23 +37,23 @@ class Collector:
         self.url = ""
         self.paths: set[str] = set()
         self.bodies: list[bytes] = []
-        self._spans: list[Seen] = []
+        self._spans: list[CollectedSpan] = []
         self._lock = threading.Lock()
 
     @property
-    def spans(self) -> list[Seen]:
+    def spans(self) -> list[CollectedSpan]:
         with self._lock:
             return list(self._spans)
 
-    def of(self, trace: str) -> list[Seen]:
+    def spans_of(self, trace: str) -> list[CollectedSpan]:
         """The spans of one trace, in order of their beginnings."""
         return sorted((span for span in self.spans if span.trace == trace), key=lambda span: (span.start, -span.end))
 
-    def take(self, path: str, body: bytes) -> None:
+    def add_spans(self, path: str, body: bytes) -> None:
         request = ExportTraceServiceRequest()
         request.ParseFromString(body)
-        found = [
-            _seen(span, _values(resource.resource.attributes).get("service.name", ""))
+        new_spans = [
+            _read_span(span, _read_values(resource.resource.attributes).get("service.name", ""))
             for resource in request.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
@@ -61,11 +61,11 @@ class Collector:
         with self._lock:
             self.paths.add(path)
             self.bodies.append(body)
-            self._spans += found
+            self._spans += new_spans
 
 
-def _seen(span: Any, service: str) -> Seen:
-    return Seen(
+def _read_span(span: Any, service: str) -> CollectedSpan:
+    return CollectedSpan(
         trace=span.trace_id.hex(),
         id=span.span_id.hex(),
         parent=span.parent_span_id.hex(),
@@ -75,25 +75,25 @@ def _seen(span: Any, service: str) -> Seen:
         start=span.start_time_unix_nano / 1e9,
         end=span.end_time_unix_nano / 1e9,
         error=span.status.message,
-        about=_values(span.attributes),
+        about=_read_values(span.attributes),
     )
 
 
-def _values(attributes: Any) -> dict[str, Any]:
+def _read_values(attributes: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
 
 @contextmanager
-def collector() -> Iterator[Collector]:
+def start_collector() -> Iterator[Collector]:
     """A receiver on a free port of this machine."""
-    made = Collector()
+    receiver = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class CollectorHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            made.take(self.path, body)
+            receiver.add_spans(self.path, body)
             answer = ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")
@@ -104,12 +104,12 @@ def collector() -> Iterator[Collector]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CollectorHandler)
+    receiver.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield made
+        yield receiver
     finally:
         server.shutdown()
         server.server_close()

@@ -43,7 +43,7 @@ _NAMED_BYTES = 40
 
 
 @contextmanager
-def running(server: InfraServer) -> Iterator["subprocess.Popen[bytes]"]:
+def run_infra_server(server: InfraServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Run ``server`` until the block ends; print its output if the start fails."""
     assert server.spec.cwd is not None
     log = server.spec.cwd / "server.log"
@@ -74,14 +74,14 @@ def run_server() -> Callable[[InfraServer], AbstractContextManager["subprocess.P
 
     The test may stop or kill it.
     """
-    return running
+    return run_infra_server
 
 
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a NATS server with JetStream, shared within one module."""
     server = infra.prepare_nats(tmp_path_factory.mktemp("nats"))
-    with running(server):
+    with run_infra_server(server):
         yield server.url
 
 
@@ -89,7 +89,7 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Valkey server, shared by the tests of one module."""
     server = infra.prepare_valkey(tmp_path_factory.mktemp("valkey"))
-    with running(server):
+    with run_infra_server(server):
         yield server.url
 
 
@@ -99,16 +99,16 @@ def checkpoints_built_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
     Later tests get copies.
     """
-    with checkpoint_cache.cached(checkpoint_cache.directory_of_run(tmp_path_factory) / "checkpoints"):
+    with checkpoint_cache.cache_builds(checkpoint_cache.directory_of_run(tmp_path_factory) / "checkpoints"):
         yield
 
 
 @pytest.fixture(scope="session")
-def docker_engine() -> Iterator[docker.Engine]:
+def docker_engine() -> Iterator[docker.DockerEngine]:
     """A running Docker engine with the Python base image; without one, tests skip."""
     with ExitStack() as stack:
         try:
-            engine = stack.enter_context(docker.engine())
+            engine = stack.enter_context(docker.start_engine())
             docker.ensure_image(engine)
         except docker.NoEngine as reason:
             pytest.skip(f"no Docker: {reason}")
@@ -130,12 +130,12 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group tests that share a running system into one worker, longest first."""
-    by_night.mark(config, items)
-    slow.mark(items)
+    by_night.mark_items(config, items)
+    slow.mark_items(items)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        item.add_marker(pytest.mark.xdist_group(_group_name(item)))
     with_slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: _rank(item, item.path in with_slow))
+    items.sort(key=lambda item: _rank_test(item, item.path in with_slow))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -151,25 +151,25 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)}-bytes" if isinstance(val, bytes) and len(val) > _NAMED_BYTES else None
 
 
-def _group(item: pytest.Item) -> str:
+def _group_name(item: pytest.Item) -> str:
     """Return the group of a test, which runs in one worker.
 
     A file can name its group. Tests that read or change the machine's network are one group, and so are those that run
     vLLM in systems. Others are grouped by directory or file.
     """
-    if (named := item.get_closest_marker("xdist_group")) is not None:
-        return str(named.args[0])
+    if (marker := item.get_closest_marker("xdist_group")) is not None:
+        return str(marker.args[0])
     if any(item.get_closest_marker(name) is not None for name in _NETWORKED):
         return "network"
     if all(item.get_closest_marker(name) is not None for name in ("vllm", "e2e")):
         return "systems with vLLM"  # each takes most of the memory of a small machine
     directory = item.path.parent
-    shared = "e2e" in directory.parts and directory.name not in ("e2e", "families")
-    shared = shared and (directory / "conftest.py").exists()
-    return str((directory if shared else item.path).relative_to(TESTS))
+    is_shared = "e2e" in directory.parts and directory.name not in ("e2e", "families")
+    is_shared = is_shared and (directory / "conftest.py").exists()
+    return str((directory if is_shared else item.path).relative_to(TESTS))
 
 
-def _rank(item: pytest.Item, has_slow: bool) -> int:
+def _rank_test(item: pytest.Item, has_slow: bool) -> int:
     """Order the longest groups first, so none starts late on one worker.
 
     ``has_slow``: its file has slow tests.

@@ -23,31 +23,31 @@ def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Sum a report's counts by room, with the total as ``all``."""
     rooms: dict[str, Counter[str]] = defaultdict(Counter)
     for path, file in report["files"].items():
-        for room in (_room(path), "all"):
+        for room in (_find_room(path), "all"):
             if path.startswith(ABOVE):
                 rooms[room].update({count: file["summary"][count] for count in _COUNTS})
     return {room: dict(rooms[room]) for room in sorted(rooms, key=lambda room: (room == "all", room))}
 
 
-def _room(path: str) -> str:
+def _find_room(path: str) -> str:
     """Return the first two parts of a path; files outside of rooms share one."""
     first, second, *more = (*path.split("/"), "")
     return f"{first}/{second}" if any(more) else first
 
 
-def share(counts: Mapping[str, int], covered: str, of: str) -> str:
+def format_share(counts: Mapping[str, int], part: str, of: str) -> str:
     """Return a percentage as text, or a dash if nothing counts."""
-    return f"{100 * counts[covered] / counts[of]:.1f} %" if counts[of] else "–"
+    return f"{100 * counts[part] / counts[of]:.1f} %" if counts[of] else "–"
 
 
-def row(counts: Mapping[str, int]) -> str:
+def format_row(counts: Mapping[str, int]) -> str:
     """Return the cells of lines and branches."""
-    statements, lines, branches, taken = _COUNTS
-    covered, followed = share(counts, lines, statements), share(counts, taken, branches)
-    return f"{covered} of {counts[statements]} | {followed} of {counts[branches]}"
+    statements, lines, branches, covered_branches = _COUNTS
+    line_share, branch_share = format_share(counts, lines, statements), format_share(counts, covered_branches, branches)
+    return f"{line_share} of {counts[statements]} | {branch_share} of {counts[branches]}"
 
 
-def kept() -> dict[str, Any]:
+def read_figures() -> dict[str, Any]:
     """Return the stored figures by name of the tests: ``date`` and ``rooms``."""
     return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
 
@@ -60,10 +60,10 @@ def main() -> None:
     options = parser.parse_args()
     rooms = by_room(json.loads(options.report.read_text()))
     print("| room | lines | branches |\n|---|---|---|")
-    print("\n".join(f"| {room} | {row(counts)} |" for room, counts in rooms.items()))
+    print("\n".join(f"| {room} | {format_row(counts)} |" for room, counts in rooms.items()))
     if options.write:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        figures = {**kept(), options.write: {"date": today, "rooms": rooms}}
+        figures = {**read_figures(), options.write: {"date": today, "rooms": rooms}}
         FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
 
 

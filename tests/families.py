@@ -13,26 +13,26 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
-def table(cells: Iterable[tuple[str, str, str]]) -> str:
+def format_table(cells: Iterable[tuple[str, str, str]]) -> str:
     """A row for each family, in Markdown. ``cells`` are engine, family and shape of each claim of a test."""
-    found = set(cells)
+    claims = set(cells)
     lines = [
         "| family | models | takes | gives | tested on vLLM | tiny model |",
         "|---|---|---|---|---|---|",
-        *(_row(name, found) for name in KNOWN),
+        *(_format_row(name, claims) for name in KNOWN),
         "",
         f"Not served: {ABSENT['NVLM_D']}.",
     ]
     return "\n".join([*lines, ""])
 
 
-def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
+def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
     """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
-    path.write_text(f"{before}{BEGIN}{table(cells)}{END}{rest.split(END)[1]}")
+    path.write_text(f"{before}{BEGIN}{format_table(cells)}{END}{rest.split(END)[1]}")
 
 
-def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
+def _format_row(name: str, cells: set[tuple[str, str, str]]) -> str:
     about = catalog.find_family(name)
     words = [
         f"`{name}`",

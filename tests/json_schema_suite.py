@@ -39,7 +39,7 @@ class Grammar:
         matcher, body = self._start.deep_copy(), list(text.encode())
         return bool(matcher.try_consume_tokens(body) == len(body) and matcher.is_accepting())
 
-    def accepts(self, value: Any) -> bool:
+    def accepts_value(self, value: Any) -> bool:
         """Return True if the grammar accepts ``value`` in any key order."""
         return any(map(self.accepts_text, itertools.islice(forms_of(value), _MAX_FORMS)))
 
@@ -49,15 +49,15 @@ def forms_of(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for items in itertools.permutations(value.items()):
             for texts in itertools.product(*(list(itertools.islice(forms_of(each), 6)) for _, each in items)):
-                yield f"{{{', '.join(f'{_dump(name)}: {text}' for (name, _), text in zip(items, texts, strict=True))}}}"
+                yield f"{{{', '.join(f'{_dump_json(name)}: {text}' for (name, _), text in zip(items, texts, strict=True))}}}"
     elif isinstance(value, list):
         for texts in itertools.product(*(list(itertools.islice(forms_of(each), 6)) for each in value)):
             yield f"[{', '.join(texts)}]"
     else:
-        yield _dump(value)
+        yield _dump_json(value)
 
 
-def _dump(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -73,13 +73,13 @@ class FileResult(NamedTuple):
 @cache
 def run_suite() -> dict[str, FileResult]:
     """Results of each file of the suite, by name without ``.json``."""
-    found = {}
+    results = {}
     with ZipFile(ARCHIVE) as archive:
         for name in sorted(archive.namelist()):
             if name.startswith(_DRAFT):
                 groups = json.loads(archive.read(name))
-                found[name.removeprefix(_DRAFT).removesuffix(".json")] = _run_file(groups)
-    return found
+                results[name.removeprefix(_DRAFT).removesuffix(".json")] = _run_file(groups)
+    return results
 
 
 def _run_file(groups: list[dict[str, Any]]) -> FileResult:
@@ -91,14 +91,14 @@ def _run_file(groups: list[dict[str, Any]]) -> FileResult:
             result.rejected[group["description"]] = grammar.error
             continue
         for case in group["tests"]:
-            if grammar.accepts(case["data"]) != case["valid"]:
+            if grammar.accepts_value(case["data"]) != case["valid"]:
                 (result.narrow if case["valid"] else result.loose).append((group["description"], case["description"]))
     return result
 
 
-def totals(results: Mapping[str, FileResult]) -> Counter[str]:
+def count_totals(results: Mapping[str, FileResult]) -> Counter[str]:
     """Numbers of schemas, of rejected ones, and of unexpected cases."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for each in results.values():
-        found.update(schemas=each.schemas, rejected=len(each.rejected), loose=len(each.loose), narrow=len(each.narrow))
-    return found
+        counts.update(schemas=each.schemas, rejected=len(each.rejected), loose=len(each.loose), narrow=len(each.narrow))
+    return counts

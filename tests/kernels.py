@@ -47,13 +47,13 @@ def main() -> int:
     """Run each setting, also after one that failed; 0 if all passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("--settings", default=",".join(SETTINGS), help="names, with commas between them")
-    chosen, arguments = parser.parse_known_args()
-    names = chosen.settings.split(",")
+    options, arguments = parser.parse_known_args()
+    names = options.settings.split(",")
     if unknown := set(names) - set(SETTINGS):
         parser.error(f"unknown settings {sorted(unknown)}; there are {sorted(SETTINGS)}")
-    failed = [name for name in names if run_setting(name, arguments)]
-    print(f"failed with: {', '.join(failed)}" if failed else f"passed with: {', '.join(names)}", flush=True)
-    return 1 if failed else 0
+    failures = [name for name in names if run_setting(name, arguments)]
+    print(f"failed with: {', '.join(failures)}" if failures else f"passed with: {', '.join(names)}", flush=True)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

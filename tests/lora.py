@@ -22,8 +22,8 @@ def merge_adapter(checkpoint: Path, adapter: Path, directory: Path) -> Path:
     for name in matrices:
         if name.endswith(".lora_A.weight"):
             down, up = matrices[name].float(), matrices[name.replace("lora_A", "lora_B")].float()
-            merged = name.removeprefix("base_model.model.").replace(".lora_A", "")
-            weights[merged] = weights[merged].float() + config["lora_alpha"] / divisor * up @ down
+            target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            weights[target] = weights[target].float() + config["lora_alpha"] / divisor * up @ down
     save_file(weights, directory / _WEIGHTS, metadata={"format": "pt"})
     return directory
 

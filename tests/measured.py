@@ -9,10 +9,10 @@ REPORTED = "measured: "
 
 def find_measured(stats: Mapping[str, Sequence[Any]]) -> list[str]:
     """Lines of measurements, from the reports in ``TerminalReporter.stats``."""
-    return list(dict.fromkeys(_lines(report for reports in stats.values() for report in reports)))
+    return list(dict.fromkeys(_format_lines(report for reports in stats.values() for report in reports)))
 
 
-def _lines(reports: Iterable[Any]) -> Iterator[str]:
+def _format_lines(reports: Iterable[Any]) -> Iterator[str]:
     for report in reports:
         for name, value in getattr(report, "user_properties", ()):
             if name.startswith(REPORTED):

@@ -29,35 +29,35 @@ _FPS = 2
 
 def vl_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
     """Greedy ids and text of Qwen2-VL or Qwen2.5-VL."""
-    model, processor = _vl(checkpoint)
+    model, processor = _load_vl(checkpoint)
     inputs = vl_inputs(checkpoint, messages, media)
     out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
-    return _answer(processor, inputs, out)
+    return _decode_answer(processor, inputs, out)
 
 
 def vl_margin(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> float:
     """Smallest margin of ``vl_answer``'s tokens over the next best, in logits."""
-    model, _ = _vl(checkpoint)
+    model, _ = _load_vl(checkpoint)
     inputs = vl_inputs(checkpoint, messages, media)
-    told = {"output_logits": True, "return_dict_in_generate": True}
-    out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False, **told)
+    options = {"output_logits": True, "return_dict_in_generate": True}
+    out = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False, **options)
     best = torch.stack(out.logits).topk(2).values
     return float((best[..., 0] - best[..., 1]).min())
 
 
 def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors for Qwen2-VL or Qwen2.5-VL."""
-    _, processor = _vl(checkpoint)
-    sampled = [_sample_video(data) for data in media.get("video", ())]
-    videos = [frames for frames, _ in sampled]
+    _, processor = _load_vl(checkpoint)
+    samples = [_sample_video(data) for data in media.get("video", ())]
+    videos = [frames for frames, _ in samples]
     more: dict[str, Any] = {}
     if videos:
-        more["video_metadata"] = [about for _, about in sampled]
+        more["video_metadata"] = [about for _, about in samples]
         more["do_sample_frames"] = False
     return dict(
         processor(
-            text=[_chat(processor, messages)],
-            images=[_picture(data) for data in media.get("image", ())] or None,
+            text=[_format_chat(processor, messages)],
+            images=[_open_picture(data) for data in media.get("image", ())] or None,
             videos=videos or None,
             return_tensors="pt",
             **more,
@@ -81,25 +81,25 @@ def omni_answer(
     end token. If ``max_tokens`` ends an answer, its speech still covers all of the text. ``generate`` omits the last
     token, so it generates one more, which is dropped here.
     """
-    model, processor = _omni(checkpoint)
+    model, processor = _load_omni(checkpoint)
     inputs = omni_inputs(checkpoint, messages, media)
     most = max_tokens + 1
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if say:
         script = [*processor.tokenizer(say, add_special_tokens=False)["input_ids"], processor.tokenizer.eos_token_id]
         begin, max_tokens = inputs["input_ids"].shape[1], len(script)
         most = max_tokens
-        told["thinker_prefix_allowed_tokens_fn"] = lambda _row, ids: [script[len(ids) - begin]]
+        options["thinker_prefix_allowed_tokens_fn"] = lambda _row, ids: [script[len(ids) - begin]]
     # Pixels under their plain name reach the talker too, which refuses them.
-    named = {f"thinker_{key}" if key.startswith("pixel_values") else key: value for key, value in inputs.items()}
+    arguments = {f"thinker_{key}" if key.startswith("pixel_values") else key: value for key, value in inputs.items()}
     codes: list[torch.Tensor] = []
     hook = model.token2wav.register_forward_pre_hook(lambda _module, args: codes.append(args[0]))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             out, wave = model.generate(
-                **named,
-                **told,
+                **arguments,
+                **options,
                 speaker=voice,
                 thinker_max_new_tokens=most,
                 thinker_do_sample=False,
@@ -113,28 +113,28 @@ def omni_answer(
             )
     finally:
         hook.remove()
-    ids, text = _answer(processor, inputs, out, max_tokens)
+    ids, text = _decode_answer(processor, inputs, out, max_tokens)
     return ids, text, codes[0][0].tolist(), wave
 
 
 def omni_text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
     """Greedy ids and text of Qwen2.5-Omni's thinker."""
-    model, processor = _omni(checkpoint)
+    model, processor = _load_omni(checkpoint)
     inputs = omni_inputs(checkpoint, messages, media)
     out = model.thinker.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
-    return _answer(processor, inputs, out)
+    return _decode_answer(processor, inputs, out)
 
 
 def omni_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors for Qwen2.5-Omni."""
-    _, processor = _omni(checkpoint)
+    _, processor = _load_omni(checkpoint)
     videos, rate = _omni_videos(media)
     return dict(
         processor(
-            text=_chat(processor, messages),
-            images=[_picture(data) for data in media.get("image", ())] or None,
+            text=_format_chat(processor, messages),
+            images=[_open_picture(data) for data in media.get("image", ())] or None,
             videos=videos or None,
-            audio=[_samples(data) for data in media.get("audio", ())] or None,
+            audio=[_decode_samples(data) for data in media.get("audio", ())] or None,
             return_tensors="pt",
             padding=True,
             videos_kwargs={"do_sample_frames": False, "fps": rate},
@@ -143,7 +143,7 @@ def omni_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str,
 
 
 @functools.cache
-def _vl(checkpoint: Path) -> tuple[Any, Any]:
+def _load_vl(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
@@ -152,7 +152,7 @@ def _vl(checkpoint: Path) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _omni(checkpoint: Path) -> tuple[Any, Any]:
+def _load_omni(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoProcessor, Qwen2_5OmniForConditionalGeneration
 
     model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint).eval()
@@ -168,39 +168,39 @@ def _give_the_talker_its_mask(talker: Any) -> None:
     plain = talker.forward
 
     @functools.wraps(plain)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward_masked(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("attention_mask") is None:
-            given = kwargs.get("inputs_embeds")
-            new = given if given is not None else kwargs["input_ids"]
+            embeds = kwargs.get("inputs_embeds")
+            new = embeds if embeds is not None else kwargs["input_ids"]
             past = kwargs.get("past_key_values")
             length = new.shape[1] + (past.get_seq_length() if past is not None else 0)
             kwargs["attention_mask"] = torch.ones(1, length, dtype=torch.long)
         return plain(*args, **kwargs)
 
-    talker.forward = forward
+    talker.forward = forward_masked
 
 
-def _chat(processor: Any, messages: Messages) -> str:
+def _format_chat(processor: Any, messages: Messages) -> str:
     text: str = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return text
 
 
-def _answer(
+def _decode_answer(
     processor: Any, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, most: int | None = None
 ) -> tuple[list[int], str]:
     ids = out[0, inputs["input_ids"].shape[1] :].tolist()[:most]
     return ids, processor.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def _picture(data: bytes) -> Image.Image:
+def _open_picture(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def _all_frames(data: bytes) -> tuple[np.ndarray, float]:
     """Every frame, uint8 [n, height, width, 3], and frames per second."""
     with av.open(io.BytesIO(data)) as container:
-        kept = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        return np.stack(kept), float(container.streams.video[0].average_rate)
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return np.stack(frames), float(container.streams.video[0].average_rate)
 
 
 def _sample_video(data: bytes, multiple: int = 2) -> tuple[np.ndarray, Any]:
@@ -223,13 +223,13 @@ def _omni_videos(media: Media) -> tuple[list[np.ndarray], float]:
 
     Their joint processors take one rate for all.
     """
-    sampled = [_sample_video(data) for data in media.get("video", ())]
-    rates = {about.sampled_fps for _, about in sampled} or {float(_FPS)}
+    samples = [_sample_video(data) for data in media.get("video", ())]
+    rates = {about.sampled_fps for _, about in samples} or {float(_FPS)}
     [rate] = rates
-    return [frames for frames, _ in sampled], rate
+    return [frames for frames, _ in samples], rate
 
 
-def _samples(data: bytes) -> np.ndarray:
+def _decode_samples(data: bytes) -> np.ndarray:
     """Mono float32 at 16 kHz: the mean of the channels."""
     resampler = av.AudioResampler(format="fltp", rate=_RATE)
     with av.open(io.BytesIO(data)) as container:

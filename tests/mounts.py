@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 
-def unshared() -> list[str]:
+def find_unshare() -> list[str]:
     """Prefix that runs a command in a new mount namespace.
 
     Skips the test if that is not allowed.

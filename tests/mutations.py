@@ -184,9 +184,9 @@ MUTATIONS = [
 def short_marks() -> str:
     """Return the marker expression of ``make test``. Raises ``ValueError`` if it has none."""
     commands = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    if (given := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
+    if (match := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
         raise ValueError(f"make test gives no marks to pytest:\n{commands}")
-    return given[1]
+    return match[1]
 
 
 def copy_tree(target: Path) -> None:
@@ -203,16 +203,16 @@ def noticed_by(tree: Path, mutation: Mutation) -> str | None:
 
     The tree is restored afterwards.
     """
-    changed = tree / mutation.path
-    text = changed.read_text()
+    file = tree / mutation.path
+    text = file.read_text()
     if text.count(mutation.before) != 1:
         raise SystemExit(f"{mutation.path} has {text.count(mutation.before)} times {mutation.before!r}: mend the list")
     nearest = nearest_tests(tree, mutation)
-    changed.write_text(text.replace(mutation.before, mutation.after))
+    file.write_text(text.replace(mutation.before, mutation.after))
     try:
         return (_first_failure(tree, nearest) if nearest else None) or _first_failure(tree, [mutation.tests])
     finally:
-        changed.write_text(text)
+        file.write_text(text)
 
 
 def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
@@ -222,12 +222,16 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
     """
     module = Path(mutation.path).relative_to("shared" if mutation.path.startswith("shared/") else "").with_suffix("")
     package, whole = ".".join(module.parts[:-1]), ".".join(module.parts)
-    imported = re.compile(
+    import_pattern = re.compile(
         rf"^(from {re.escape(package)} import .*\b{module.name}\b|(from|import) {re.escape(whole)}\b)", re.MULTILINE
     )
     files = sorted((tree / mutation.tests).rglob("test_*.py"))
-    named = f"test_{module.name}.py"
-    return [str(file.relative_to(tree)) for file in files if file.name == named or imported.search(file.read_text())]
+    test_name = f"test_{module.name}.py"
+    return [
+        str(file.relative_to(tree))
+        for file in files
+        if file.name == test_name or import_pattern.search(file.read_text())
+    ]
 
 
 def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
@@ -235,11 +239,11 @@ def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
     # A blocked test may also block on cancellation, so this ends the process.
     command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        process = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:  # a fault that blocks forever counts as noticed
         return "the time limit"
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return (named[1] if named else "a test that does not end") if done.returncode == 1 else None
+    match = re.search(r"^(?:FAILED|ERROR) (\S+)", process.stdout, re.MULTILINE)
+    return (match[1] if match else "a test that does not end") if process.returncode == 1 else None
 
 
 def main() -> int:
@@ -248,22 +252,26 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="faults in files whose paths contain this")
     parser.add_argument("--list", action="store_true", help="print the faults, and make none")
     options = parser.parse_args()
-    chosen = [each for each in MUTATIONS if options.only in each.path]
-    missed = []
-    with tempfile.TemporaryDirectory(prefix="omnibus-mutations-") as made:
+    mutations = [each for each in MUTATIONS if options.only in each.path]
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="omnibus-mutations-") as directory:
         if not options.list:
-            copy_tree(Path(made))
-        for mutation in chosen:
+            copy_tree(Path(directory))
+        for mutation in mutations:
             fault = f"{mutation.path}: {mutation.before.strip()!r} -> {mutation.after.strip()!r}"
             if options.list:
                 print(fault)
-            elif test := noticed_by(Path(made), mutation):
+            elif test := noticed_by(Path(directory), mutation):
                 print(f"noticed {fault}, by {test}", flush=True)
             else:
                 print(f"MISSED  {fault}", flush=True)
-                missed.append(mutation)
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} noticed" if not options.list else f"{len(chosen)} faults")
-    return 1 if missed else 0
+                survivors.append(mutation)
+    print(
+        f"{len(mutations) - len(survivors)} of {len(mutations)} noticed"
+        if not options.list
+        else f"{len(mutations)} faults"
+    )
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def nightly(*values: Any) -> list[Any]:
+def mark_nightly(*values: Any) -> list[Any]:
     """Return ``values`` of one parameter, whose tests are marked ``nightly``."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
 

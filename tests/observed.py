@@ -23,64 +23,68 @@ Emitted = dict[str, list[dict[str, str]]]
 GOALS: Emitted = {"omnibus_goal_requests_total": [{"model": "any", "result": result} for result in ("met", "missed")]}
 
 
-def alerts() -> dict[str, list[dict[str, Any]]]:
+def read_alerts() -> dict[str, list[dict[str, Any]]]:
     """Rules by the name of their group."""
     return {group["name"]: group["rules"] for group in yaml.safe_load((HERE / "alerts.yml").read_text())["groups"]}
 
 
-def dashboards() -> dict[str, dict[str, Any]]:
+def read_dashboards() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text()) for file in sorted((HERE / "grafana/dashboards").glob("*.json"))}
 
 
-def expressions(only: str = "") -> dict[str, str]:
+def read_expressions(only: str = "") -> dict[str, str]:
     """Expressions by location: those of ``VLLM`` or ``LINKS``, or all others."""
-    found = {
+    queries = {
         f"{name}: {panel['title']}: {target['legendFormat']}": target["expr"]
-        for name, board in dashboards().items()
-        if _special(name) == only
+        for name, board in read_dashboards().items()
+        if _special_part(name) == only
         for panel in board["panels"]
         for target in panel.get("targets", ())
     }
-    rules = [rule for name, group in alerts().items() if _special(name) == only for rule in group]
-    return found | {f"alert {rule['alert']}": rule["expr"] for rule in rules}
+    rules = [rule for name, group in read_alerts().items() if _special_part(name) == only for rule in group]
+    return queries | {f"alert {rule['alert']}": rule["expr"] for rule in rules}
 
 
-def _special(name: str) -> str:
+def _special_part(name: str) -> str:
     return next((each for each in (VLLM, LINKS) if each in name), "")
 
 
-def samples(texts: Iterable[str]) -> Emitted:
+def read_samples(texts: Iterable[str]) -> Emitted:
     """All samples of these expositions."""
-    found: Emitted = {}
+    label_sets: Emitted = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found.setdefault(sample.name, []).append(dict(sample.labels))
-    return found
+                label_sets.setdefault(sample.name, []).append(dict(sample.labels))
+    return label_sets
 
 
-def unanswered(expressions: Mapping[str, str], emitted: Emitted) -> list[str]:
+def find_unanswered(expressions: Mapping[str, str], series_by_name: Emitted) -> list[str]:
     """Describe queried metrics that no service emits."""
-    return [f"{where}: {fault}" for where, text in expressions.items() for fault in _faults(promql.read(text), emitted)]
+    return [
+        f"{where}: {fault}"
+        for where, text in expressions.items()
+        for fault in _find_faults(promql.read_query(text), series_by_name)
+    ]
 
 
-def _faults(asked: promql.Asked, emitted: Emitted) -> Iterator[str]:
+def _find_faults(query: promql.QueryNames, series_by_name: Emitted) -> Iterator[str]:
     there = set(OF_TARGETS)
-    for selector in asked.selectors:
+    for selector in query.selectors:
         if selector.name in OF_PROMETHEUS:
             continue
-        series = emitted.get(selector.name)
+        series = series_by_name.get(selector.name)
         if not series:
             yield f"nobody emits {selector.name}"
             continue
         there |= {label for labels in series for label in labels}
         for matcher in selector.matchers:
-            yield from _unmatched(selector.name, matcher, series)
-    for label in asked.labels - there:
+            yield from _find_unmatched(selector.name, matcher, series)
+    for label in query.labels - there:
         yield f"nothing in it has a label {label}"
 
 
-def _unmatched(name: str, matcher: promql.Matcher, series: list[dict[str, str]]) -> Iterator[str]:
+def _find_unmatched(name: str, matcher: promql.Matcher, series: list[dict[str, str]]) -> Iterator[str]:
     values = {labels[matcher.label] for labels in series if matcher.label in labels}
     if not values:
         yield f"{name} has no label {matcher.label}"

@@ -30,6 +30,6 @@ def check_events(events: Sequence[Any]) -> spec.ResponseResource:
     Their numbers must have no gaps.
     """
     for number, event in enumerate(events):
-        found = EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
-        assert found.model_dump()["sequence_number"] == number
+        parsed_event = EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+        assert parsed_event.model_dump()["sequence_number"] == number
     return check_response(events[-1]["response"])

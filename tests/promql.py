@@ -27,7 +27,7 @@ class Selector(NamedTuple):
     matchers: tuple[Matcher, ...]
 
 
-class Asked(NamedTuple):
+class QueryNames(NamedTuple):
     """All that an expression names."""
 
     selectors: tuple[Selector, ...]
@@ -38,33 +38,33 @@ class Bad(ValueError):
     """The text is not an expression, or names no metric."""
 
 
-def read(text: str) -> Asked:
+def read_query(text: str) -> QueryNames:
     """Raises ``Bad``."""
     for name, value in _VARIABLES.items():
         text = text.replace(name, value)
-    found: list[Expr] = []
+    nodes: list[Expr] = []
     try:
-        promql_parser.walk(promql_parser.parse(text), found.append)
+        promql_parser.walk(promql_parser.parse(text), nodes.append)
     except ValueError as error:
         raise Bad(f"{text!r}: {error}") from None
-    selectors = tuple(_selector(each) for each in found if isinstance(each, VectorSelector))
+    selectors = tuple(_make_selector(each) for each in nodes if isinstance(each, VectorSelector))
     if not selectors:
         raise Bad(f"{text!r} names no metric")
-    return Asked(selectors, frozenset(label for each in found for label in _grouped_by(each)))
+    return QueryNames(selectors, frozenset(label for each in nodes for label in _grouped_by(each)))
 
 
-def _selector(found: VectorSelector) -> Selector:
+def _make_selector(node: VectorSelector) -> Selector:
     matchers = tuple(
         Matcher(each.name, next(sign for op, sign in _SIGNS if op == each.op), each.value)
-        for each in found.matchers.matchers
+        for each in node.matchers.matchers
     )
-    return Selector(found.name or "", matchers)
+    return Selector(node.name or "", matchers)
 
 
-def _grouped_by(found: Expr) -> Iterator[str]:
-    if isinstance(found, AggregateExpr | BinaryExpr) and found.modifier is not None:
-        if isinstance(found, AggregateExpr):
-            yield from found.modifier.labels
+def _grouped_by(node: Expr) -> Iterator[str]:
+    if isinstance(node, AggregateExpr | BinaryExpr) and node.modifier is not None:
+        if isinstance(node, AggregateExpr):
+            yield from node.modifier.labels
         else:
-            yield from found.modifier.group_labels or ()
-            yield from found.modifier.matching.labels if found.modifier.matching else ()
+            yield from node.modifier.group_labels or ()
+            yield from node.modifier.matching.labels if node.modifier.matching else ()

@@ -28,7 +28,7 @@ RUN_SECONDS = 1800.0
 _SPIN = "while True: pass"
 
 
-class Case(NamedTuple):
+class RepeatCase(NamedTuple):
     """One test of one run: ``failure`` is the first line of its report, or empty."""
 
     module: str
@@ -45,15 +45,15 @@ class Report:
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, cases: Sequence[Case]) -> list[Case]:
+    def add_cases(self, cases: Sequence[RepeatCase]) -> list[RepeatCase]:
         """Count the cases of one run; return those that failed."""
         self.runs.update({case.module for case in cases})
-        failed = [case for case in cases if case.failure]
+        failed_cases = [case for case in cases if case.failure]
         for case in cases:
             self._seconds[case.module] += case.seconds
-        for case in failed:
+        for case in failed_cases:
             self.failures[case.module][case.name] += 1
-        return failed
+        return failed_cases
 
     def __str__(self) -> str:
         """A table in Markdown: modules with failures first."""
@@ -66,7 +66,7 @@ class Report:
         return "\n".join(["| module | runs | failures | seconds | which |", "|---|---|---|---|---|", *rows])
 
 
-def run(target: str, arguments: Sequence[str], log: Path) -> list[Case]:
+def run_target(target: str, arguments: Sequence[str], log: Path) -> list[RepeatCase]:
     """Run pytest on ``target`` once. A run that ends without results is one failed case of the target."""
     results = log.with_suffix(".xml")
     command = [sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1", f"--junitxml={results}"]
@@ -80,21 +80,21 @@ def run(target: str, arguments: Sequence[str], log: Path) -> list[Case]:
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            return [Case(target, "the whole run", RUN_SECONDS, f"not finished after {RUN_SECONDS:.0f} s")]
+            return [RepeatCase(target, "the whole run", RUN_SECONDS, f"not finished after {RUN_SECONDS:.0f} s")]
     if status not in (0, 1):
-        return [Case(target, "the whole run", 0.0, f"pytest ended with {status}")]
+        return [RepeatCase(target, "the whole run", 0.0, f"pytest ended with {status}")]
     return list(read_cases(results))
 
 
-def read_cases(results: Path) -> Iterator[Case]:
+def read_cases(results: Path) -> Iterator[RepeatCase]:
     """Cases of a pytest report in the format ``xunit1``, without skipped tests."""
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         if case.find("skipped") is not None:
             continue
-        broken = next((each for kind in ("failure", "error") if (each := case.find(kind)) is not None), None)
-        message = "" if broken is None else (broken.get("message") or "failed").splitlines()[0]
+        element = next((each for kind in ("failure", "error") if (each := case.find(kind)) is not None), None)
+        message = "" if element is None else (element.get("message") or "failed").splitlines()[0]
         seconds = float(case.get("time", 0))
-        yield Case(case.get("file", "?"), case.get("name", "?").partition("@")[0], seconds, message)
+        yield RepeatCase(case.get("file", "?"), case.get("name", "?").partition("@")[0], seconds, message)
 
 
 @contextmanager
@@ -126,20 +126,20 @@ def main() -> int:
         stack.enter_context(busy_processors(options.busy))
         for number, target in ((n, target) for n in range(options.times) for target in options.targets):
             if time.monotonic() < ends:
-                _repeat(number, target, arguments, into, report)
+                _repeat_target(number, target, arguments, into, report)
     print(f"\n{report}")
     return 1 if any(report.failures.values()) else 0
 
 
-def _repeat(number: int, target: str, arguments: Sequence[str], into: Path, report: Report) -> None:
+def _repeat_target(number: int, target: str, arguments: Sequence[str], into: Path, report: Report) -> None:
     log = into / f"{target.strip('/').replace('/', '+').replace(':', '+')}.{number + 1}.log"
-    failed = report.add(run(target, arguments, log))
+    failed_cases = report.add_cases(run_target(target, arguments, log))
     load = os.getloadavg()[0]
-    print(f"{number + 1} {target}: {len(failed)} failed (load {load:.0f})", flush=True)
-    for case in failed:
+    print(f"{number + 1} {target}: {len(failed_cases)} failed (load {load:.0f})", flush=True)
+    for case in failed_cases:
         print(f"    {case.module}::{case.name}: {case.failure[:200]}", flush=True)
     log.with_suffix(".xml").unlink(missing_ok=True)
-    if not failed:
+    if not failed_cases:
         log.unlink()
 
 

@@ -82,5 +82,5 @@ def multiply_matrices(left: Tensor, right: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(product))
 
 
-def _add_product(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return added * beta + multiply_matrices(left, right) * alpha
+def _add_product(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return bias * beta + multiply_matrices(left, right) * alpha

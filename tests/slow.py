@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_suffix(".toml")
 SYSTEMS = ("tests/e2e/", "tests/nodes/", "tests/chaos/")
 
 
-class Table(NamedTuple):
+class SlowTable(NamedTuple):
     """The content of the file.
 
     ``short`` lists the directories and files of systems that ``make test`` runs. ``paths`` lists a test of each way to
@@ -29,21 +29,21 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def table() -> Table:
+def read_table() -> SlowTable:
     """Read the file. Raises ``KeyError`` for a missing part."""
     read = tomllib.loads(_FILE.read_text())
-    return Table(tuple(read["short"]), read["paths"], {file: tuple(names) for file, names in read["slow"].items()})
+    return SlowTable(tuple(read["short"]), read["paths"], {file: tuple(names) for file, names in read["slow"].items()})
 
 
 def is_slow(id: str) -> bool:
     """Return True if ``make test-slow`` runs the test with this node id."""
     path, _, name = id.partition("::")
     if id.startswith(SYSTEMS):
-        return not any(path == short or path.startswith(f"{short}/") for short in table().short)
-    return name.partition("[")[0] in table().slow.get(path, ())
+        return not any(path == short or path.startswith(f"{short}/") for short in read_table().short)
+    return name.partition("[")[0] in read_table().slow.get(path, ())
 
 
-def mark(items: Iterable[pytest.Item]) -> None:
+def mark_items(items: Iterable[pytest.Item]) -> None:
     """Mark the ``items`` that are slow by the table."""
     for item in items:
         if is_slow(item.nodeid):
@@ -51,4 +51,4 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 if __name__ == "__main__":
-    print(*SYSTEMS, *table().slow)
+    print(*SYSTEMS, *read_table().slow)

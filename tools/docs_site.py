@@ -42,8 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in MOUNTED.items():
         head = "---\ntitle: Home\nhide: [navigation]\n---\n\n" if page == "index.md" else ""
         files.append(File.generated(config, page, content=head + (ROOT / source).read_text()))
-    shown = {path for page in files.documentation_pages() for path in _linked_sources(page)}
-    for path in sorted(shown):
+    sources = {path for page in files.documentation_pages() for path in _linked_sources(page)}
+    for path in sorted(sources):
         files.append(File.generated(config, source_page(path), content=render_source(path)))
     return files
 
@@ -73,8 +73,8 @@ def rewrite_links(markdown: str, page: str) -> str:
 
 def _keep_local(output: str, path: str) -> str:
     output = output.replace(_WORKER_SHIM, os.path.relpath(_OWN_WORKER, PurePosixPath(path).parent))
-    if loaded := _LOADED.findall(output):
-        raise PluginError(f"{path} loads from other sites: {', '.join(loaded)}")
+    if urls := _LOADED.findall(output):
+        raise PluginError(f"{path} loads from other sites: {', '.join(urls)}")
     return output
 
 
@@ -86,11 +86,11 @@ def source_page(path: str) -> str:
 def render_source(path: str) -> str:
     """A page with a file's text, or a directory's entries with summaries."""
     lines = ["---", f"title: {path}", "search: {exclude: true}", "---", "", f"# `{path}`", ""]
-    found = ROOT / path
-    if found.is_dir():
-        lines += ["| | |", "|---|---|", *_directory_rows(found)]
+    full_path = ROOT / path
+    if full_path.is_dir():
+        lines += ["| | |", "|---|---|", *_directory_rows(full_path)]
     else:
-        lines += [f"````{_LANGUAGES.get(found.suffix, 'text')}", found.read_text().rstrip("\n"), "````"]
+        lines += [f"````{_LANGUAGES.get(full_path.suffix, 'text')}", full_path.read_text().rstrip("\n"), "````"]
     return "\n".join([*lines, ""])
 
 
@@ -130,8 +130,8 @@ def _page_of(path: str) -> str | None:
 
     None if only its source can be shown.
     """
-    mounted = {source: page for page, source in MOUNTED.items()}
-    return mounted.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+    pages = {source: page for page, source in MOUNTED.items()}
+    return pages.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 
 
 def _site_link(link: str, page: str) -> str:

@@ -20,11 +20,11 @@ def hashed_requirements(report: dict[str, Any]) -> str:
     for each in report["install"]:
         if "dir_info" in each["download_info"]:
             continue
-        named = f"{each['metadata']['name']}=={each['metadata']['version']}"
+        requirement = f"{each['metadata']['name']}=={each['metadata']['version']}"
         digest = each["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest:
-            raise ValueError(f"{named} has no SHA-256: its index does not say one")
-        lines.append(f"{named} --hash=sha256:{digest}\n")
+            raise ValueError(f"{requirement} has no SHA-256: its index does not say one")
+        lines.append(f"{requirement} --hash=sha256:{digest}\n")
     return "".join(sorted(lines, key=str.lower))
 
 

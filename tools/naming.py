@@ -93,10 +93,10 @@ def main() -> int:
     names, tests = read_names(), read_names(trees=("tests",))
     _print_figures("services and shared", names)
     _print_figures("tests", tests)
-    broken = names.private_names + names.clauses
-    for file, text in broken:
+    violations = names.private_names + names.clauses
+    for file, text in violations:
         print(f"{file}: {text}")
-    return bool(broken)
+    return bool(violations)
 
 
 if __name__ == "__main__":

@@ -235,11 +235,11 @@ def figures(reports: Iterable[Report]) -> Iterator[str]:
 
 
 def _list_hits(paths: list[str]) -> int:
-    chosen = [os.path.relpath(Path(path).resolve(), ROOT) for path in paths]
+    files = [os.path.relpath(Path(path).resolve(), ROOT) for path in paths]
     reports = [
         each
         for each in read_reports(ROOT, list_files(ROOT), CACHE)
-        if any(each.file == path or each.file.startswith(path + "/") for path in chosen)
+        if any(each.file == path or each.file.startswith(path + "/") for path in files)
     ]
     hits = sorted(hit for each in reports for measure in each.hits.values() for hit in measure)
     for hit in hits:

@@ -205,5 +205,5 @@ def bad_summaries(text: Text) -> list[Hit]:
     return []
 
 
-def _hit(text: Text, offset: int, rule: str, found: str, instead: str) -> Hit:
-    return Hit(text.file, text.line + text.text.count("\n", 0, offset), rule, " ".join(found.split()), instead)
+def _hit(text: Text, offset: int, rule: str, match: str, instead: str) -> Hit:
+    return Hit(text.file, text.line + text.text.count("\n", 0, offset), rule, " ".join(match.split()), instead)

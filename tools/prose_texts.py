@@ -54,9 +54,9 @@ def page_texts(file: str, page: str) -> Iterator[Text]:
 def is_generated(page: str) -> bool:
     """Return True if a program writes the whole page."""
     program = r"(tests\.pages|tests\.paths|make lab)`"
-    made = r"\b(made|writes|written|generated)\b"
+    verbs = r"\b(made|writes|written|generated)\b"
     opening = " ".join(page.split()[:300])
-    return bool(re.search(rf"{made}.{{0,200}}{program}|{program},? .{{0,10}}{made}", opening))
+    return bool(re.search(rf"{verbs}.{{0,200}}{program}|{program},? .{{0,10}}{verbs}", opening))
 
 
 def read_source(file: str, source: str) -> Source:
@@ -133,9 +133,11 @@ def _docstring(file: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | as
     line, is_summary = first.lineno, True
     for block in re.split(r"(\n[ \t]*(?=\n))", first.value.value):
         lines = block.strip("\n").splitlines()
-        drawn = is_summary is False and lines and all(each.startswith(" " * (first.col_offset + 4)) for each in lines)
+        is_drawn = (
+            is_summary is False and lines and all(each.startswith(" " * (first.col_offset + 4)) for each in lines)
+        )
         if block.strip() and not block.lstrip().startswith((">>>", "|")):
-            if drawn:
+            if is_drawn:
                 yield from _drawn(file, line + block[: len(block) - len(block.lstrip("\n"))].count("\n"), lines)
             else:
                 start = len(block) - len(block.lstrip())
@@ -157,9 +159,9 @@ def _messages(file: str, node: ast.Raise | ast.Call) -> Iterator[Text]:
     if not isinstance(call, ast.Call):
         return
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    shown = call.args if isinstance(node, ast.Raise) or name in _SHOWN_CALLS or _is_error(name) else []
+    arguments = call.args if isinstance(node, ast.Raise) or name in _SHOWN_CALLS or _is_error(name) else []
     keywords = [each.value for each in call.keywords if each.arg in _SHOWN_KEYWORDS]
-    for part in chain(*map(_strings, [*shown, *keywords])):
+    for part in chain(*map(_strings, [*arguments, *keywords])):
         text = _plain(_text(part))
         if len(text.split()) > 2:
             yield Text(file, part.lineno, "message", text)

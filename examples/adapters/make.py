@@ -50,15 +50,15 @@ def write_adapter(
 
 
 def _linear_layers(checkpoint: Path, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
-    found = {}
+    shapes = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, "np") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
                 layer = LAYERS.fullmatch(name)
                 if layer is not None and layer["last"] in targets:
                     outputs, inputs = weights.get_slice(name).get_shape()
-                    found[name] = (outputs, inputs)
-    return found
+                    shapes[name] = (outputs, inputs)
+    return shapes
 
 
 if __name__ == "__main__":

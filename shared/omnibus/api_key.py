@@ -82,9 +82,9 @@ def find_key_record(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | N
 
     The lookup uses a hash, so its timing reveals nothing about a key. The comparison is in constant time as well.
     """
-    wanted = hash_key(key)
-    found = records.get(wanted)
-    return found if found is not None and hmac.compare_digest(found.sha256, wanted) else None
+    digest = hash_key(key)
+    record = records.get(digest)
+    return record if record is not None and hmac.compare_digest(record.sha256, digest) else None
 
 
 _encode = msgspec.json.Encoder().encode

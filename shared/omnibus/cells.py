@@ -41,8 +41,8 @@ def merge_cells(model: ModelPlan) -> ModelPlan:
     options: dict[str, DeploymentOption] = {}
     for name, option in model.options.items():
         base = base_option(model, name)
-        known = options.get(base)
-        more = known.replicas if known is not None else 0
+        pool = options.get(base)
+        more = pool.replicas if pool is not None else 0
         options[base] = msgspec.structs.replace(option, cell=msgspec.UNSET, replicas=option.replicas + more)
     types = {kind: _merged_paths(model, paths) for kind, paths in model.types.items()}
     return msgspec.structs.replace(model, options=options, types=types)
@@ -74,14 +74,14 @@ def cell_shares(model: ModelPlan) -> dict[str, float]:
 
     It is empty for a model without cells.
     """
-    found = {option.cell: 0.0 for option in model.options.values() if option.cell}
+    rates = {option.cell: 0.0 for option in model.options.values() if option.cell}
     for paths in model.types.values():
         for path in paths:
             cell = path_cell(model, path)
             if cell and not path.is_candidate:
-                found[cell] += path.rate
-    total = sum(found.values())
-    return {cell: rate / total if total else 0.0 for cell, rate in sorted(found.items(), key=_cell_order)}
+                rates[cell] += path.rate
+    total = sum(rates.values())
+    return {cell: rate / total if total else 0.0 for cell, rate in sorted(rates.items(), key=_cell_order)}
 
 
 def _cell_order(entry: tuple[str, float]) -> tuple[int, str]:
@@ -94,12 +94,12 @@ def _renamed(path: Path, suffix: str) -> Path:
 
 
 def _merged_paths(model: ModelPlan, paths: Sequence[Path]) -> tuple[Path, ...]:
-    merged: dict[tuple[tuple[str, str], ...], float] = {}
+    rates: dict[tuple[tuple[str, str], ...], float] = {}
     for path in paths:
         runs = tuple((part, base_option(model, name)) for part, name in path.options.items())
-        merged[runs] = merged.get(runs, 0.0) + path.rate
+        rates[runs] = rates.get(runs, 0.0) + path.rate
     return tuple(
-        Path(">".join(dict.fromkeys(name for _, name in runs)), dict(runs), rate) for runs, rate in merged.items()
+        Path(">".join(dict.fromkeys(name for _, name in runs)), dict(runs), rate) for runs, rate in rates.items()
     )
 
 
@@ -119,8 +119,8 @@ class CellShares:
         """
         if not self._shares:
             return paths
-        scaled = tuple(
+        scaled_paths = tuple(
             msgspec.structs.replace(path, rate=path.rate * self._shares.get(f"{name}/{path_cell(model, path)}", 1.0))
             for path in paths
         )
-        return scaled if any(path.rate > 0 for path in scaled) else paths
+        return scaled_paths if any(path.rate > 0 for path in scaled_paths) else paths

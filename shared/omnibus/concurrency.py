@@ -34,8 +34,8 @@ async def finish_within(seconds: float, call: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.ensure_future(call)
     try:
-        done, _ = await asyncio.wait([task], timeout=seconds)
-        if done:
+        done_tasks, _ = await asyncio.wait([task], timeout=seconds)
+        if done_tasks:
             return task.result()
         raise TimeoutError
     finally:

@@ -56,18 +56,18 @@ def is_foreign(name: str) -> bool:
     return name in FOREIGN_VARIABLES or _SERVICE_LINK.search(name) is not None
 
 
-def describe_unknown(name: str, known: Iterable[str]) -> str:
+def describe_unknown(name: str, names: Iterable[str]) -> str:
     """Return a message on the unknown ``name``, with the closest ``known`` names."""
-    close = _similar_settings(name, list(known))
+    close = _similar_settings(name, list(names))
     hint = f"did you mean {' or '.join(close)}?" if close else "`omnibus settings` lists all of them"
     return f"{name} is not a setting: {hint}"
 
 
-def _similar_settings(name: str, known: list[str]) -> list[str]:
+def _similar_settings(name: str, names: list[str]) -> list[str]:
     """Return settings like ``name`` with another unit or area, or the closest."""
-    shorter = [each for each in known if name.startswith(f"{each}_")]
-    longer = [each for each in known if each.endswith(f"_{name.removeprefix(_PREFIX)}")]
-    closest = closest_name(name, known, _SIMILAR)
+    shorter = [each for each in names if name.startswith(f"{each}_")]
+    longer = [each for each in names if each.endswith(f"_{name.removeprefix(_PREFIX)}")]
+    closest = closest_name(name, names, _SIMILAR)
     return (shorter or longer)[:_MAX_SUGGESTIONS] or [closest] * bool(closest)
 
 

@@ -297,10 +297,10 @@ class ProtocolError(Fatal):
 
 
 def _errors_by_code(root: type[OmnibusError]) -> dict[str, type[OmnibusError]]:
-    found = {root.code: root}
+    errors = {root.code: root}
     for child in root.__subclasses__():
-        found.update({code: kind for code, kind in _errors_by_code(child).items() if code not in found})
-    return found
+        errors.update({code: kind for code, kind in _errors_by_code(child).items() if code not in errors})
+    return errors
 
 
 _BY_CODE = _errors_by_code(OmnibusError)

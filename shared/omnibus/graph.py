@@ -49,9 +49,9 @@ def as_ref(value: Any) -> tuple[int, str] | None:
 
 def find_refs(value: Any) -> Iterator[tuple[int, str]]:
     """Yield all references in an input: the value itself, or the elements of a list or dict."""
-    found = as_ref(value)
-    if found is not None:
-        yield found
+    reference = as_ref(value)
+    if reference is not None:
+        yield reference
     elif type(value) is list:
         for element in value:
             yield from find_refs(element)
@@ -139,12 +139,12 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def find_consumers(self, node: int) -> dict[str, list[int]]:
         """Return the nodes that read each output of ``node``."""
-        found: dict[str, list[int]] = {}
+        consumers: dict[str, list[int]] = {}
         for index in range(node + 1, len(self.nodes)):
             for producer, output in self.nodes[index].uses:
-                if producer == node and index not in found.setdefault(output, []):
-                    found[output].append(index)
-        return found
+                if producer == node and index not in consumers.setdefault(output, []):
+                    consumers[output].append(index)
+        return consumers
 
 
 def call_digest(task: str, inputs: dict[str, Any]) -> str:
@@ -275,11 +275,11 @@ def verify_uses(nodes: Sequence[GraphNode]) -> None:
     """
     for index, node in enumerate(nodes):
         try:
-            found = {reference for value in node.inputs.values() for reference in find_refs(value)}
-            known = all(type(source) is int and 0 <= source < index for source, _ in found)
+            references = {reference for value in node.inputs.values() for reference in find_refs(value)}
+            is_valid = all(type(source) is int and 0 <= source < index for source, _ in references)
         except (TypeError, ValueError):
-            found, known = set(), False
-        if not known or found != set(node.uses):
+            references, is_valid = set(), False
+        if not is_valid or references != set(node.uses):
             raise ProtocolError(
                 f"node {index} ({node.task}) must refer to outputs of earlier nodes as [node, output], and list these "
                 f"references in `uses`, not {list(node.uses)}"

@@ -73,39 +73,39 @@ def stage_usage(
 
 def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, complete: bool = True) -> RequestUsage:
     """Return the total usage of all ``stages``."""
-    found = tuple(stages)
-    priced, metered = bool(currency), bool(found)
+    usages = tuple(stages)
+    has_price, has_energy = bool(currency), bool(usages)
     gpu_seconds = money = joules = 0.0
-    for stage in found:  # runs for every request: no comprehensions, which are calls
+    for stage in usages:  # runs for every request: no comprehensions, which are calls
         gpu_seconds += stage.gpu_seconds
         if stage.money is UNSET:
-            priced = False
+            has_price = False
         else:
             money += stage.money
         if stage.energy_joules is UNSET:
-            metered = False
+            has_energy = False
         else:
             joules += stage.energy_joules
     return RequestUsage(
-        found,
+        usages,
         round(gpu_seconds, _SECONDS_PLACES),
         nbytes,
-        round(money, _MONEY_PLACES) if priced else UNSET,
-        currency if priced else UNSET,
+        round(money, _MONEY_PLACES) if has_price else UNSET,
+        currency if has_price else UNSET,
         complete,
-        round(joules, _JOULES_PLACES) if metered else UNSET,
+        round(joules, _JOULES_PLACES) if has_energy else UNSET,
     )
 
 
 def join_usages(usages: Iterable[RequestUsage]) -> RequestUsage:
     """Return the usage of several segments of one request."""
-    found = list(usages)
-    if len(found) == 1:
-        return found[0]
-    currencies = {each.currency for each in found if each.currency is not UNSET}
+    parts = list(usages)
+    if len(parts) == 1:
+        return parts[0]
+    currencies = {each.currency for each in parts if each.currency is not UNSET}
     return sum_stages(
-        [stage for each in found for stage in each.stages],
+        [stage for each in parts for stage in each.stages],
         str(currencies.pop()) if len(currencies) == 1 else "",
-        sum(each.nbytes for each in found),
-        complete=all(each.complete for each in found),
+        sum(each.nbytes for each in parts),
+        complete=all(each.complete for each in parts),
     )

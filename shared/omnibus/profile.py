@@ -198,14 +198,14 @@ def decode_profile(body: bytes, name: str = "the profile") -> ModelProfile:
     profile = ModelProfile(**fields)
     if profile.v != VERSION:
         raise BadRequest(f"{name} has version {profile.v}, this build reads {VERSION}: measure again")
-    for what, value in _named_numbers(profile):
+    for place, value in _named_numbers(profile):
         if not (math.isfinite(value) and value >= 0):
-            raise BadRequest(f"{name}: {what} is {value}: it must be a finite number, 0 or more")
-    for what, parts in _named_components(profile):
+            raise BadRequest(f"{name}: {place} is {value}: it must be a finite number, 0 or more")
+    for place, parts in _named_components(profile):
         unknown = sorted({*parts} - {*profile.components})
         if unknown or not parts:
-            named = ", ".join(unknown) or "no component"
-            raise BadRequest(f"{name}: {what} names {named}, not one of {', '.join(profile.components)}")
+            unknown_names = ", ".join(unknown) or "no component"
+            raise BadRequest(f"{name}: {place} names {unknown_names}, not one of {', '.join(profile.components)}")
     return profile
 
 
@@ -213,15 +213,15 @@ def _named_numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
     for kind, each in profile.types.items():
         yield f"the share of {kind}", each.share
         yield from ((f"{quantity} of {kind}", value) for quantity, value in each.quantities.items())
-    for option, measured in profile.options.items():
+    for option, option_profile in profile.options.items():
         for field in ("rate", "start_s", "memory_gb", "weights_gb", "gpu_memory_gb", "batch"):
-            yield f"{field} of option {option}", getattr(measured, field)
-        yield f"price of option {option}", measured.price or 0.0
-        for work in measured.work:
+            yield f"{field} of option {option}", getattr(option_profile, field)
+        yield f"price of option {option}", option_profile.price or 0.0
+        for work in option_profile.work:
             yield f"seconds of option {option}", work.seconds
             yield f"latency of option {option}", work.latency
             yield f"first_token of option {option}", work.first_token
-        for point in measured.curve:
+        for point in option_profile.curve:
             yield from ((f"{field} of option {option}", getattr(point, field)) for field in point.__struct_fields__)
     for component, line in profile.lines.items():
         yield f"base of {component}", line.base

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 SIMILAR = 0.6
 
 
-def closest_name(name: str, known: Iterable[str], similar: float = SIMILAR) -> str:
+def closest_name(name: str, names: Iterable[str], similar: float = SIMILAR) -> str:
     """Return the ``known`` name most like ``name``, else "". Case and separators do not count."""
-    plain = {_without_separators(each): each for each in known}
+    plain = {_without_separators(each): each for each in names}
     close = difflib.get_close_matches(_without_separators(name), list(plain), n=1, cutoff=similar)
     return plain[close[0]] if close else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ``; did you mean X?`` for a message: "" without a similar name."""
-    close = closest_name(name, known)
+    close = closest_name(name, names)
     return f"; did you mean {close}?" if close else ""
 
 

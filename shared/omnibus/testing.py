@@ -65,10 +65,10 @@ class LocalRuntime:
     def __init__(
         self, tasks: Any, plays: Mapping[type[UnitTask] | str, Play] | None = None, point: float = 0.0
     ) -> None:
-        known = module_tasks(tasks) if isinstance(tasks, ModuleType) else tasks_of(tasks)
+        task_list = module_tasks(tasks) if isinstance(tasks, ModuleType) else tasks_of(tasks)
         self.calls: list[TaskCall] = []
         self.media: list[bytes] = []
-        self._tasks = {task.name: task for task in known}
+        self._tasks = {task.name: task for task in task_list}
         self._plays = dict(plays or {})
         self._point = point
         self._pipes: dict[tuple[int, int, str], _Pipe] = {}
@@ -180,25 +180,25 @@ class _PlayedTask:
 
     async def _read_inputs(self, job: "_LocalJob") -> Any:
         """Return the declared inputs, without an engine's checks; None for what another play left out."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, (kind, element) in self.inputs_type.fields.items():
             if kind == STREAM:
-                found[name] = _decode_parts(element, job.stream(name))
+                values[name] = _decode_parts(element, job.stream(name))
             elif name in job.given:
                 value = await job.value_or_none(name)
-                found[name] = json.loads(bytes(value)) if isinstance(value, msgspec.Raw) else value
-        return self.inputs_type.model_construct(**found)
+                values[name] = json.loads(bytes(value)) if isinstance(value, msgspec.Raw) else value
+        return self.inputs_type.model_construct(**values)
 
     async def _iter_outputs(self, inputs: Any) -> AsyncIterator[tuple[str, Any]]:
-        given = self._play(inputs) if callable(self._play) else self._play
-        given = await given if inspect.isawaitable(given) else given
-        if hasattr(given, "__aiter__"):
-            async for told in given:
-                for name, part in told.items():
+        answer = self._play(inputs) if callable(self._play) else self._play
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if hasattr(answer, "__aiter__"):
+            async for output in answer:
+                for name, part in output.items():
                     yield name, part
             return
-        for told in given if inspect.isgenerator(given) else [given]:
-            whole: Any = told.__dict__ if isinstance(told, TaskOutput) else told
+        for output in answer if inspect.isgenerator(answer) else [answer]:
+            whole: Any = output.__dict__ if isinstance(output, TaskOutput) else output
             for name, value in whole.items():
                 for part in self._split_parts(name, value):
                     yield name, part

@@ -32,5 +32,5 @@ def require_codec(stream: Any, kind: str) -> None:
     """Raise ``BadMedia`` unless the codec of ``stream`` is supported for ``kind``. Opens nothing."""
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in READABLE[kind]:
-        known = ", ".join(sorted(READABLE[kind] - PCM))
-        raise errors.BadMedia(f"the {kind} is in a codec that is not read here; send one of: {known}")
+        codec_names = ", ".join(sorted(READABLE[kind] - PCM))
+        raise errors.BadMedia(f"the {kind} is in a codec that is not read here; send one of: {codec_names}")

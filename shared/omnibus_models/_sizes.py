@@ -49,22 +49,22 @@ def _fill_rf64(data: memoryview) -> memoryview:
             there = len(data) - start - 8
             if not sizes or size != 0xFFFF_FFFF or 0 < struct.unpack_from("<Q", data, sizes + 8)[0] <= there:
                 break
-            filled = bytearray(data)
-            struct.pack_into("<QQ", filled, sizes, len(data) - 8, there)
-            return memoryview(filled)
+            buffer = bytearray(data)
+            struct.pack_into("<QQ", buffer, sizes, len(data) - 8, there)
+            return memoryview(buffer)
     return data
 
 
 def _fill_w64(data: memoryview) -> memoryview:
     for kind, start, size in _find_chunks(data, 40, "<4s12xQ", 24, 8):
         if kind == b"data":
-            stated = struct.unpack_from("<Q", data, 16)[0]
-            if 24 < size <= len(data) - start and stated:
+            stated_size = struct.unpack_from("<Q", data, 16)[0]
+            if 24 < size <= len(data) - start and stated_size:
                 break
-            filled = bytearray(data)
-            struct.pack_into("<Q", filled, 16, len(data))
-            struct.pack_into("<Q", filled, start + 16, len(data) - start)
-            return memoryview(filled)
+            buffer = bytearray(data)
+            struct.pack_into("<Q", buffer, 16, len(data))
+            struct.pack_into("<Q", buffer, start + 16, len(data) - start)
+            return memoryview(buffer)
     return data
 
 
@@ -77,11 +77,11 @@ def _fill_aiff(data: memoryview) -> memoryview:
             channels, frames, bits = struct.unpack_from(">HIH", data, common)
             if not common or (frames and size):
                 break
-            filled = bytearray(data)
-            packed = bytes(data[8:12]) == b"AIFC" and bytes(data[common + 18 : common + 22]) == b"ima4"
-            frame = channels * (34 if packed else (bits + 7) // 8)
-            struct.pack_into(">I", filled, 4, len(data) - 8)
-            struct.pack_into(">I", filled, common + 2, (len(data) - start - 16) // max(1, frame))
-            struct.pack_into(">I", filled, start + 4, len(data) - start - 8)
-            return memoryview(filled)
+            buffer = bytearray(data)
+            is_packed = bytes(data[8:12]) == b"AIFC" and bytes(data[common + 18 : common + 22]) == b"ima4"
+            frame = channels * (34 if is_packed else (bits + 7) // 8)
+            struct.pack_into(">I", buffer, 4, len(data) - 8)
+            struct.pack_into(">I", buffer, common + 2, (len(data) - start - 16) // max(1, frame))
+            struct.pack_into(">I", buffer, start + 4, len(data) - start - 8)
+            return memoryview(buffer)
     return data

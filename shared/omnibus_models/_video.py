@@ -30,17 +30,17 @@ def decode_video(data: memoryview, limits: bounds.MediaDecodeLimits, sampling: F
     frames than the container lists, another pass chooses among those.
     """
     budget = bounds.DecodeBudget(limits)
-    chosen = _choose_by_packets(data, limits, budget, sampling)
+    frame_numbers = _choose_by_packets(data, limits, budget, sampling)
     for _ in range(2):
-        reel = _decode_frames(data, limits, budget, chosen)
+        reel = _decode_frames(data, limits, budget, frame_numbers)
         timing = reel.make_timing()
-        wished = sampling.choose_frames(timing, reel.room)
-        if wished == list(reel.kept):
+        new_numbers = sampling.choose_frames(timing, reel.room)
+        if new_numbers == list(reel.kept):
             break
-        chosen = wished
-    frames = np.stack([reel.kept.pop(number) for number in wished])
+        frame_numbers = new_numbers
+    frames = np.stack([reel.kept.pop(number) for number in new_numbers])
     return bounds.Clip(
-        frames, float(len(frames) / timing.length), tuple(timing.seconds(each) for each in wished), timing.steady
+        frames, float(len(frames) / timing.length), tuple(timing.seconds(each) for each in new_numbers), timing.steady
     )
 
 
@@ -70,7 +70,7 @@ def _check_header(stream: Any, limits: bounds.MediaDecodeLimits) -> None:
 
 
 def _decode_frames(
-    data: memoryview, limits: bounds.MediaDecodeLimits, budget: bounds.DecodeBudget, chosen: Sequence[int]
+    data: memoryview, limits: bounds.MediaDecodeLimits, budget: bounds.DecodeBudget, frame_numbers: Sequence[int]
 ) -> "_DecodedTimes":
     with _av.open_track(data, "video") as (container, stream):
         _check_header(stream, limits)
@@ -79,7 +79,7 @@ def _decode_frames(
         context.thread_count = 1
         # Later frames may be larger than the header states; the decoder itself rejects those.
         context.options = {"max_pixels": str(limits.pixels)}
-        reel = _DecodedTimes(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(chosen))
+        reel = _DecodedTimes(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(frame_numbers))
         for frame in container.decode(stream):
             budget.raise_if_spent()
             reel.add_frame(frame)
@@ -102,10 +102,10 @@ class _DecodedTimes:
     ``room`` limits the memory, even if the header was wrong.
     """
 
-    def __init__(self, limits: bounds.MediaDecodeLimits, rate: Fraction, chosen: frozenset[int]) -> None:
+    def __init__(self, limits: bounds.MediaDecodeLimits, rate: Fraction, frame_numbers: frozenset[int]) -> None:
         self._limits = limits
         self._rate = rate
-        self._chosen = chosen
+        self._chosen = frame_numbers
         self._ticks: list[tuple[int | None, int | None]] = []  # of presentation, and of reading
         self._unit = Fraction(1)  # seconds per tick
         self._first = self._last = Fraction(0)  # when the first frame is shown, and for how long the last one
@@ -144,8 +144,8 @@ class _DecodedTimes:
         self._ticks.append((frame.pts, frame.dts))
         self._unit = frame.time_base or self._unit
         self._last = (frame.duration or 0) * self._unit
-        known = [tick * self._unit for tick in self._ticks[-1] if tick is not None]
-        stamp = known[0] if known else len(self._ticks) / self._rate
+        times = [tick * self._unit for tick in self._ticks[-1] if tick is not None]
+        stamp = times[0] if times else len(self._ticks) / self._rate
         self._first = stamp if len(self._ticks) == 1 else self._first
         self.end = max(self.end, float(stamp - self._first + self._last))
         bounds.check_seconds(self.end, self._limits)
@@ -174,9 +174,9 @@ def _fill_unknown(ticks: Sequence[int | None], step: Fraction) -> Iterator[Fract
 
     Without known ones, the pace is ``step``. A decoder's last ticks may be unknown.
     """
-    known = [tick for tick in ticks if tick is not None]
-    pace = Fraction(known[-1] - known[0], len(known) - 1) if len(known) > 1 else step
-    following = Fraction(known[0] if known else 0)
+    known_ticks = [tick for tick in ticks if tick is not None]
+    pace = Fraction(known_ticks[-1] - known_ticks[0], len(known_ticks) - 1) if len(known_ticks) > 1 else step
+    following = Fraction(known_ticks[0] if known_ticks else 0)
     for tick in ticks:
         yield (current := following if tick is None else Fraction(tick))
         following = current + pace
@@ -195,10 +195,10 @@ class _Turn:
     @staticmethod
     def of_frame(frame: Any) -> "_Turn | None":
         """Return the turn that brings ``frame`` upright, or None without a matrix."""
-        found = frame.side_data.get("DISPLAYMATRIX")
-        if not found:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+        if not matrix:
             return None
-        a, b, _, c, d = np.frombuffer(bytes(found), "<i4")[:5].tolist()
+        a, b, _, c, d = np.frombuffer(bytes(matrix), "<i4")[:5].tolist()
         straight, across = min(abs(a), abs(d)), min(abs(b), abs(c))
         if max(abs(b), abs(c)) <= _RIGHT_ANGLE * straight:
             return _Turn(False, a < 0, d < 0)

@@ -63,8 +63,8 @@ class AdaptedLinear(nn.Linear):
 
     def _add_deltas(self, input: Tensor, output: Tensor, rows: AdaptedRows) -> Tensor:
         """Add the adapters' deltas to their rows of ``output``, in place."""
-        given = input.reshape(rows.total, -1, self.in_features)[rows.places]
-        delta = torch.bmm(torch.bmm(given, self.down[rows.numbers]), self.up[rows.numbers])
+        adapted_input = input.reshape(rows.total, -1, self.in_features)[rows.places]
+        delta = torch.bmm(torch.bmm(adapted_input, self.down[rows.numbers]), self.up[rows.numbers])
         output.view(rows.total, -1, self.out_features).index_add_(0, rows.places, delta)
         return output
 
@@ -106,9 +106,11 @@ class Adapters:
         """
         places = [place for place, number in enumerate(numbers) if number is not None]
         if places:
-            found = [number for number in numbers if number is not None]
+            adapter_numbers = [number for number in numbers if number is not None]
             self.current.rows = AdaptedRows(
-                len(numbers), torch.tensor(places, device=self._device), torch.tensor(found, device=self._device)
+                len(numbers),
+                torch.tensor(places, device=self._device),
+                torch.tensor(adapter_numbers, device=self._device),
             )
         try:
             yield bool(places)
@@ -116,17 +118,17 @@ class Adapters:
             self.current.rows = None
 
 
-def attach_adapters(decoder: Any, named: Mapping[str, Path], free: int = 0) -> None:
+def attach_adapters(decoder: Any, directories: Mapping[str, Path], free: int = 0) -> None:
     """Load the adapters of these directories onto ``decoder``, as its ``adapters``.
 
     ``free`` more may be loaded later. Raises ``BadRequest`` with the name of an adapter that does not fit.
     """
-    read = [read_adapter(directory) for directory in named.values()]
+    read = [read_adapter(directory) for directory in directories.values()]
     places = [match_modules(decoder, adapter) for adapter in read]
-    adapters = Adapters(list(named), free, decoder.device)
+    adapters = Adapters(list(directories), free, decoder.device)
     rank = max((adapter.rank for adapter in read), default=0)
-    for number, (adapter, found) in enumerate(zip(read, places, strict=True)):
-        _set_layers(decoder.backbone, adapters, number, adapter, found, rank)
+    for number, (adapter, modules) in enumerate(zip(read, places, strict=True)):
+        _set_layers(decoder.backbone, adapters, number, adapter, modules, rank)
     decoder.adapters = adapters
 
 
@@ -136,14 +138,14 @@ def replace_adapter(decoder: Any, number: int, adapter: LoraAdapter) -> None:
     Call it between two passes; no row may use the number. Raises ``BadRequest`` if ``adapter`` does not fit, without
     any change.
     """
-    found = match_modules(decoder, adapter)
+    modules = match_modules(decoder, adapter)
     for layer in decoder.adapters.layers.values():
         layer.clear_adapter(number)
-    _set_layers(decoder.backbone, decoder.adapters, number, adapter, found, adapter.rank)
+    _set_layers(decoder.backbone, decoder.adapters, number, adapter, modules, adapter.rank)
 
 
 def _set_layers(
-    backbone: nn.Module, adapters: Adapters, number: int, adapter: LoraAdapter, found: Mapping[str, str], rank: int
+    backbone: nn.Module, adapters: Adapters, number: int, adapter: LoraAdapter, modules: Mapping[str, str], rank: int
 ) -> None:
     """Load an adapter onto the layers ``found`` for its modules.
 
@@ -152,7 +154,7 @@ def _set_layers(
     from safetensors import safe_open
 
     with safe_open(adapter.weights_file, "pt") as weights:
-        for module, path in found.items():
+        for module, path in modules.items():
             down, up = (weights.get_tensor(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
             layer = adapters.layers.get(path) or _adapt_layer(backbone, path, adapters, rank)
             layer.set_adapter(number, down.to(layer.weight.device), up.to(layer.weight.device), adapter.scale)
@@ -160,10 +162,10 @@ def _set_layers(
 
 def _adapt_layer(backbone: nn.Module, path: str, adapters: Adapters, rank: int) -> AdaptedLinear:
     parent, _, last = path.rpartition(".")
-    adapted = AdaptedLinear(backbone.get_submodule(path), adapters.current, adapters.count, rank)  # type: ignore[arg-type]
-    setattr(backbone.get_submodule(parent), last, adapted)
-    adapters.layers[path] = adapted
-    return adapted
+    layer = AdaptedLinear(backbone.get_submodule(path), adapters.current, adapters.count, rank)  # type: ignore[arg-type]
+    setattr(backbone.get_submodule(parent), last, layer)
+    adapters.layers[path] = layer
+    return layer
 
 
 def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:

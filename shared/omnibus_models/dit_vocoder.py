@@ -85,8 +85,8 @@ def sample_mel(dit: Any, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tens
             time_step=time,
             apply_cfg=False,
         )
-        guided, plain = out.chunk(2, dim=0)
-        return guided + (guided - plain) * _GUIDANCE
+        conditional, plain = out.chunk(2, dim=0)
+        return conditional + (conditional - plain) * _GUIDANCE
 
     time = torch.linspace(0, 1, _TIME_POINT_COUNT, device=codes.device, dtype=cond.dtype)
     time += _SWAY * (torch.cos(torch.pi / 2 * time) - 1 + time)
@@ -153,10 +153,10 @@ class DitVocoding:
             self._noise = torch.cat([self._noise, more])
 
     def _denoise_mel(self, last: bool) -> None:
-        done = self._mel.shape[0] // (self._block * self._repeats)
-        known = len(self._codes) / self._block
-        ready = math.ceil(known) if last else int(known) - BLOCKS_AHEAD
-        for first in range(done, ready, _MAX_BATCH_BLOCKS):
+        done_blocks = self._mel.shape[0] // (self._block * self._repeats)
+        code_blocks = len(self._codes) / self._block
+        ready = math.ceil(code_blocks) if last else int(code_blocks) - BLOCKS_AHEAD
+        for first in range(done_blocks, ready, _MAX_BATCH_BLOCKS):
             self._denoise_blocks(first, min(ready, first + _MAX_BATCH_BLOCKS))
 
     def _denoise_blocks(self, first: int, end: int) -> None:
@@ -170,11 +170,11 @@ class DitVocoding:
         self._mel = torch.cat([self._mel, mel[skip : skip + (end - first) * self._block * self._repeats]])
 
     def _render_samples(self, last: bool) -> Tensor:
-        known = self._mel.shape[0]
-        first, end = self._sounded, known if last else known - self._reach
+        frame_count = self._mel.shape[0]
+        first, end = self._sounded, frame_count if last else frame_count - self._reach
         if end <= first:
             return torch.empty(0)
-        low, high = max(0, first - self._reach), min(known, end + self._reach)
+        low, high = max(0, first - self._reach), min(frame_count, end + self._reach)
         wave = self._bigvgan(self._mel[low:high].T[None]).reshape(-1)
         self._sounded = end
         return wave[(first - low) * self._per_frame : (end - low) * self._per_frame].float()

@@ -34,15 +34,15 @@ class FrameSampling:
     def of_processor(processor: Any, **changes: Any) -> "FrameSampling":
         """Return the rule with the settings of a checkpoint's video processor."""
         fps, count = getattr(processor, "fps", None), getattr(processor, "num_frames", None)
-        named = {"least": getattr(processor, "min_frames", None), "most": getattr(processor, "max_frames", None)}
-        known = {name: int(value) for name, value in named.items() if value is not None}
-        return FrameSampling(float(fps or DEFAULT_FPS), int(count) if count else None, **{**known, **changes})
+        bounds = {"least": getattr(processor, "min_frames", None), "most": getattr(processor, "max_frames", None)}
+        known_bounds = {name: int(value) for name, value in bounds.items() if value is not None}
+        return FrameSampling(float(fps or DEFAULT_FPS), int(count) if count else None, **{**known_bounds, **changes})
 
     def frame_count(self, timing: "FrameTiming", limit: int) -> int:
         """Return the number of frames to take, at most ``limit``."""
         total = len(timing.times)
-        wished = self.count or max(self.least, int(timing.length * Fraction(self.fps).limit_denominator(1000)))
-        count = min(wished, total, limit, self.most or total)
+        target = self.count or max(self.least, int(timing.length * Fraction(self.fps).limit_denominator(1000)))
+        count = min(target, total, limit, self.most or total)
         # With uneven times, no frame is dropped to reach a multiple, since the processor pads to it.
         multiple = self.multiple if timing.steady or count < total else 1
         return max(1, count // multiple * multiple)
@@ -54,12 +54,12 @@ class FrameSampling:
             return list(range(total))
         if self.place == "ends":
             spots = [Fraction(number * (total - 1), max(1, count - 1)) for number in range(count)]
-            chosen = [round(spot) if timing.steady else timing.nearest(spot) for spot in spots]
+            numbers = [round(spot) if timing.steady else timing.nearest(spot) for spot in spots]
         else:
             shift = Fraction(1, 2) if self.place == "middles" else Fraction(0)
             spots = [(number + shift) * total / count for number in range(count)]
-            chosen = [int(spot) if timing.steady else timing.shown(spot) for spot in spots]
-        return list(dict.fromkeys(chosen))
+            numbers = [int(spot) if timing.steady else timing.shown(spot) for spot in spots]
+        return list(dict.fromkeys(numbers))
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ def _flatten_print(image: Image.Image) -> Image.Image:
 
 def _apply_profiles(image: Image.Image, source: ImageCms.ImageCmsProfile | ImageCms.core.CmsProfile) -> Image.Image:
     transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), image.mode, "RGB")
-    made: Image.Image = ImageCms.applyTransform(image, transform)
-    return made
+    converted_image: Image.Image = ImageCms.applyTransform(image, transform)
+    return converted_image
 
 
 def _put_on_white(image: Image.Image) -> Image.Image:

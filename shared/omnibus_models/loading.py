@@ -79,8 +79,8 @@ def load_model(
     other = stand_in.get()
     try:
         if other is not None:
-            looked: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
-            return looked
+            model: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
+            return model
         share_key_heads()
         if any(path.endswith("layers") for path in drop):
             options |= _plain_config(cls, checkpoint, options)
@@ -152,11 +152,11 @@ def _remove_module(module: nn.Module, path: str) -> None:
 
 
 def _untie_weights(module: PreTrainedModel, drop: Sequence[str]) -> None:
-    tied = module._tied_weights_keys or {}
-    kept = {key: source for key, source in tied.items() if not f"{key} {source}".startswith(tuple(drop))}
-    kept = {key: source for key, source in kept.items() if not source.startswith(tuple(drop))}
-    module._tied_weights_keys = kept
-    if not kept:
+    tied_keys = module._tied_weights_keys or {}
+    remaining_keys = {key: source for key, source in tied_keys.items() if not f"{key} {source}".startswith(tuple(drop))}
+    remaining_keys = {key: source for key, source in remaining_keys.items() if not source.startswith(tuple(drop))}
+    module._tied_weights_keys = remaining_keys
+    if not remaining_keys:
         module.all_tied_weights_keys = {}
 
 
@@ -165,7 +165,7 @@ def require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> 
     unset = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     names = sorted({*missing, *unset})
     if names:
-        listed = ", ".join(names[:_MAX_NAMED]) + (
+        name_list = ", ".join(names[:_MAX_NAMED]) + (
             f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         )
-        raise errors.Fatal(f"{checkpoint} lacks weights of {type(module).__name__}: {listed}")
+        raise errors.Fatal(f"{checkpoint} lacks weights of {type(module).__name__}: {name_list}")

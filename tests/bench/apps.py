@@ -49,19 +49,19 @@ class Operator:
         headers = {"authorization": f"Bearer {stack.admin_token}"}
         self._http = httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=_WITHIN, verify=False)
 
-    async def register(self, module: str) -> None:
-        await self._done("POST", "/v1/apps", 201, json={"source": {"module": module, "directory": "."}})
+    async def register_app(self, module: str) -> None:
+        await self._request_json("POST", "/v1/apps", 201, json={"source": {"module": module, "directory": "."}})
 
-    async def unregister(self, name: str) -> None:
-        await self._done("DELETE", f"/v1/apps/{name}", 200, 404)
+    async def unregister_app(self, name: str) -> None:
+        await self._request_json("DELETE", f"/v1/apps/{name}", 200, 404)
 
-    async def listed(self, path: str) -> set[str]:
+    async def list_names(self, path: str) -> set[str]:
         """Names of all apps, or tasks."""
-        return {each["name"] for each in (await self._done("GET", path, 200))["data"]}
+        return {each["name"] for each in (await self._request_json("GET", path, 200))["data"]}
 
     async def worker_states(self) -> dict[str, str]:
         """States of workers by app, as the gateway reports them."""
-        apps = (await self._done("GET", "/v1/apps", 200))["data"]
+        apps = (await self._request_json("GET", "/v1/apps", 200))["data"]
         return {app["name"]: app["worker"]["state"] for app in apps if app["worker"]}
 
     async def __aenter__(self) -> "Operator":
@@ -70,7 +70,7 @@ class Operator:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def _done(self, method: str, path: str, *allowed: int, **more: Any) -> Any:
+    async def _request_json(self, method: str, path: str, *allowed: int, **more: Any) -> Any:
         answer = await self._http.request(method, path, **more)
         if answer.status_code not in allowed:
             raise RuntimeError(f"{method} {path}: {answer.text}")
@@ -78,14 +78,14 @@ class Operator:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Stack, Operator]]:
+async def run_app_system() -> AsyncIterator[tuple[Stack, Operator]]:
     """A system without models that serves app A; it prints logs only on failure."""
     lines = io.StringIO()
     env = {"OMNIBUS_GATEWAY_APP_DRAIN": _DRAIN}
-    made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_executors=False)
+    new_stack = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_executors=False)
     try:
-        async with made as stack, Operator(stack) as operator:
-            await operator.register(bodies.APP)
+        async with new_stack as stack, Operator(stack) as operator:
+            await operator.register_app(bodies.APP)
             yield stack, operator
     except BaseException:
         print(lines.getvalue()[-8000:], file=sys.stderr)
@@ -100,25 +100,25 @@ class _Steady:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._seeds = iter(range(bodies.FIRST, bodies.LAST))
 
-    async def round(self, seconds: float) -> list[float]:
+    async def send_round(self, seconds: float) -> list[float]:
         latencies: list[float] = []
-        begun, count = time.perf_counter(), int(seconds * _RATE)
+        start_time, count = time.perf_counter(), int(seconds * _RATE)
         async with asyncio.TaskGroup() as group:
             for number in range(count):
-                due = begun + number / _RATE
+                due = start_time + number / _RATE
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                group.create_task(self._one(due, latencies))
+                group.create_task(self._send_one(due, latencies))
         self.close()  # the gateway closes what is idle for long
         return latencies
 
-    async def _one(self, due: float, latencies: list[float]) -> None:
+    async def _send_one(self, due: float, latencies: list[float]) -> None:
         connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
         seed = next(self._seeds)
         async with asyncio.timeout(_WITHIN):
-            found = await _asked(*connection, bodies.fill(bodies.echo(), seed))
+            reply = await _send_request(*connection, bodies.fill_template(bodies.make_echo(), seed))
         latencies.append(1000 * (time.perf_counter() - due))
-        if found != {"seed": seed}:
-            raise RuntimeError(f"request {seed} failed: {found}")
+        if reply != {"seed": seed}:
+            raise RuntimeError(f"request {seed} failed: {reply}")
         self._idle.append(connection)
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class _Steady:
         self._idle.clear()
 
 
-async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> object:
+async def _send_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> object:
     head = f"POST /v1/apps/{bodies.APP}/invoke HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    told = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = told.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = headers.partition(b"content-length: ")[2].partition(b"\r\n")[0]
     return json.loads(await reader.readexactly(int(length)))
 
 
@@ -141,18 +141,18 @@ async def _come_and_go(operator: Operator, turns: list[float]) -> None:
     ``turns`` gets the times of its removals.
     """
     while True:
-        begun = time.monotonic()
-        await operator.register(_OTHER)
-        await operator.unregister(_OTHER)
+        start_time = time.monotonic()
+        await operator.register_app(_OTHER)
+        await operator.unregister_app(_OTHER)
         turns.append(time.monotonic())
-        await asyncio.sleep(begun + _TURN - turns[-1])
+        await asyncio.sleep(start_time + _TURN - turns[-1])
 
 
-async def _disturbed(operator: Operator, steady: _Steady) -> list[float]:
+async def _measure_disturbed(operator: Operator, steady: _Steady) -> list[float]:
     turns: list[float] = []
     restless = asyncio.create_task(_come_and_go(operator, turns))
     try:
-        latencies = await steady.round(_ROUND)
+        latencies = await steady.send_round(_ROUND)
     finally:
         going = restless.cancel()
         await asyncio.gather(restless, return_exceptions=True)
@@ -160,39 +160,39 @@ async def _disturbed(operator: Operator, steady: _Steady) -> list[float]:
         restless.result()
     if not turns:
         raise RuntimeError(f"{_OTHER} did not come and go within {_ROUND:g} s")
-    await _gone(operator)
+    await _remove_other(operator)
     return latencies
 
 
-async def _gone(operator: Operator) -> None:
+async def _remove_other(operator: Operator) -> None:
     """Unregister B, and wait until it is gone before the next round."""
     async with asyncio.timeout(_WITHIN):
         while True:
-            if _OTHER in await operator.listed("/v1/apps"):
-                await operator.unregister(_OTHER)
-            elif "louden" not in await operator.listed("/v1/tasks"):
+            if _OTHER in await operator.list_names("/v1/apps"):
+                await operator.unregister_app(_OTHER)
+            elif "louden" not in await operator.list_names("/v1/tasks"):
                 return
             await asyncio.sleep(0.1)
 
 
-def p99(latencies: list[float]) -> float:
+def compute_p99(latencies: list[float]) -> float:
     return statistics.quantiles(latencies, n=100)[98]
 
 
-async def _measured() -> float:
-    async with serving() as (stack, operator):
+async def _measure_ratio() -> float:
+    async with run_app_system() as (stack, operator):
         steady = _Steady(stack.port)
-        await steady.round(1.0)
+        await steady.send_round(1.0)
         ratios = []
         for _ in range(_PAIRS):
-            quiet = p99(await steady.round(_ROUND))
-            ratios.append(p99(await _disturbed(operator, steady)) / quiet)
+            quiet = compute_p99(await steady.send_round(_ROUND))
+            ratios.append(compute_p99(await _measure_disturbed(operator, steady)) / quiet)
     return statistics.median(ratios)
 
 
-def measure() -> dict[str, float]:
-    return {RATIO: round(uvloop.run(_measured()), 3)}
+def measure_apps() -> dict[str, float]:
+    return {RATIO: round(uvloop.run(_measure_ratio()), 3)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_apps()))

@@ -74,7 +74,7 @@ _ENVIRONMENT = {
 }
 
 
-class Heard(NamedTuple):
+class TimedText(NamedTuple):
     """One answer: seconds until its first text, and until its end."""
 
     text: str
@@ -90,7 +90,7 @@ class Round(NamedTuple):
     texts: dict[int, str]
 
 
-def body(number: int) -> bytes:
+def build_body(number: int) -> bytes:
     """A chat of 40 words; no two numbers share more than its beginning."""
     words = [_WORDS[(number * 7 + place * (1 + number % 5)) % len(_WORDS)] for place in range(40)]
     request = {
@@ -104,55 +104,55 @@ def body(number: int) -> bytes:
     return json.dumps(request).encode()
 
 
-async def ask(port: int, sent: bytes) -> Heard:
+async def send_chat(port: int, body: bytes) -> TimedText:
     """Send one request on a new connection and read its whole stream."""
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    begun, first, text = time.perf_counter(), 0.0, ""
+    start_time, first, text = time.perf_counter(), 0.0, ""
     async with asyncio.timeout(_ANSWER_WITHIN):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.closing(writer):
-            writer.write(head.encode() + sent)
+            writer.write(head.encode() + body)
             status = await reader.readline()
             if b" 200 " not in status:
                 raise RuntimeError(f"{status!r}: {(await reader.read())[-500:]!r}")
             while (line := await reader.readline()).strip() != b"data: [DONE]":
                 if not line:
                     raise RuntimeError("the stream did not end with [DONE]")
-                said = _content(line)
-                first = first or (time.perf_counter() - begun if said else 0.0)
-                text += said
-    return Heard(text, first, time.perf_counter() - begun)
+                piece = _read_content(line)
+                first = first or (time.perf_counter() - start_time if piece else 0.0)
+                text += piece
+    return TimedText(text, first, time.perf_counter() - start_time)
 
 
-def _content(line: bytes) -> str:
+def _read_content(line: bytes) -> str:
     if not line.startswith(b"data: "):
         return ""
     choices = json.loads(line[6:])["choices"]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-async def once(port: int, at_once: int, first: int) -> Round:
+async def send_round(port: int, at_once: int, first: int) -> Round:
     """``_COUNTS`` requests from number ``first`` on, ``at_once`` of them at any time."""
-    numbers, heard = iter(range(first, first + _COUNTS[at_once])), {}
+    numbers, answers = iter(range(first, first + _COUNTS[at_once])), {}
 
-    async def one(numbers: Iterator[int]) -> None:
+    async def send_all(numbers: Iterator[int]) -> None:
         for number in numbers:
-            heard[number] = await ask(port, body(number))
+            answers[number] = await send_chat(port, build_body(number))
 
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
-            group.create_task(one(numbers))
-    seconds = time.perf_counter() - begun
-    middle = statistics.median(each.first for each in heard.values())
-    return Round(len(heard) / seconds, 1000 * middle, {number: each.text for number, each in heard.items()})
+            group.create_task(send_all(numbers))
+    seconds = time.perf_counter() - start_time
+    middle = statistics.median(each.first for each in answers.values())
+    return Round(len(answers) / seconds, 1000 * middle, {number: each.text for number, each in answers.items()})
 
 
 @contextlib.asynccontextmanager
-async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
+async def start_omnibus(checkpoint: Path) -> AsyncIterator[int]:
     """The port of a gateway; the system prints logs only on failure."""
     option = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:vllm"}
     model = {
@@ -171,11 +171,11 @@ async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
         "OMNIBUS_VLLM_STEP_TOKENS": str(_STEP),
     }
     lines = io.StringIO()
-    made = Stack(
+    new_stack = Stack(
         json.dumps({"models": {_MODEL: model}}), env={**_ENVIRONMENT, **limits}, log=Log(lines), fork_executors=False
     )
     try:
-        async with made as stack:
+        async with new_stack as stack:
             yield stack.port
     except BaseException:
         print(lines.getvalue()[-8000:], file=sys.stderr)
@@ -183,7 +183,7 @@ async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def vllm(checkpoint: Path) -> AsyncIterator[int]:
+async def start_vllm(checkpoint: Path) -> AsyncIterator[int]:
     """The port of vLLM's server."""
     (port,) = free_ports(1)
     flags = {
@@ -200,16 +200,23 @@ async def vllm(checkpoint: Path) -> AsyncIterator[int]:
         "generation-config": "vllm",
         "limit-mm-per-prompt": json.dumps({"image": 0, "video": 0}),
     }
-    given = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.vllm_server", *given, "--enforce-eager", "--disable-uvicorn-access-log"),
+        *(
+            sys.executable,
+            "-m",
+            "tests.bench.vllm_server",
+            *arguments,
+            "--enforce-eager",
+            "--disable-uvicorn-access-log",
+        ),
         cwd=ROOT,
         env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": PATHS},
         stdout=sys.stderr,
     )
     try:
         async with asyncio.timeout(_START_WITHIN):
-            while not await _serves(port):
+            while not await _is_ready(port):
                 if process.returncode is not None:
                     raise RuntimeError("vLLM's server did not start; what it says is above")
                 await asyncio.sleep(0.2)
@@ -220,44 +227,44 @@ async def vllm(checkpoint: Path) -> AsyncIterator[int]:
         await process.wait()
 
 
-async def _serves(port: int) -> bool:
+async def _is_ready(port: int) -> bool:
     try:
-        await ask(port, body(0))
+        await send_chat(port, build_body(0))
     except (OSError, asyncio.IncompleteReadError):
         return False
     return True
 
 
-async def measure() -> dict[str, float]:
+async def measure_ratios() -> dict[str, float]:
     """All values by name."""
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = tiny.build("qwen2_5_vl", Path(directory) / "vl", wide=True)
-        async with omnibus(checkpoint) as ours, vllm(checkpoint) as theirs:
+        async with start_omnibus(checkpoint) as omnibus_port, start_vllm(checkpoint) as vllm_port:
             starts = count(1, 1000)  # no prompt is sent twice to one server: nothing is found in a cache
             for at_once in _COUNTS:
-                await _pair(ours, theirs, at_once, next(starts))
+                await _measure_pair(omnibus_port, vllm_port, at_once, next(starts))
                 for _ in range(_ROUNDS):
-                    mine, other = await _pair(ours, theirs, at_once, next(starts))
-                    found.setdefault(VLLM[at_once], []).append(mine.rate / other.rate)
+                    omnibus_round, other = await _measure_pair(omnibus_port, vllm_port, at_once, next(starts))
+                    samples.setdefault(VLLM[at_once], []).append(omnibus_round.rate / other.rate)
                     if at_once == 1:
-                        found.setdefault(TTFT, []).append(mine.first - other.first)
-    return {name: round(statistics.median(values), 4) for name, values in found.items()}
+                        samples.setdefault(TTFT, []).append(omnibus_round.first - other.first)
+    return {name: round(statistics.median(values), 4) for name, values in samples.items()}
 
 
-async def _pair(ours: int, theirs: int, at_once: int, first: int) -> tuple[Round, Round]:
-    mine, other = await once(ours, at_once, first), await once(theirs, at_once, first)
-    for number, text in mine.texts.items():
+async def _measure_pair(omnibus_port: int, vllm_port: int, at_once: int, first: int) -> tuple[Round, Round]:
+    omnibus_round, other = await send_round(omnibus_port, at_once, first), await send_round(vllm_port, at_once, first)
+    for number, text in omnibus_round.texts.items():
         # They differ in what they say of the last bytes when those are no character.
         if text.rstrip("\ufffd") != other.texts[number].rstrip("\ufffd"):
             raise RuntimeError(f"request {number}: {text!r} is not {other.texts[number]!r}")
     print(
-        f"{at_once:>3} at once: {mine.rate:7.1f} and {other.rate:7.1f} requests/s, first token after "
-        f"{mine.first:6.1f} and {other.first:6.1f} ms",
+        f"{at_once:>3} at once: {omnibus_round.rate:7.1f} and {other.rate:7.1f} requests/s, first token after "
+        f"{omnibus_round.first:6.1f} and {other.first:6.1f} ms",
         file=sys.stderr,
     )
-    return mine, other
+    return omnibus_round, other
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(measure())))
+    print(json.dumps(uvloop.run(measure_ratios())))

@@ -38,17 +38,17 @@ def picture(tensor_bytes: int, nbytes: int = 0) -> bytes:
     Decoders ignore the six bytes after its end; they can differ to make each copy unique.
     """
     head, tail = (
-        [_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))],
+        [_encode_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))],
         [
-            _chunk(b"IDAT", zlib.compress(b"\0\0")),
-            _chunk(b"IEND", b""),
+            _encode_chunk(b"IDAT", zlib.compress(b"\0\0")),
+            _encode_chunk(b"IEND", b""),
         ],
     )
     bare = len(_SIGNATURE) + sum(map(len, head + tail)) + 12 + 4 + 6
     padding = max(0, nbytes - bare)
     padding += -(bare + padding) % 3  # base64 then ends with exactly the six free bytes
-    asked = _chunk(b"nuLl", struct.pack(">I", tensor_bytes) + bytes(padding))
-    return b"".join([_SIGNATURE, *head, asked, *tail, bytes(6)])
+    size_chunk = _encode_chunk(b"nuLl", struct.pack(">I", tensor_bytes) + bytes(padding))
+    return b"".join([_SIGNATURE, *head, size_chunk, *tail, bytes(6)])
 
 
 def tensor_bytes(data: bytes) -> int:
@@ -58,18 +58,18 @@ def tensor_bytes(data: bytes) -> int:
     return int(struct.unpack_from(">I", data, _SIZE_AT)[0])
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def _encode_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def text_chat(tokens: int = 1, stream: bool = False) -> bytes:
     """A text chat request whose answer is ``tokens`` tokens, also spoken."""
-    return _chat(TEXT_MODEL, "Describe what you hear.", tokens, stream)
+    return _make_chat(TEXT_MODEL, "Describe what you hear.", tokens, stream)
 
 
 def spoken_chat() -> bytes:
     """A text chat request for a spoken answer: one token and ``SPEECH_CODES`` codes of speech."""
-    return _chat(TEXT_MODEL, "Describe what you hear.", 1, False, codes=SPEECH_CODES)
+    return _make_chat(TEXT_MODEL, "Describe what you hear.", 1, False, codes=SPEECH_CODES)
 
 
 def image_chat(png: bytes, distinct: bool = False, spoken: bool = True) -> bytes:
@@ -84,15 +84,15 @@ def image_chat(png: bytes, distinct: bool = False, spoken: bool = True) -> bytes
         {"type": "text", "text": "Describe what you see."},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + text}},
     ]
-    return _chat(IMAGE_MODEL, content, 1, False, spoken)
+    return _make_chat(IMAGE_MODEL, content, 1, False, spoken)
 
 
-def echo() -> bytes:
+def make_echo() -> bytes:
     """The body of the floor's echo request."""
     return b'{"seed":' + _SEED + b',"text":"Describe what you hear.","stream":false,"tokens":1}'
 
 
-def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = True, codes: int = 0) -> bytes:
+def _make_chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = True, codes: int = 0) -> bytes:
     audio = {"voice": "alloy", "format": "pcm16", **({"max_tokens": codes} if codes else {})}
     speech = {"modalities": ["text", "audio"], "audio": audio}
     request = {
@@ -106,16 +106,16 @@ def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = Tr
     return json.dumps(request).encode().replace(b'"%b"' % _SEED, _SEED)
 
 
-def fill(template: bytes, seed: int) -> bytes:
+def fill_template(template: bytes, seed: int) -> bytes:
     """``template`` as request number ``seed``."""
     return template.replace(_SEED, b"%d" % seed).replace(_NONCE, b"%08d" % seed)
 
 
-def level(seed: int) -> int:
+def compute_level(seed: int) -> int:
     """Value of every 16-bit sample in the spoken answer to request ``seed``."""
     return seed % 30_000 + 1
 
 
-def answer(seed: int, tokens: int) -> list[str]:
+def make_answer(seed: int, tokens: int) -> list[str]:
     """The tokens of the answer to request number ``seed``."""
     return [str(seed), *(f" {number}" for number in range(1, tokens))]

@@ -33,8 +33,8 @@ from omnibus.profile import CostLine
 from omnibus.store import Store
 from tests.bench.cases import BURST
 from tests.e2e.planned import cell
-from tests.e2e.questions import ask
-from tests.e2e.system import System, running
+from tests.e2e.questions import make_question
+from tests.e2e.system import System, start_system
 
 PLACES, RATE = 24, 4.0
 CALM_SECONDS, BURST_SECONDS = 30.0, 75.0
@@ -49,7 +49,7 @@ SETTINGS = {
 WIDTH, HEIGHT = 560, 420
 
 
-class Answer(NamedTuple):
+class BurstAnswer(NamedTuple):
     """One answer: when its request was sent, its seconds, and its status."""
 
     at: float
@@ -59,41 +59,41 @@ class Answer(NamedTuple):
 
 def measured_profile() -> profiles.ModelProfile:
     """Profile of ``cell`` with a line per component, as ``omnibus profile`` measures them."""
-    found = cell.profile(seen=1.0)
-    encoder, thinker = (found.options[name].work[0].seconds for name in ("E", "L"))
+    cell_profile = cell.make_profile(image_share=1.0)
+    encoder, thinker = (cell_profile.options[name].work[0].seconds for name in ("E", "L"))
     prompt = cell.SLOWER * cell.SIMULATED["default"]["components"][cell.THINKER]["batch"]["per_token"]
     answer = (thinker - prompt * (cell.WORDS + cell.IMAGE)) / cell.ANSWER
     lines = {
         cell.VISION: CostLine(0.0, {"image_tokens": encoder / cell.IMAGE}),
         cell.THINKER: CostLine(0.0, {"prompt_tokens": prompt, "completion_tokens": answer}),
     }
-    return msgspec.structs.replace(found, lines=lines)
+    return msgspec.structs.replace(cell_profile, lines=lines)
 
 
-def picture() -> dict[str, Any]:
+def make_picture() -> dict[str, Any]:
     """An image as a part of a message; the model ignores its content, so it has one colour."""
     png = io.BytesIO()
     Image.new("RGB", (WIDTH, HEIGHT), (40, 90, 160)).save(png, "PNG")
-    part: dict[str, Any] = ask(("image", png.getvalue())).messages[0]["content"][0]
+    part: dict[str, Any] = make_question(("image", png.getvalue())).messages[0]["content"][0]
     return part
 
 
-PICTURE = picture()
+PICTURE = make_picture()
 
 
-async def request(http: httpx.AsyncClient, images: int, number: int) -> Answer:
+async def send_request(http: httpx.AsyncClient, images: int, number: int) -> BurstAnswer:
     content = [*[PICTURE] * images, {"type": "text", "text": f"question {number:06d} ".ljust(4 * cell.WORDS, ".")}]
     body = {"model": cell.MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 64}
     began = time.monotonic()
     answer = await http.post("/v1/chat/completions", json=body)
-    return Answer(began, time.monotonic() - began, answer.status_code)
+    return BurstAnswer(began, time.monotonic() - began, answer.status_code)
 
 
-async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Answer]:
+async def send_burst(http: httpx.AsyncClient, images: int, seconds: float) -> list[BurstAnswer]:
     """Send requests at ``RATE`` without waiting for answers; return once all have ended."""
     tasks = []
     for number in range(int(seconds * RATE)):
-        tasks.append(asyncio.create_task(request(http, images, number)))
+        tasks.append(asyncio.create_task(send_request(http, images, number)))
         await asyncio.sleep(1 / RATE)
     return await asyncio.gather(*tasks)
 
@@ -110,31 +110,31 @@ async def note_plans(store: Store, plans: list[tuple[float, str, dict[str, int]]
         await asyncio.sleep(0.2)
 
 
-def p99(answers: list[Answer]) -> float:
+def compute_p99(answers: list[BurstAnswer]) -> float:
     seconds = sorted(each.seconds for each in answers)
     return seconds[max(0, -(-99 * len(seconds) // 100) - 1)]
 
 
-def seconds_until_back(answers: list[Answer], onset: float, within: float) -> float:
+def seconds_until_back(answers: list[BurstAnswer], onset: float, within: float) -> float:
     """Seconds after ``onset`` until requests, except 1 %, take no longer than ``within``."""
-    ordered = sorted(answers)
-    for place, each in enumerate(ordered):
-        if p99(ordered[place:]) <= within:
+    by_time = sorted(answers)
+    for place, each in enumerate(by_time):
+        if compute_p99(by_time[place:]) <= within:
             return each.at - onset
     return BURST_SECONDS
 
 
-async def measure(system: System) -> dict[str, Any]:
+async def measure_burst(system: System) -> dict[str, Any]:
     plans: list[tuple[float, str, dict[str, int]]] = []
     async with (
         system.store() as store,
         httpx.AsyncClient(base_url=system.url, timeout=130, limits=httpx.Limits(max_connections=None)) as http,
     ):
         noting = asyncio.create_task(note_plans(store, plans))
-        alone = [(await request(http, MANY, number)).seconds for number in range(3)]
-        calm = await send(http, FEW, CALM_SECONDS)
+        alone = [(await send_request(http, MANY, number)).seconds for number in range(3)]
+        calm = await send_burst(http, FEW, CALM_SECONDS)
         onset = time.monotonic()
-        burst = await send(http, MANY, BURST_SECONDS)
+        burst = await send_burst(http, MANY, BURST_SECONDS)
         noting.cancel()
     for at, reason, replicas in plans:
         print(f"{at - onset:6.1f} s  {replicas}  {reason}", file=sys.stderr)
@@ -146,8 +146,8 @@ async def measure(system: System) -> dict[str, Any]:
         "burst.refused": float(sum(status != 200 for status in statuses)),
         "burst.scaled_s": round(largest - onset, 1),
         "burst.p99_back_s": round(seconds_until_back([each for each in burst if each.status == 200], onset, within), 1),
-        "burst.p99_calm_s": round(p99(calm), 2),
-        "burst.p99_burst_s": round(p99(burst), 2),
+        "burst.p99_calm_s": round(compute_p99(calm), 2),
+        "burst.p99_burst_s": round(compute_p99(burst), 2),
         "burst.alone_s": round(max(alone), 2),
         "burst.executors": max(counts),
     }
@@ -158,23 +158,28 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="Measure a burst of images that the planner meets.")
     arguments.add_argument("--spares", type=int, default=0, help="spare executors of each component (0)")
     arguments.add_argument("-v", action="store_true", dest="verbose", help="print the system's log")
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="omnibus-burst-") as directory:
-        simulated, measured = Path(directory, "simulated.json"), Path(directory, "profile.json")
-        simulated.write_bytes(msgspec.json.encode(cell.SIMULATED))
-        measured.write_bytes(profiles.encode_profile(measured_profile()))
-        planned: dict[str, Any] = {"profile": str(measured), "goal": "gpus", "rate": RATE, "mix": {cell.SEEN: 1.0}}
-        planned["spares"] = asked.spares
-        model = {"family": cell.FAMILY, "checkpoint": str(simulated), "planned": planned}
+        times_path, profile_path = Path(directory, "simulated.json"), Path(directory, "profile.json")
+        times_path.write_bytes(msgspec.json.encode(cell.SIMULATED))
+        profile_path.write_bytes(profiles.encode_profile(measured_profile()))
+        plan_settings: dict[str, Any] = {
+            "profile": str(profile_path),
+            "goal": "gpus",
+            "rate": RATE,
+            "mix": {cell.SEEN: 1.0},
+        }
+        plan_settings["spares"] = options.spares
+        model = {"family": cell.FAMILY, "checkpoint": str(times_path), "planned": plan_settings}
         more = {"gpus": {"cpu": {"count": PLACES}}}
-        with running(Path(directory), {cell.MODEL: model}, more=more, **SETTINGS) as system:
-            found = asyncio.run(measure(system))
-            if asked.verbose:
+        with start_system(Path(directory), {cell.MODEL: model}, more=more, **SETTINGS) as system:
+            figures = asyncio.run(measure_burst(system))
+            if options.verbose:
                 print(system.log[-20_000:], file=sys.stderr)
-    print(json.dumps(found))
+    print(json.dumps(figures))
     for name, (unit, goal) in BURST.items():
-        if found[name] > goal:
-            print(f"{name} is {found[name]:g} {unit}, {goal:g} at most", file=sys.stderr)
+        if figures[name] > goal:
+            print(f"{name} is {figures[name]:g} {unit}, {goal:g} at most", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -55,53 +55,53 @@ class BusTap:
     def __init__(self) -> None:
         self._frames: list[tuple[float, str, bytes]] = []
 
-    def note(self, delivery: Delivery) -> None:
+    def note_message(self, delivery: Delivery) -> None:
         self._frames.append((time.monotonic(), delivery.subject, delivery.data))
 
-    def read(self) -> dict[str, SentAudio]:
+    def read_audio(self) -> dict[str, SentAudio]:
         """Messages of the tap by invocation, in the order of sending."""
-        found: dict[str, SentAudio] = {}
+        records: dict[str, SentAudio] = {}
         for at, subject, data in self._frames:
             try:
                 if subject.startswith(f"{subjects.ROOT}.task."):
-                    self._add_invocation(found, at, decode_invocation(data))
+                    self._add_invocation(records, at, decode_invocation(data))
                 else:
                     for reply in decode_replies(data):
-                        if isinstance(reply, Chunk) and reply.inv in found:
-                            self._add_chunk(found[reply.inv], at, reply)
+                        if isinstance(reply, Chunk) and reply.inv in records:
+                            self._add_chunk(records[reply.inv], at, reply)
             except ProtocolError:  # the server's own message, that the subject has no listener
                 continue
-        return found
+        return records
 
-    def _add_invocation(self, found: dict[str, SentAudio], at: float, invocation: Invocation) -> None:
+    def _add_invocation(self, records: dict[str, SentAudio], at: float, invocation: Invocation) -> None:
         if any(output == AUDIO for _, output in invocation.outputs):
-            found.setdefault(invocation.id, SentAudio(invocation.seed, at))
+            records.setdefault(invocation.id, SentAudio(invocation.seed, at))
 
-    def _add_chunk(self, sent: SentAudio, at: float, chunk: Chunk) -> None:
-        sent.first.setdefault(chunk.output, at)
+    def _add_chunk(self, record: SentAudio, at: float, chunk: Chunk) -> None:
+        record.first.setdefault(chunk.output, at)
         if chunk.output != AUDIO:
             return
         tensor = chunk.handle if chunk.handle is not None else chunk.inline
         if tensor is not None:
             rows = chunk.rows
-            sent.pieces.append((at, rows[1] - rows[0] if rows is not None else int(tensor.shape[0])))
-        sent.whole |= chunk.last
+            record.pieces.append((at, rows[1] - rows[0] if rows is not None else int(tensor.shape[0])))
+        record.whole |= chunk.last
 
 
-async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
+async def record_messages(url: str, *, edges: bool) -> dict[str, SentAudio]:
     """Record messages until this process is ended."""
     tap, over = BusTap(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     bus = await NatsBus.connect(BusSettings(url=url), "tap")
     for subject in [f"{subjects.ROOT}.task.>", f"{subjects.ROOT}.reply.*", *[f"{subjects.ROOT}.edge.*"] * edges]:
-        await bus.subscribe(subject, tap.note)
+        await bus.subscribe(subject, tap.note_message)
     print("listening", flush=True)
     await over.wait()
     await bus.drain()
-    return tap.read()
+    return tap.read_audio()
 
 
-async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
+async def start_tap(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
     """Start a tap, and wait until it listens."""
     command = [sys.executable, "-m", "tests.bench.bus_tap", url, *["--edges"] * edges]
     tap = await asyncio.create_subprocess_exec(
@@ -112,13 +112,13 @@ async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
     return tap
 
 
-async def stop(tap: asyncio.subprocess.Process) -> list[SentAudio]:
+async def stop_tap(tap: asyncio.subprocess.Process) -> list[SentAudio]:
     """Stop ``tap`` and return its records."""
     tap.terminate()
-    found: list[dict[str, Any]] = json.loads((await tap.communicate())[0])
-    return [msgspec.convert(each, SentAudio) for each in found]
+    records: list[dict[str, Any]] = json.loads((await tap.communicate())[0])
+    return [msgspec.convert(each, SentAudio) for each in records]
 
 
 if __name__ == "__main__":
-    made = asyncio.run(listen(sys.argv[1], edges="--edges" in sys.argv[2:]))
+    made = asyncio.run(record_messages(sys.argv[1], edges="--edges" in sys.argv[2:]))
     print(msgspec.json.encode(list(made.values())).decode())

@@ -175,7 +175,7 @@ MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """``count`` requests to ``model`` on ``connections`` connections, after a warm-up.
 
     The floor has no model.
@@ -204,12 +204,12 @@ class Case:
         )
 
 
-def _tensor(mib: int, count: int) -> Case:
+def _make_tensor_case(mib: int, count: int) -> BenchCase:
     template = bodies.image_chat(bodies.picture(mib * MIB))
-    return Case(bodies.IMAGE_MODEL, template, 1, count, against=COPY, scale=mib / 32)
+    return BenchCase(bodies.IMAGE_MODEL, template, 1, count, against=COPY, scale=mib / 32)
 
 
-def text_answer(case: Case, mib: int) -> Case:
+def text_answer(case: BenchCase, mib: int) -> BenchCase:
     """Variant of ``case`` without speech, with one tensor of ``mib`` MiB.
 
     The tensor goes from vision to the thinker.
@@ -218,21 +218,23 @@ def text_answer(case: Case, mib: int) -> Case:
     return replace(case, template=template, kind="text")
 
 
-CASES: dict[str, Case] = {
-    ECHO: Case("", bodies.echo(), 16, 6000, kind="echo", against="", path="/echo"),
-    "control.text.c1.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
-    "control.text.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 16, 2000),
-    "control.text.c64.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 64, 2500),
-    "control.speech1s.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.spoken_chat(), 16, 800, kind="speech"),
-    "control.stream64.c16.cpu_ms": Case(
+CASES: dict[str, BenchCase] = {
+    ECHO: BenchCase("", bodies.make_echo(), 16, 6000, kind="echo", against="", path="/echo"),
+    "control.text.c1.cpu_ms": BenchCase(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
+    "control.text.c16.cpu_ms": BenchCase(bodies.TEXT_MODEL, bodies.text_chat(), 16, 2000),
+    "control.text.c64.cpu_ms": BenchCase(bodies.TEXT_MODEL, bodies.text_chat(), 64, 2500),
+    "control.speech1s.c16.cpu_ms": BenchCase(bodies.TEXT_MODEL, bodies.spoken_chat(), 16, 800, kind="speech"),
+    "control.stream64.c16.cpu_ms": BenchCase(
         bodies.TEXT_MODEL, bodies.text_chat(64, stream=True), 16, 600, kind="stream", tokens=64
     ),
-    "tensor.8MiB.c1.cpu_ms": _tensor(8, 160),
-    "tensor.32MiB.c1.cpu_ms": _tensor(32, 80),
-    "control.dataurl1MiB.c1.cpu_ms": Case(
+    "tensor.8MiB.c1.cpu_ms": _make_tensor_case(8, 160),
+    "tensor.32MiB.c1.cpu_ms": _make_tensor_case(32, 80),
+    "control.dataurl1MiB.c1.cpu_ms": BenchCase(
         bodies.IMAGE_MODEL, bodies.image_chat(bodies.picture(0, MIB), distinct=True), 1, 120
     ),
-    "apps.invoke_ms": Case(bodies.NO_MODEL, bodies.echo(), 16, 2000, kind="echo", path=f"/v1/apps/{bodies.APP}/invoke"),
+    "apps.invoke_ms": BenchCase(
+        bodies.NO_MODEL, bodies.make_echo(), 16, 2000, kind="echo", path=f"/v1/apps/{bodies.APP}/invoke"
+    ),
 }
 
 #: What the services must have served before their memory is read.
@@ -274,8 +276,8 @@ _ALONE = (
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 
-def needed(wanted: set[str]) -> list[str]:
-    """Cases to run for ``wanted``, including floors, in the order of ``CASES``."""
+def select_cases(wanted: set[str]) -> list[str]:
+    """Cases to run for ``targets``, including floors, in the order of ``CASES``."""
     names = set(wanted)
     names.update(LOADED if names & set(MEMORY) else ())
     names.update(PROFILED if names == {PROCESSES} else ())

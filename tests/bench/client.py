@@ -52,7 +52,7 @@ class _Connection(asyncio.Protocol):
             b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             % (
                 load.path.encode(),
-                len(bodies.fill(load.template, bodies.FIRST)),
+                len(bodies.fill_template(load.template, bodies.FIRST)),
             )
         )
         self._finished = asyncio.get_running_loop().create_future()
@@ -62,46 +62,46 @@ class _Connection(asyncio.Protocol):
         """Send requests in sequence until ``seeds`` are used up."""
         self._seeds, self._times = seeds, times
         self._finished = asyncio.get_running_loop().create_future()
-        self._next()
+        self._send_next()
         await self._finished
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail(error or ConnectionError("the server closed the connection"))
+        self._set_error(error or ConnectionError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         try:
-            body = _body(self._buffer)
+            body = _read_body(self._buffer)
             if body is not None:
-                _check(body, self._seed, self._load)
+                _check_answer(body, self._seed, self._load)
         except (ValueError, LookupError, msgspec.MsgspecError) as error:
-            self._fail(ValueError(f"request {self._seed}: {error}: {bytes(self._buffer[:2000])!r}"))
+            self._set_error(ValueError(f"request {self._seed}: {error}: {bytes(self._buffer[:2000])!r}"))
             return
         if body is not None:
             self._times.append(time.perf_counter() - self._begun)
-            self._next()
+            self._send_next()
 
-    def _next(self) -> None:
+    def _send_next(self) -> None:
         self._buffer = bytearray()
         self._seed = next(self._seeds, 0)
         if not self._seed:
             self._finished.set_result(None)
             return
         self._begun = time.perf_counter()
-        self.transport.write(self._head + bodies.fill(self._load.template, self._seed))
+        self.transport.write(self._head + bodies.fill_template(self._load.template, self._seed))
 
-    def _fail(self, error: Exception) -> None:
+    def _set_error(self, error: Exception) -> None:
         if not self._finished.done():
             self._finished.set_exception(error)
 
 
-def _body(data: bytearray) -> bytes | None:
+def _read_body(data: bytearray) -> bytes | None:
     """Return the complete body of the response. Raises ``ValueError`` unless the status is 200."""
-    head, found, rest = data.partition(b"\r\n\r\n")
-    if not found:
+    head, separator, rest = data.partition(b"\r\n\r\n")
+    if not separator:
         return None
     lines = bytes(head).lower().split(b"\r\n")
     if lines[0].split(b" ")[1] != b"200":
@@ -109,10 +109,10 @@ def _body(data: bytearray) -> bytes | None:
     fields = dict(line.split(b": ", 1) for line in lines[1:])
     if b"content-length" in fields:
         return bytes(rest) if len(rest) == int(fields[b"content-length"]) else None
-    return _dechunked(bytes(rest)) if rest.endswith(b"\r\n0\r\n\r\n") else None
+    return _join_chunks(bytes(rest)) if rest.endswith(b"\r\n0\r\n\r\n") else None
 
 
-def _dechunked(data: bytes) -> bytes:
+def _join_chunks(data: bytes) -> bytes:
     parts: list[bytes] = []
     at = 0
     while True:
@@ -124,24 +124,27 @@ def _dechunked(data: bytes) -> bytes:
         at = end + 2 + size + 2
 
 
-def _check(body: bytes, seed: int, load: Load) -> None:
-    found: Any
-    wanted: Any
+def _check_answer(body: bytes, seed: int, load: Load) -> None:
+    actual: Any
+    reference: Any
     if load.kind == "echo":
-        found, wanted = msgspec.json.decode(body)["seed"], seed
+        actual, reference = msgspec.json.decode(body)["seed"], seed
     elif load.kind == "text":
-        found = msgspec.json.decode(body)["choices"][0]["message"]["content"]
-        wanted = "".join(bodies.answer(seed, load.tokens))
+        actual = msgspec.json.decode(body)["choices"][0]["message"]["content"]
+        reference = "".join(bodies.make_answer(seed, load.tokens))
     elif load.kind in ("chat", "speech"):
         message = msgspec.json.decode(body)["choices"][0]["message"]
-        text = "".join(bodies.answer(seed, load.tokens))
-        found, wanted = (message["content"], message["audio"]["transcript"]), (text, text)
+        text = "".join(bodies.make_answer(seed, load.tokens))
+        actual, reference = (message["content"], message["audio"]["transcript"]), (text, text)
         if load.kind == "speech":
-            found, wanted = (*found, _levels(message["audio"]["data"])), (*wanted, (bodies.RATE, {bodies.level(seed)}))
+            actual, reference = (
+                (*actual, _read_levels(message["audio"]["data"])),
+                (*reference, (bodies.RATE, {bodies.compute_level(seed)})),
+            )
     else:
-        found, wanted = _streamed(body), bodies.answer(seed, load.tokens)
-    if found != wanted:
-        raise ValueError(f"the answer is {found!r}, not {wanted!r}")
+        actual, reference = _read_stream(body), bodies.make_answer(seed, load.tokens)
+    if actual != reference:
+        raise ValueError(f"the answer is {actual!r}, not {reference!r}")
 
 
 def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
@@ -149,19 +152,19 @@ def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
 
     Raises ``ValueError`` otherwise.
     """
-    body = _body(bytearray(response))
-    found = _streamed(body) if body is not None else []
-    if found != bodies.answer(seed, tokens):
-        raise ValueError(f"the answer is {found!r}")
+    body = _read_body(bytearray(response))
+    texts = _read_stream(body) if body is not None else []
+    if texts != bodies.make_answer(seed, tokens):
+        raise ValueError(f"the answer is {texts!r}")
 
 
-def _levels(data: str) -> tuple[int, set[int]]:
+def _read_levels(data: str) -> tuple[int, set[int]]:
     """Count the 16-bit samples, and return some of their distinct values."""
     samples = memoryview(base64.b64decode(data)).cast("h")
     return len(samples), {*samples[:: bodies.CODE_SAMPLES], samples[-1]}
 
 
-def _streamed(body: bytes) -> list[str]:
+def _read_stream(body: bytes) -> list[str]:
     """Tokens of a stream, one per event. Raises ``ValueError`` if its end is wrong."""
     events = body.decode().split("\n\n")
     if events[-2:] != ["data: [DONE]", ""]:
@@ -170,35 +173,35 @@ def _streamed(body: bytes) -> list[str]:
     return [text for choice in choices for part in choice if (text := part["delta"].get("content"))]
 
 
-async def _lot(crowd: list[_Connection], seeds: Iterator[int], times: list[float]) -> float:
-    begun = time.perf_counter()
+async def _send_all(crowd: list[_Connection], seeds: Iterator[int], times: list[float]) -> float:
+    start_time = time.perf_counter()
     async with asyncio.timeout(_WITHIN):
         await asyncio.gather(*(connection.run(seeds, times) for connection in crowd))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_time
 
 
-async def _run(load: Load, first: int) -> None:
+async def _run_load(load: Load, first: int) -> None:
     loop = asyncio.get_running_loop()
     ports = (load.port, *load.more_ports)
-    opened = [
+    pairs = [
         await loop.create_connection(lambda: _Connection(load), "127.0.0.1", ports[number % len(ports)])
         for number in range(load.connections)
     ]
-    crowd = [connection for _, connection in opened]
-    await _lot(crowd, iter(range(first, first + load.warm)), [])
+    crowd = [connection for _, connection in pairs]
+    await _send_all(crowd, iter(range(first, first + load.warm)), [])
     print("warm", flush=True)
     sys.stdin.buffer.readline()  # nothing else runs here
     times: list[float] = []
-    seconds = await _lot(crowd, iter(range(first + load.warm, first + load.warm + load.count)), times)
-    done = Done(len(times), seconds, 1000 * statistics.median(times))
-    print(msgspec.json.encode(done).decode(), flush=True)
+    seconds = await _send_all(crowd, iter(range(first + load.warm, first + load.warm + load.count)), times)
+    result = Done(len(times), seconds, 1000 * statistics.median(times))
+    print(msgspec.json.encode(result).decode(), flush=True)
 
 
 def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
     # Another process must not send the same numbers again: equal images would be cached only once.
     first = bodies.FIRST + time.time_ns() // 1_000_000 % (bodies.LAST - bodies.FIRST - load.warm - load.count)
-    uvloop.run(_run(load, first))
+    uvloop.run(_run_load(load, first))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.bench import bodies
 from tests.bench.cases import IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT
 from tests.bench.client import check_stream
 from tests.bench.null import TOKEN_SECONDS
-from tests.bench.system import System, running
+from tests.bench.system import BenchSystem, run_system
 
 IDLE, STREAMS, TOKENS = 10_000, 2_000, 24
 _NEEDED = IDLE + STREAMS + 100
@@ -47,8 +47,8 @@ class _Streams:
         self.open = self.most = self.right = 0
         self.wrong = ""  # what is wrong with the first one that is
 
-    async def one(self, port: int, seed: int) -> None:
-        body = bodies.fill(bodies.text_chat(TOKENS, stream=True), seed)
+    async def open_stream(self, port: int, seed: int) -> None:
+        body = bodies.fill_template(bodies.text_chat(TOKENS, stream=True), seed)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -68,10 +68,10 @@ class _Streams:
 
 
 async def _open_idle(port: int) -> list[Connection]:
-    opened: list[Connection] = []
-    while len(opened) < IDLE:
-        opened += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(_AT_ONCE)))
-    return opened
+    connections: list[Connection] = []
+    while len(connections) < IDLE:
+        connections += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(_AT_ONCE)))
+    return connections
 
 
 async def _is_served(connection: Connection) -> bool:
@@ -87,26 +87,26 @@ async def _is_served(connection: Connection) -> bool:
 
 
 async def _count_served(idle: list[Connection]) -> int:
-    served = 0
+    served_count = 0
     for begin in range(0, len(idle), _AT_ONCE):
-        served += sum(await asyncio.gather(*map(_is_served, idle[begin : begin + _AT_ONCE])))
-    return served
+        served_count += sum(await asyncio.gather(*map(_is_served, idle[begin : begin + _AT_ONCE])))
+    return served_count
 
 
-async def _measured(system: System) -> dict[str, float]:
+async def _measure_system(system: BenchSystem) -> dict[str, float]:
     port, streams = system.stack.port, _Streams()
-    await streams.one(port, bodies.FIRST)  # what is loaded with the first request is no connection's
+    await streams.open_stream(port, bodies.FIRST)  # what is loaded with the first request is no connection's
     before, pid, streams = system.memory_mib("gateway"), system.stack.pids["gateway"], _Streams()
     async with asyncio.timeout(_WITHIN):
         idle = await _open_idle(port)
         await asyncio.sleep(1.0)
-    used = system.memory_mib("gateway") - before
+    growth = system.memory_mib("gateway") - before
     async with asyncio.timeout(_WITHIN):
-        await asyncio.gather(*(streams.one(port, bodies.FIRST + 1 + number) for number in range(STREAMS)))
+        await asyncio.gather(*(streams.open_stream(port, bodies.FIRST + 1 + number) for number in range(STREAMS)))
     async with asyncio.timeout(_WITHIN):
-        served = await _count_served(idle)
+        served_count = await _count_served(idle)
     print(
-        f"{used:.1f} MiB for {IDLE} idle connections, {served} of them answered; {streams.right} of {STREAMS} streams "
+        f"{growth:.1f} MiB for {IDLE} idle connections, {served_count} of them answered; {streams.right} of {STREAMS} streams "
         f"right, {streams.most} at the same time; then {system.memory_mib('gateway'):.0f} MiB {streams.wrong}",
         file=sys.stderr,
     )
@@ -114,13 +114,13 @@ async def _measured(system: System) -> dict[str, float]:
         raise RuntimeError("the gateway fell over, and was started again")
     if streams.most < STREAMS == streams.right:
         raise RuntimeError(f"only {streams.most} of {STREAMS} streams were open at the same time")
-    return {IDLE_KIB: used * 1024 / IDLE, IDLE_SERVED: served / IDLE, STREAMS_RIGHT: streams.right / STREAMS}
+    return {IDLE_KIB: growth * 1024 / IDLE, IDLE_SERVED: served_count / IDLE, STREAMS_RIGHT: streams.right / STREAMS}
 
 
-async def measure() -> dict[str, float]:
+async def measure_connections() -> dict[str, float]:
     """All values by name."""
-    async with running(bodies.TEXT_MODEL, env=_ENV) as system:
-        return {name: round(value, 4) for name, value in (await _measured(system)).items()}
+    async with run_system(bodies.TEXT_MODEL, env=_ENV) as system:
+        return {name: round(value, 4) for name, value in (await _measure_system(system)).items()}
 
 
 def _raise_descriptors() -> None:
@@ -136,4 +136,4 @@ def _raise_descriptors() -> None:
 
 if __name__ == "__main__":
     _raise_descriptors()
-    print(json.dumps(uvloop.run(measure())))
+    print(json.dumps(uvloop.run(measure_connections())))

@@ -26,83 +26,83 @@ from omnibus.executor.runner import Item
 from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.models import files
 
 _ITEMS, _ROUNDS, _PICTURES, _SOUNDS = 16, 15, 30, 10
 _SIZES = [(90, 60), (56, 84), (120, 60), (84, 84)]
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _measure_seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
-def batch(checkpoint: Path) -> float:
+def measure_batches(checkpoint: Path) -> float:
     """Forward passes alone: files are decoded one by one either way."""
     encoder = load_family("qwen2_5_vl").load("vision", checkpoint)
-    pictures = [files.picture(seed, *_SIZES[seed % len(_SIZES)]) for seed in range(_ITEMS)]
+    pictures = [files.make_picture(seed, *_SIZES[seed % len(_SIZES)]) for seed in range(_ITEMS)]
     items = [encoder.prepare(memoryview(picture), "image") for picture in pictures]
     single, together = [], []
     with torch.inference_mode():
         for _ in range(_ROUNDS):
-            single.append(_seconds(lambda: [encoder.encode([item]) for item in items]))
-            together.append(_seconds(lambda: encoder.encode(items)))
+            single.append(_measure_seconds(lambda: [encoder.encode([item]) for item in items]))
+            together.append(_measure_seconds(lambda: encoder.encode(items)))
     return statistics.median(single) / statistics.median(together)
 
 
-async def cache(checkpoint: Path) -> float:
+async def measure_cache(checkpoint: Path) -> float:
     """Encode each image twice: the first time is a cache miss."""
     runner = EncodeRunner("vision", "qwen2_5_vl", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
     await runner.load()
     misses, hits = [], []
     for seed in range(_PICTURES):
-        data = np.frombuffer(files.picture(seed, 640, 480, "JPEG"), np.uint8)
-        for spent in (misses, hits):
+        data = np.frombuffer(files.make_picture(seed, 640, 480, "JPEG"), np.uint8)
+        for times in (misses, hits):
             job = MemoryJob({"media": Item({"modality": "image"}, data)})
             begin = time.perf_counter()
-            await run(runner, job)
-            spent.append(time.perf_counter() - begin)
-    found = runner.stats()["cache"]
-    if (found["misses"], found["hits"]) != (_PICTURES, _PICTURES):
-        raise SystemExit(f"each picture was to be a miss and a hit: {found}")
+            await finish_job(runner, job)
+            times.append(time.perf_counter() - begin)
+    counts = runner.stats()["cache"]
+    if (counts["misses"], counts["hits"]) != (_PICTURES, _PICTURES):
+        raise SystemExit(f"each picture was to be a miss and a hit: {counts}")
     await runner.close()
     return statistics.median(hits) / statistics.median(misses)
 
 
-async def sound(checkpoint: Path) -> float:
+async def measure_sound(checkpoint: Path) -> float:
     """Encode each audio clip three times: its beginning, the rest after that, and all of it without a cache."""
     runner = EncodeRunner("audio", "qwen2_5_omni", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
     await runner.load()
 
-    async def encode(seconds: float, seed: int, salt: str) -> float:
-        data = np.frombuffer(files.tone(seconds, seed, rate=24_000), np.uint8)
+    async def encode_tone(seconds: float, seed: int, salt: str) -> float:
+        data = np.frombuffer(files.make_tone(seconds, seed, rate=24_000), np.uint8)
         before = runner.busy
-        await run(runner, MemoryJob({"media": Item({"modality": "audio", "salt": salt}, data)}))
+        await finish_job(runner, MemoryJob({"media": Item({"modality": "audio", "salt": salt}, data)}))
         return runner.busy - before
 
     behind, anew = [], []
     for seed in range(_SOUNDS):
-        await encode(27.0, seed, "known")
-        behind.append(await encode(29.0, seed, "known"))
-        anew.append(await encode(29.0, seed, "unknown"))
+        await encode_tone(27.0, seed, "known")
+        behind.append(await encode_tone(29.0, seed, "known"))
+        anew.append(await encode_tone(29.0, seed, "unknown"))
     await runner.close()
     return statistics.median(behind) / statistics.median(anew)
 
 
-def measure() -> dict[str, float]:
+def measure_encoder() -> dict[str, float]:
     """All values by name."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = tiny.build("qwen2_5_vl", Path(directory) / "vl")
-        found = {
-            "encoder.batch.speedup": batch(checkpoint),
-            "cache.hit_over_miss": asyncio.run(cache(checkpoint)),
-            "encoder.sound_goes_on": asyncio.run(sound(tiny.build("qwen2_5_omni", Path(directory) / "omni"))),
+        values = {
+            "encoder.batch.speedup": measure_batches(checkpoint),
+            "cache.hit_over_miss": asyncio.run(measure_cache(checkpoint)),
+            "encoder.sound_goes_on": asyncio.run(measure_sound(tiny.build("qwen2_5_omni", Path(directory) / "omni"))),
         }
-    return {name: round(value, 4) for name, value in found.items()}
+    return {name: round(value, 4) for name, value in values.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_encoder()))

@@ -48,7 +48,7 @@ _LONGEST_REQUEST_SECONDS = 10.0
 _END_SECONDS = 10.0
 
 
-class Run(NamedTuple):
+class FairRun(NamedTuple):
     """A running system, and the keys of its tenants."""
 
     name: str
@@ -56,41 +56,43 @@ class Run(NamedTuple):
     environment: dict[str, str]
     keys: dict[str, str]
 
-    def command(self, *arguments: str) -> str:
-        done = subprocess.run(
+    def run_command(self, *arguments: str) -> str:
+        process = subprocess.run(
             [OMNIBUS, *arguments, "--run", self.name],
             env=self.environment, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE,
         )  # fmt: skip
-        return done.stdout
+        return process.stdout
 
-    def client(self, tenant: str) -> httpx.AsyncClient:
+    def make_client(self, tenant: str) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
         headers = {"authorization": f"Bearer {self.keys.get(tenant, ADMIN)}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=PATIENCE, limits=limits)
 
 
 #: One unit of a kind of work: what tenant sends it, and its number.
-Work = Callable[[Run, httpx.AsyncClient, int], Awaitable[int]]
+Work = Callable[[FairRun, httpx.AsyncClient, int], Awaitable[int]]
 
 
-def chat(content: str, tokens: int, **more: Any) -> dict[str, Any]:
+def make_chat(content: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, **more}
 
 
-async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
+async def post_json(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
     return (await http.post(path, json=body)).status_code
 
 
-async def send_chat(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    return await post(http, "/v1/chat/completions", chat(f"long {number}", 4000, ignore_eos=True))
+async def send_chat(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
+    return await post_json(http, "/v1/chat/completions", make_chat(f"long {number}", 4000, ignore_eos=True))
 
 
-async def send_speech(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
-    return await post(http, "/v1/chat/completions", chat(f"say {number}", 40, ignore_eos=True, **spoken))
+async def send_speech(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
+    audio_options = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+    return await post_json(
+        http, "/v1/chat/completions", make_chat(f"say {number}", 40, ignore_eos=True, **audio_options)
+    )
 
 
-async def send_response(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def send_response(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     """Send a background response; cancel it together with the waiting task."""
     body = {
         "model": MODEL,
@@ -99,10 +101,10 @@ async def send_response(run: Run, http: httpx.AsyncClient, number: int) -> int:
         "ignore_eos": True,
         "background": True,
     }
-    made = await http.post("/v1/responses", json=body)
-    if made.status_code != 200:
-        return made.status_code
-    where = f"/v1/responses/{made.json()['id']}"
+    response = await http.post("/v1/responses", json=body)
+    if response.status_code != 200:
+        return response.status_code
+    where = f"/v1/responses/{response.json()['id']}"
     try:
         while (await http.get(where)).json()["status"] in ("queued", "in_progress"):
             await asyncio.sleep(1.0)
@@ -111,7 +113,7 @@ async def send_response(run: Run, http: httpx.AsyncClient, number: int) -> int:
     return 200
 
 
-async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def send_batch(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     url = "/v1/chat/completions"
     lines = [
         json.dumps(
@@ -119,19 +121,19 @@ async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
                 "custom_id": str(line),
                 "method": "POST",
                 "url": url,
-                "body": chat(f"{number}.{line}", 500, ignore_eos=True),
+                "body": make_chat(f"{number}.{line}", 500, ignore_eos=True),
             }
         )
         for line in range(40)
     ]
-    made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("b.jsonl", "\n".join(lines))})
-    if made.status_code != 200:
-        return made.status_code
-    body = {"input_file_id": made.json()["id"], "endpoint": url, "completion_window": "24h"}
-    begun = await http.post("/v1/batches", json=body)
-    if begun.status_code != 200:
-        return begun.status_code
-    where = f"/v1/batches/{begun.json()['id']}"
+    response = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("b.jsonl", "\n".join(lines))})
+    if response.status_code != 200:
+        return response.status_code
+    body = {"input_file_id": response.json()["id"], "endpoint": url, "completion_window": "24h"}
+    batch = await http.post("/v1/batches", json=body)
+    if batch.status_code != 200:
+        return batch.status_code
+    where = f"/v1/batches/{batch.json()['id']}"
     try:
         while (await http.get(where)).json()["status"] in ("validating", "in_progress", "finalizing"):
             await asyncio.sleep(1.0)
@@ -140,21 +142,21 @@ async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
     return 200
 
 
-async def send_schema(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def send_schema(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     """Send a schema that exceeds the time limit for checks."""
     names = {f"^n{time.monotonic_ns()}x{each}(a|b)*a(a|b)*$": {"type": "integer"} for each in range(220)}
     schema = {"name": "x", "schema": {"type": "object", "patternProperties": names}}
-    return await post(
-        http, "/v1/chat/completions", chat("x", 8, response_format={"type": "json_schema", "json_schema": schema})
+    return await post_json(
+        http, "/v1/chat/completions", make_chat("x", 8, response_format={"type": "json_schema", "json_schema": schema})
     )
 
 
-async def send_image(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def send_image(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     body = {"model": IMAGE_MODEL, "prompt": f"a circle {number}", "n": 4, "size": "256x256"}
-    return await post(http, "/v1/images/generations", body)
+    return await post_json(http, "/v1/images/generations", body)
 
 
-async def open_session(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def open_session(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     """Open a session, request one answer, and return its status."""
     url = f"{run.url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
     headers = {"authorization": http.headers["authorization"]}
@@ -173,12 +175,12 @@ async def open_session(run: Run, http: httpx.AsyncClient, number: int) -> int:
     return 0
 
 
-async def upload_file(run: Run, http: httpx.AsyncClient, number: int) -> int:
+async def upload_file(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
     content = os.urandom(1 << 20) * 8
-    made = await http.post("/v1/files", data={"purpose": "user_data"}, files={"file": (f"{number}.bin", content)})
-    if made.status_code == 200:
-        await http.delete(f"/v1/files/{made.json()['id']}")
-    return made.status_code
+    response = await http.post("/v1/files", data={"purpose": "user_data"}, files={"file": (f"{number}.bin", content)})
+    if response.status_code == 200:
+        await http.delete(f"/v1/files/{response.json()['id']}")
+    return response.status_code
 
 
 KINDS: dict[str, Work] = {
@@ -193,90 +195,90 @@ KINDS: dict[str, Work] = {
 }
 
 
-def start_system(directory: Path, name: str, keys: tuple[str, ...]) -> Run:
+def start_system(directory: Path, name: str, keys: tuple[str, ...]) -> FairRun:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
     if keys:
         environment |= {"OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": ADMIN}
     only = ["--only", MODEL, "--only", IMAGE_MODEL]
     up = [OMNIBUS, "up", "--detach", "--json", "--name", name, "--port", "0", *only]
     # Not to a pipe: what it leaves in the background would hold that open.
-    with (directory / f"{name}.json").open("wb") as told:
-        subprocess.run(up, env=environment, cwd=directory, check=True, stdout=told, timeout=2 * PATIENCE)
-    run = Run(name, "", environment, {})
+    with (directory / f"{name}.json").open("wb") as output:
+        subprocess.run(up, env=environment, cwd=directory, check=True, stdout=output, timeout=2 * PATIENCE)
+    run = FairRun(name, "", environment, {})
     runs = json.loads(subprocess.check_output([OMNIBUS, "ps", "--json"], env=environment, text=True, timeout=PATIENCE))
     rows = runs if isinstance(runs, list) else runs["runs"]
     url = next(row["url"] for row in rows if row.get("run", row.get("name")) == name)
-    made = {tenant: run.command("keys", "create", tenant).split("\n")[0].strip() for tenant in keys}
-    return run._replace(url=url.rstrip("/").removesuffix("/v1"), keys=made)
+    tenant_keys = {tenant: run.run_command("keys", "create", tenant).split("\n")[0].strip() for tenant in keys}
+    return run._replace(url=url.rstrip("/").removesuffix("/v1"), keys=tenant_keys)
 
 
 @asynccontextmanager
-async def system(directory: Path, name: str, *keys: str) -> AsyncIterator[Run]:
+async def run_system(directory: Path, name: str, *keys: str) -> AsyncIterator[FairRun]:
     run = await asyncio.to_thread(start_system, directory, name, keys)
     try:
         yield run
     finally:
-        await asyncio.to_thread(run.command, "down")
+        await asyncio.to_thread(run.run_command, "down")
 
 
-class Served(NamedTuple):
+class LightAnswers(NamedTuple):
     """Seconds of the answers, and the statuses."""
 
     took: list[float]
     statuses: Counter[int]
 
     @property
-    def p99(self) -> float:
+    def p99_seconds(self) -> float:
         took = sorted(self.took) or [float("inf")]
         return took[round(0.99 * (len(took) - 1))]
 
 
-async def send_light(run: Run, seconds: float) -> Served:
+async def send_light(run: FairRun, seconds: float) -> LightAnswers:
     """Send one short chat a second, without waiting for earlier answers."""
-    served = Served([], Counter())
+    answers = LightAnswers([], Counter())
 
-    async def one(http: httpx.AsyncClient, number: int) -> None:
+    async def send_one(http: httpx.AsyncClient, number: int) -> None:
         began = time.perf_counter()
-        status = await post(http, "/v1/chat/completions", chat(f"short {number}", 4, ignore_eos=True))
-        served.took.append(time.perf_counter() - began)
-        served.statuses[status] += 1
+        status = await post_json(http, "/v1/chat/completions", make_chat(f"short {number}", 4, ignore_eos=True))
+        answers.took.append(time.perf_counter() - began)
+        answers.statuses[status] += 1
 
-    async with run.client(LIGHT) as http:
-        await one(http, 0)  # opens the connection
-        served.took.clear()
-        served.statuses.clear()
+    async with run.make_client(LIGHT) as http:
+        await send_one(http, 0)  # opens the connection
+        answers.took.clear()
+        answers.statuses.clear()
         async with asyncio.TaskGroup() as group:
             for number in range(round(seconds)):
-                group.create_task(one(http, number))
+                group.create_task(send_one(http, number))
                 await asyncio.sleep(1.0)
-    return served
+    return answers
 
 
-async def keep_sending(run: Run, http: httpx.AsyncClient, work: Work, first: int, seen: Counter[int]) -> None:
+async def keep_sending(run: FairRun, http: httpx.AsyncClient, work: Work, first: int, statuses: Counter[int]) -> None:
     number = first
     while True:
         try:
             status = await work(run, http, number)
         except httpx.HTTPError:
             status = 0
-        seen[status] += 1
+        statuses[status] += 1
         number += AT_ONCE
         if status != 200:
             await asyncio.sleep(0.5)
 
 
-async def send_flood(run: Run, kind: str, seconds: float) -> Counter[int]:
-    seen: Counter[int] = Counter()
-    async with run.client(kind) as http:
-        flood = [asyncio.create_task(keep_sending(run, http, KINDS[kind], n, seen)) for n in range(AT_ONCE)]
+async def send_flood(run: FairRun, kind: str, seconds: float) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+    async with run.make_client(kind) as http:
+        flood = [asyncio.create_task(keep_sending(run, http, KINDS[kind], n, statuses)) for n in range(AT_ONCE)]
         await asyncio.sleep(seconds)
         for task in flood:
             task.cancel()
         await asyncio.wait(flood, timeout=_END_SECONDS)
-    return seen
+    return statuses
 
 
-def flood(run: Run, kind: str, seconds: float) -> Counter[int]:
+def run_flood(run: FairRun, kind: str, seconds: float) -> Counter[int]:
     """Flood the system as one tenant for some seconds and return statuses.
 
     Runs in a separate process.
@@ -284,103 +286,103 @@ def flood(run: Run, kind: str, seconds: float) -> Counter[int]:
     return asyncio.run(send_flood(run, kind, seconds))
 
 
-async def measure_kind(run: Run, pool: Executor, kind: str, seconds: float) -> tuple[Served, Counter[int]]:
+async def measure_kind(run: FairRun, pool: Executor, kind: str, seconds: float) -> tuple[LightAnswers, Counter[int]]:
     """Measure the light tenant's chats during a flood of ``kind``.
 
     Returns the results of the flood as well.
     """
-    flooding = asyncio.get_running_loop().run_in_executor(pool, flood, run, kind, seconds + 2 * SETTLE_SECONDS)
+    flooding = asyncio.get_running_loop().run_in_executor(pool, run_flood, run, kind, seconds + 2 * SETTLE_SECONDS)
     await asyncio.sleep(SETTLE_SECONDS)
     light = await send_light(run, seconds)
     return light, await flooding
 
 
-async def wait_ended(run: Run, tenant: str) -> None:
+async def wait_ended(run: FairRun, tenant: str) -> None:
     """Wait until no work of ``tenant`` runs.
 
     Leftovers of its flood would otherwise affect the next kind.
     """
-    before, charged = -1.0, 0.0
+    before, charge = -1.0, 0.0
     async with asyncio.timeout(PATIENCE):
-        while before != charged:
+        while before != charge:
             await asyncio.sleep(_LONGEST_REQUEST_SECONDS)
-            before, charged = charged, (await read_charges(run)).get(tenant, 0.0)
+            before, charge = charge, (await read_charges(run)).get(tenant, 0.0)
 
 
-async def read_charges(run: Run) -> dict[str, float]:
+async def read_charges(run: FairRun) -> dict[str, float]:
     """GPU-seconds charged by tenant."""
-    async with run.client("") as http:
+    async with run.make_client("") as http:
         text = (await http.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("omnibus_tenant_gpu_seconds_total{")]
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
-async def compare_charges(run: Run) -> dict[str, tuple[float, float]]:
+async def compare_charges(run: FairRun) -> dict[str, tuple[float, float]]:
     """Charges and recorded GPU-seconds by tenant, once all cancelled work has ended."""
     await asyncio.sleep(2 * SETTLE_SECONDS)
-    charged = await read_charges(run)
-    recorded: Counter[str] = Counter()
-    for row in json.loads(await asyncio.to_thread(run.command, "usage", "--json")):
-        recorded[row["tenant"]] += row["gpu_seconds"]
-    return {tenant: (charged.get(tenant, 0.0), recorded[tenant]) for tenant in (LIGHT, *KINDS) if recorded[tenant] > 0}
+    charges = await read_charges(run)
+    records: Counter[str] = Counter()
+    for row in json.loads(await asyncio.to_thread(run.run_command, "usage", "--json")):
+        records[row["tenant"]] += row["gpu_seconds"]
+    return {tenant: (charges.get(tenant, 0.0), records[tenant]) for tenant in (LIGHT, *KINDS) if records[tenant] > 0}
 
 
-async def count_alone(run: Run, tenant: str, seconds: float) -> float:
+async def count_alone(run: FairRun, tenant: str, seconds: float) -> float:
     """Tokens a second of one tenant with ``AT_ONCE`` chats at a time."""
-    done: Counter[int] = Counter()
+    statuses: Counter[int] = Counter()
 
-    async def send(run: Run, http: httpx.AsyncClient, number: int) -> int:
-        return await post(http, "/v1/chat/completions", chat(f"alone {number}", 100, ignore_eos=True))
+    async def send_chat(run: FairRun, http: httpx.AsyncClient, number: int) -> int:
+        return await post_json(http, "/v1/chat/completions", make_chat(f"alone {number}", 100, ignore_eos=True))
 
-    async with run.client(tenant) as http:
-        tasks = [asyncio.create_task(keep_sending(run, http, send, n, done)) for n in range(AT_ONCE)]
+    async with run.make_client(tenant) as http:
+        tasks = [asyncio.create_task(keep_sending(run, http, send_chat, n, statuses)) for n in range(AT_ONCE)]
         await asyncio.sleep(SETTLE_SECONDS)
-        before = done[200]
+        before = statuses[200]
         await asyncio.sleep(seconds)
-        count = done[200] - before
+        count = statuses[200] - before
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_END_SECONDS)
     return 100 * count / seconds
 
 
-def ratio(charged: float, recorded: float) -> float:
-    return max(charged, recorded) / max(1e-9, min(charged, recorded))
+def compute_ratio(charge: float, usage: float) -> float:
+    return max(charge, usage) / max(1e-9, min(charge, usage))
 
 
-async def measure(kinds: list[str], seconds: float) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as made, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+async def measure_fairness(kinds: list[str], seconds: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory_name, ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(int).result(PATIENCE)  # has begun before anything is measured
-        directory = Path(made)
-        async with system(directory, "fair-keys", LIGHT, "alone", *kinds) as run:
+        directory = Path(directory_name)
+        async with run_system(directory, "fair-keys", LIGHT, "alone", *kinds) as run:
             await send_light(run, 5)  # warm
             alone = await send_light(run, seconds)
-            report(f"light alone: p99 {alone.p99:.3f} s, {dict(alone.statuses)}")
-            worst, served = 0.0, Counter(alone.statuses)
+            print_line(f"light alone: p99 {alone.p99_seconds:.3f} s, {dict(alone.statuses)}")
+            worst, totals = 0.0, Counter(alone.statuses)
             for kind in kinds:
-                light, seen = await measure_kind(run, pool, kind, seconds)
-                worst, served = max(worst, light.p99 / alone.p99), served + light.statuses
-                report(
-                    f"beside {kind}: p99 {light.p99:.3f} s, {light.p99 / alone.p99:.2f} times that alone, "
-                    f"{dict(light.statuses)}; of {kind} {dict(seen)}"
+                light, flood_statuses = await measure_kind(run, pool, kind, seconds)
+                worst, totals = max(worst, light.p99_seconds / alone.p99_seconds), totals + light.statuses
+                print_line(
+                    f"beside {kind}: p99 {light.p99_seconds:.3f} s, {light.p99_seconds / alone.p99_seconds:.2f} times that alone, "
+                    f"{dict(light.statuses)}; of {kind} {dict(flood_statuses)}"
                 )
                 await wait_ended(run, kind)
             with_keys = await count_alone(run, "alone", seconds / 3)
             charges = await compare_charges(run)
-        async with system(directory, "fair-open") as run:
+        async with run_system(directory, "fair-open") as run:
             without = await count_alone(run, "", seconds / 3)
-    for tenant, (charged, recorded) in charges.items():
-        report(f"{tenant}: charged {charged:.3f} GPU-s, recorded {recorded:.3f}, {ratio(charged, recorded):.4f}")
-    report(f"one tenant alone: {with_keys:.0f} tokens/s with keys, {without:.0f} without")
+    for tenant, (charge, usage) in charges.items():
+        print_line(f"{tenant}: charged {charge:.3f} GPU-s, recorded {usage:.3f}, {compute_ratio(charge, usage):.4f}")
+    print_line(f"one tenant alone: {with_keys:.0f} tokens/s with keys, {without:.0f} without")
     return {
         LIGHT_P99: worst,
-        LIGHT_SERVED: served[200] / served.total(),
-        CHARGED: max(ratio(*both) for both in charges.values()),
+        LIGHT_SERVED: totals[200] / totals.total(),
+        CHARGED: max(compute_ratio(*pair) for pair in charges.values()),
         TENANT_ALONE: with_keys / without,
     }
 
 
-def report(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -389,4 +391,4 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="kinds of work")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each kind")
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.only, options.seconds))))
+    print(json.dumps(asyncio.run(measure_fairness(options.only, options.seconds))))

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 COPIED = 32 << 20  # bytes
 
 
-class Echo(BaseModel):
+class EchoRequest(BaseModel):
     seed: int
     text: str
     stream: bool = False
@@ -29,19 +29,19 @@ app = FastAPI()
 
 
 @app.post("/echo")
-async def echo(request: Echo) -> dict[str, int | bool]:
+async def reply_echo(request: EchoRequest) -> dict[str, int | bool]:
     return {"ok": True, "seed": request.seed}
 
 
 def copy_ms(times: int = 16) -> float:
     """Median CPU ms to copy 32 MiB between arrays with all pages present."""
     source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
-    spent = []
+    durations = []
     for _ in range(times):
         before = time.thread_time()
         np.copyto(target, source)
-        spent.append(1000 * (time.thread_time() - before))
-    return statistics.median(spent)
+        durations.append(1000 * (time.thread_time() - before))
+    return statistics.median(durations)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
 from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
 from omnibus_models import tiny
 from tests.bench.cases import FIRST_SOUND, PICTURES
-from tests.unit.jobs import MemoryJob, Pipe, run
+from tests.unit.jobs import MemoryJob, MemoryPipe, finish_job
 
 _ROUNDS = 3
 _AT_ONCE, _STEPS = 16, (8, 12)
@@ -30,7 +30,7 @@ _CODES = 500  # 10 s of audio
 _TOKENS, _WIDTH = 48, 64  # of a prompt
 
 
-def pictures() -> list[MemoryJob]:
+def make_jobs() -> list[MemoryJob]:
     chance = np.random.default_rng(0)
     embeds = chance.standard_normal((_AT_ONCE, 2, _TOKENS, _WIDTH), np.float32)
     mask = np.arange(_TOKENS) < chance.integers(8, _TOKENS, (_AT_ONCE, 2, 1))
@@ -49,27 +49,27 @@ def pictures() -> list[MemoryJob]:
     ]
 
 
-async def batched(checkpoint: Path) -> float:
+async def measure_batching(checkpoint: Path) -> float:
     """Speedup of generating images together over one after another."""
     runner = DenoiseRunner("dit", "qwen_image", checkpoint, "cpu", "float32", DenoiseSettings(pictures=_AT_ONCE))
     await runner.load()
 
-    async def once() -> float:
-        alone, together = pictures(), pictures()
+    async def measure_ratio() -> float:
+        alone, together = make_jobs(), make_jobs()
         begin = time.perf_counter()
         for job in alone:
-            await run(runner, job)
+            await finish_job(runner, job)
         middle = time.perf_counter()
-        await asyncio.gather(*(run(runner, job) for job in together))
+        await asyncio.gather(*(finish_job(runner, job) for job in together))
         ratio = (middle - begin) / (time.perf_counter() - middle)
         for one, other in zip(alone, together, strict=True):
             if not np.allclose(one.array("latents"), other.array("latents"), rtol=0, atol=1e-5):
                 sys.exit("the pictures differ: what was measured is not the same work")
         return ratio
 
-    found = await _median(once)
+    median = await _measure_median(measure_ratio)
     await runner.close()
-    return found
+    return median
 
 
 async def first_sound(checkpoint: Path) -> float:
@@ -78,13 +78,13 @@ async def first_sound(checkpoint: Path) -> float:
     await runner.load()
     codes = np.random.default_rng(0).integers(0, 60, _CODES).tolist()
 
-    async def once() -> float:
-        stream = Pipe()
+    async def measure_first() -> float:
+        stream = MemoryPipe()
         stream.feed(Item({"codes": codes}))
         stream.close({})
         job = MemoryJob({"codes": stream, "voice": "Chelsie"})
         begin = time.perf_counter()
-        sounding = asyncio.create_task(run(runner, job))
+        sounding = asyncio.create_task(finish_job(runner, job))
         await job.outputs["audio"].until(1)
         first = time.perf_counter() - begin
         await sounding
@@ -93,12 +93,12 @@ async def first_sound(checkpoint: Path) -> float:
             sys.exit("samples are lost: what was measured is not the whole sound")
         return first / whole
 
-    found = await _median(once)
+    median = await _measure_median(measure_first)
     await runner.close()
-    return found
+    return median
 
 
-async def _median(once: Callable[[], Awaitable[float]]) -> float:
+async def _measure_median(once: Callable[[], Awaitable[float]]) -> float:
     ratios = [await once() for _ in range(1 + _ROUNDS)]  # the first is for warming up
     return statistics.median(ratios[1:])
 
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
         image = tiny.build("qwen_image", Path(directory) / "image")
         omni = tiny.build("qwen2_5_omni", Path(directory) / "omni")
-        print(json.dumps({PICTURES: asyncio.run(batched(image)), FIRST_SOUND: asyncio.run(first_sound(omni))}))
+        print(json.dumps({PICTURES: asyncio.run(measure_batching(image)), FIRST_SOUND: asyncio.run(first_sound(omni))}))

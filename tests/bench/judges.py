@@ -28,7 +28,7 @@ from omnibus.families import catalog
 from omnibus.process.logs import Log
 from omnibus.up.stack import Stack
 from omnibus_models import tiny
-from tests.bench.beside_vllm import ask
+from tests.bench.beside_vllm import send_chat
 
 AT_ONCE, REQUESTS, TOKENS, PROMPT = 8, 48, 48, 32
 MODEL = "simulated"
@@ -46,55 +46,55 @@ class Figures(NamedTuple):
     whole: float
 
 
-def _body(number: int) -> bytes:
+def _make_body(number: int) -> bytes:
     words = " ".join(f"word{(number * 7 + place) % 97}" for place in range(PROMPT))
     request = {"model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": TOKENS, "stream": True}
     return json.dumps({**request, "ignore_eos": True}).encode()
 
 
-async def ours(port: int) -> Figures:
+async def run_own_client(port: int) -> Figures:
     """Results of the load with our own client."""
-    numbers, heard = iter(range(REQUESTS)), []
+    numbers, answers = iter(range(REQUESTS)), []
 
-    async def send(numbers: Iterator[int]) -> None:
+    async def send_all(numbers: Iterator[int]) -> None:
         for number in numbers:
-            heard.append(await ask(port, _body(number)))
+            answers.append(await send_chat(port, _make_body(number)))
 
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            group.create_task(send(numbers))
-    seconds = time.perf_counter() - begun
-    first, whole = (statistics.mean(getattr(each, name) for each in heard) for name in ("first", "whole"))
-    return Figures(len(heard) / seconds, 1000 * first, 1000 * (whole - first) / (TOKENS - 1), 1000 * whole)
+            group.create_task(send_all(numbers))
+    seconds = time.perf_counter() - start_time
+    first, whole = (statistics.mean(getattr(each, name) for each in answers) for name in ("first", "whole"))
+    return Figures(len(answers) / seconds, 1000 * first, 1000 * (whole - first) / (TOKENS - 1), 1000 * whole)
 
 
-def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
+def run_guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
     """Results of the load with GuideLLM."""
     report = directory / "guidellm.json"
-    _run(
+    _run_tool(
         *(command, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"),
         *("--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={REQUESTS}"),
         *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
         *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={TOKENS}"),
         *("--output", f"kind=json,path={report}", "--disable-console-interactive"),
     )
-    found = json.loads(report.read_text())["benchmarks"][0]["metrics"]
+    metrics = json.loads(report.read_text())["benchmarks"][0]["metrics"]
 
-    def mean(name: str) -> float:
-        return float(found[name]["successful"]["mean"])
+    def read_mean(name: str) -> float:
+        return float(metrics[name]["successful"]["mean"])
 
     return Figures(
-        mean("requests_per_second"),
-        mean("time_to_first_token_ms"),
-        mean("inter_token_latency_ms"),
-        1000 * mean("request_latency"),
+        read_mean("requests_per_second"),
+        read_mean("time_to_first_token_ms"),
+        read_mean("inter_token_latency_ms"),
+        1000 * read_mean("request_latency"),
     )
 
 
-def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
+def run_aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
     """Results of the load with AIPerf."""
-    _run(
+    _run_tool(
         *(command, "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming"),
         *("--tokenizer", tokenizer, "--concurrency", str(AT_ONCE), "--request-count", str(REQUESTS)),
         *("--synthetic-input-tokens-mean", str(PROMPT), "--output-tokens-mean", str(TOKENS)),
@@ -102,44 +102,44 @@ def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
         # By the tiny tokenizer the words of the simulated answer are twice as many.
         "--use-server-token-count",
     )
-    found = json.loads(next(directory.rglob("profile_export_aiperf.json")).read_text())
+    report = json.loads(next(directory.rglob("profile_export_aiperf.json")).read_text())
 
-    def mean(name: str) -> float:
-        return float(found[name]["avg"])
+    def read_mean(name: str) -> float:
+        return float(report[name]["avg"])
 
     names = ("request_throughput", "time_to_first_token", "inter_token_latency", "request_latency")
-    return Figures(*map(mean, names))
+    return Figures(*map(read_mean, names))
 
 
-def _run(*command: str) -> None:
+def _run_tool(*command: str) -> None:
     # Its own libraries; and offline AIPerf takes a directory for an id of the hub.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
     subprocess.run(command, env=environment, stdout=sys.stderr, timeout=_JUDGE_SECONDS, check=True)
 
 
-async def measure(commands: dict[str, str]) -> dict[str, Figures]:
+async def measure_tools(commands: dict[str, str]) -> dict[str, Figures]:
     """Figures by tool; ours are measured before and after the others."""
-    with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
+    with tempfile.TemporaryDirectory() as directory_name:
+        directory = Path(directory_name)
         (directory / "profile.json").write_text(json.dumps(PROFILE))
         tokenizer = str(tiny.build("qwen3", directory / "tokenizer"))
-        declared = {"models": {MODEL: catalog.model_declaration("qwen3", str(directory / "profile.json"))}}
+        declarations = {"models": {MODEL: catalog.model_declaration("qwen3", str(directory / "profile.json"))}}
         env = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim"}
-        async with Stack(json.dumps(declared), env=env, log=Log(io.StringIO())) as stack:
-            await ours(stack.port)  # what is loaded with the first requests
-            found = {"ours": await ours(stack.port)}
-            for name, judge in (("guidellm", guidellm), ("aiperf", aiperf)):
+        async with Stack(json.dumps(declarations), env=env, log=Log(io.StringIO())) as stack:
+            await run_own_client(stack.port)  # what is loaded with the first requests
+            figures = {"ours": await run_own_client(stack.port)}
+            for name, judge in (("guidellm", run_guidellm), ("aiperf", run_aiperf)):
                 if commands.get(name):
-                    found[name] = await asyncio.to_thread(judge, commands[name], stack.url, tokenizer, directory)
-            found["ours again"] = await ours(stack.port)
-    return found
+                    figures[name] = await asyncio.to_thread(judge, commands[name], stack.url, tokenizer, directory)
+            figures["ours again"] = await run_own_client(stack.port)
+    return figures
 
 
-def table(found: dict[str, Figures]) -> str:
+def format_table(results: dict[str, Figures]) -> str:
     """Lines of a table: each figure, with its ratio to ours in brackets."""
-    base = found["ours"]
+    base = results["ours"]
     lines = [f"{'':<12}{'req/s':>16}{'first token ms':>20}{'between ms':>18}{'whole ms':>20}"]
-    for name, figures in found.items():
+    for name, figures in results.items():
         cells = [f"{value:.2f} ({value / own:.3f})" for value, own in zip(figures, base, strict=True)]
         lines.append(f"{name:<12}{cells[0]:>16}{cells[1]:>20}{cells[2]:>18}{cells[3]:>20}")
     return "\n".join(lines)
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("guidellm", "aiperf"):
         parser.add_argument(f"--{name}", default="", help=f"the command {name} of its environment")
-    print(table(uvloop.run(measure(vars(parser.parse_args())))))
+    print(format_table(uvloop.run(measure_tools(vars(parser.parse_args())))))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class TraceRow(NamedTuple):
     tokens: int
 
 
-class Sent(NamedTuple):
+class LiveAnswer(NamedTuple):
     """One answer: when its request was due and when it had ended, by one clock, and its status."""
 
     kind: str
@@ -52,13 +52,13 @@ class Sent(NamedTuple):
     status: int
 
 
-class Numbers:
+class RequestNumbers:
     """Numbers of requests, each once: no two of a system are equal."""
 
     def __init__(self) -> None:
         self._numbers = count()
 
-    def body(self, kind: str, tokens: int = 0) -> dict[str, Any]:
+    def make_body(self, kind: str, tokens: int = 0) -> dict[str, Any]:
         return chat_body(kind, next(self._numbers), tokens)
 
 
@@ -92,35 +92,35 @@ def write_trace(rows: Sequence[TraceRow], path: Path) -> None:
         )
         for row in rows:
             images = int(row.kind == SEEN)
-            spoken = int(row.kind in (HEARD, SPOKEN))
+            audio_outputs = int(row.kind in (HEARD, SPOKEN))
             table.writerow(
-                (row.at, images, 300 * images, TEXT_TOKENS[row.kind], row.tokens, int(row.kind == HEARD), spoken)
+                (row.at, images, 300 * images, TEXT_TOKENS[row.kind], row.tokens, int(row.kind == HEARD), audio_outputs)
             )
 
 
-async def _send(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: float) -> Sent:
+async def _send_chat(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: float) -> LiveAnswer:
     answer = await http.post("/v1/chat/completions", json=body)
-    return Sent(kind, due, time.monotonic(), answer.status_code)
+    return LiveAnswer(kind, due, time.monotonic(), answer.status_code)
 
 
-async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Numbers) -> list[Sent]:
+async def replay_trace(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: RequestNumbers) -> list[LiveAnswer]:
     """Answers to ``rows``, each sent at its time."""
     began, tasks = time.monotonic() + 0.2, []
     for row in rows:
         due = began + row.at
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        tasks.append(asyncio.create_task(_send(http, numbers.body(row.kind, row.tokens), row.kind, due)))
+        tasks.append(asyncio.create_task(_send_chat(http, numbers.make_body(row.kind, row.tokens), row.kind, due)))
     return await asyncio.gather(*tasks)
 
 
-def observed_percentile(sent: Sequence[Sent], part: float) -> float:
+def observed_percentile(answers: Sequence[LiveAnswer], part: float) -> float:
     """Seconds of the ``part`` percentile of answers after the warm-up.
 
     The 99th of a hundred is the longest.
     """
-    first, last = min(each.due for each in sent), max(each.due for each in sent)
+    first, last = min(each.due for each in answers), max(each.due for each in answers)
     warm = first + WARM_UP_FRACTION * (last - first)
-    return percentile(sorted(each.ended - each.due for each in sent if each.due >= warm), part)
+    return percentile(sorted(each.ended - each.due for each in answers if each.due >= warm), part)
 
 
 # A full system
@@ -159,10 +159,10 @@ class FullSystem(NamedTuple):
     client_cpu: float
 
 
-async def measure_full(system: System, mix: str, at_once: int, promised: float, numbers: Numbers) -> FullSystem:
+async def measure_full(system: System, mix: str, at_once: int, promised: float, numbers: RequestNumbers) -> FullSystem:
     """Measure ``system`` at its capacity, with ``at_once`` requests of ``mix`` in flight.
 
-    ``promised`` is the predicted rate, in requests a second.
+    ``rate`` is the predicted rate, in requests a second.
     """
     loop = _ClosedLoop(mix, numbers)
     limits = httpx.Limits(max_connections=None)
@@ -174,15 +174,15 @@ async def measure_full(system: System, mix: str, at_once: int, promised: float, 
         tasks = [asyncio.create_task(loop.ask_on(http)) for _ in range(at_once)]
         try:
             await loop.wait_for_answers(round(FILL_FACTOR * at_once))
-            before, answered, tokens, began = dict(statuses), loop.answered, loop.tokens, time.monotonic()
+            before, count_before, tokens, began = dict(statuses), loop.answer_count, loop.tokens, time.monotonic()
             cpu = _cpu_seconds(system)
             await asyncio.sleep(MEASURED_REQUESTS / promised)
-            passed = time.monotonic() - began
+            duration = time.monotonic() - began
             loop.check()
-            answers = loop.answered - answered
+            answers = loop.answer_count - count_before
             mean = (loop.tokens - tokens) / max(1, answers)
-            used = [(end - begin) / passed for end, begin in zip(_cpu_seconds(system), cpu, strict=True)]
-            return FullSystem(answers / passed, mean, loop.statuses, option_work(before, statuses), *used)
+            cpu_shares = [(end - begin) / duration for end, begin in zip(_cpu_seconds(system), cpu, strict=True)]
+            return FullSystem(answers / duration, mean, loop.statuses, option_work(before, statuses), *cpu_shares)
         finally:
             for task in tasks:
                 task.cancel()
@@ -197,7 +197,7 @@ class _ClosedLoop:
     the system.
     """
 
-    def __init__(self, mix: str, numbers: Numbers) -> None:
+    def __init__(self, mix: str, numbers: RequestNumbers) -> None:
         self.statuses: Counter[int] = Counter()
         self.tokens = 0
         self._mix = mix
@@ -208,7 +208,7 @@ class _ClosedLoop:
         self._failure: Exception | None = None
 
     @property
-    def answered(self) -> int:
+    def answer_count(self) -> int:
         return self.statuses[200]
 
     def check(self) -> None:
@@ -228,7 +228,7 @@ class _ClosedLoop:
             kind = kind_of(MIXES[self._mix], next(self._begun))
             self._kinds[kind] += 1
             tokens = _answer_tokens(NormalDist().inv_cdf((self._kinds[kind] - 0.5) * GOLDEN % 1))
-            answer = await http.post("/v1/chat/completions", json=self._numbers.body(kind, tokens))
+            answer = await http.post("/v1/chat/completions", json=self._numbers.make_body(kind, tokens))
             self.statuses[answer.status_code] += 1
             self._answer.set()
             if answer.status_code == 200:
@@ -236,9 +236,9 @@ class _ClosedLoop:
             else:
                 await asyncio.sleep(float(answer.headers.get("retry-after", "1")))
 
-    async def wait_for_answers(self, wanted: int) -> None:
+    async def wait_for_answers(self, count: int) -> None:
         """Raises as ``check``."""
-        while self.answered < wanted:
+        while self.answer_count < count:
             self._answer.clear()
             await self._answer.wait()
             self.check()
@@ -247,20 +247,20 @@ class _ClosedLoop:
 @contextlib.asynccontextmanager
 async def _executor_statuses(system: System) -> AsyncIterator[dict[str, HeardStatus]]:
     """The last heartbeat of each executor, by its id."""
-    found: dict[str, HeardStatus] = {}
+    latest: dict[str, HeardStatus] = {}
     first = asyncio.Event()
 
-    async def follow() -> None:
-        async with system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
-            async for status in heard:
-                found[status.id] = HeardStatus(time.monotonic(), status)
+    async def follow_statuses() -> None:
+        async with system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as stream:
+            async for status in stream:
+                latest[status.id] = HeardStatus(time.monotonic(), status)
                 first.set()
 
-    task = asyncio.create_task(follow())
+    task = asyncio.create_task(follow_statuses())
     try:
         async with asyncio.timeout(_STATUS_SECONDS):
             await first.wait()
-        yield found
+        yield latest
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -270,7 +270,7 @@ def option_work(
     before: Mapping[str, HeardStatus], after: Mapping[str, HeardStatus]
 ) -> dict[str, dict[str, ComponentWork]]:
     """Work of each component by option: mean of the executors with both statuses."""
-    found: dict[str, dict[str, list[ComponentWork]]] = {}
+    samples: dict[str, dict[str, list[ComponentWork]]] = {}
     for id, (at, status) in after.items():
         if id not in before or at <= before[id].at:
             continue
@@ -280,13 +280,13 @@ def option_work(
             counts, earlier = status.batches[place], first.batches[place]
             rows = (counts.rows - earlier.rows) / max(1, counts.steps - earlier.steps)
             tokens = (counts.tokens - earlier.tokens) / max(1, counts.passes - earlier.passes)
-            found.setdefault(status.option, {}).setdefault(part, []).append(ComponentWork(busy, rows, tokens))
+            samples.setdefault(status.option, {}).setdefault(part, []).append(ComponentWork(busy, rows, tokens))
     return {
         option: {
             part: ComponentWork(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
             for part, rows in parts.items()
         }
-        for option, parts in found.items()
+        for option, parts in samples.items()
     }
 
 

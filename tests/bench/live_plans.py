@@ -36,16 +36,16 @@ from omnibus_planner.whatif.question import WhatIfQuestion
 from tests.bench.live_load import (
     TRACE_REQUESTS,
     ComponentWork,
-    Numbers,
+    RequestNumbers,
     make_trace,
     measure_full,
     observed_percentile,
-    replay,
+    replay_trace,
     write_trace,
 )
 from tests.bench.plans import DECLARED, MIXES
 from tests.e2e.planned.omni import MODEL
-from tests.e2e.system import System, running
+from tests.e2e.system import System, start_system
 from tests.unit.planner.simulate.omni import ENGINES, OPTIONS, TYPES, measured_profile
 
 GPU = "H100"
@@ -97,35 +97,35 @@ class LivePlan:
     ) -> None:
         self.directory, self.gpus, self.mix, self.requests = directory, gpus, mix, requests
         self.stretch = slowness * max(1.0, gpus * PACES[mix].served / PACES[mix].wanted)
-        self.numbers = Numbers()
+        self.numbers = RequestNumbers()
 
-    def declaration(self) -> dict[str, Any]:
+    def declare_model(self) -> dict[str, Any]:
         """The planned model; writes the times of engines and their profile."""
-        times, measured = self.directory / "times.json", self.directory / "profile.json"
+        times, profile_path = self.directory / "times.json", self.directory / "profile.json"
         times.write_text(json.dumps({**ENGINES, "time_scale": self.stretch}))
-        measured.write_bytes(profiles.encode_profile(stretched(measured_profile(), self.stretch)))
+        profile_path.write_bytes(profiles.encode_profile(stretch_profile(measured_profile(), self.stretch)))
         shares = dict(zip(TYPES, MIXES[self.mix], strict=True))
-        planned = {
-            "profile": str(measured), "goal": "throughput", "adapt": False, "learn": False,
+        plan_settings = {
+            "profile": str(profile_path), "goal": "throughput", "adapt": False, "learn": False,
             "mix": {kind: share for kind, share in shares.items() if share},
         }  # fmt: skip
-        return {"family": "qwen2_5_omni", "checkpoint": str(times), "planned": planned}
+        return {"family": "qwen2_5_omni", "checkpoint": str(times), "planned": plan_settings}
 
-    def start(self, stack: ExitStack) -> System:
+    def start_system(self, stack: ExitStack) -> System:
         """Start a system with one executor of the model.
 
         On a busy machine, planning may exceed the time limit of a start.
         """
-        model, more = self.declaration(), {"gpus": {GPU: {"count": self.gpus, "memory_gb": 80}}}
+        model, more = self.declare_model(), {"gpus": {GPU: {"count": self.gpus, "memory_gb": 80}}}
         parts = {"components": list(OPTIONS["M"]), "service": "llm"}
         first = {name: each for name, each in model.items() if name != "planned"}
         first |= {"options": {"M": parts}, "paths": [{"options": ["M"]}]}
-        system = stack.enter_context(running(self.directory, {MODEL: first}, more=more, **SETTINGS))
-        declared = {**more, "models": {MODEL: model}}
-        (self.directory / "models.json").write_text(json.dumps(declared))
-        written = Path(system.state.directory, "next.json")  # next to the copy that the planner reads
-        written.write_text(json.dumps(declared))
-        written.replace(Path(system.state.directory, "models.json"))
+        system = stack.enter_context(start_system(self.directory, {MODEL: first}, more=more, **SETTINGS))
+        declarations = {**more, "models": {MODEL: model}}
+        (self.directory / "models.json").write_text(json.dumps(declarations))
+        new_path = Path(system.state.directory, "next.json")  # next to the copy that the planner reads
+        new_path.write_text(json.dumps(declarations))
+        new_path.replace(Path(system.state.directory, "models.json"))
         return system
 
     async def plan(self, system: System) -> Plan:
@@ -138,7 +138,7 @@ class LivePlan:
                 await asyncio.sleep(0.2)
 
 
-def stretched(profile: profiles.ModelProfile, factor: float) -> profiles.ModelProfile:
+def stretch_profile(profile: profiles.ModelProfile, factor: float) -> profiles.ModelProfile:
     """``profile`` of engines that are ``factor`` times as slow."""
     options = {}
     for name, option in profile.options.items():
@@ -156,18 +156,18 @@ def promised_rate(plan: Plan) -> float:
     return float(plan.explain["planned"]["models"][MODEL]["capacity"])
 
 
-async def predict(live: LivePlan, plan: Plan, trace: Path) -> dict[str, Any]:
+async def predict_trace(live: LivePlan, plan: Plan, trace: Path) -> dict[str, Any]:
     """Run ``omnibus whatif`` on ``trace`` and ``plan``."""
-    written = live.directory / "plan.json"
-    written.write_bytes(msgspec.json.encode(plan))
+    plan_path = live.directory / "plan.json"
+    plan_path.write_bytes(msgspec.json.encode(plan))
     question = WhatIfQuestion(
-        plan=str(written), models=str(live.directory / "models.json"), trace=str(trace), model=MODEL, json=True
+        plan=str(plan_path), models=str(live.directory / "models.json"), trace=str(trace), model=MODEL, json=True
     )
-    found: dict[str, Any] = json.loads(await answer_question(question))
-    return found
+    prediction: dict[str, Any] = json.loads(await answer_question(question))
+    return prediction
 
 
-def report(**row: Any) -> dict[str, Any]:
+def print_row(**row: Any) -> dict[str, Any]:
     row["load"] = round(sum(map(float, Path("/proc/loadavg").read_text().split()[:1])), 1)
     print(json.dumps({name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}))
     sys.stdout.flush()
@@ -179,15 +179,15 @@ async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix:
     rows = make_trace(mix, load * promised_rate(plan), live.gpus, live.requests)
     trace = live.directory / f"trace-{mix}-{load}.csv"
     write_trace(rows, trace)
-    said = await predict(live, plan, trace)
-    sent = await replay(http, rows, live.numbers)
-    predicted, measured = said["percentiles"]["done"]["0.99"], observed_percentile(sent, 0.99)
-    return report(
-        what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, requests=len(rows), predicted_s=predicted,
-        measured_s=measured,
-        error=measured / predicted - 1.0,
-        p90_error=observed_percentile(sent, 0.9) / said["percentiles"]["done"]["0.9"] - 1.0,
-        refused=sum(each.status != 200 for each in sent),
+    prediction = await predict_trace(live, plan, trace)
+    answers = await replay_trace(http, rows, live.numbers)
+    predicted_seconds, measured_seconds = prediction["percentiles"]["done"]["0.99"], observed_percentile(answers, 0.99)
+    return print_row(
+        what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, requests=len(rows), predicted_s=predicted_seconds,
+        measured_s=measured_seconds,
+        error=measured_seconds / predicted_seconds - 1.0,
+        p90_error=observed_percentile(answers, 0.9) / prediction["percentiles"]["done"]["0.9"] - 1.0,
+        refused=sum(each.status != 200 for each in answers),
     )  # fmt: skip
 
 
@@ -196,12 +196,15 @@ async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> 
 
     The result is relative to the rate promised for the plan's mix.
     """
-    promised, replicas = promised_rate(plan), {name: each.replicas for name, each in plan.models[MODEL].options.items()}
-    found = await measure_full(system, mix, AT_ONCE_PER_EXECUTOR * sum(replicas.values()), promised, live.numbers)
-    return report(
-        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, stretch=live.stretch, promised=promised,
-        measured=found.rate, part=found.rate / promised, statuses=dict(found.statuses), replicas=replicas, cpu=found.cpu,
-        client_cpu=found.client_cpu, tokens=found.tokens, work={option: rounded_work(parts) for option, parts in found.work.items()},
+    target_rate, replicas = (
+        promised_rate(plan),
+        {name: each.replicas for name, each in plan.models[MODEL].options.items()},
+    )
+    result = await measure_full(system, mix, AT_ONCE_PER_EXECUTOR * sum(replicas.values()), target_rate, live.numbers)
+    return print_row(
+        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, stretch=live.stretch, promised=target_rate,
+        measured=result.rate, part=result.rate / target_rate, statuses=dict(result.statuses), replicas=replicas, cpu=result.cpu,
+        client_cpu=result.client_cpu, tokens=result.tokens, work={option: rounded_work(parts) for option, parts in result.work.items()},
     )  # fmt: skip
 
 
@@ -213,22 +216,24 @@ def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
 async def measure_system(
     live: LivePlan, system: System, loads: Sequence[float], others: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Measure a plan with its mix, pairs at ``loads``, and ``others``."""
+    """Measure a plan with its mix, pairs at ``loads``, and ``other_mixes``."""
     plan = await live.plan(system)
-    found = [await measure_rate(live, system, plan, live.mix)]
+    rows = [await measure_rate(live, system, plan, live.mix)]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=system.url, timeout=2400, limits=limits) as http:
         for load in loads:
-            found.append(await measure_pair(live, http, plan, live.mix, load))
+            rows.append(await measure_pair(live, http, plan, live.mix, load))
     for mix in others:
-        found.append(await measure_rate(live, system, plan, mix))
-    return found
+        rows.append(await measure_rate(live, system, plan, mix))
+    return rows
 
 
 # All of them
 
 
-def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator[tuple[int, str, tuple[float, ...]]]:
+def make_questions(
+    gpus: Sequence[int], mixes: Sequence[str], pairs: int
+) -> Iterator[tuple[int, str, tuple[float, ...]]]:
     """GPUs, mix and loads of each system, with ``pairs`` in all."""
     left = pairs
     for number, mix in ((number, mix) for number in gpus for mix in mixes):
@@ -236,22 +241,22 @@ def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator
         left = max(0, left - len(LOADS))
 
 
-def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    served = {
+def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    rates = {
         (row["gpus"], row["plan"], row["mix"]): row["measured"] * row["stretch"]
         for row in rows
         if row["what"] == "rate"
     }
-    adapted = [
-        rate / served[gpus, DECLARED, mix]
-        for (gpus, plan, mix), rate in served.items()
-        if plan == mix != DECLARED and (gpus, DECLARED, mix) in served
+    ratios = [
+        rate / rates[gpus, DECLARED, mix]
+        for (gpus, plan, mix), rate in rates.items()
+        if plan == mix != DECLARED and (gpus, DECLARED, mix) in rates
     ]
     parts = [row["part"] for row in rows if row["what"] == "rate" and row["plan"] == row["mix"]]
     errors = [abs(row["error"]) for row in rows if row["what"] == "pair"]
     return {
         **({"plan.live_over_promised.least": min(parts), "plan.live_over_promised.most": max(parts)} if parts else {}),
-        **({"plan.live_adapted_over_static": min(adapted)} if adapted else {}),
+        **({"plan.live_adapted_over_static": min(ratios)} if ratios else {}),
         **({"whatif.live_p99_error": max(errors), "whatif.live_pairs": len(errors)} if errors else {}),
     }
 
@@ -266,16 +271,16 @@ def main() -> None:
                          "of a hundred is the longest of them, one of a thousand the tenth")  # fmt: skip
     options.add_argument("--slowness", type=float, default=1.0, help="times as slow as they are anyway (1)")
     options.add_argument("--no-static", action="store_true", help="leave out other mixes on the declared plan")
-    asked = options.parse_args()
-    mixes, rows = asked.mix or list(MIXES), []
-    for gpus, mix, loads in questions(asked.gpus or GPUS, mixes, asked.pairs):
-        others = [] if asked.no_static or mix != DECLARED else [each for each in mixes if each != DECLARED]
+    arguments = options.parse_args()
+    mixes, rows = arguments.mix or list(MIXES), []
+    for gpus, mix, loads in make_questions(arguments.gpus or GPUS, mixes, arguments.pairs):
+        other_mixes = [] if arguments.no_static or mix != DECLARED else [each for each in mixes if each != DECLARED]
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-live-")))
-            live = LivePlan(directory, gpus, mix, asked.slowness, asked.requests)
-            system = live.start(stack)
-            rows += asyncio.run(measure_system(live, system, loads, others))
-    print(json.dumps({name: round(value, 4) for name, value in figures(rows).items()}))
+            live = LivePlan(directory, gpus, mix, arguments.slowness, arguments.requests)
+            system = live.start_system(stack)
+            rows += asyncio.run(measure_system(live, system, loads, other_mixes))
+    print(json.dumps({name: round(value, 4) for name, value in compute_figures(rows).items()}))
 
 
 if __name__ == "__main__":

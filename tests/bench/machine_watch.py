@@ -73,17 +73,17 @@ class MachineWaits:
 
         The waits are summed over the processes. Each process counts with its thread that waited longest.
         """
-        return sum(self._most(self.waited, name, begin, end) for name in names)
+        return sum(self._largest_gain(self.waited, name, begin, end) for name in names)
 
     def ran_between(self, name: str, begin: float, end: float) -> float:
         """Seconds for which process ``name`` ran between two moments.
 
         Its thread that ran longest counts.
         """
-        return self._most(self.ran, name, begin, end)
+        return self._largest_gain(self.ran, name, begin, end)
 
-    def _most(self, counted: Mapping[str, list[float]], name: str, begin: float, end: float) -> float:
-        """Largest increase of ``counted`` among the threads of ``name`` around two moments."""
+    def _largest_gain(self, counted: Mapping[str, list[float]], name: str, begin: float, end: float) -> float:
+        """Largest increase of ``counts`` among the threads of ``name`` around two moments."""
         first = max(0, bisect_right(self.looks, begin) - 1)
         last = min(bisect_right(self.looks, end), len(self.looks) - 1)
         gains = (each[last] - each[first] for key, each in counted.items() if key.startswith(f"{name}/"))
@@ -106,5 +106,5 @@ class MachineWatch:
     async def stop(self) -> MachineWaits:
         """Stop the program and read its records."""
         self._process.terminate()
-        p99, most, looks, waited, ran = json.loads((await self._process.communicate())[0])
-        return MachineWaits(looks, waited, p99, most, ran)
+        p99, most, looks, waits, ran = json.loads((await self._process.communicate())[0])
+        return MachineWaits(looks, waits, p99, most, ran)

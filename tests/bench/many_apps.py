@@ -22,7 +22,7 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.bench import bodies
 from tests.bench.apps import SERVED, Operator
-from tests.bench.system import System, running
+from tests.bench.system import BenchSystem, run_system
 
 _SECRET = "of the benchmark"
 _WITHIN = 120.0  # seconds for all to be known
@@ -38,15 +38,15 @@ async def serve(request: Asked) -> Answer:
 
 
 @asynccontextmanager
-async def running_apps(count: int) -> AsyncIterator[System]:
+async def running_apps(count: int) -> AsyncIterator[BenchSystem]:
     """The system with ``count`` apps; ``bodies.APP`` is the one that is called."""
-    with TemporaryDirectory() as found:
-        directory = Path(found)
+    with TemporaryDirectory() as directory_name:
+        directory = Path(directory_name)
         shutil.copytree(SERVED, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         names = [f"app{number:04}" for number in range(1, count)]
         for name in names:
             (directory / f"{name}.py").write_text(_MODULE)
-        async with running(bodies.NO_MODEL, env={"OMNIBUS_STORE_SECRET": _SECRET}, apps_dir=directory) as system:
+        async with run_system(bodies.NO_MODEL, env={"OMNIBUS_STORE_SECRET": _SECRET}, apps_dir=directory) as system:
             await _write_records(system, names)
             await _until_known(system, count)
             gateway = system.memory_mib("gateway")
@@ -56,18 +56,18 @@ async def running_apps(count: int) -> AsyncIterator[System]:
             yield system
 
 
-async def _write_records(system: System, names: list[str]) -> None:
+async def _write_records(system: BenchSystem, names: list[str]) -> None:
     store = Store(StoreSettings(url=system.stack.valkey.url, secret=_SECRET))
     try:
-        registered = (await store.apps())[bodies.APP]
+        record = (await store.apps())[bodies.APP]
         for name in names:
-            source = msgspec.structs.replace(registered.source, module=name)
-            await store.put_app(msgspec.structs.replace(registered, name=name, source=source), 0)
+            source = msgspec.structs.replace(record.source, module=name)
+            await store.put_app(msgspec.structs.replace(record, name=name, source=source), 0)
     finally:
         await store.close()
 
 
-async def _until_known(system: System, count: int) -> None:
+async def _until_known(system: BenchSystem, count: int) -> None:
     """Wait until the gateway lists all apps and runs its maximum workers."""
     async with asyncio.timeout(_WITHIN), Operator(system.stack) as operator:
         while True:
@@ -78,24 +78,26 @@ async def _until_known(system: System, count: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _call_cold(system: System, names: list[str]) -> None:
+async def _call_cold(system: BenchSystem, names: list[str]) -> None:
     """Print the times of first calls of apps without a worker.
 
     Each must get an answer. The last app called is the measured one.
     """
     async with httpx.AsyncClient(base_url=system.stack.url, timeout=_WITHIN, verify=False) as client:
         for seed, name in enumerate([*names, bodies.APP], bodies.FIRST):
-            for called in ("first", "second"):
-                begun = time.perf_counter()
-                answer = await client.post(f"/v1/apps/{name}/invoke", content=bodies.fill(bodies.echo(), seed))
-                taken = 1000 * (time.perf_counter() - begun)
+            for ordinal in ("first", "second"):
+                start_time = time.perf_counter()
+                answer = await client.post(
+                    f"/v1/apps/{name}/invoke", content=bodies.fill_template(bodies.make_echo(), seed)
+                )
+                milliseconds = 1000 * (time.perf_counter() - start_time)
                 if answer.json() != {"seed": seed}:
                     raise RuntimeError(f"{name}: {answer.text}")
-                print(f"{name}: the {called} call took {taken:.0f} ms", file=sys.stderr)
+                print(f"{name}: the {ordinal} call took {milliseconds:.0f} ms", file=sys.stderr)
     await asyncio.sleep(_STOPS_WITHIN)
 
 
-def _worker_mib(system: System) -> str:
+def _worker_mib(system: BenchSystem) -> str:
     """Resident memory of a worker, and the part that is not shared."""
     (pid, *_) = (pid for name, pid in system.pids().items() if name.startswith("worker"))
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])

@@ -47,7 +47,7 @@ from tests.bench.cases import (
     VLLM_PYTHON,
     VOICE,
 )
-from tests.bench.system import PATHS, Sample, running
+from tests.bench.system import PATHS, BenchSample, run_system
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,14 +82,14 @@ _FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another'
 
 
 @dataclass
-class Measured:
+class BenchResults:
     """Results by benchmark and by model.
 
     By benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems), other values. By model: CPU ms per
     second of the idle system.
     """
 
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    samples: dict[str, list[BenchSample]] = field(default_factory=dict)
     copies: list[float] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One result; ``against`` names the divisor of ``ratio``, or is empty without one."""
 
     name: str
@@ -107,26 +107,26 @@ class Row:
     ratio: float | None = None
 
 
-def measure(wanted: set[str]) -> Measured:
+def measure_cases(targets: set[str]) -> BenchResults:
     """Measure the named benchmarks and their floors."""
-    found = Measured()
-    names = cases.needed(wanted)
-    for module, mine in _MODULES.items():
-        if wanted & mine:
-            measured = _alone(module, VLLM_PYTHON if TTFT in mine else Path(sys.executable))
-            found.values |= {name: measured[name] for name in wanted & mine}
-    used = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
-    for model in [model for model in bodies.MODELS if names and model in used]:
+    results = BenchResults()
+    names = cases.select_cases(targets)
+    for module, module_names in _MODULES.items():
+        if targets & module_names:
+            figures = _run_alone(module, VLLM_PYTHON if TTFT in module_names else Path(sys.executable))
+            results.values |= {name: figures[name] for name in targets & module_names}
+    used_models = {CASES[name].model for name in names if CASES[name].model} or {bodies.MODELS[0]}
+    for model in [model for model in bodies.MODELS if names and model in used_models]:
         here = [name for name in names if CASES[name].model in (model, "")]
-        asyncio.run(_rounds(found, model, here, wanted))
-    if COPY in wanted and not found.copies:
-        found.copies = [floor.copy_ms() for _ in range(ROUNDS)]
-    return found
+        asyncio.run(_run_rounds(results, model, here, targets))
+    if COPY in targets and not results.copies:
+        results.copies = [floor.copy_ms() for _ in range(ROUNDS)]
+    return results
 
 
-def _alone(module: str, python: Path) -> dict[str, float]:
+def _run_alone(module: str, python: Path) -> dict[str, float]:
     # In a separate process, because it counts the CPU time of its process.
-    done = subprocess.run(
+    process = subprocess.run(
         [str(python), "-m", f"tests.bench.{module}"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": PATHS},
@@ -134,46 +134,46 @@ def _alone(module: str, python: Path) -> dict[str, float]:
         timeout=_FAIR_SECONDS if module == "fair" else 300,
         check=True,
     )
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(process.stdout))
 
 
-async def _rounds(found: Measured, model: str, names: list[str], wanted: set[str]) -> None:
+async def _run_rounds(results: BenchResults, model: str, names: list[str], targets: set[str]) -> None:
     """A system with ``model`` alone: executors of another model would wake for each request too."""
-    async with running(model) as system:
-        found.idle[model] = await system.idle(_IDLE)
+    async with run_system(model) as system:
+        results.idle[model] = await system.idle(_IDLE)
         for _ in range(ROUNDS):
             if any(CASES[name].against == COPY for name in names):
-                found.copies.append(floor.copy_ms())
+                results.copies.append(floor.copy_ms())
             for name in names:
-                found.samples.setdefault(name, []).append(await system.sample(name, CASES[name]))
-        for name in wanted & set(MEMORY):
-            used = system.memory_mib(name.removeprefix("memory.").removesuffix("_mib"))
-            found.memory[name] = max(used, found.memory.get(name, 0.0))
+                results.samples.setdefault(name, []).append(await system.take_sample(name, CASES[name]))
+        for name in targets & set(MEMORY):
+            mib = system.memory_mib(name.removeprefix("memory.").removesuffix("_mib"))
+            results.memory[name] = max(mib, results.memory.get(name, 0.0))
 
 
-def rows(found: Measured) -> list[Row]:
+def make_rows(results: BenchResults) -> list[BenchRow]:
     """The results in the order of ``cases.NAMES``."""
-    values = found.values | found.memory
-    if found.copies:
-        values[COPY] = statistics.median(found.copies)
-    values |= {name: statistics.median(sample.total for sample in samples) for name, samples in found.samples.items()}
-    return [_row(name, values) for name in cases.NAMES if name in values]
+    values = results.values | results.memory
+    if results.copies:
+        values[COPY] = statistics.median(results.copies)
+    values |= {name: statistics.median(sample.total for sample in samples) for name, samples in results.samples.items()}
+    return [_make_row(name, values) for name in cases.NAMES if name in values]
 
 
-def _row(name: str, values: Mapping[str, float]) -> Row:
+def _make_row(name: str, values: Mapping[str, float]) -> BenchRow:
     value, unit = round(values[name], 4), "MiB" if name in MEMORY else "ms"
     if name in MEMORY:
-        return Row(name, value, unit, f"{MEMORY_GOAL} MiB", round(value / MEMORY_GOAL, 3))
+        return BenchRow(name, value, unit, f"{MEMORY_GOAL} MiB", round(value / MEMORY_GOAL, 3))
     if name in RECORD_REPLAY:
         goal = RECORD_REPLAY[name]
-        return Row(name, value, "us", f"{goal:g} us", round(value / goal, 3))
+        return BenchRow(name, value, "us", f"{goal:g} us", round(value / goal, 3))
     if name in RATIOS:
-        return Row(name, value, "x", f"{RATIOS[name]:g}", round(value / RATIOS[name], 3))
+        return BenchRow(name, value, "x", f"{RATIOS[name]:g}", round(value / RATIOS[name], 3))
     if name in LIMITS:
         unit, goal = LIMITS[name]
-        return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3) if goal else None)
+        return BenchRow(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3) if goal else None)
     case = CASES.get(name)
     if case is None or not case.against:
-        return Row(name, value, unit)
+        return BenchRow(name, value, unit)
     against = case.against if case.scale == 1 else f"{case.scale:g} x {case.against}"
-    return Row(name, value, unit, against, round(value / (values[case.against] * case.scale), 2))
+    return BenchRow(name, value, unit, against, round(value / (values[case.against] * case.scale), 2))

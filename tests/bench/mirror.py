@@ -24,7 +24,7 @@ from omnibus.canary.gate import Bounds, GateRules
 from omnibus.store import Store
 from tests.bench.cases import MIRROR_P99
 from tests.bench.quotes import FAMILY, MODEL, SETTINGS, read_whole_body, sample_requests, write_times
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 #: Part of the finished requests that is mirrored: the default of ``omnibus canary start``, and one that is none.
 MIRROR, NONE = 0.1, 1e-12
@@ -39,9 +39,9 @@ _START_SECONDS = 60.0
 _OPEN = Bounds(0.98, 0.99)
 
 
-def declared(directory: Path) -> dict[str, Any]:
+def declare_mirrored_model(directory: Path) -> dict[str, Any]:
     """The example's model with shorter times and no path except the candidate's."""
-    model = declaration(FAMILY, write_times(directory, TIME_SCALE))
+    model = declare_model(FAMILY, write_times(directory, TIME_SCALE))
     model["options"] = {name: model["options"][name] for name in ("E", "L")}
     return {**model, "paths": [{"options": ["E", "L"], "share": 1}]}
 
@@ -62,7 +62,7 @@ async def start_candidate(system: System, store: Store, checkpoint: str) -> Cand
 async def send_block(http: httpx.AsyncClient, bodies: Iterator[bytes], chance: random.Random) -> list[float]:
     """Send requests for a block, at random intervals; returns their seconds."""
 
-    async def send(body: bytes) -> float:
+    async def send_body(body: bytes) -> float:
         began = time.perf_counter()
         answer = await http.post("/v1/chat/completions", content=body)
         answer.raise_for_status()
@@ -72,13 +72,13 @@ async def send_block(http: httpx.AsyncClient, bodies: Iterator[bytes], chance: r
     due = time.monotonic()
     while (due := due + chance.expovariate(RATE)) < ends:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        tasks.append(asyncio.create_task(send(next(bodies))))
+        tasks.append(asyncio.create_task(send_body(next(bodies))))
     return await asyncio.gather(*tasks)
 
 
-async def measure(system: System, directory: Path) -> dict[float, list[float]]:
+async def measure_mirror(system: System, directory: Path) -> dict[float, list[float]]:
     """Seconds of requests with and without a mirror."""
-    found: dict[float, list[float]] = {MIRROR: [], NONE: []}
+    seconds: dict[float, list[float]] = {MIRROR: [], NONE: []}
     other = directory / "others.json"
     other.write_bytes((directory / "times.json").read_bytes())
     async with system.store() as store, httpx.AsyncClient(base_url=system.url, timeout=60.0) as http:
@@ -91,14 +91,14 @@ async def measure(system: System, directory: Path) -> dict[float, list[float]]:
             await store.put_candidate(after, (await store.candidates())[MODEL])
             await asyncio.sleep(_PAUSE_SECONDS)
             bodies = map(read_whole_body, sample_requests(1 + block // 2))
-            found[mirror] += await send_block(http, bodies, random.Random(block // 2))
+            seconds[mirror] += await send_block(http, bodies, random.Random(block // 2))
         counts = await store.counts(candidate.id)
-    print(f"{counts.get('pairs', 0)} comparisons beside {len(found[MIRROR])} requests", file=sys.stderr)
+    print(f"{counts.get('pairs', 0)} comparisons beside {len(seconds[MIRROR])} requests", file=sys.stderr)
     assert counts.get("pairs", 0) > 0, "nothing was mirrored"
-    return found
+    return seconds
 
 
-def percentile(seconds: list[float], part: float) -> float:
+def compute_percentile(seconds: list[float], part: float) -> float:
     """The value that ``part`` of ``seconds`` do not exceed."""
     return sorted(seconds)[int(part * (len(seconds) - 1))]
 
@@ -106,12 +106,12 @@ def percentile(seconds: list[float], part: float) -> float:
 if __name__ == "__main__":
     with (
         tempfile.TemporaryDirectory(prefix="omnibus-mirror-") as made,
-        running(Path(made), {MODEL: declared(Path(made))}, **SETTINGS) as up,
+        start_system(Path(made), {MODEL: declare_mirrored_model(Path(made))}, **SETTINGS) as up,
     ):
-        seconds = asyncio.run(measure(up, Path(made)))
+        seconds = asyncio.run(measure_mirror(up, Path(made)))
     for part in (0.5, 0.9, 0.99):
-        on, off = percentile(seconds[MIRROR], part), percentile(seconds[NONE], part)
+        on, off = compute_percentile(seconds[MIRROR], part), compute_percentile(seconds[NONE], part)
         print(
             f"p{100 * part:.0f} {1000 * on:.1f} ms with, {1000 * off:.1f} ms without: {on / off:.3f}", file=sys.stderr
         )
-    print(json.dumps({MIRROR_P99: percentile(seconds[MIRROR], 0.99) / percentile(seconds[NONE], 0.99)}))
+    print(json.dumps({MIRROR_P99: compute_percentile(seconds[MIRROR], 0.99) / compute_percentile(seconds[NONE], 0.99)}))

@@ -43,7 +43,7 @@ from omnibus_planner.simulate.devices import simulated_devices
 from omnibus_planner.simulate.outcome import percentile
 from omnibus_planner.simulate.run import WARM_UP_FRACTION
 from omnibus_planner.simulate.saturate import RoleRate, saturated_rate
-from tests.e2e.questions import ask, image
+from tests.e2e.questions import make_image, make_question
 from tests.nodes.namespaces import Node, Switch
 from tests.nodes.system import NamespaceSystem, network_of, node_settings
 
@@ -89,10 +89,10 @@ class Latency(NamedTuple):
 
 
 def engine_times() -> Profile:
-    return decode_profile(json.dumps(_engines()).encode())
+    return decode_profile(json.dumps(_make_engines()).encode())
 
 
-def _engines() -> dict[str, Any]:
+def _make_engines() -> dict[str, Any]:
     return {**ENGINES, "time_scale": SLOWNESS}
 
 
@@ -129,16 +129,16 @@ def measured_profile() -> ModelProfile:
 
 def write_declarations(directory: Path) -> dict[str, Any]:
     """Write ``times.json`` and ``profile.json``, and return the declarations of models and nodes."""
-    (directory / "times.json").write_text(json.dumps(_engines()))
+    (directory / "times.json").write_text(json.dumps(_make_engines()))
     (directory / "profile.json").write_bytes(profiles.encode_profile(measured_profile()))
     node = {"gpus": 1, "gpu": "cpu", "link_gb_s": LINK_GBIT / 8 / SLOWNESS}
-    planned = {"profile": str(directory / "profile.json"), "goal": "throughput"}
-    model = {"family": FAMILY, "checkpoint": str(directory / "times.json"), "planned": planned}
+    plan_settings = {"profile": str(directory / "profile.json"), "goal": "throughput"}
+    model = {"family": FAMILY, "checkpoint": str(directory / "times.json"), "planned": plan_settings}
     return {"models": {MODEL: model}, "nodes": {"n1": node, "n2": node}}
 
 
 @contextlib.contextmanager
-def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
+def run_two_nodes() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
     """Run the system over two nodes.
 
     Yields it, the node that is not the gateway's, and a directory with its declarations.
@@ -148,7 +148,7 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
         switch = stack.enter_context(Switch())
         node = stack.enter_context(switch.add_node("n1"))
         node.limit_rate(f"{LINK_GBIT * 1000 / SLOWNESS:.0f}mbit")
-        declared = write_declarations(directory)
+        declarations = write_declarations(directory)
         settings = {
             **node_settings(switch, [node]),
             "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
@@ -156,8 +156,8 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
             "OMNIBUS_GATEWAY_RECORD": "digest",
             "OMNIBUS_PLANNER_LEAST": "1000000",  # the plan stays as it is
         }
-        more = {"nodes": declared["nodes"]}
-        system = NamespaceSystem(directory, declared["models"], settings, ("--nodes", "2"), more)
+        more = {"nodes": declarations["nodes"]}
+        system = NamespaceSystem(directory, declarations["models"], settings, ("--nodes", "2"), more)
         with network_of(switch.first_process):
             try:
                 system.start()
@@ -191,9 +191,9 @@ class Asker:
         self.seconds: list[float] = []
         self._http = http
         self._numbers = count()
-        self._image = ask(image(1, 32, 24)).messages[0]["content"][0]
+        self._image = make_question(make_image(1, 32, 24)).messages[0]["content"][0]
 
-    async def ask(self) -> None:
+    async def send_question(self) -> None:
         words = f"question {next(self._numbers):06d} ".ljust(4 * WORDS, ".")
         content = [self._image, {"type": "text", "text": words}]
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": ANSWER}
@@ -212,11 +212,11 @@ async def measure_rate(asker: Asker) -> float:
 
     async def ask_on() -> None:
         while time.monotonic() < end:
-            await asker.ask()
+            await asker.send_question()
 
     await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
     steady = began + WARM_UP_FRACTION * (end - began)
-    return sum(steady < done <= end for done in asker.done) / (end - steady)
+    return sum(steady < moment <= end for moment in asker.done) / (end - steady)
 
 
 async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival]) -> Latency:
@@ -228,10 +228,10 @@ async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival])
             await asyncio.sleep(max(0.0, began + arrival.at - time.monotonic()))
             asker = Asker(http)
             askers.append(asker)
-            group.create_task(asker.ask())
+            group.create_task(asker.send_question())
     warm = WARM_UP_FRACTION * LATENCY_SECONDS * SLOWNESS
-    counted = zip(askers, arrivals, strict=True)
-    seconds = sorted(asker.seconds[0] for asker, arrival in counted if arrival.at >= warm)
+    pairs = zip(askers, arrivals, strict=True)
+    seconds = sorted(asker.seconds[0] for asker, arrival in pairs if arrival.at >= warm)
     return Latency(percentile(seconds, 0.5), percentile(seconds, 0.99))
 
 
@@ -249,33 +249,35 @@ def predict_latency(system: NamespaceSystem, directory: Path, arrivals: Sequence
     output, _ = process.communicate(timeout=_WHATIF_SECONDS)
     if process.returncode:
         raise RuntimeError(output)
-    [found] = msgspec.json.decode(output)["types"]
-    return Latency(found["median"]["done"], found["p99"]["done"])
+    [row] = msgspec.json.decode(output)["types"]
+    return Latency(row["median"]["done"], row["p99"]["done"])
 
 
-async def measure(system: NamespaceSystem, node: Node, directory: Path) -> dict[str, float]:
+async def measure_node_plans(system: NamespaceSystem, node: Node, directory: Path) -> dict[str, float]:
     plan = await current_plan(system)
-    promised = float(plan.explain["planned"]["models"][MODEL]["capacity"])
+    promised_rate = float(plan.explain["planned"]["models"][MODEL]["capacity"])
     seconds = LATENCY_SECONDS * SLOWNESS
-    arrivals = list(poisson_arrivals([TypeRate(MODEL, SEEN, LOAD * promised, SIZES)], seconds))
+    arrivals = list(poisson_arrivals([TypeRate(MODEL, SEEN, LOAD * promised_rate, SIZES)], seconds))
     limits = httpx.Limits(max_connections=512, max_keepalive_connections=512)
     async with httpx.AsyncClient(base_url=system.url, timeout=_REQUEST_SECONDS, limits=limits) as http:
         await measure_arrivals(http, [each for each in arrivals if each.at < 0.2 * seconds])  # memory is touched
         before = node.received_bytes()
         live = await measure_arrivals(http, arrivals)
-        crossed = (node.received_bytes() - before) / len(arrivals)
+        bytes_per_request = (node.received_bytes() - before) / len(arrivals)
         rate = await measure_rate(Asker(http))
-    if crossed < 4 * IMAGE * WIDTH:
-        raise RuntimeError(f"{crossed:.0f} bytes crossed for a request: the plan was to be one over both nodes")
-    said = await asyncio.to_thread(predict_latency, system, directory, arrivals)
-    rates = f"{promised * SLOWNESS:.2f} req/s promised, {rate * SLOWNESS:.2f} measured"
-    print(f"{rates}; {len(arrivals)} requests: {said} predicted, {live} measured", file=sys.stderr)
+    if bytes_per_request < 4 * IMAGE * WIDTH:
+        raise RuntimeError(
+            f"{bytes_per_request:.0f} bytes crossed for a request: the plan was to be one over both nodes"
+        )
+    prediction = await asyncio.to_thread(predict_latency, system, directory, arrivals)
+    rates = f"{promised_rate * SLOWNESS:.2f} req/s promised, {rate * SLOWNESS:.2f} measured"
+    print(f"{rates}; {len(arrivals)} requests: {prediction} predicted, {live} measured", file=sys.stderr)
     return {
-        "nodes.predicted_over_measured": round(promised / rate, 4),
-        "nodes.p99_predicted_over_measured": round(said.p99 / live.p99, 4),
+        "nodes.predicted_over_measured": round(promised_rate / rate, 4),
+        "nodes.p99_predicted_over_measured": round(prediction.p99 / live.p99, 4),
     }
 
 
 if __name__ == "__main__":
-    with running() as made:
-        print(json.dumps(asyncio.run(measure(*made))))
+    with run_two_nodes() as made:
+        print(json.dumps(asyncio.run(measure_node_plans(*made))))

@@ -19,8 +19,8 @@ import psutil
 
 from tests.bench import bodies, floor
 from tests.bench.cases import CASES, UCX, text_answer
-from tests.bench.system import PATHS, running
-from tests.nodes.cluster import MIB, Machine, nodes, until
+from tests.bench.system import PATHS, run_system
+from tests.nodes.cluster import MIB, NodeMachine, start_nodes, wait_until
 from tests.nodes.namespaces import DATA
 
 _PULL_MIB = 32
@@ -32,25 +32,25 @@ _STREAMS_PORT = 7500
 _ROUNDS = 3
 
 
-async def measure() -> dict[str, float]:
+async def measure_nodes() -> dict[str, float]:
     """Every value by its name."""
-    found = await _measure_pulls()
-    found |= await _measure_huge_pages()
+    values = await _measure_pulls()
+    values |= await _measure_huge_pages()
     if UCX:
-        found |= await _measure_ucx()
+        values |= await _measure_ucx()
     for how in ("killed", "frozen", "cut", "powered_off"):
-        found[f"nodes.detect_s.{how}"] = await _measure_detection(how)
-    async with running(bodies.IMAGE_MODEL, nodes=2) as system:
+        values[f"nodes.detect_s.{how}"] = await _measure_detection(how)
+    async with run_system(bodies.IMAGE_MODEL, nodes=2) as system:
         for mib in (8, 32):
-            spoken = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
-            for name, case in (("tensor", text_answer(spoken, mib)), ("spoken", spoken)):
-                totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
-                found[f"nodes.{name}{mib}MiB.c1.cpu_ms"] = median(totals)
-    return {name: round(value, 4) for name, value in found.items()}
+            speech_case = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
+            for name, case in (("tensor", text_answer(speech_case, mib)), ("spoken", speech_case)):
+                totals = [(await system.take_sample("nodes", case)).total for _ in range(_ROUNDS)]
+                values[f"nodes.{name}{mib}MiB.c1.cpu_ms"] = median(totals)
+    return {name: round(value, 4) for name, value in values.items()}
 
 
 async def _measure_pulls() -> dict[str, float]:
-    async with nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="512") as (a, b):
+    async with start_nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="512") as (a, b):
         await _pull_all(a, b, _PULLS)  # memory that was never touched costs more
         copies = [floor.copy_ms() for _ in range(_ROUNDS)]
         pulls: list[float] = []
@@ -59,8 +59,8 @@ async def _measure_pulls() -> dict[str, float]:
             before = _cpu_seconds(a, b)
             await _pull_all(a, b, _PULLS)
             pulls.append(1000 * (_cpu_seconds(a, b) - before) / _PULLS)
-            for loop, taken in streams.items():
-                taken.append(1000 * await _stream_seconds(a, b, loop) / _PULLS)
+            for loop, times in streams.items():
+                times.append(1000 * await _stream_seconds(a, b, loop) / _PULLS)
         idle = await _idle_percent(a, b)
         lags = [await _lag_seconds(a, b) for _ in range(_ROUNDS)]
         pull = median(pulls)
@@ -76,7 +76,7 @@ async def _measure_pulls() -> dict[str, float]:
         }
 
 
-async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
+async def _lag_seconds(a: NodeMachine, b: NodeMachine) -> tuple[float, float]:
     """99th percentile of sidecar ``b``'s response time, idle and during pulls."""
     idle = await b.agent.get("lag", "p99", count=_CALLS)
     pulling = asyncio.create_task(_pull_all_the_time(a, b))
@@ -87,20 +87,23 @@ async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
         await asyncio.gather(pulling, return_exceptions=True)
         for index in range(_AT_ONCE):  # what they left open
             for machine in (a, b):
-                await machine.agent.ask("end", invocation=f"at-once-{index}")
+                await machine.agent.send_command("end", invocation=f"at-once-{index}")
 
 
 async def _measure_huge_pages() -> dict[str, float]:
     """Pull between arenas with pages of 2 MiB and of 4 KiB, alternately."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512"}
-    async with nodes("a", "b", small_pages=True, **settings) as small, nodes("a", "b", **settings) as huge:
+    async with start_nodes("a", "b", small_pages=True, **settings) as small, start_nodes("a", "b", **settings) as huge:
         return {"nodes.pull_huge_pages_over_small": await _pull_in_turns(huge, small)}
 
 
 async def _measure_ucx() -> dict[str, float]:
     """Pulls over UCX's TCP, alternating with those over plain TCP."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512", "UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}
-    async with nodes("a", "b", **settings) as tcp, nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx:
+    async with (
+        start_nodes("a", "b", **settings) as tcp,
+        start_nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx,
+    ):
         ratio = await _pull_in_turns(ucx, tcp)
         stats = await ucx[1].agent.stats()
         if stats["ucx_failures_by_node"]:
@@ -108,31 +111,31 @@ async def _measure_ucx() -> dict[str, float]:
         return {"nodes.pull_ucx_over_tcp": ratio, "nodes.ucx_idle_cpu_percent": await _idle_percent(*ucx)}
 
 
-async def _pull_in_turns(pair: list[Machine], other: list[Machine]) -> float:
+async def _pull_in_turns(pair: list[NodeMachine], other: list[NodeMachine]) -> float:
     """CPU of pulls by ``pair`` over that of equal pulls by ``other``."""
-    taken: list[list[float]] = [[], []]
+    times: list[list[float]] = [[], []]
     for turn in range(_ROUNDS + 1):
-        for machines, seconds in zip((pair, other), taken, strict=True):
+        for machines, seconds in zip((pair, other), times, strict=True):
             before = _cpu_seconds(*machines)
             await _pull_all(*machines, _PULLS)
             if turn:  # memory that was never touched costs more
                 seconds.append(_cpu_seconds(*machines) - before)
-    return median(taken[0]) / median(taken[1])
+    return median(times[0]) / median(times[1])
 
 
-async def _pull_all(a: Machine, b: Machine, count: int) -> None:
+async def _pull_all(a: NodeMachine, b: NodeMachine, count: int) -> None:
     for number in range(count):
         await _pull_one(a, b, f"i{number}")
 
 
-async def _pull_one(a: Machine, b: Machine, invocation: str) -> None:
+async def _pull_one(a: NodeMachine, b: NodeMachine, invocation: str) -> None:
     handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation=invocation)
     await b.agent.get("open", "nbytes", handle=handle, invocation=invocation, count=False)
     for machine in (a, b):
-        await machine.agent.ask("end", invocation=invocation)
+        await machine.agent.send_command("end", invocation=invocation)
 
 
-async def _pull_all_the_time(a: Machine, b: Machine) -> None:
+async def _pull_all_the_time(a: NodeMachine, b: NodeMachine) -> None:
     """Keep ``_AT_ONCE`` pulls in flight until cancelled."""
 
     async def pull_on(index: int) -> None:
@@ -142,7 +145,7 @@ async def _pull_all_the_time(a: Machine, b: Machine) -> None:
     await asyncio.gather(*map(pull_on, range(_AT_ONCE)))
 
 
-async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:
+async def _stream_seconds(a: NodeMachine, b: NodeMachine, loop: str) -> float:
     """CPU seconds of both ends for equal copies by asyncio streams."""
     arguments = (a.node.address(DATA), str(_STREAMS_PORT), str(_PULL_MIB), str(_PULLS))
     source = await _start_stream(a, loop, "source", *arguments)
@@ -150,36 +153,36 @@ async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:
     await source.stdout.readline()
     sink = await _start_stream(b, loop, "sink", *arguments)
     assert sink.stdout is not None
-    found = float(await sink.stdout.readline()) + float(await source.stdout.readline())
+    seconds = float(await sink.stdout.readline()) + float(await source.stdout.readline())
     await asyncio.gather(source.wait(), sink.wait())
-    return found
+    return seconds
 
 
-async def _start_stream(machine: Machine, *arguments: str) -> "asyncio.subprocess.Process":
+async def _start_stream(machine: NodeMachine, *arguments: str) -> "asyncio.subprocess.Process":
     return await asyncio.create_subprocess_exec(
         *machine.node.command_prefix, sys.executable, "-m", "tests.bench.streams", *arguments,
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": PATHS},
     )  # fmt: skip
 
 
-async def _idle_percent(*machines: Machine) -> float:
+async def _idle_percent(*machines: NodeMachine) -> float:
     """CPU percent of the busier sidecar while connected nodes pull nothing."""
     before = [_cpu_seconds(machine) for machine in machines]
     began = time.perf_counter()
     await asyncio.sleep(_IDLE_SECONDS)
     after = [_cpu_seconds(machine) for machine in machines]
-    spent = max(late - early for late, early in zip(after, before, strict=True))
-    return 100 * spent / (time.perf_counter() - began)
+    seconds = max(late - early for late, early in zip(after, before, strict=True))
+    return 100 * seconds / (time.perf_counter() - began)
 
 
 async def _measure_detection(how: str) -> float:
     """Seconds from a loss during a pull until its error."""
-    async with nodes("a", "b") as (a, b):
+    async with start_nodes("a", "b") as (a, b):
         b.node.limit_rate("25mbit")
         handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation="i")
         before = b.node.received_bytes()
-        opening: asyncio.Task[Any] = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
-        await until(lambda: b.node.received_bytes() > before + MIB)
+        opening: asyncio.Task[Any] = asyncio.create_task(b.agent.send_command("open", handle=handle, invocation="i"))
+        await wait_until(lambda: b.node.received_bytes() > before + MIB)
         began = time.perf_counter()
         if how == "killed":
             a.signal_sidecar(signal.SIGKILL)
@@ -196,10 +199,10 @@ async def _measure_detection(how: str) -> float:
     return seconds
 
 
-def _cpu_seconds(*machines: Machine) -> float:
+def _cpu_seconds(*machines: NodeMachine) -> float:
     times = [psutil.Process(machine.sidecar_pid).cpu_times() for machine in machines]
     return float(sum(each.user + each.system for each in times))
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(measure())))
+    print(json.dumps(asyncio.run(measure_nodes())))

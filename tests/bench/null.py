@@ -55,20 +55,20 @@ def engine(component: str, settings: ExecutorSettings) -> NullRunner:
     return NullRunner(_WORK[component])
 
 
-async def _see(job: Job) -> None:
+async def _run_encoder(job: Job) -> None:
     media = await job.value("media")
     size = bodies.tensor_bytes(media.array[:256].tobytes())
-    await job.put("embedding", {"modality": "image"}, _written(size, job.seed))
+    await job.put("embedding", {"modality": "image"}, _make_tensor(size, job.seed))
 
 
-async def _think(job: Job) -> None:
+async def _run_thinker(job: Job) -> None:
     await job.value("messages")
     size = 0
     for item in await job.value("items"):
-        size = _checked(item.array, job.seed)
-    await job.put("prompt", {}, _written(size, job.seed + 1))
+        size = _check_tensor(item.array, job.seed)
+    await job.put("prompt", {}, _make_tensor(size, job.seed + 1))
     await job.put("layout", {})
-    tokens = bodies.answer(job.seed, job.inputs["params"]["max_tokens"])
+    tokens = bodies.make_answer(job.seed, job.inputs["params"]["max_tokens"])
     for token in tokens:
         await job.send_text("text", {"text": token})
         await asyncio.sleep(_TOKEN_SECONDS)
@@ -76,36 +76,38 @@ async def _think(job: Job) -> None:
     job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}})
 
 
-async def _talk(job: Job) -> None:
+async def _run_talker(job: Job) -> None:
     prompt = await job.value("prompt")
-    _checked(prompt.array, job.seed + 1)
+    _check_tensor(prompt.array, job.seed + 1)
     await job.value("layout")
     async for _ in job.stream("rows"):
         pass
-    asked = job.inputs["params"]["max_codes"]
-    job.close("codes", {"codes": [job.seed] * (asked if asked == bodies.SPEECH_CODES else 1)})
+    limit = job.inputs["params"]["max_codes"]
+    job.close("codes", {"codes": [job.seed] * (limit if limit == bodies.SPEECH_CODES else 1)})
 
 
-async def _vocode(job: Job) -> None:
+async def _run_vocoder(job: Job) -> None:
     codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
     if {*codes} != {job.seed}:
         raise ValueError(f"codes {codes} reached request {job.seed}")
-    spoken = len(codes) > 1
-    for begin in range(0, len(codes) if spoken else 0, _PIECE_CODES):
+    has_speech = len(codes) > 1
+    for begin in range(0, len(codes) if has_speech else 0, _PIECE_CODES):
         samples = len(codes[begin : begin + _PIECE_CODES]) * bodies.CODE_SAMPLES
-        await job.send("audio", {"rate": bodies.RATE}, np.full(samples, bodies.level(job.seed) / 32767, np.float32))
-    job.close("audio", {"samples": len(codes) * bodies.CODE_SAMPLES if spoken else 0})
+        await job.send(
+            "audio", {"rate": bodies.RATE}, np.full(samples, bodies.compute_level(job.seed) / 32767, np.float32)
+        )
+    job.close("audio", {"samples": len(codes) * bodies.CODE_SAMPLES if has_speech else 0})
 
 
 _WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
-    "vision": _see,
-    "thinker": _think,
-    "talker": _talk,
-    "vocoder": _vocode,
+    "vision": _run_encoder,
+    "thinker": _run_thinker,
+    "talker": _run_talker,
+    "vocoder": _run_vocoder,
 }
 
 
-def _written(nbytes: int, number: int) -> np.ndarray | None:
+def _make_tensor(nbytes: int, number: int) -> np.ndarray | None:
     """A float32 tensor of ``nbytes`` with ``number`` in three places.
 
     The memory is always the same. Only one request at a time may have tensors. A second one would overwrite the numbers
@@ -116,19 +118,19 @@ def _written(nbytes: int, number: int) -> np.ndarray | None:
     if nbytes not in _templates:
         _templates[nbytes] = np.arange(nbytes // 4, dtype=np.float32).reshape(-1, WIDTH)
     array = _templates[nbytes]
-    array.reshape(-1)[_places(array)] = number
+    array.reshape(-1)[_find_places(array)] = number
     return array
 
 
-def _checked(array: np.ndarray | None, number: int) -> int:
+def _check_tensor(array: np.ndarray | None, number: int) -> int:
     """The size of ``array`` in bytes. Raises ``ValueError`` unless it carries ``number``."""
     if array is None:
         return 0
-    found = array.reshape(-1)[_places(array)].tolist()
-    if found != [number] * 3:
-        raise ValueError(f"a tensor with {found} reached request {number}")
+    numbers = array.reshape(-1)[_find_places(array)].tolist()
+    if numbers != [number] * 3:
+        raise ValueError(f"a tensor with {numbers} reached request {number}")
     return array.nbytes
 
 
-def _places(array: np.ndarray) -> list[int]:
+def _find_places(array: np.ndarray) -> list[int]:
     return [0, array.size // 2, array.size - 1]

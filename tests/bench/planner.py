@@ -39,16 +39,16 @@ SIZES = (8, 16, 32, 64)
 _DRAWS, _REPLANS = 5, 40
 
 
-def _types(always: str, heard: dict[str, float]) -> dict[str, RequestType]:
+def _make_types(always: str, answers: dict[str, float]) -> dict[str, RequestType]:
     """Request types: always an image, half with a video, half with audio, answers by share."""
     return {
         f"I{extra}{always}{answer}": RequestType(tuple(f"I{extra}{always}{answer}"), 0.25 * share)
         for extra in ("", "V", "A", "VA")
-        for answer, share in heard.items()
+        for answer, share in answers.items()
     }
 
 
-def _network(
+def _make_network(
     seed: int,
     problem: Callable[[dict[str, SolverOption]], PlanningProblem],
     options: dict[str, SolverOption],
@@ -56,105 +56,107 @@ def _network(
 ) -> Network:
     """Random network of options.
 
-    ``lost`` is the largest loss for each further component of an option. A degree of n makes it n ** 0.9 times as fast.
+    ``loss`` is the largest loss for each further component of an option. A degree of n makes it n ** 0.9 times as fast.
     """
     dice = random.Random(seed)
     slower = {
         name: (1 + lost * dice.random() * (len(option.components) - 1)) / option.gpus**0.9
         for name, option in options.items()
     }
-    asked = problem(options)
-    tau = {part: 0.05 * 40 ** dice.random() for part in asked.components}
-    return build_lattice(asked, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
+    plan_problem = problem(options)
+    tau = {part: 0.05 * 40 ** dice.random() for part in plan_problem.components}
+    return build_lattice(plan_problem, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
 
 
-def _every(components: tuple[str, ...]) -> dict[str, SolverOption]:
+def _list_options(components: tuple[str, ...]) -> dict[str, SolverOption]:
     sets = [parts for size in range(1, len(components) + 1) for parts in combinations(components, size)]
     return {"".join(parts): SolverOption(parts) for parts in sets}
 
 
-def _six(options: dict[str, SolverOption]) -> PlanningProblem:
+def _make_six(options: dict[str, SolverOption]) -> PlanningProblem:
     order = tuple((pair[0], pair[1]) for pair in SIX_ORDER)
-    return PlanningProblem(SIX, options, _types("T", {"": 0.8, "KG": 0.2}), order)
+    return PlanningProblem(SIX, options, _make_types("T", {"": 0.8, "KG": 0.2}), order)
 
 
-def _nine(options: dict[str, SolverOption]) -> PlanningProblem:
+def _make_nine(options: dict[str, SolverOption]) -> PlanningProblem:
     order = tuple((pair[0], pair[1]) for pair in NINE_ORDER)
-    return PlanningProblem(NINE, options, _types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
+    return PlanningProblem(NINE, options, _make_types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
 
 
-def _twelve(seed: int, degrees: tuple[int, ...]) -> Network:
+def _draw_twelve(seed: int, degrees: tuple[int, ...]) -> Network:
     """Each component alone, all together, and five other sets; all together on the most GPUs."""
     dice = random.Random(seed)
     some = dice.sample([parts for size in range(2, 6) for parts in combinations(SIX, size)], 5)
     options = {
         "".join(parts): SolverOption(parts, dice.choice(degrees)) for parts in [*((part,) for part in SIX), *some]
     }
-    return _network(seed, _six, {**options, "".join(SIX): SolverOption(SIX, max(degrees))}, 0.6)
+    return _make_network(seed, _make_six, {**options, "".join(SIX): SolverOption(SIX, max(degrees))}, 0.6)
 
 
-def _seconds(work: Callable[..., object], *arguments: object) -> float:
+def _measure_seconds(work: Callable[..., object], *arguments: object) -> float:
     before = time.process_time()
     work(*arguments)
     return time.process_time() - before
 
 
-def _most(solver: Solver, gpus: int) -> float:
-    found = solver.solve_most(Terms(gpus={"": gpus}, within=60.0))
-    if not found.proven:
+def _solve_most(solver: Solver, gpus: int) -> float:
+    solution = solver.solve_most(Terms(gpus={"": gpus}, within=60.0))
+    if not solution.proven:
         raise SystemExit(f"no proof within 60 s on {gpus} GPUs")
-    return found.rate
+    return solution.rate
 
 
-def _options63() -> dict[str, float]:
-    solvers = [Solver(_network(seed, _six, _every(SIX), 0.3)) for seed in range(_DRAWS)]
+def _measure_options() -> dict[str, float]:
+    solvers = [Solver(_make_network(seed, _make_six, _list_options(SIX), 0.3)) for seed in range(_DRAWS)]
     return {
-        f"planner.options63.gpus{gpus}_s": statistics.median(_seconds(_most, solver, gpus) for solver in solvers)
+        f"planner.options63.gpus{gpus}_s": statistics.median(
+            _measure_seconds(_solve_most, solver, gpus) for solver in solvers
+        )
         for gpus in SIZES
     }
 
 
-def _components9() -> float:
+def _measure_components() -> float:
     """From options and seconds to the deployment, the network included."""
 
-    def solve(seed: int) -> float:
-        return _most(Solver(_network(seed, _nine, _every(NINE), 0.3)), 64)
+    def solve_seed(seed: int) -> float:
+        return _solve_most(Solver(_make_network(seed, _make_nine, _list_options(NINE), 0.3)), 64)
 
-    return statistics.median(_seconds(solve, seed) for seed in range(3))
+    return statistics.median(_measure_seconds(solve_seed, seed) for seed in range(3))
 
 
 def _replan_ms() -> float:
-    dice, spent = random.Random(1), []
+    dice, times = random.Random(1), []
     for seed in range(4):
-        solver = Solver(_network(seed, _six, _every(SIX), 0.3))
-        each = _most(solver, 64) / 64
+        solver = Solver(_make_network(seed, _make_six, _list_options(SIX), 0.3))
+        each = _solve_most(solver, 64) / 64
         running: dict[str, int] = {}
         for _ in range(_REPLANS // 4):
             rate, before = each * dice.uniform(6, 64), time.process_time()
             running = replan_deployment(solver, rate, running).replicas
-            spent.append(time.process_time() - before)
-    return 1000 * statistics.median(spent)
+            times.append(time.process_time() - before)
+    return 1000 * statistics.median(times)
 
 
 def _mixture_ms() -> float:
-    spent = []
+    times = []
     for seed in range(9):
         dice = random.Random(seed)
-        given = [Cell(size, size * dice.uniform(0.7, 1.3)) for size in range(1, 65)]
-        spent.append(_seconds(mixture.most_requests, given, 10_000))
-    return 1000 * statistics.median(spent)
+        all_cells = [Cell(size, size * dice.uniform(0.7, 1.3)) for size in range(1, 65)]
+        times.append(_measure_seconds(mixture.most_requests, all_cells, 10_000))
+    return 1000 * statistics.median(times)
 
 
 def _over_cells() -> dict[str, float]:
     ratios, exact, greedy = [], [], []
     for seed in range(8):
-        solver = Solver(_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
-        whole = _most(solver, 64)
-        made = cells.to_cells(cells.solve_sizes(solver, cells.powers_of_two(3), Terms(within=60.0)))
-        ratios.append(whole / mixture.most_requests(made, 64).rate)
-        if printed := mixture.printed_mixture(made, whole):
-            greedy.append(printed.gpus)
-            exact.append(mixture.fewest_gpus(made, whole).gpus)
+        solver = Solver(_draw_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
+        whole = _solve_most(solver, 64)
+        best_cells = cells.to_cells(cells.solve_sizes(solver, cells.powers_of_two(3), Terms(within=60.0)))
+        ratios.append(whole / mixture.most_requests(best_cells, 64).rate)
+        if greedy_result := mixture.printed_mixture(best_cells, whole):
+            greedy.append(greedy_result.gpus)
+            exact.append(mixture.fewest_gpus(best_cells, whole).gpus)
     return {
         "planner.global_over_cells8.gpus64": statistics.median(ratios),
         "planner.cells8_exact.gpus": statistics.median(exact),
@@ -162,14 +164,14 @@ def _over_cells() -> dict[str, float]:
     }
 
 
-def measure() -> dict[str, float]:
+def measure_planner() -> dict[str, float]:
     """All values by name: seconds, milliseconds, ratios and GPUs, by their suffix."""
-    found = _options63()
-    found["planner.components9_s"] = _components9()
-    found["planner.replan_ms"] = _replan_ms()
-    found["planner.mixture10k_ms"] = _mixture_ms()
-    return {name: round(value, 4) for name, value in (found | _over_cells()).items()}
+    values = _measure_options()
+    values["planner.components9_s"] = _measure_components()
+    values["planner.replan_ms"] = _replan_ms()
+    values["planner.mixture10k_ms"] = _mixture_ms()
+    return {name: round(value, 4) for name, value in (values | _over_cells()).items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_planner()))

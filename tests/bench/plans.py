@@ -31,7 +31,7 @@ from omnibus_planner.simulate.cluster import SimulatedModel
 from omnibus_planner.simulate.devices import ModelDevices
 from omnibus_planner.simulate.outcome import SimulationOutcome
 from omnibus_planner.simulate.run import SimulatedPlan, simulate_plan
-from tests.unit.planner.simulate.omni import TYPES, deployed, measured_profile, planner, true_devices
+from tests.unit.planner.simulate.omni import TYPES, make_omni_plan, make_omni_planner, measured_profile, true_devices
 
 MODEL, DECLARED = "omni", "declared"
 #: Shares of the request types: image, spoken question, text, spoken answer.
@@ -67,26 +67,26 @@ def mix_load(mix: str, rate: float = 1.0) -> dict[str, ModelLoad]:
 
 def served_rate(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> float:
     """Requests/s of ``mix`` that saturate ``plan``, which is made for ``rate``."""
-    made = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
-    found = simulate_plan(made, even_arrivals(type_rates(mix, rate), STEADY_SECONDS), STEADY_SECONDS)
-    return found.breaks.rate if found.breaks else 0.0
+    simulation = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
+    outcome = simulate_plan(simulation, even_arrivals(type_rates(mix, rate), STEADY_SECONDS), STEADY_SECONDS)
+    return outcome.breaks.rate if outcome.breaks else 0.0
 
 
-def latencies(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> SimulationOutcome:
-    made, rates = SimulatedPlan({MODEL: SimulatedModel(plan, devices)}), type_rates(mix, rate)
+def simulate_latencies(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> SimulationOutcome:
+    simulation, rates = SimulatedPlan({MODEL: SimulatedModel(plan, devices)}), type_rates(mix, rate)
     seconds = max(LATENCY_SECONDS, MIN_REQUESTS / min(each.rate for each in rates))
-    return simulate_plan(made, poisson_arrivals(rates, seconds), seconds)
+    return simulate_plan(simulation, poisson_arrivals(rates, seconds), seconds)
 
 
 def measure_promises(plans: Mapping[str, PlanningResult], engines: ModelDevices) -> dict[str, float]:
-    promised = {mix: plan.capacity[MODEL] for mix, plan in plans.items()}
-    served = {mix: served_rate(plan.models[MODEL], mix, promised[mix], engines) for mix, plan in plans.items()}
+    promises = {mix: plan.capacity[MODEL] for mix, plan in plans.items()}
+    rates = {mix: served_rate(plan.models[MODEL], mix, promises[mix], engines) for mix, plan in plans.items()}
     static = {
-        mix: served_rate(plans[DECLARED].models[MODEL], mix, promised[mix], engines) for mix in plans if mix != DECLARED
+        mix: served_rate(plans[DECLARED].models[MODEL], mix, promises[mix], engines) for mix in plans if mix != DECLARED
     }
     return {
-        **{f"plan.measured_over_promised.{mix}": served[mix] / promised[mix] for mix in plans},
-        "plan.adapted_over_static": min(served[mix] / static[mix] for mix in static),
+        **{f"plan.measured_over_promised.{mix}": rates[mix] / promises[mix] for mix in plans},
+        "plan.adapted_over_static": min(rates[mix] / static[mix] for mix in static),
     }
 
 
@@ -95,40 +95,42 @@ def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
 
     The result is relative to the time until a running planner has applied the factor.
     """
-    learned = {MODEL: {"Th": LearnedOption(1.3, 900)}}
+    factors = {MODEL: {"Th": LearnedOption(1.3, 900)}}
     began = time.process_time()
-    checker.apply_learned(learned)
+    checker.apply_learned(factors)
     _ = checker.devices
-    taken = time.process_time() - began
+    learn_seconds = time.process_time() - began
     forget_calibrations()  # a planner that starts knows none
     began = time.process_time()
-    fresh = PromiseChecker(planner(profile))
-    fresh.apply_learned(learned)
+    fresh = PromiseChecker(make_omni_planner(profile))
+    fresh.apply_learned(factors)
     _ = fresh.devices
-    built = time.process_time() - began
+    build_seconds = time.process_time() - began
     checker.apply_learned({})
-    return built / max(taken, 1e-6)
+    return build_seconds / max(learn_seconds, 1e-6)
 
 
 def measure_errors(
-    plans: Mapping[str, PlanningResult], engines: ModelDevices, profiled: ModelDevices
+    plans: Mapping[str, PlanningResult], engines: ModelDevices, profile_devices: ModelDevices
 ) -> dict[str, float]:
     """Largest errors of the profile's predicted times, by request type."""
     tails, firsts = [], []
     for mix, plan in plans.items():
         for load in LOADS:
             rate = load * plan.capacity[MODEL]
-            truth, said = (latencies(plan.models[MODEL], mix, rate, each) for each in (engines, profiled))
-            for true, each in zip(truth.types, said.types, strict=True):
+            truth, prediction = (
+                simulate_latencies(plan.models[MODEL], mix, rate, each) for each in (engines, profile_devices)
+            )
+            for true, each in zip(truth.types, prediction.types, strict=True):
                 tails.append(abs(each.p99["done"] / true.p99["done"] - 1.0))
                 firsts.append(abs(each.median["first_token"] / true.median["first_token"] - 1.0))
     return {"whatif.p99_error": max(tails), "whatif.first_token_error": max(firsts)}
 
 
-def measure_hour(plan: ModelPlan, profiled: ModelDevices) -> float:
-    made = SimulatedPlan({MODEL: SimulatedModel(plan, profiled)})
+def measure_hour(plan: ModelPlan, profile_devices: ModelDevices) -> float:
+    simulation = SimulatedPlan({MODEL: SimulatedModel(plan, profile_devices)})
     began = time.process_time()
-    simulate_plan(made, poisson_arrivals(type_rates(DECLARED, HOUR_RATE), HOUR_SECONDS), HOUR_SECONDS)
+    simulate_plan(simulation, poisson_arrivals(type_rates(DECLARED, HOUR_RATE), HOUR_SECONDS), HOUR_SECONDS)
     return (time.process_time() - began) / HOUR_SECONDS
 
 
@@ -142,9 +144,9 @@ def count_monoliths(mix: str, rate: float, tail: float, most: int, engines: Mode
     while high - low > 1:
         middle = (low + high) // 2
         parts = {kind: dict.fromkeys(about.components, "M") for kind, about in TYPES.items()}
-        found = latencies(deployed({"M": middle}, parts), mix, rate, engines)
-        refused = sum(each.refused for each in found.types)
-        low, high = (low, middle) if not refused and worst_tail(found) <= tail else (middle, high)
+        outcome = simulate_latencies(make_omni_plan({"M": middle}, parts), mix, rate, engines)
+        refusal_count = sum(each.refused for each in outcome.types)
+        low, high = (low, middle) if not refusal_count and worst_tail(outcome) <= tail else (middle, high)
     return high
 
 
@@ -153,31 +155,31 @@ def gpu_count(plan: ModelPlan) -> int:
 
 
 def measure_day(profile: ModelProfile, engines: ModelDevices, day: Sequence[tuple[float, str]]) -> float:
-    planned = monoliths = 0
+    planned_gpus = monoliths = 0
     for rate, mix in day:
-        checker = PromiseChecker(planner(profile, DAY_GPUS, goal="gpus", rate=rate, headroom=0.1))
+        checker = PromiseChecker(make_omni_planner(profile, DAY_GPUS, goal="gpus", rate=rate, headroom=0.1))
         plan = checker.plan(mix_load(mix, rate), within=PLAN_SECONDS).models[MODEL]
         gpus = gpu_count(plan)
-        tail = worst_tail(latencies(plan, mix, rate, engines))
-        planned += gpus
+        tail = worst_tail(simulate_latencies(plan, mix, rate, engines))
+        planned_gpus += gpus
         monoliths += count_monoliths(mix, rate, tail, MAX_MONOLITHS_FACTOR * gpus, engines)
-    return planned / monoliths
+    return planned_gpus / monoliths
 
 
-def measure() -> dict[str, float]:
+def measure_plans() -> dict[str, float]:
     profile, engines = measured_profile(), true_devices()
-    checkers = {mix: PromiseChecker(planner(profile)) for mix in MIXES}
+    checkers = {mix: PromiseChecker(make_omni_planner(profile)) for mix in MIXES}
     plans = {mix: checker.plan(mix_load(mix), within=PLAN_SECONDS) for mix, checker in checkers.items()}
-    profiled = checkers[DECLARED].devices[MODEL]
-    found = {
+    profile_devices = checkers[DECLARED].devices[MODEL]
+    values = {
         **measure_promises(plans, engines),
         "plan.rebuild_over_learn": measure_learning(profile, checkers[DECLARED]),
-        **measure_errors(plans, engines, profiled),
-        "whatif.cpu_over_real_time": measure_hour(plans[DECLARED].models[MODEL], profiled),
+        **measure_errors(plans, engines, profile_devices),
+        "whatif.cpu_over_real_time": measure_hour(plans[DECLARED].models[MODEL], profile_devices),
         "day.gpu_hours_over_monolith": measure_day(profile, engines, DAY),
     }
-    return {name: round(value, 6) for name, value in found.items()}
+    return {name: round(value, 6) for name, value in values.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_plans()))

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from tests.bench.bus_tap import SentAudio
-from tests.bench.continued import percentile
+from tests.bench.continued import compute_percentile
 from tests.bench.machine_watch import MachineWaits
 
 BYTES_PER_SECOND, SAMPLES_PER_SECOND = 48_000, 24_000
@@ -33,7 +33,7 @@ class Player:
     ends: float = 0.0  # what has come is played until then
     turn_ended: float = 0.0  # nothing of an answer is sent before
 
-    def add(self, seconds: float, now: float) -> None:
+    def add_audio(self, seconds: float, now: float) -> None:
         """Add more of the answer."""
         self.arrivals.append(now)
         self.sizes.append(seconds)
@@ -50,10 +50,10 @@ class Player:
 
     @classmethod
     def of_engines(cls, sent: SentAudio, heard: "Player") -> "Player":
-        """Play the audio that engines ``sent`` and a client has ``heard``."""
+        """Play the audio that engines ``audio`` and a client has ``client_player``."""
         player = cls(heard.buffer)
         for at, samples in sent.pieces:
-            player.add(samples / SAMPLES_PER_SECOND, max(at, heard.turn_ended))
+            player.add_audio(samples / SAMPLES_PER_SECOND, max(at, heard.turn_ended))
         return player
 
     @property
@@ -90,7 +90,7 @@ class PlayedAnswer:
         """Seconds of pauses at the client that the bus did not have."""
         return max(0.0, sum(self.heard.pauses) - sum(self.made.pauses))
 
-    def deliveries(self) -> Iterator[Stretch]:
+    def list_deliveries(self) -> Iterator[Stretch]:
         """The way of each piece to the client."""
         times = iter(zip(accumulate(self.made.sizes), self.made.arrivals, strict=True))
         there, since = 0.0, 0.0
@@ -100,13 +100,13 @@ class PlayedAnswer:
             yield Stretch(since, at)
 
     @property
-    def lateness(self) -> float:
+    def lateness_seconds(self) -> float:
         """Longest delay between the bus and the client, in seconds."""
-        return max((each.end - each.begin for each in self.deliveries()), default=0.0)
+        return max((each.end - each.begin for each in self.list_deliveries()), default=0.0)
 
-    def explain(self, machine: MachineWaits) -> str:
+    def explain_pause(self, machine: MachineWaits) -> str:
         """Work of processes in between while the latest piece passed, in ms."""
-        slowest = max(self.deliveries(), key=lambda each: each.end - each.begin)
+        slowest = max(self.list_deliveries(), key=lambda each: each.end - each.begin)
         did = [
             f"{name} ran {1000 * machine.ran_between(name, *slowest):.0f}, "
             f"waited {1000 * machine.seconds_between([name], *slowest):.0f}"
@@ -120,48 +120,48 @@ class PlayedAnswer:
 
         The processes in between must have waited for one as long as the pauses lasted, while a piece was in transit.
         """
-        waited = max((machine.seconds_between(self.way, *each) for each in self.deliveries()), default=0.0)
-        return waited >= self.added_seconds
+        wait_seconds = max((machine.seconds_between(self.way, *each) for each in self.list_deliveries()), default=0.0)
+        return wait_seconds >= self.added_seconds
 
 
 def match_answers(
     heard: Sequence[Player], seed: int, sent: Sequence[SentAudio], way: tuple[str, ...]
 ) -> Iterator[tuple[Player, PlayedAnswer | None]]:
-    """Match answers that a client ``heard`` with the audio that engines ``sent``.
+    """Match answers that a client ``players`` with the audio that engines ``records``.
 
     ``seed`` is that of the client, and ``way`` are the processes that the audio passed. Dropped answers, which no
     client heard, are left out. An answer has None if nothing was recorded at the bus.
     """
-    made = [each for each in sent if each.seed == seed and each.whole]
+    candidates = [each for each in sent if each.seed == seed and each.whole]
     for player in heard:
-        wanted = round(player.seconds * SAMPLES_PER_SECOND)
-        place = next((place for place, each in enumerate(made) if each.samples == wanted), None)
+        sample_count = round(player.seconds * SAMPLES_PER_SECOND)
+        place = next((place for place, each in enumerate(candidates) if each.samples == sample_count), None)
         if place is None:
             yield player, None
             continue
-        yield player, PlayedAnswer(player, Player.of_engines(made[place], player), way)
-        del made[: place + 1]
+        yield player, PlayedAnswer(player, Player.of_engines(candidates[place], player), way)
+        del candidates[: place + 1]
 
 
-def attribute_underruns(matched: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineWaits) -> dict[str, Any]:
+def attribute_underruns(pairs: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineWaits) -> dict[str, Any]:
     """Attribute the pauses of answers, and measure how late clients received audio.
 
     Prints the work of the processes in between while a pause of the system occurred.
     """
-    answers = [answer for _, answer in matched if answer is not None]
-    added = [each for each in answers if each.added_seconds > SAME_SECONDS]
-    waited = [each for each in added if each.waited_for_processors(machine)]
-    for each in added:
-        if each not in waited:
-            print(each.explain(machine), file=sys.stderr)
-    late = [each.lateness for each in answers]
+    answers = [answer for _, answer in pairs if answer is not None]
+    late_answers = [each for each in answers if each.added_seconds > SAME_SECONDS]
+    waiting_answers = [each for each in late_answers if each.waited_for_processors(machine)]
+    for each in late_answers:
+        if each not in waiting_answers:
+            print(each.explain_pause(machine), file=sys.stderr)
+    late = [each.lateness_seconds for each in answers]
     return {
         "answers_matched": len(answers),
-        "underruns_unmatched": sum(bool(player.pauses) for player, answer in matched if answer is None),
+        "underruns_unmatched": sum(bool(player.pauses) for player, answer in pairs if answer is None),
         "of_engines": sum(bool(each.heard.pauses) and each.is_late_from_engines for each in answers),
-        "of_processors": len(waited),
-        "of_the_system": len(added) - len(waited),
+        "of_processors": len(waiting_answers),
+        "of_the_system": len(late_answers) - len(waiting_answers),
         "added_ms most": round(1000 * max((each.added_seconds for each in answers), default=0.0)),
-        "delivery_ms p50": round(1000 * percentile(late, 0.5)),
-        "delivery_ms p99": round(1000 * percentile(late, 0.99)),
+        "delivery_ms p50": round(1000 * compute_percentile(late, 0.5)),
+        "delivery_ms p99": round(1000 * compute_percentile(late, 0.99)),
     }

@@ -52,12 +52,12 @@ def _measured_seconds(here: Path, **environment: str) -> dict[str, float]:
         stdout=subprocess.DEVNULL,
         check=True,
     )  # fmt: skip
-    found = profile.decode_profile(out.read_bytes())
+    model_profile = profile.decode_profile(out.read_bytes())
     whole = ("vision",), ("vision", "thinker")
     return {
         name: work.seconds
         for name, role in zip(_NAMES, whole, strict=True)
-        for work in found.options[name].work
+        for work in model_profile.options[name].work
         if (work.type, work.components) == (_TYPE, role)
     }
 
@@ -67,8 +67,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for _ in range(_ROUNDS):
             for off in (False, True):
-                taken = _measured_seconds(Path(directory), **({"OMNIBUS_EXECUTOR_CACHE_MIB": "0"} if off else {}))
-                least[off] = {name: min(taken[name], least[off].get(name, taken[name])) for name in _NAMES}
+                seconds = _measured_seconds(Path(directory), **({"OMNIBUS_EXECUTOR_CACHE_MIB": "0"} if off else {}))
+                least[off] = {name: min(seconds[name], least[off].get(name, seconds[name])) for name in _NAMES}
     ratios = {name: least[False][name] / least[True][name] for name in _NAMES}
     print(json.dumps({_NAMES[name]: max(ratio, 1 / ratio) for name, ratio in ratios.items()}))
 

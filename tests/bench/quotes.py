@@ -24,7 +24,7 @@ from omnibus.families import catalog
 from omnibus.profiling.measured_model import Subject
 from omnibus.profiling.workload import WorkloadRequest, read_workload
 from tests.bench.cases import QUOTES
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def sample_requests(seed: int = 1) -> Iterator[WorkloadRequest]:
     """Yield requests of the example workload by their shares, endlessly."""
     family = catalog.find_family(FAMILY)
     subject = Subject(
-        MODEL, FAMILY, "", tuple(family["tasks"]), family["encoders"], {}, (), {}, declaration(FAMILY, TIMES), {}
+        MODEL, FAMILY, "", tuple(family["tasks"]), family["encoders"], {}, (), {}, declare_model(FAMILY, TIMES), {}
     )
     requests = read_workload(WORKLOAD, subject).requests
     chance = random.Random(seed)
@@ -68,7 +68,7 @@ def read_whole_body(request: WorkloadRequest) -> bytes:
     return json.dumps({name: value for name, value in body.items() if not name.startswith("stream")}).encode()
 
 
-async def compare(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tuple[float, float]:
+async def compare_quote(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tuple[float, float]:
     """GPU-seconds by a request's quote for its actual path, and those used.
 
     The former are 0 if the request is not ``quoted``.
@@ -80,9 +80,9 @@ async def compare(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tupl
         paths = [path["usage"] for path in quote.json()["paths"]]
     answer = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-usage": "1"})
     answer.raise_for_status()
-    used = answer.json()["usage"]["omnibus"]
-    expected = [path["gpu_seconds"] for path in paths if find_options(path) == find_options(used)]
-    return (expected[0] if quoted else 0.0), used["gpu_seconds"]
+    usage = answer.json()["usage"]["omnibus"]
+    estimates = [path["gpu_seconds"] for path in paths if find_options(path) == find_options(usage)]
+    return (estimates[0] if quoted else 0.0), usage["gpu_seconds"]
 
 
 def find_options(usage: dict[str, Any]) -> list[str]:
@@ -90,45 +90,45 @@ def find_options(usage: dict[str, Any]) -> list[str]:
     return [stage["option"] for stage in usage["stages"]]
 
 
-async def replay(system: System) -> Found:
+async def replay_requests(system: System) -> Found:
     """Send the warm-up, then the measured requests, ``AT_ONCE`` at a time."""
     requests, numbers = sample_requests(), iter(range(WARM + COUNTED))
-    found: Found = defaultdict(list)
+    pairs: Found = defaultdict(list)
 
-    async def work(http: httpx.AsyncClient) -> None:
+    async def send_requests(http: httpx.AsyncClient) -> None:
         for number in numbers:
             request = next(requests)
-            pair = await compare(http, read_whole_body(request), quoted=number >= WARM)
+            pair = await compare_quote(http, read_whole_body(request), quoted=number >= WARM)
             if number >= WARM:
-                found[f"{'+'.join(request.media) or 'text'} {request.size:.0f}"].append(pair)
+                pairs[f"{'+'.join(request.media) or 'text'} {request.size:.0f}"].append(pair)
 
     async with httpx.AsyncClient(base_url=system.url, timeout=_TIMEOUT_SECONDS) as http:
-        await asyncio.gather(*(work(http) for _ in range(AT_ONCE)))
-    return found
+        await asyncio.gather(*(send_requests(http) for _ in range(AT_ONCE)))
+    return pairs
 
 
 def share_within(pairs: list[tuple[float, float]]) -> float:
     """The part of quotes that are within the tolerance."""
-    return sum(abs(quoted / used - 1) <= TOLERANCE for quoted, used in pairs) / len(pairs)
+    return sum(abs(quote / actual - 1) <= TOLERANCE for quote, actual in pairs) / len(pairs)
 
 
-def measure() -> Found:
+def measure_quotes() -> Found:
     with (
         tempfile.TemporaryDirectory() as directory,
-        running(
-            Path(directory), {MODEL: declaration(FAMILY, write_times(Path(directory), TIME_SCALE))}, **SETTINGS
+        start_system(
+            Path(directory), {MODEL: declare_model(FAMILY, write_times(Path(directory), TIME_SCALE))}, **SETTINGS
         ) as system,
     ):
-        return asyncio.run(replay(system))
+        return asyncio.run(replay_requests(system))
 
 
-def print_table(found: Found) -> None:
+def print_table(results: Found) -> None:
     """Print the share of good quotes and mean quoted over used seconds.
 
     The rows are kinds and sizes of requests.
     """
-    for name, pairs in sorted(found.items()):
-        mean = sum(quoted / used for quoted, used in pairs) / len(pairs)
+    for name, pairs in sorted(results.items()):
+        mean = sum(quote / actual for quote, actual in pairs) / len(pairs)
         print(
             f"{name:24} {len(pairs):4} requests  {share_within(pairs):6.0%} within  mean ratio {mean:.3f}",
             file=sys.stderr,
@@ -136,7 +136,7 @@ def print_table(found: Found) -> None:
 
 
 if __name__ == "__main__":
-    result = measure()
+    result = measure_quotes()
     if "table" in sys.argv[1:]:
         print_table(result)
     print(json.dumps({name: share_within([pair for each in result.values() for pair in each]) for name in QUOTES}))

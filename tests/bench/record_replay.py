@@ -27,7 +27,7 @@ class _Nothing:
         return []
 
 
-def _request(pictures: int) -> ChatInput:
+def _make_request(pictures: int) -> ChatInput:
     parts = [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": "What is on these pictures?"}]
     handle = {
         "node": "n",
@@ -56,26 +56,26 @@ def _request(pictures: int) -> ChatInput:
     )
 
 
-def _once(request: ChatInput) -> None:
-    recorded = record(_TASK.invoke, request)
-    replay(_TASK.invoke, request, recorded, {origin: _Nothing() for origin in recorded.outputs})
+def _record_and_replay(request: ChatInput) -> None:
+    recording = record(_TASK.invoke, request)
+    replay(_TASK.invoke, request, recording, {origin: _Nothing() for origin in recording.outputs})
 
 
-def _cost(pictures: int, count: int) -> float:
+def _measure_cost(pictures: int, count: int) -> float:
     """Median over batches of the microseconds for one record and replay."""
-    request = _request(pictures)
-    spent = []
+    request = _make_request(pictures)
+    times = []
     for _ in range(_BATCHES):
         before = time.thread_time_ns()
         for _ in range(count):
-            _once(request)
-        spent.append((time.thread_time_ns() - before) / count / 1000)
-    return statistics.median(spent)
+            _record_and_replay(request)
+        times.append((time.thread_time_ns() - before) / count / 1000)
+    return statistics.median(times)
 
 
-def measure() -> dict[str, float]:
-    return {TWO: round(_cost(1, 300), 2), MANY: round(_cost(24, 30), 2)}
+def measure_record_replay() -> dict[str, float]:
+    return {TWO: round(_measure_cost(1, 300), 2), MANY: round(_measure_cost(24, 30), 2)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_record_replay()))

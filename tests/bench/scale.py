@@ -36,10 +36,10 @@ from tests.bench.cases import (
     MODELS200,
     SCALE,
     SCALED,
-    Case,
+    BenchCase,
 )
 from tests.bench.many_apps import running_apps
-from tests.bench.system import MODELS, PATHS, System, running
+from tests.bench.system import MODELS, PATHS, BenchSystem, run_system
 
 _ROUNDS = 3
 _IDLE_SECONDS = 1.0
@@ -56,34 +56,34 @@ _COMPARED = {
     MODELS200: (ONE, MODELS200, SCALED, SCALED),
     APPS1000: (ONE_APP, APPS1000, _APP_CONNECTIONS, _APP_CONNECTIONS),
 }
-_CHAT = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED)
+_CHAT = BenchCase(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED)
 _STOPS_WITHIN = 60.0  # seconds
 _MODEL = MODELS[bodies.TEXT_MODEL]
 
 
-def _replicated(replicas: int) -> Mapping[str, Any]:
+def _replicate_model(replicas: int) -> Mapping[str, Any]:
     options = {name: {**option, "replicas": replicas} for name, option in _MODEL["options"].items()}
     return {bodies.TEXT_MODEL: {**_MODEL, "options": options}}
 
 
-def _shared(count: int) -> Mapping[str, Any]:
+def _share_model(count: int) -> Mapping[str, Any]:
     """A number of models that the executors of the first one serve."""
-    shared = {
+    sharing_model = {
         **_MODEL,
         "options": {},
         "paths": [{"options": [f"{bodies.TEXT_MODEL}/{option}" for option in _MODEL["options"]]}],
         "shares": dict.fromkeys(_MODEL["components"], bodies.TEXT_MODEL),
     }
-    return {bodies.TEXT_MODEL: _MODEL, **{f"shared-{number}": shared for number in range(1, count)}}
+    return {bodies.TEXT_MODEL: _MODEL, **{f"shared-{number}": sharing_model for number in range(1, count)}}
 
 
 @asynccontextmanager
-async def _system(name: str) -> AsyncIterator[System]:
-    starting: Mapping[str, Callable[[], AbstractAsyncContextManager[System]]] = {
-        ONE: lambda: running(bodies.TEXT_MODEL, env=_CREDITS),
-        SIXTEEN: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
-        GATEWAYS: lambda: running(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
-        MODELS200: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env=_CREDITS),
+async def _start_system(name: str) -> AsyncIterator[BenchSystem]:
+    starting: Mapping[str, Callable[[], AbstractAsyncContextManager[BenchSystem]]] = {
+        ONE: lambda: run_system(bodies.TEXT_MODEL, env=_CREDITS),
+        SIXTEEN: lambda: run_system(bodies.TEXT_MODEL, models=_replicate_model(_REPLICAS), env=_CREDITS),
+        GATEWAYS: lambda: run_system(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
+        MODELS200: lambda: run_system(bodies.TEXT_MODEL, models=_share_model(_MODELS), env=_CREDITS),
         ONE_APP: lambda: running_apps(1),
         APPS1000: lambda: running_apps(_APPS),
     }
@@ -91,28 +91,30 @@ async def _system(name: str) -> AsyncIterator[System]:
         yield system
 
 
-async def _serve(name: str) -> None:
+async def _serve_samples(name: str) -> None:
     """Run a system; answer each line of stdin with the CPU ms of a request.
 
     The line contains the number of connections.
     """
     loop, apps = asyncio.get_running_loop(), name in (ONE_APP, APPS1000)
-    async with _system(name) as system:
+    async with _start_system(name) as system:
         print("up", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             case = CASES["apps.invoke_ms"] if apps else _CHAT
             case = replace(case, connections=int(line))
-            before, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
+            before, measurement = await system.idle(_IDLE_SECONDS), await system.take_sample(name, case)
             idle = (before + await system.idle(_IDLE_SECONDS)) / 2
-            print(f"{name}: {taken.total:.3f} ms, of which {idle:.1f} in a second without requests", file=sys.stderr)
-            print(taken.total - idle * taken.done.seconds / taken.done.requests, flush=True)
+            print(
+                f"{name}: {measurement.total:.3f} ms, of which {idle:.1f} in a second without requests", file=sys.stderr
+            )
+            print(measurement.total - idle * measurement.done.seconds / measurement.done.requests, flush=True)
 
 
 Sample = Callable[[int], float]
 
 
 @contextmanager
-def _process(name: str) -> Iterator[Sample]:
+def _start_process(name: str) -> Iterator[Sample]:
     """Run a system in its own process; the function takes one sample with a number of connections."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.scale", "--serve", name],
@@ -123,19 +125,19 @@ def _process(name: str) -> Iterator[Sample]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    sent, heard = process.stdin, process.stdout
+    commands, output = process.stdin, process.stdout
 
-    def sample(connections: int) -> float:
-        sent.write(f"{connections}\n")
-        sent.flush()
-        return float(heard.readline())
+    def take_sample(connections: int) -> float:
+        commands.write(f"{connections}\n")
+        commands.flush()
+        return float(output.readline())
 
     try:
-        if heard.readline() != "up\n":
+        if output.readline() != "up\n":
             raise RuntimeError(f"the system of {name} did not start; what it says is above")
-        yield sample
+        yield take_sample
     finally:
-        sent.close()
+        commands.close()
         try:
             process.wait(_STOPS_WITHIN)
         except subprocess.TimeoutExpired:
@@ -143,18 +145,18 @@ def _process(name: str) -> Iterator[Sample]:
             raise
 
 
-def measure(names: list[str]) -> dict[str, float]:
+def measure_scale(names: list[str]) -> dict[str, float]:
     """The ratios by name."""
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for small, large in dict.fromkeys(_COMPARED[name][:2] for name in names):
-        with _process(small) as smaller, _process(large) as larger:
+        with _start_process(small) as smaller, _start_process(large) as larger:
             for name in names:
                 if _COMPARED[name][:2] == (small, large):
-                    found[name] = _ratio(name, smaller, larger)
-    return found
+                    ratios[name] = _measure_ratio(name, smaller, larger)
+    return ratios
 
 
-def _ratio(name: str, smaller: Sample, larger: Sample) -> float:
+def _measure_ratio(name: str, smaller: Sample, larger: Sample) -> float:
     _, _, few, many = _COMPARED[name]
     pairs = [(smaller(few), larger(many)) for _ in range(_ROUNDS)]
     for small, large in pairs:
@@ -164,6 +166,6 @@ def _ratio(name: str, smaller: Sample, larger: Sample) -> float:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        uvloop.run(_serve(sys.argv[2]))
+        uvloop.run(_serve_samples(sys.argv[2]))
     else:
-        print(json.dumps(measure(sys.argv[1:] or list(SCALE))))
+        print(json.dumps(measure_scale(sys.argv[1:] or list(SCALE))))

@@ -37,7 +37,7 @@ uvloop.run(main(sys.argv[1]))
 """
 
 
-async def _transfer(producer: TensorClient, consumer: TensorClient, count: int) -> None:
+async def _transfer_tensors(producer: TensorClient, consumer: TensorClient, count: int) -> None:
     deadline = time.time() + 60
     for _ in range(count):
         block = await producer.allocate(NBYTES, invocation="bench", deadline=deadline)
@@ -46,28 +46,28 @@ async def _transfer(producer: TensorClient, consumer: TensorClient, count: int) 
         consumer.release(handle)
 
 
-async def _run(socket_path: str, concurrency: int, sidecar: psutil.Process) -> float:
+async def _run_transfers(socket_path: str, concurrency: int, sidecar: psutil.Process) -> float:
     async with (
         await TensorClient.connect(socket_path, owner="producer", node="bench") as producer,
         await TensorClient.connect(socket_path, owner="consumer", node="bench") as consumer,
     ):
-        await _transfer(producer, consumer, 200)
-        before = _cpu(sidecar) + time.process_time()
+        await _transfer_tensors(producer, consumer, 200)
+        before = _cpu_seconds(sidecar) + time.process_time()
         share = TRANSFERS // concurrency
-        await asyncio.gather(*(_transfer(producer, consumer, share) for _ in range(concurrency)))
+        await asyncio.gather(*(_transfer_tensors(producer, consumer, share) for _ in range(concurrency)))
         stats = await producer.stats()
-        spent = _cpu(sidecar) + time.process_time() - before
+        cpu_seconds = _cpu_seconds(sidecar) + time.process_time() - before
     if stats["granted_total"] < share * concurrency:
         raise RuntimeError(f"only {stats['granted_total']} transfers happened")
-    return 1000 * spent / (share * concurrency)
+    return 1000 * cpu_seconds / (share * concurrency)
 
 
-def _cpu(process: psutil.Process) -> float:
+def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def measure() -> dict[str, float]:
+def measure_transfers() -> dict[str, float]:
     """CPU ms per transfer, sequential (``sidecar.control_ms``) and 16 concurrent (``..._c16``)."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         process = subprocess.Popen(
@@ -78,8 +78,8 @@ def measure() -> dict[str, float]:
             if process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the sidecar did not start")
             sidecar, path = psutil.Process(process.pid), directory + "/s"
-            alone = min(uvloop.run(_run(path, 1, sidecar)) for _ in range(3))
-            crowd = min(uvloop.run(_run(path, 16, sidecar)) for _ in range(3))
+            alone = min(uvloop.run(_run_transfers(path, 1, sidecar)) for _ in range(3))
+            crowd = min(uvloop.run(_run_transfers(path, 16, sidecar)) for _ in range(3))
         finally:
             process.kill()
             process.wait(10)
@@ -87,4 +87,4 @@ def measure() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure_transfers()))

@@ -76,38 +76,38 @@ def audio_data(seconds: float) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def chat(*parts: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+def make_chat(*parts: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
     content = [*parts, {"type": "text", "text": "What do you see and hear?"}]
     body = {"model": CHAT, "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
     return "/v1/chat/completions", body
 
 
-def kinds() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
+def make_kinds() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
     """Each kind: its description and its request."""
     small, large = ({"type": "image_url", "image_url": {"url": image_url(pixels)}} for pixels in (290, 590))
     sound = {"type": "input_audio", "input_audio": {"data": audio_data(5.0), "format": "wav"}}
-    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+    audio_options = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
     return {
-        "chat": (f"text in, {TOKENS} tokens out", chat()),
-        "chat-stream": ("the same, streamed token by token", chat(stream=True)),
-        "chat-image": (f"an image of {_kib(small)} KiB in, {TOKENS} tokens out", chat(small)),
-        "chat-image-large": (f"an image of {_kib(large)} KiB in, {TOKENS} tokens out", chat(large)),
-        "chat-audio": (f"5 s of sound, 156 KiB, in, {TOKENS} tokens out", chat(sound)),
-        "speech": (f"text in, {TOKENS} tokens and their speech out", chat(**spoken)),
+        "chat": (f"text in, {TOKENS} tokens out", make_chat()),
+        "chat-stream": ("the same, streamed token by token", make_chat(stream=True)),
+        "chat-image": (f"an image of {_image_kib(small)} KiB in, {TOKENS} tokens out", make_chat(small)),
+        "chat-image-large": (f"an image of {_image_kib(large)} KiB in, {TOKENS} tokens out", make_chat(large)),
+        "chat-audio": (f"5 s of sound, 156 KiB, in, {TOKENS} tokens out", make_chat(sound)),
+        "speech": (f"text in, {TOKENS} tokens and their speech out", make_chat(**audio_options)),
     }
 
 
-def images() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
+def make_images() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
     """The kind that a real model answers."""
     body = {"model": PAINTER, "prompt": "a red circle on blue", "size": "64x64"}
     return {"image": ("a prompt in, an image of 64x64 out", ("/v1/images/generations", body))}
 
 
-def _kib(part: dict[str, Any]) -> int:
+def _image_kib(part: dict[str, Any]) -> int:
     return len(part["image_url"]["url"]) * 3 // 4 // 1024
 
 
-class Probe:
+class ServiceProbe:
     """Resources that the running services have used so far."""
 
     def __init__(self, stack: Stack) -> None:
@@ -115,28 +115,28 @@ class Probe:
 
     def cpu_ms(self) -> dict[str, float]:
         """Milliseconds by service; executors are one, and the supervisor is not counted."""
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for name, pid in self._stack.supervisor.pids.items():
             service = name if name in SERVICES else "executors"
             # Linux: a process's clock is its inverted id and the scheduler's number, 2.
-            found[service] = found.get(service, 0.0) + time.clock_gettime_ns((~pid << 3) | 2) / 1e6
-        return found
+            times[service] = times.get(service, 0.0) + time.clock_gettime_ns((~pid << 3) | 2) / 1e6
+        return times
 
     def memory_mib(self) -> dict[str, float]:
         """Resident MiB by service, without the arena; for executors the mean."""
         pids = self._stack.supervisor.pids
-        found = {name: _resident_mib(pids[name]) for name in SERVICES}
+        sizes = {name: _resident_mib(pids[name]) for name in SERVICES}
         executors = [_resident_mib(pid) for name, pid in pids.items() if name not in SERVICES]
-        return {**found, "executor": sum(executors) / len(executors)}
+        return {**sizes, "executor": sum(executors) / len(executors)}
 
     def bus_bytes(self) -> int:
         """Bytes that clients have sent to NATS and got from it."""
-        found = self._monitor("varz")
-        return int(found["in_bytes"] + found["out_bytes"])
+        counters = self._read_monitor("varz")
+        return int(counters["in_bytes"] + counters["out_bytes"])
 
     def disk_bytes(self) -> int:
         """Bytes in streams: records of invocations."""
-        return int(self._monitor("jsz")["bytes"])
+        return int(self._read_monitor("jsz")["bytes"])
 
     def arena_bytes(self) -> int:
         """Bytes of the arena that are in use now."""
@@ -145,10 +145,10 @@ class Probe:
                 return int(float(line.rsplit(" ", 1)[1]))
         raise RuntimeError("the sidecar tells no bytes of its arena")
 
-    def _monitor(self, page: str) -> dict[str, Any]:
+    def _read_monitor(self, page: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self._stack.nats.monitor}/{page}", timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            counters: dict[str, Any] = json.load(answer)
+        return counters
 
     def _sidecar_metrics(self) -> str:
         pid = self._stack.supervisor.pids["sidecar"]
@@ -168,53 +168,55 @@ def _resident_mib(pid: int) -> float:
     return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
 
 
-async def measure() -> Measurements:
+async def measure_kinds() -> Measurements:
     """Measure every kind on this machine."""
     with TemporaryDirectory() as directory:
         profile = Path(directory) / "profile.json"
         profile.write_text(json.dumps(PROFILE))
-        declared = {"models": {CHAT: catalog.model_declaration("qwen2_5_omni", str(profile))}}
-        chats = await _measure_stack(json.dumps(declared), {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim"}, kinds())
-    drawn = await _measure_stack(await tiny_models([PAINTER]), {}, images())
-    for cost in drawn.kinds.values():
+        declarations = {"models": {CHAT: catalog.model_declaration("qwen2_5_omni", str(profile))}}
+        chats = await _measure_stack(
+            json.dumps(declarations), {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim"}, make_kinds()
+        )
+    pictures = await _measure_stack(await tiny_models([PAINTER]), {}, make_images())
+    for cost in pictures.kinds.values():
         cost.cpu_ms.pop("executors")  # its engine computes
-    return msgspec.structs.replace(chats, kinds={**chats.kinds, **drawn.kinds})
+    return msgspec.structs.replace(chats, kinds={**chats.kinds, **pictures.kinds})
 
 
 async def _measure_stack(
-    declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
+    declarations: str, env: Mapping[str, str], requests: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
 ) -> Measurements:
     apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster, processes do not share memory
-    async with Stack(declared, env=apart, log=Log(io.StringIO())) as stack:
-        probe = Probe(stack)
+    async with Stack(declarations, env=apart, log=Log(io.StringIO())) as stack:
+        probe = ServiceProbe(stack)
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
             idle, bus_rate = await _measure_idle(probe)
             costs = {
-                name: await _measure_kind(probe, client, idle, bus_rate, what, *request)
-                for name, (what, request) in sent.items()
+                name: await _measure_kind(probe, client, idle, bus_rate, description, *request)
+                for name, (description, request) in requests.items()
             }
         memory = {name: round(mib, 1) for name, mib in probe.memory_mib().items()}
-        return Measurements(_machine(), REQUESTS, memory, round(sum(idle.values()), 2), costs)
+        return Measurements(_describe_machine(), REQUESTS, memory, round(sum(idle.values()), 2), costs)
 
 
-async def _measure_idle(probe: Probe) -> tuple[dict[str, float], float]:
+async def _measure_idle(probe: ServiceProbe) -> tuple[dict[str, float], float]:
     """Idle CPU ms a second by service, and bus bytes a second."""
     await asyncio.sleep(1.0)
-    began, before, sent = time.perf_counter(), probe.cpu_ms(), probe.bus_bytes()
+    began, before, bytes_before = time.perf_counter(), probe.cpu_ms(), probe.bus_bytes()
     await asyncio.sleep(IDLE_SECONDS)
     seconds, after, sent_then = time.perf_counter() - began, probe.cpu_ms(), probe.bus_bytes()
-    return {name: (after[name] - before[name]) / seconds for name in after}, (sent_then - sent) / seconds
+    return {name: (after[name] - before[name]) / seconds for name in after}, (sent_then - bytes_before) / seconds
 
 
 async def _measure_kind(
-    probe: Probe, client: httpx.AsyncClient, idle: Mapping[str, float], bus_rate: float, what: str,
+    probe: ServiceProbe, client: httpx.AsyncClient, idle: Mapping[str, float], bus_rate: float, description: str,
     path: str, body: dict[str, Any],
 ) -> KindCost:  # fmt: skip
-    await _send(client, path, body, WARM)
+    await _send_requests(client, path, body, WARM)
     arena = await _arena_peak(probe, client, path, body)
     await asyncio.sleep(0.5)
     began, before = time.perf_counter(), (probe.cpu_ms(), probe.bus_bytes(), probe.disk_bytes())
-    await _send(client, path, body, REQUESTS)
+    await _send_requests(client, path, body, REQUESTS)
     await asyncio.sleep(0.5)  # until all are ended and recorded
     seconds, after = time.perf_counter() - began, (probe.cpu_ms(), probe.bus_bytes(), probe.disk_bytes())
     cpu = {
@@ -223,41 +225,41 @@ async def _measure_kind(
     bus = (after[1] - before[1] - bus_rate * seconds) / REQUESTS
     disk = (after[2] - before[2]) / REQUESTS
     media = len(json.dumps(body)) * 3 // 4 if "url" in str(body) or "input_audio" in str(body) else 0
-    return KindCost(what, cpu, arena, round(max(0.0, bus)), round(max(0.0, disk)), media)
+    return KindCost(description, cpu, arena, round(max(0.0, bus)), round(max(0.0, disk)), media)
 
 
-async def _arena_peak(probe: Probe, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
+async def _arena_peak(probe: ServiceProbe, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
     """Peak arena bytes of a request, less those held without it."""
-    base, most, done = probe.arena_bytes(), 0, asyncio.Event()
+    base, most, stop = probe.arena_bytes(), 0, asyncio.Event()
 
-    async def watch() -> None:
+    async def watch_arena() -> None:
         nonlocal most
-        while not done.is_set():
+        while not stop.is_set():
             most = max(most, await asyncio.to_thread(probe.arena_bytes))
             await asyncio.sleep(_POLL_SECONDS)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(watch())
-        await _send(client, path, body, WARM)
-        done.set()
+        group.create_task(watch_arena())
+        await _send_requests(client, path, body, WARM)
+        stop.set()
     return max(0, most - base)
 
 
-async def _send(client: httpx.AsyncClient, path: str, body: dict[str, Any], count: int) -> None:
+async def _send_requests(client: httpx.AsyncClient, path: str, body: dict[str, Any], count: int) -> None:
     for seed in range(count):
         answer = await client.post(path, json={**body, "seed": seed})
         if answer.status_code != 200:
             raise RuntimeError(f"{path}: {answer.status_code} {answer.text[:500]}")
 
 
-def _machine() -> str:
+def _describe_machine() -> str:
     model = next(line.split(":")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     return f"{os.cpu_count()} shared cores of {' '.join(model.split())}, Python {platform.python_version()}"
 
 
 def main() -> None:
-    found = asyncio.run(measure())
-    DATA.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    measurements = asyncio.run(measure_kinds())
+    DATA.write_bytes(msgspec.json.format(msgspec.json.encode(measurements), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

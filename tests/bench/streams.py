@@ -14,10 +14,10 @@ _SLICE_BYTES = 1 << 20
 
 
 async def _serve_source(host: str, port: int, nbytes: int, count: int) -> None:
-    done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    result: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     data = memoryview(bytearray(nbytes))
 
-    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_blocks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         began = 0.0
         for number in range(count + 1):
             await reader.readexactly(1)
@@ -27,12 +27,12 @@ async def _serve_source(host: str, port: int, nbytes: int, count: int) -> None:
             if number == 0:
                 began = time.process_time()
         await reader.read()
-        done.set_result(time.process_time() - began)
+        result.set_result(time.process_time() - began)
         writer.close()
 
-    async with await asyncio.start_server(send, host, port):
+    async with await asyncio.start_server(send_blocks, host, port):
         print("ready", flush=True)
-        print(await done, flush=True)
+        print(await result, flush=True)
 
 
 async def _run_sink(host: str, port: int, nbytes: int, count: int) -> None:

@@ -22,7 +22,7 @@ from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from tests.bench.cases import MASKED
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 
 _ROUNDS, _AT_ONCE, _TOKENS = 9, 16, 128
 #: Never ends within that many tokens.
@@ -43,21 +43,21 @@ async def tokens_per_second(runner: ThinkRunner, **params: Any) -> float:
     chats = [[{"role": "user", "content": " ".join(["bird"] * (4 + number))}] for number in range(_AT_ONCE)]
     jobs = [MemoryJob({"messages": chat, "params": {"max_tokens": _TOKENS, **params}}) for chat in chats]
     began = time.process_time()
-    await asyncio.gather(*(run(runner, job, 120) for job in jobs))
+    await asyncio.gather(*(finish_job(runner, job, 120) for job in jobs))
     seconds = time.process_time() - began
     assert all(len(job.ids) == _TOKENS for job in jobs)
     return sum(len(job.ids) for job in jobs) / seconds
 
 
-async def measure(checkpoint: Path) -> float:
+async def measure_masks(checkpoint: Path) -> float:
     """The median of the rounds' ratios, after one round of each."""
     settings = ThinkSettings(slots=_AT_ONCE, context=512)
     runner = ThinkRunner(ThinkerCore("qwen3", checkpoint, "cpu", "float32", settings))
     await runner.load()
     ratios = []
     for _ in range(_ROUNDS + 1):
-        masked = await tokens_per_second(runner, structured_outputs={"json": _SCHEMA})
-        ratios.append(masked / await tokens_per_second(runner, ignore_eos=True))
+        mask_rate = await tokens_per_second(runner, structured_outputs={"json": _SCHEMA})
+        ratios.append(mask_rate / await tokens_per_second(runner, ignore_eos=True))
     await runner.close()
     return round(statistics.median(ratios[1:]), 3)
 
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         made = tiny.build("qwen3", Path(directory) / "qwen3")
-        print(json.dumps({MASKED: asyncio.run(measure(made))}))
+        print(json.dumps({MASKED: asyncio.run(measure_masks(made))}))

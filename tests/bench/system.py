@@ -24,7 +24,7 @@ from omnibus.up.ports import free_ports
 from omnibus.up.stack import Stack
 from tests.bench import bodies
 from tests.bench.apps import SERVED, Operator
-from tests.bench.cases import ECHO, Case
+from tests.bench.cases import ECHO, BenchCase
 from tests.bench.client import Done
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +41,11 @@ _HERE = Path(__file__).parent
 PATHS = f"{ROOT}:{PACKAGE_PATH}"
 
 
-def _option(service: str, *components: str) -> dict[str, object]:
+def _make_option(service: str, *components: str) -> dict[str, object]:
     return {"components": components, "service": service}
 
 
-def _model(
+def _make_model(
     encoders: Mapping[str, str], components: tuple[str, ...], options: Mapping[str, object]
 ) -> dict[str, object]:
     paths = [{"options": list(options)}]
@@ -54,24 +54,28 @@ def _model(
 
 
 MODELS = {
-    bodies.TEXT_MODEL: _model(
+    bodies.TEXT_MODEL: _make_model(
         {},
         ("thinker", "talker", "vocoder"),
-        {"Th": _option("llm", "thinker"), "Ta": _option("llm", "talker"), "V": _option("generator", "vocoder")},
+        {
+            "Th": _make_option("llm", "thinker"),
+            "Ta": _make_option("llm", "talker"),
+            "V": _make_option("generator", "vocoder"),
+        },
     ),
-    bodies.IMAGE_MODEL: _model(
+    bodies.IMAGE_MODEL: _make_model(
         {"image": "vision"},
         ("vision", "thinker", "talker", "vocoder"),
         {
-            "E": _option("encoder", "vision"),
-            "L": _option("llm", "thinker"),
-            "G": _option("generator", "talker", "vocoder"),
+            "E": _make_option("encoder", "vision"),
+            "L": _make_option("llm", "thinker"),
+            "G": _make_option("generator", "talker", "vocoder"),
         },
     ),
 }
 
 
-class Sample(msgspec.Struct, frozen=True):
+class BenchSample(msgspec.Struct, frozen=True):
     """One round of one case: CPU ms per request by process, and the load generator's results."""
 
     cpu_ms: dict[str, float]
@@ -82,7 +86,7 @@ class Sample(msgspec.Struct, frozen=True):
         return sum(self.cpu_ms.values())
 
 
-class System:
+class BenchSystem:
     """The running system and the echo server."""
 
     def __init__(self, stack: Stack, echo: "asyncio.subprocess.Process", echo_port: int) -> None:
@@ -90,23 +94,23 @@ class System:
         self._echo = echo
         self._echo_port = echo_port
 
-    async def sample(self, name: str, case: Case) -> Sample:
+    async def take_sample(self, name: str, case: BenchCase) -> BenchSample:
         """Run ``case`` once. Raises ``RuntimeError`` when an answer is wrong or a process was restarted."""
         floor = name == ECHO
         pids = {"echo": self._echo.pid} if floor else self.pids()
         load = case.load(self._echo_port if floor else self.stack.port)
         if not floor:
             load = msgspec.structs.replace(load, more_ports=tuple(self.stack.ports[1:]))
-        async with _client() as client:
-            await _tell(client, msgspec.json.encode(load))
-            await _hear(client, name)
-            before = await _settled(pids)
-            await _tell(client, b"go")
-            done = msgspec.json.decode(await _hear(client, name), type=Done)
-            after = await _settled(pids)
+        async with _start_client() as client:
+            await _write_line(client, msgspec.json.encode(load))
+            await _read_line(client, name)
+            before = await _read_settled_cpu(pids)
+            await _write_line(client, b"go")
+            result = msgspec.json.decode(await _read_line(client, name), type=Done)
+            after = await _read_settled_cpu(pids)
         if not floor and pids != self.pids():
             raise RuntimeError(f"{name}: a process was restarted while it was measured")
-        return Sample({key: (after[key] - before[key]) / done.requests for key in pids}, done)
+        return BenchSample({key: (after[key] - before[key]) / result.requests for key in pids}, result)
 
     def pids(self) -> dict[str, int]:
         """Every process of the system by name; the gateway's children are workers of apps."""
@@ -117,9 +121,9 @@ class System:
     async def idle(self, seconds: float) -> float:
         """CPU ms per second of the whole idle system."""
         pids = self.pids()
-        begun, before = time.perf_counter(), _cpu_ms(pids)
+        start_time, before = time.perf_counter(), _cpu_ms(pids)
         await asyncio.sleep(seconds)
-        return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
+        return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - start_time)
 
     def memory_mib(self, process: str) -> float:
         """Resident memory of ``process`` without the arena, which a node's processes share."""
@@ -129,7 +133,7 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def run_system(
     model: str,
     nodes: int = 1,
     *,
@@ -137,7 +141,7 @@ async def running(
     gateways: int = 1,
     env: Mapping[str, str] | None = None,
     apps_dir: Path = SERVED,
-) -> AsyncIterator[System]:
+) -> AsyncIterator[BenchSystem]:
     """Start everything for ``model`` on ``nodes``, and clean up afterwards.
 
     Logs are printed only on failure. ``models`` replace the model's own declarations, ``env`` is additional environment
@@ -145,10 +149,10 @@ async def running(
     """
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
-    declared = json.dumps({"models": models or ({} if app else {model: MODELS[model]})})
-    made = Stack(
-        declared,
-        env={**_environment(), **(env or {})},
+    declarations = json.dumps({"models": models or ({} if app else {model: MODELS[model]})})
+    new_stack = Stack(
+        declarations,
+        env={**_make_environment(), **(env or {})},
         log=Log(lines),
         apps_dir=apps_dir,
         fork_executors=not app,
@@ -156,17 +160,17 @@ async def running(
         gateways=gateways,
     )
     try:
-        async with made as stack, _echo() as (echo, port):
+        async with new_stack as stack, _start_echo() as (echo, port):
             if app:
                 async with Operator(stack) as operator:
-                    await operator.register(bodies.APP)
-            yield System(stack, echo, port)
+                    await operator.register_app(bodies.APP)
+            yield BenchSystem(stack, echo, port)
     except BaseException:
         print(lines.getvalue()[-8000:], file=sys.stderr)
         raise
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     environment = {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"}
     if directory := os.environ.get(PROFILE_VARIABLE):
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -179,13 +183,13 @@ def _cpu_ms(pids: Mapping[str, int]) -> dict[str, float]:
     return {name: time.clock_gettime_ns((~pid << 3) | 2) / 1e6 for name, pid in pids.items()}
 
 
-async def _settled(pids: Mapping[str, int]) -> dict[str, float]:
+async def _read_settled_cpu(pids: Mapping[str, int]) -> dict[str, float]:
     await asyncio.sleep(_SETTLED)
     return _cpu_ms(pids)
 
 
 @contextlib.asynccontextmanager
-async def _process(*arguments: str) -> AsyncIterator["asyncio.subprocess.Process"]:
+async def _start_process(*arguments: str) -> AsyncIterator["asyncio.subprocess.Process"]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, stdin=pipe, stdout=pipe, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS}
@@ -198,21 +202,21 @@ async def _process(*arguments: str) -> AsyncIterator["asyncio.subprocess.Process
         await process.wait()
 
 
-def _client() -> "contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]":
-    return _process("tests.bench.client")
+def _start_client() -> "contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]":
+    return _start_process("tests.bench.client")
 
 
 @contextlib.asynccontextmanager
-async def _echo() -> AsyncIterator[tuple["asyncio.subprocess.Process", int]]:
+async def _start_echo() -> AsyncIterator[tuple["asyncio.subprocess.Process", int]]:
     (port,) = free_ports(1)
-    async with _process("tests.bench.floor", str(port)) as process:
+    async with _start_process("tests.bench.floor", str(port)) as process:
         async with asyncio.timeout(_START_WITHIN):
-            while not await _answers(port):
+            while not await _is_listening(port):
                 await asyncio.sleep(0.05)
         yield process, port
 
 
-async def _answers(port: int) -> bool:
+async def _is_listening(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -221,14 +225,14 @@ async def _answers(port: int) -> bool:
     return True
 
 
-async def _tell(client: "asyncio.subprocess.Process", line: bytes) -> None:
+async def _write_line(client: "asyncio.subprocess.Process", line: bytes) -> None:
     assert client.stdin is not None
     client.stdin.write(line + b"\n")
     async with asyncio.timeout(_STEP_WITHIN):
         await client.stdin.drain()
 
 
-async def _hear(client: "asyncio.subprocess.Process", name: str) -> bytes:
+async def _read_line(client: "asyncio.subprocess.Process", name: str) -> bytes:
     assert client.stdout is not None
     async with asyncio.timeout(_STEP_WITHIN):
         line = await client.stdout.readline()

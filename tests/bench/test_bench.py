@@ -11,36 +11,36 @@ import pytest
 
 from tests.bench import report
 from tests.bench.cases import MAY_BE_ZERO, NAMES, PROCESSES
-from tests.bench.measure import Measured, Row, measure, rows
+from tests.bench.measure import BenchResults, BenchRow, make_rows, measure_cases
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> Measured:
+def bench_results(request: pytest.FixtureRequest) -> BenchResults:
     """Everything that was selected, measured in one go."""
-    wanted = {
+    targets = {
         item.callspec.params["name"] if hasattr(item, "callspec") else PROCESSES
         for item in request.session.items
         if item.path == request.path
     }
-    return measure(wanted)
+    return measure_cases(targets)
 
 
 @pytest.fixture(scope="module")
-def results(found: Measured) -> Iterator[dict[str, Row]]:
-    measured = rows(found)
-    report.write(measured)
-    yield {row.name: row for row in measured}
-    print(f"\n\n{report.table(measured)}\n\n{report.RESULTS}")
+def result_rows(bench_results: BenchResults) -> Iterator[dict[str, BenchRow]]:
+    all_rows = make_rows(bench_results)
+    report.write_results(all_rows)
+    yield {row.name: row for row in all_rows}
+    print(f"\n\n{report.format_table(all_rows)}\n\n{report.RESULTS}")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_benchmark(name: str, results: dict[str, Row]) -> None:
-    assert results[name].value > 0 or name in MAY_BE_ZERO
+def test_benchmark(name: str, result_rows: dict[str, BenchRow]) -> None:
+    assert result_rows[name].value > 0 or name in MAY_BE_ZERO
 
 
-def test_processes(found: Measured) -> None:
-    print(f"\n\n{report.profile(found)}\n")
+def test_processes(bench_results: BenchResults) -> None:
+    print(f"\n\n{report.format_profile(bench_results)}\n")
 
-    assert all(sample.total > 0 for samples in found.samples.values() for sample in samples)
+    assert all(sample.total > 0 for samples in bench_results.samples.values() for sample in samples)

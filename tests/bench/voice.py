@@ -43,7 +43,7 @@ from omnibus.profiling.engine_stats import read_engine_stats
 from tests.bench.cases import FIRST_AUDIO, STEPS_AFTER, VOICE
 from tests.e2e.small.conversations import Conversation
 from tests.e2e.small.streams import MODEL, TIMES
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 TURNS, INTERRUPTIONS, SESSIONS, RESUMED = 8, 8, 64, 12
 #: Seconds for which the processors' time is counted, and after which an interrupted stage is looked at again.
@@ -65,31 +65,31 @@ STAGES = {
 }
 
 
-def model(directory: Path) -> dict[str, Any]:
+def make_model(directory: Path) -> dict[str, Any]:
     """Model with one executor per stage; engines take ``SECONDS`` for a pass."""
     times = copy.deepcopy(TIMES)
     for name, seconds in SECONDS.items():
         times["default"]["components"][name]["batch"]["base"] = seconds
     times["default"]["components"]["talker"]["chunk"] = 1  # the first codes are sent at once
-    return staged(directory, times)
+    return make_staged_model(directory, times)
 
 
-def staged(directory: Path, times: dict[str, Any]) -> dict[str, Any]:
+def make_staged_model(directory: Path, times: dict[str, Any]) -> dict[str, Any]:
     """Model with one executor per stage, whose engines take ``times``."""
     checkpoint = directory / "times.json"
     checkpoint.write_text(json.dumps(times))
     options = {name: {"components": list(parts), "service": service} for name, (service, *parts) in STAGES.items()}
-    return declaration("qwen2_5_omni", checkpoint, options=options, paths=[{"options": [*options], "share": 1}])
+    return declare_model("qwen2_5_omni", checkpoint, options=options, paths=[{"options": [*options], "share": 1}])
 
 
-def sound(seconds: float, loudness: float = 0.0) -> str:
+def make_sound(seconds: float, loudness: float = 0.0) -> str:
     """A tone, or silence, as 24 kHz samples in base64."""
     wave = np.sin(2 * np.pi * 400 * np.arange(int(24000 * seconds)) / 24000)
     return base64.b64encode((wave * loudness * 32767).astype("<i2").tobytes()).decode()
 
 
 @contextlib.asynccontextmanager
-async def session(system: System, gateway: int = 0) -> AsyncIterator[ClientConnection]:
+async def open_session(system: System, gateway: int = 0) -> AsyncIterator[ClientConnection]:
     url = f"{system.urls[gateway].replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
     # No pings: where processors have other work, answers that come late are measured, and end no session.
     async with websockets.connect(url, max_size=None, max_queue=None, ping_interval=None) as socket:
@@ -97,7 +97,7 @@ async def session(system: System, gateway: int = 0) -> AsyncIterator[ClientConne
         yield socket
 
 
-async def append(socket: ClientConnection, audio: str) -> None:
+async def append_audio(socket: ClientConnection, audio: str) -> None:
     await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
 
 
@@ -113,9 +113,9 @@ async def measure_first_audio(system: System) -> float:
     """Median seconds from a turn's end to the first audio, over ``COMPUTE``."""
     took = []
     for _ in range(TURNS):
-        async with session(system) as socket:
-            await append(socket, sound(0.5))
-            await append(socket, sound(1.0, 0.5))
+        async with open_session(system) as socket:
+            await append_audio(socket, make_sound(0.5))
+            await append_audio(socket, make_sound(1.0, 0.5))
             await wait_event(socket, "input_audio_buffer.speech_started")
             end = await send_ending_silence(socket)
             await wait_event(socket, "response.output_audio.delta")
@@ -126,11 +126,11 @@ async def measure_first_audio(system: System) -> float:
 
 async def send_ending_silence(socket: ClientConnection) -> float:
     """Send silence in real time until it ends the turn; return when the last frame was sent."""
-    begin, frame = time.perf_counter(), sound(FRAME_SECONDS)
+    begin, frame = time.perf_counter(), make_sound(FRAME_SECONDS)
     for number in range(1, round(SILENCE_SECONDS / FRAME_SECONDS) + 1):
         await asyncio.sleep(max(0.0, begin + number * FRAME_SECONDS - time.perf_counter()))
         last = time.perf_counter()
-        await append(socket, frame)
+        await append_audio(socket, frame)
     return last
 
 
@@ -141,49 +141,49 @@ class StageSteps:
         self._bus = bus
         self._statuses = statuses
 
-    async def count(self) -> dict[str, int]:
+    async def count_steps(self) -> dict[str, int]:
         """Steps by component; passes for stages without steps."""
-        found = await asyncio.gather(*(read_engine_stats(self._bus, each) for each in self._statuses))
-        stages = {name: stats for each in found for name, stats in each.items()}
+        all_stats = await asyncio.gather(*(read_engine_stats(self._bus, each) for each in self._statuses))
+        stages = {name: stats for each in all_stats for name, stats in each.items()}
         return {name: sum((stats.get("steps") or stats["batches"]).values()) for name, stats in stages.items()}
 
 
 async def find_stages(system: System, bus: Any) -> list[ExecutorStatus]:
     """The status of every executor."""
-    found: dict[str, ExecutorStatus] = {}
-    async with asyncio.timeout(PATIENCE), contextlib.aclosing(system.statuses(bus)) as heard:
-        async for status in heard:
-            found[status.id] = status
-            if system.executors <= found.keys():
+    latest: dict[str, ExecutorStatus] = {}
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(system.statuses(bus)) as stream:
+        async for status in stream:
+            latest[status.id] = status
+            if system.executors <= latest.keys():
                 break
-    return list(found.values())
+    return list(latest.values())
 
 
 async def measure_barge_in(system: System) -> float:
     """Most steps of any stage after the end of an interrupted answer."""
     most: dict[str, int] = {}
     async with system.bus() as bus:
-        stages, ended = StageSteps(bus, await find_stages(system, bus)), asyncio.Event()
+        stages, end_event = StageSteps(bus, await find_stages(system, bus)), asyncio.Event()
 
-        def see(_: Delivery) -> None:
-            ended.set()
+        def mark_end(_: Delivery) -> None:
+            end_event.set()
 
-        await bus.subscribe(f"{subjects.ROOT}.end.>", see)
+        await bus.subscribe(f"{subjects.ROOT}.end.>", mark_end)
         for _ in range(INTERRUPTIONS):
-            async with session(system) as socket:
-                await append(socket, sound(0.5))
+            async with open_session(system) as socket:
+                await append_audio(socket, make_sound(0.5))
                 content = [{"type": "input_text", "text": "speak"}]
                 item = {"type": "message", "role": "user", "content": content}
                 await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
                 await socket.send(json.dumps({"type": "response.create"}))
                 await wait_event(socket, "response.output_audio.delta")
-                ended.clear()
-                await append(socket, sound(0.2, 0.5))
-                await asyncio.wait_for(ended.wait(), PATIENCE)
-                before = await stages.count()
+                end_event.clear()
+                await append_audio(socket, make_sound(0.2, 0.5))
+                await asyncio.wait_for(end_event.wait(), PATIENCE)
+                before = await stages.count_steps()
                 await wait_event(socket, "response.done")
                 await asyncio.sleep(AFTER_SECONDS)
-                after = await stages.count()
+                after = await stages.count_steps()
             most = {name: max(most.get(name, 0), after[name] - before[name]) for name in after}
     print(f"steps after an interruption: {most}", file=sys.stderr)
     return max(most.values())
@@ -193,9 +193,9 @@ async def measure_cpu(system: System) -> dict[str, float]:
     """Share of a core of the gateway per session: without audio, and with silence."""
     async with contextlib.AsyncExitStack() as stack:
         alone = await _gateway_cpu(system)
-        sockets = [await stack.enter_async_context(session(system)) for _ in range(SESSIONS)]
+        sockets = [await stack.enter_async_context(open_session(system)) for _ in range(SESSIONS)]
         idle = await _gateway_cpu(system)
-        silence = sound(CHUNK_SECONDS)
+        silence = make_sound(CHUNK_SECONDS)
         speaking = [asyncio.create_task(_send_silence(each, silence)) for each in sockets]
         listening = await _gateway_cpu(system)
         for task in speaking:
@@ -207,7 +207,7 @@ async def measure_cpu(system: System) -> dict[str, float]:
 
 async def _send_silence(socket: ClientConnection, silence: str) -> None:
     while True:
-        await append(socket, silence)
+        await append_audio(socket, silence)
         await asyncio.sleep(CHUNK_SECONDS)
 
 
@@ -225,7 +225,7 @@ async def measure_idle(system: System, seconds: float) -> dict[str, float]:
     before = await _count_cpu(system, seconds)
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(SESSIONS):
-            await stack.enter_async_context(session(system))
+            await stack.enter_async_context(open_session(system))
         during = await _count_cpu(system, seconds)
     after = await _count_cpu(system, seconds)
     print(f"gateway, system: {before} of a core before, {during} during, {after} after", file=sys.stderr)
@@ -240,32 +240,32 @@ async def _count_cpu(system: System, seconds: float) -> tuple[float, float]:
     begin, before = time.perf_counter(), [each.cpu_times() for each in processes]
     await asyncio.sleep(seconds)
     took, after = time.perf_counter() - begin, [each.cpu_times() for each in processes]
-    used = [
+    cores = [
         (late.user + late.system - early.user - early.system) / took for early, late in zip(before, after, strict=True)
     ]
-    return used[0], sum(used)
+    return cores[0], sum(cores)
 
 
 async def measure_resume(system: System) -> float:
     """Median milliseconds without audio of sessions whose gateway is killed."""
-    undisturbed = [Conversation(system.urls, number) for number in range(RESUMED)]
-    await asyncio.gather(*(each.hold(1) for each in undisturbed))
+    references = [Conversation(system.urls, number) for number in range(RESUMED)]
+    await asyncio.gather(*(each.hold(1) for each in references))
     sessions = [Conversation(system.urls, number) for number in range(RESUMED)]
-    held = [asyncio.create_task(each.hold(0)) for each in sessions]
+    tasks = [asyncio.create_task(each.hold(0)) for each in sessions]
     async with asyncio.timeout(PATIENCE):
         while not all(each.sound for each in sessions):
             await asyncio.sleep(0.01)
     system.gateway(0).kill()
-    await asyncio.gather(*held)
-    for each, known in zip(sessions, undisturbed, strict=True):
-        if (each.text, each.sound, each.wrong) != (known.text, known.sound, []):
+    await asyncio.gather(*tasks)
+    for each, reference in zip(sessions, references, strict=True):
+        if (each.text, each.sound, each.wrong) != (reference.text, reference.sound, []):
             raise RuntimeError(f"session {each.seed} lost or repeated something: {each.wrong}")
     gaps = [gap.seconds for each in sessions for gap in each.gaps]
     print(f"{len(gaps)} sessions resumed, gaps {[round(gap, 2) for gap in sorted(gaps)]} s", file=sys.stderr)
     return statistics.median(gaps) * 1000
 
 
-async def measure(system: System) -> dict[str, float]:
+async def measure_voice(system: System) -> dict[str, float]:
     await system.becomes_ready()
     first, steps, cpu = await measure_first_audio(system), await measure_barge_in(system), await measure_cpu(system)
     figures = {FIRST_AUDIO: first, STEPS_AFTER: steps}
@@ -279,13 +279,13 @@ async def measure(system: System) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS", help="measure open sessions alone")
-    given = parser.parse_args()
+    options = parser.parse_args()
     settings = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "1024"}
     with tempfile.TemporaryDirectory() as directory:
-        models = {MODEL: model(Path(directory))}
-        with running(Path(directory), models, "--gateways", "2", **settings) as system:
-            measured = measure_idle(system, given.idle) if given.idle else measure(system)
-            print(json.dumps(asyncio.run(measured)))
+        models = {MODEL: make_model(Path(directory))}
+        with start_system(Path(directory), models, "--gateways", "2", **settings) as system:
+            measurement = measure_idle(system, options.idle) if options.idle else measure_voice(system)
+            print(json.dumps(asyncio.run(measurement)))
 
 
 if __name__ == "__main__":

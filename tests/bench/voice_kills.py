@@ -31,13 +31,13 @@ from typing import Any
 from omnibus.executor.sim.speech import SimulatedTalker
 from tests.bench import bus_tap
 from tests.bench.bus_tap import SentAudio
-from tests.bench.continued import kill, percentile
+from tests.bench.continued import compute_percentile, kill_gateways
 from tests.bench.machine_watch import MachineWatch
 from tests.bench.resume_phases import split_gap, summarize_phases
-from tests.bench.voice import staged
+from tests.bench.voice import make_staged_model
 from tests.e2e.small.conversations import RESUMED, Conversation, Gap
 from tests.e2e.small.streams import MODEL, TIMES
-from tests.e2e.system import System, running
+from tests.e2e.system import System, start_system
 
 #: Questions that differ, each of which one answer belongs to.
 QUESTIONS = 24
@@ -68,9 +68,9 @@ class Callers:
     ``known`` are the answers of an undisturbed run.
     """
 
-    def __init__(self, system: System, known: Sequence[Conversation]) -> None:
+    def __init__(self, system: System, references: Sequence[Conversation]) -> None:
         self._urls = system.urls
-        self._known = known
+        self._known = references
         self._questions = count()
         self.outcomes: Counter[str] = Counter()
         self.samples: Counter[str] = Counter()
@@ -78,12 +78,12 @@ class Callers:
         self.resumed = 0
         self.over = False
 
-    async def call(self) -> None:
+    async def hold_calls(self) -> None:
         while not self.over:
             number = next(self._questions) % QUESTIONS
-            await self._hold(Conversation(self._urls, number), self._known[number])
+            await self._hold_session(Conversation(self._urls, number), self._known[number])
 
-    async def _hold(self, session: Conversation, known: Conversation) -> None:
+    async def _hold_session(self, session: Conversation, reference: Conversation) -> None:
         try:
             await session.hold(session.seed % len(self._urls))
         except (AssertionError, TimeoutError) as error:
@@ -92,35 +92,35 @@ class Callers:
         finally:
             self.resumed += len(session.gaps)
             self.gaps += session.gaps
-        more = (len(session.sound) - len(known.sound)) // SAMPLE_BYTES
+        more = (len(session.sound) - len(reference.sound)) // SAMPLE_BYTES
         self.samples["lost"] += max(0, -more)
         self.samples["repeated"] += max(0, more)
-        equal = (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
+        equal = (session.text, session.sound, session.wrong) == (reference.text, reference.sound, [])
         self.outcomes["equal" if equal else f"different: {session.wrong[:1]}"] += 1
 
 
-async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]:
+async def measure_kills(system: System, sessions: int, resume_count: int) -> dict[str, Any]:
     await system.becomes_ready()
-    known = [Conversation(system.urls, number) for number in range(QUESTIONS)]
-    await asyncio.gather(*(each.hold(0) for each in known))
-    callers, begin = Callers(system, known), time.monotonic()
-    held = [asyncio.create_task(callers.call()) for _ in range(sessions)]
+    references = [Conversation(system.urls, number) for number in range(QUESTIONS)]
+    await asyncio.gather(*(each.hold(0) for each in references))
+    callers, begin = Callers(system, references), time.monotonic()
+    tasks = [asyncio.create_task(callers.hold_calls()) for _ in range(sessions)]
     watch = await MachineWatch.start()
-    tap = await bus_tap.start(system.state.nats_url, edges=True)
-    kills = await kill(system, MAX_SECONDS, lambda: callers.resumed >= resumed)
+    tap = await bus_tap.start_tap(system.state.nats_url, edges=True)
+    kills = await kill_gateways(system, MAX_SECONDS, lambda: callers.resumed >= resume_count)
     callers.over = True
-    await asyncio.gather(*held)
-    machine, sent = await watch.stop(), await bus_tap.stop(tap)
-    print_longest(callers.gaps, sent)
+    await asyncio.gather(*tasks)
+    machine, records = await watch.stop(), await bus_tap.stop_tap(tap)
+    print_longest(callers.gaps, records)
     own = own_seconds()
     values = {
-        "taken_ms": [taken for gap in callers.gaps if (taken := gap.find_last(RESUMED))],
+        "taken_ms": [delay for gap in callers.gaps if (delay := gap.find_last(RESUMED))],
         "resume_gap_ms": [gap.seconds for gap in callers.gaps],
         "gap less the model's own ms": [max(0.0, gap.seconds - own.get(gap.steps[-1][1], 0.0)) for gap in callers.gaps],
     }
     times = {
-        f"{name} p{int(share * 100)}": round(1000 * percentile(found, share))
-        for name, found in values.items()
+        f"{name} p{int(share * 100)}": round(1000 * compute_percentile(series, share))
+        for name, series in values.items()
         for share in (0.5, 0.99)
     }
     return {
@@ -131,16 +131,16 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
         "samples_lost": callers.samples["lost"],
         "samples_repeated": callers.samples["repeated"],
         **times,
-        "phases_ms p50, p99, most": summarize_phases([split_gap(gap, sent) for gap in callers.gaps]),
+        "phases_ms p50, p99, most": summarize_phases([split_gap(gap, records) for gap in callers.gaps]),
         "machine_late_ms p99, most": machine.late_milliseconds,
     }
 
 
-def print_longest(gaps: Sequence[Gap], sent: Sequence[SentAudio]) -> None:
+def print_longest(gaps: Sequence[Gap], records: Sequence[SentAudio]) -> None:
     """Print the phases of the longest gaps in milliseconds."""
     for gap in sorted(gaps, key=lambda each: each.seconds)[-WORST:]:
-        phases = {name: round(1000 * seconds) for name, seconds in split_gap(gap, sent).items()}
-        steps = [(round(1000 * seconds), what) for seconds, what in gap.steps]
+        phases = {name: round(1000 * seconds) for name, seconds in split_gap(gap, records).items()}
+        steps = [(round(1000 * seconds), step) for seconds, step in gap.steps]
         print(f"gap of {1000 * gap.seconds:.0f} ms: {phases}\n  {steps}", file=sys.stderr)
 
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--resumed", type=int, default=500, help="sessions that are resumed, at least")
     parser.add_argument("--sessions", type=int, default=16, help="sessions at the same time")
     parser.add_argument("--gateways", type=int, default=6)
-    given = parser.parse_args()
+    options = parser.parse_args()
     settings = {
         "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
         "OMNIBUS_EXECUTOR_CREDITS": "8192",
@@ -157,10 +157,10 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        models = {MODEL: staged(directory, TIMES)}
-        flags = ("--gateways", str(given.gateways))
-        with running(directory, models, *flags, **settings) as system:
-            figures = asyncio.run(measure(system, given.sessions, given.resumed))
+        models = {MODEL: make_staged_model(directory, TIMES)}
+        flags = ("--gateways", str(options.gateways))
+        with start_system(directory, models, *flags, **settings) as system:
+            figures = asyncio.run(measure_kills(system, options.sessions, options.resumed))
     print(json.dumps(figures, indent=1))
 
 

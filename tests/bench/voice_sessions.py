@@ -42,12 +42,12 @@ from websockets.asyncio.client import ClientConnection
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus_models import tiny
 from tests.bench import bus_tap
-from tests.bench.continued import percentile
+from tests.bench.continued import compute_percentile
 from tests.bench.machine_watch import MachineWatch
 from tests.bench.playback import BYTES_PER_SECOND, Player, attribute_underruns, match_answers
-from tests.bench.voice import session, sound, staged
+from tests.bench.voice import make_sound, make_staged_model, open_session
 from tests.e2e.small.streams import MODEL, TIMES
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 #: Seconds of audio in a microphone's message, and of the tone that it plays.
 CHUNK_SECONDS, TONE_SECONDS = 0.05, 1.0
@@ -80,37 +80,37 @@ class Call:
     waits: list[float] = field(default_factory=list)  # seconds from the end of a turn to the first audio
     says: list[str] = field(default_factory=list)  # the microphone's next words
 
-    async def hold(self, socket: ClientConnection) -> None:
+    async def hold_call(self, socket: ClientConnection) -> None:
         session = {"type": "realtime", "seed": self.seed}
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        microphone = asyncio.create_task(self._listen(socket))
+        microphone = asyncio.create_task(self._send_microphone(socket))
         try:
             for _ in range(self.turns):
-                self.says += [sound(CHUNK_SECONDS, 0.5)] * round(TONE_SECONDS / CHUNK_SECONDS)
+                self.says += [make_sound(CHUNK_SECONDS, 0.5)] * round(TONE_SECONDS / CHUNK_SECONDS)
                 async with asyncio.timeout(PATIENCE):
-                    await self._hear(socket)
+                    await self._receive_turn(socket)
         finally:
             microphone.cancel()
 
-    async def _listen(self, socket: ClientConnection) -> None:
-        silence, due = sound(CHUNK_SECONDS), time.monotonic()
+    async def _send_microphone(self, socket: ClientConnection) -> None:
+        silence, due = make_sound(CHUNK_SECONDS), time.monotonic()
         while True:
             audio = self.says.pop(0) if self.says else silence
             await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
             due += CHUNK_SECONDS
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _hear(self, socket: ClientConnection) -> None:
-        player, ended = Player(self.buffer), 0.0
+    async def _receive_turn(self, socket: ClientConnection) -> None:
+        player, end_time = Player(self.buffer), 0.0
         while True:
             event, now = json.loads(await socket.recv()), time.monotonic()
             if event["type"] == "input_audio_buffer.speech_stopped":
-                ended = now
+                end_time = now
             elif event["type"] == "response.output_audio.delta":
                 if not player.seconds:
-                    self.waits.append(now - ended)
-                    player.turn_ended = ended
-                player.add(len(base64.b64decode(event["delta"])) / BYTES_PER_SECOND, now)
+                    self.waits.append(now - end_time)
+                    player.turn_ended = end_time
+                player.add_audio(len(base64.b64decode(event["delta"])) / BYTES_PER_SECOND, now)
             elif event["type"] == "response.done":
                 if event["response"]["status"] != "completed":
                     raise RuntimeError(event["response"]["status_details"])
@@ -124,8 +124,8 @@ class Call:
 def cpu_seconds(system: System) -> float:
     """CPU seconds of this process, ``system``, and all their children."""
     own = psutil.Process()
-    found = {each.pid: each for each in (own, *own.children(recursive=True), *system.processes())}
-    times = [each.cpu_times() for each in found.values()]
+    by_pid = {each.pid: each for each in (own, *own.children(recursive=True), *system.processes())}
+    times = [each.cpu_times() for each in by_pid.values()]
     return sum(each.user + each.system for each in times)
 
 
@@ -141,42 +141,42 @@ def busy_seconds() -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
-async def measure(system: System, sessions: int, turns: int, buffer: float) -> dict[str, Any]:
+async def measure_sessions(system: System, sessions: int, turns: int, buffer: float) -> dict[str, Any]:
     await system.becomes_ready()
     calls = [Call(buffer, turns, number + 1) for number in range(sessions)]
 
-    async def hold(number: int, call: Call) -> None:
+    async def hold_one(number: int, call: Call) -> None:
         await asyncio.sleep(TURN_SECONDS * number / sessions)
-        async with session(system, number % gateways) as socket:
-            await call.hold(socket)
+        async with open_session(system, number % gateways) as socket:
+            await call.hold_call(socket)
 
     gateways = len(system.urls)
-    tap = await bus_tap.start(system.state.nats_url)
+    tap = await bus_tap.start_tap(system.state.nats_url)
     watch = await MachineWatch.start(await asyncio.to_thread(find_pids, system))
     begin, own, busy = time.monotonic(), cpu_seconds(system), busy_seconds()
-    await asyncio.gather(*(hold(number, call) for number, call in enumerate(calls)))
+    await asyncio.gather(*(hold_one(number, call) for number, call in enumerate(calls)))
     took = time.monotonic() - begin
     cores = [round(each / took, 2) for each in (cpu_seconds(system) - own, busy_seconds() - busy)]
     machine = await watch.stop()
-    sent = await bus_tap.stop(tap)
+    records = await bus_tap.stop_tap(tap)
     players = [player for call in calls for player in call.players]
     pauses = [pause for player in players for pause in player.pauses]
     waits = [wait for call in calls for wait in call.waits]
     ways = [(CLIENT, NATS, f"gateway {number % gateways}") for number in range(sessions)]
-    matched = [
+    pairs = [
         each
         for call, way in zip(calls, ways, strict=True)
-        for each in match_answers(call.players, call.seed, sent, way)
+        for each in match_answers(call.players, call.seed, records, way)
     ]
     return {
         "sessions": sessions,
         "answers": len(players),
         "seconds_played": round(sum(player.seconds for player in players)),
         "answers_with_underruns": sum(bool(player.pauses) for player in players),
-        **attribute_underruns(matched, machine),
+        **attribute_underruns(pairs, machine),
         "longest_underrun_ms": round(1000 * max(pauses, default=0.0)),
-        "first_sound_ms p50": round(1000 * percentile(waits, 0.5)),
-        "first_sound_ms p99": round(1000 * percentile(waits, 0.99)),
+        "first_sound_ms p50": round(1000 * compute_percentile(waits, 0.5)),
+        "first_sound_ms p99": round(1000 * compute_percentile(waits, 0.99)),
         "cores of it, of all": cores,
         "machine_late_ms p99, most": machine.late_milliseconds,
         "real_time p50": round(statistics.median(player.real_time for player in players), 2),
@@ -190,20 +190,20 @@ def main() -> None:
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--buffer", type=float, default=100.0, help="milliseconds that a client has before it plays")
     parser.add_argument("--engine", choices=("sim", "transformers"), default="sim")
-    given = parser.parse_args()
+    options = parser.parse_args()
     settings = {"OMNIBUS_EXECUTOR_CREDITS": "1024"}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        if given.engine == "sim":
+        if options.engine == "sim":
             settings["OMNIBUS_EXECUTOR_ENGINE"] = "omnibus_engines:sim"
-            declared = staged(directory, quick_times())
+            model = make_staged_model(directory, quick_times())
         else:
-            declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
-        flags = ("--gateways", str(given.gateways))
-        with running(directory, {MODEL: declared}, *flags, **settings) as system:
+            model = declare_model("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
+        flags = ("--gateways", str(options.gateways))
+        with start_system(directory, {MODEL: model}, *flags, **settings) as system:
             tune_garbage_collector()  # a model that was built left much to walk through
-            for sessions in given.sessions:
-                figures = asyncio.run(measure(system, sessions, given.turns, given.buffer / 1000))
+            for sessions in options.sessions:
+                figures = asyncio.run(measure_sessions(system, sessions, options.turns, options.buffer / 1000))
                 print(json.dumps(figures, indent=1), flush=True)
 
 

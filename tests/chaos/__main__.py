@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.chaos.faults import WEIGHTS
 from tests.chaos.judge_tenants import judge_tenants
-from tests.chaos.report import report
-from tests.chaos.run import Options, run
+from tests.chaos.report import format_report
+from tests.chaos.run import Options, run_chaos
 from tests.chaos.stack import with_own_disks
 from tests.chaos.tenants import ATTACKS, run_tenants
 
@@ -23,14 +23,14 @@ ROLES = sorted({role for role, _ in WEIGHTS})
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--tenants"]:
         return main_tenants(arguments[1:])
-    options, place = parsed(arguments)
+    options, place = parse_arguments(arguments)
     if f"--seed={options.seed}" not in arguments:
         arguments = [*arguments, f"--seed={options.seed}"]
     if (status := with_own_disks(arguments)) is not None:
         return status
     print(f"seed {options.seed}", flush=True)
-    result = run(options)
-    text = report(options, result)
+    result = run_chaos(options)
+    text = format_report(options, result)
     print(text)
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
@@ -47,21 +47,21 @@ def main_tenants(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=0.5)
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="some of %(default)s")
     parser.add_argument("--late", type=float, default=0.0, help="seconds that a busy machine may be late")
-    given = parser.parse_args(arguments)
-    record = run_tenants(sorted(_words(parser, given.attacks, list(ATTACKS))), 60 * given.minutes)
-    violations = judge_tenants(record, given.late)
+    options = parser.parse_args(arguments)
+    record = run_tenants(sorted(_parse_words(parser, options.attacks, list(ATTACKS))), 60 * options.minutes)
+    violations = judge_tenants(record, options.late)
     for name, codes in record.codes.items():
         print(f"{name}: {dict(codes)}")
     slowest = max((each.seconds for each in record.others), default=0.0)
     print(f"the other tenant: {len(record.others)} requests, the slowest {slowest:.1f} s")
-    grown = (record.store_peak - record.store_before) >> 20, (record.gateway_peak - record.gateway_before) >> 20
-    print(f"store +{grown[0]} MiB, gateway +{grown[1]} MiB; stopped {record.stop_seconds:.1f} s after revocation")
+    growth = (record.store_peak - record.store_before) >> 20, (record.gateway_peak - record.gateway_before) >> 20
+    print(f"store +{growth[0]} MiB, gateway +{growth[1]} MiB; stopped {record.stop_seconds:.1f} s after revocation")
     for each in violations:
         print(f"BROKEN {each.promise}: {each.detail}")
     return 1 if violations else 0
 
 
-def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
+def parse_arguments(arguments: list[str]) -> tuple[Options, Path | None]:
     """Parse a command line.
 
     Returns the options, and the directory for report and log.
@@ -78,28 +78,28 @@ def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
     parser.add_argument("--late", type=float, default=2.0, help="seconds that a request may outlast its deadline")
     parser.add_argument("--into", type=Path, default=None, help="directory for the report, the log and all violations")
     parser.add_argument("--nodes", type=int, default=1, help="sidecars, on which executors and gateways take turns")
-    given = parser.parse_args(arguments)
-    verbs, roles = _words(parser, given.faults, VERBS), _words(parser, given.roles, ROLES)
-    seed = random.randrange(2**31) if given.seed is None else given.seed
+    values = parser.parse_args(arguments)
+    verbs, roles = _parse_words(parser, values.faults, VERBS), _parse_words(parser, values.roles, ROLES)
+    seed = random.randrange(2**31) if values.seed is None else values.seed
     options = Options(
         seed,
-        given.minutes,
+        values.minutes,
         verbs,
         roles,
-        given.clients,
-        not given.no_attacks,
-        given.overload,
-        given.hostile,
-        given.late,
-        given.nodes,
+        values.clients,
+        not values.no_attacks,
+        values.overload,
+        values.hostile,
+        values.late,
+        values.nodes,
     )
-    return options, given.into
+    return options, values.into
 
 
-def _words(parser: argparse.ArgumentParser, text: str, allowed: list[str]) -> frozenset[str]:
+def _parse_words(parser: argparse.ArgumentParser, text: str, choices: list[str]) -> frozenset[str]:
     words = frozenset(filter(None, (word.strip() for word in text.split(","))))
-    if unknown := words - set(allowed):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there is {', '.join(allowed)}")
+    if unknown := words - set(choices):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there is {', '.join(choices)}")
     return words
 
 

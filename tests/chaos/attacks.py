@@ -61,11 +61,11 @@ async def _small_chunks(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _silent(_: asyncio.StreamWriter) -> None:
+async def _stay_silent(_: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
-async def _leaving(writer: asyncio.StreamWriter) -> None:
+async def _leave_early(writer: asyncio.StreamWriter) -> None:
     writer.write(_HEAD + b"Content-Length: %d\r\n\r\n" % len(_ASK) + _ASK)
     await writer.drain()
     await asyncio.sleep(0.05)
@@ -79,12 +79,12 @@ ATTACKS: dict[str, Feed] = {
     "half body": _half_body,
     "dripping body": _dripping_body,
     "chunks of a byte": _small_chunks,
-    "silent": _silent,
-    "leaving": _leaving,
+    "silent": _stay_silent,
+    "leaving": _leave_early,
 }
 
 
-async def attack(name: str, url: str, seconds: float) -> Attack:
+async def attack_gateway(name: str, url: str, seconds: float) -> Attack:
     """Attack one gateway for at most ``seconds``; return how long it kept the connection."""
     address = urlsplit(url)
     began = time.monotonic()
@@ -93,31 +93,31 @@ async def attack(name: str, url: str, seconds: float) -> Attack:
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            feeding = asyncio.ensure_future(_fed(ATTACKS[name], writer))
+            feeding = asyncio.ensure_future(_feed_writer(ATTACKS[name], writer))
             await reader.read(_READ_BYTES)  # an answer, which can only be a refusal, or the end
-        closed = True
+        was_closed = True
     except TimeoutError:
-        closed = False
+        was_closed = False
     except OSError:
-        closed = True
+        was_closed = True
     finally:
         if feeding is not None:
             feeding.cancel()
             await asyncio.wait([feeding])
         if writer is not None:
             writer.transport.abort()
-    return Attack(name, time.monotonic() - began, closed)
+    return Attack(name, time.monotonic() - began, was_closed)
 
 
-async def _fed(feed: Feed, writer: asyncio.StreamWriter) -> None:
+async def _feed_writer(feed: Feed, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         await feed(writer)
 
 
-async def crowd(urls: list[str], each: int, seconds: float) -> list[Attack]:
+async def open_crowd(urls: list[str], each: int, seconds: float) -> list[Attack]:
     """Open ``each`` connections of every kind at once, spread over gateways."""
     names = [name for name in ATTACKS for _ in range(each)]
-    calls = [attack(name, urls[number % len(urls)], seconds) for number, name in enumerate(names)]
+    calls = [attack_gateway(name, urls[number % len(urls)], seconds) for number, name in enumerate(names)]
     return list(await asyncio.gather(*calls))
 
 
@@ -153,7 +153,7 @@ async def _endless_answer_header(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-async def _redirects(writer: asyncio.StreamWriter) -> None:
+async def _send_redirect(writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 302 Found\r\nLocation: /again.png\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -169,26 +169,26 @@ async def _two_lengths(writer: asyncio.StreamWriter) -> None:
     writer.write(_OK + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\nshort")
 
 
-async def _page(writer: asyncio.StreamWriter) -> None:
+async def _send_page(writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>")
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _close_connection(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
 SERVERS: dict[str, Feed] = {
-    "silent": _silent,
+    "silent": _stay_silent,
     "chunks-of-a-byte": _chunks_of_one_byte,
     "endless-informational": _endless_informational,
     "endless-body": _endless_body,
     "endless-header": _endless_answer_header,
-    "redirects": _redirects,
+    "redirects": _send_redirect,
     "no-http": _no_http,
     "false-length": _false_length,
     "two-lengths": _two_lengths,
-    "page": _page,
-    "closed": _closed,
+    "page": _send_page,
+    "closed": _close_connection,
 }
 
 
@@ -197,17 +197,17 @@ async def media_server() -> AsyncIterator[str]:
     """Serve ``/<name>.png`` as ``SERVERS`` defines it, and yield the base URL."""
     open_ones: set[asyncio.StreamWriter] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_ones.add(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             line = (await reader.readuntil(b"\r\n")).split(b"/", 2)[1]
             name = line.decode().partition(".")[0]
-            await SERVERS.get(name, _redirects)(writer)
+            await SERVERS.get(name, _send_redirect)(writer)
             await writer.drain()
         writer.close()
         open_ones.discard(writer)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve_client, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

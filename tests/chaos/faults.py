@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from omnibus.settings import UpSettings
-from tests.chaos.outcome import Event
+from tests.chaos.outcome import FaultEvent
 from tests.chaos.requests import cases_of
 from tests.chaos.stack import OWN_DISKS, Stack
 
@@ -68,19 +68,19 @@ class Fault:
     pause: float  # seconds of quiet before it
 
 
-def schedule(seed: int, verbs: set[str], roles: set[str]) -> Iterator[Fault]:
+def schedule_faults(seed: int, verbs: set[str], roles: set[str]) -> Iterator[Fault]:
     """Endless faults, the same for the same arguments.
 
     The first ones are one of each, in a drawn order.
     """
     dice = Random(f"faults of {seed}")
-    allowed = [key for key in WEIGHTS if key[0] in roles and key[1] in verbs]
-    if not allowed:
+    candidates = [key for key in WEIGHTS if key[0] in roles and key[1] in verbs]
+    if not candidates:
         return
-    first = deque(dice.sample(allowed, len(allowed)))
+    first = deque(dice.sample(candidates, len(candidates)))
     number = 0
     while True:
-        role, verb = first.popleft() if first else dice.choices(allowed, [WEIGHTS[key] for key in allowed])[0]
+        role, verb = first.popleft() if first else dice.choices(candidates, [WEIGHTS[key] for key in candidates])[0]
         seconds = {STOP: round(dice.uniform(*_FROZEN_SECONDS), 1), FILL: _FULL_SECONDS}.get(verb, 0.0)
         yield Fault(number, role, verb, seconds, dice.randrange(1 << 16), round(dice.uniform(1.0, 4.0), 1))
         number += 1
@@ -89,58 +89,64 @@ def schedule(seed: int, verbs: set[str], roles: set[str]) -> Iterator[Fault]:
 class Injector:
     """Does faults to a running system, one after the other."""
 
-    def __init__(self, stack: Stack, note: Callable[[Event], None]) -> None:
+    def __init__(self, stack: Stack, note: Callable[[FaultEvent], None]) -> None:
         self._stack = stack
         self._note = note
         self._lately: dict[str, deque[float]] = {}
 
-    async def inject(self, fault: Fault) -> Event:
+    async def inject_fault(self, fault: Fault) -> FaultEvent:
         """Inject ``fault``, undo lasting effects, and return the event."""
         fill = _FILLS.get(fault.role)
         if fill is not None:
-            return await self._fill(fault, fill)
-        victims = await self._stack.victims(fault.role)
-        names = [name for name in victims if not self._spent(name)]
-        event = Event(fault.number, self._stack.now, fault.role, fault.verb, seconds=fault.seconds)
+            return await self._fill_disk(fault, fill)
+        victims = await self._stack.find_victims(fault.role)
+        names = [name for name in victims if not self._is_spent(name)]
+        event = FaultEvent(fault.number, self._stack.elapsed_seconds, fault.role, fault.verb, seconds=fault.seconds)
         if not names:
-            return self._done(replace(event, skipped="nobody plays this role, or all were ended often enough"))
+            return self._record_event(replace(event, skipped="nobody plays this role, or all were ended often enough"))
         name = names[fault.place % len(names)]
         gateway = int(name.rpartition("-")[2]) if fault.role == "gateway" else -1
-        event = replace(event, at=self._stack.now, victim=name, gateway=gateway, cases=_cases(fault.role, name))
-        return await self._signal(victims[name], event)
+        event = replace(
+            event, at=self._stack.elapsed_seconds, victim=name, gateway=gateway, cases=_find_cases(fault.role, name)
+        )
+        return await self._send_signal(victims[name], event)
 
-    async def _signal(self, process: psutil.Process, event: Event) -> Event:
+    async def _send_signal(self, process: psutil.Process, event: FaultEvent) -> FaultEvent:
         if event.verb != STOP:
-            self._lately.setdefault(event.victim, deque(maxlen=_MOST_IN_A_MINUTE)).append(self._stack.now)
+            self._lately.setdefault(event.victim, deque(maxlen=_MOST_IN_A_MINUTE)).append(self._stack.elapsed_seconds)
         try:
             process.send_signal(_SIGNALS[event.verb])
         except psutil.Error as error:
-            return self._done(replace(event, skipped=repr(error)))
-        self._done(event)
+            return self._record_event(replace(event, skipped=repr(error)))
+        self._record_event(event)
         if event.verb == STOP:
             await asyncio.sleep(event.seconds)
             with contextlib.suppress(psutil.Error):  # it may have been replaced meanwhile, which is as well
                 process.send_signal(signal.SIGCONT)
         return event
 
-    async def _fill(self, fault: Fault, fill: Callable[[Stack], contextlib.AbstractAsyncContextManager[str]]) -> Event:
-        async with fill(self._stack) as skipped:
-            event = Event(fault.number, self._stack.now, fault.role, fault.verb, "", fault.seconds, skipped=skipped)
-            self._done(event)
-            if not skipped:
+    async def _fill_disk(
+        self, fault: Fault, fill: Callable[[Stack], contextlib.AbstractAsyncContextManager[str]]
+    ) -> FaultEvent:
+        async with fill(self._stack) as reason:
+            event = FaultEvent(
+                fault.number, self._stack.elapsed_seconds, fault.role, fault.verb, "", fault.seconds, skipped=reason
+            )
+            self._record_event(event)
+            if not reason:
                 await asyncio.sleep(fault.seconds)
         return event
 
-    def _done(self, event: Event) -> Event:
+    def _record_event(self, event: FaultEvent) -> FaultEvent:
         self._note(event)
         return event
 
-    def _spent(self, name: str) -> bool:
+    def _is_spent(self, name: str) -> bool:
         times = self._lately.get(name, ())
-        return len([at for at in times if self._stack.now - at < 60]) >= _MOST_IN_A_MINUTE
+        return len([at for at in times if self._stack.elapsed_seconds - at < 60]) >= _MOST_IN_A_MINUTE
 
 
-def _cases(role: str, name: str) -> tuple[str, ...]:
+def _find_cases(role: str, name: str) -> tuple[str, ...]:
     if role in ("executor", "proxy"):
         return cases_of(name)
     return ("app",) if role == "app worker" else ()
@@ -150,7 +156,7 @@ def _cases(role: str, name: str) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def _filled(directory: Path) -> AsyncIterator[str]:
+async def _fill_directory(directory: Path) -> AsyncIterator[str]:
     """Fill the disk of ``directory`` while the block runs."""
     path = directory / "chaos-fills-this"
     await asyncio.to_thread(_take_all, path)
@@ -173,8 +179,8 @@ def _take_all(path: Path) -> None:
 @contextlib.asynccontextmanager
 async def _full_disk(_: Stack) -> AsyncIterator[str]:
     if place := os.environ.get(OWN_DISKS):
-        async with _filled(Path(place)) as skipped:
-            yield skipped
+        async with _fill_directory(Path(place)) as reason:
+            yield reason
     else:
         yield "no disk of its own: a mount namespace is needed, as root has it"
 
@@ -182,8 +188,8 @@ async def _full_disk(_: Stack) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def _full_memory(_: Stack) -> AsyncIterator[str]:
     if OWN_DISKS in os.environ:
-        async with _filled(Path("/dev/shm")) as skipped:
-            yield skipped
+        async with _fill_directory(Path("/dev/shm")) as reason:
+            yield reason
     else:
         yield "no shared memory of its own: a mount namespace is needed, as root has it"
 
@@ -191,15 +197,15 @@ async def _full_memory(_: Stack) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def _full_store(stack: Stack) -> AsyncIterator[str]:
     url = stack.system.state.store_url
-    skipped = await _limit(url, "1mb")
+    reason = await _limit_memory(url, "1mb")
     try:
-        yield skipped
+        yield reason
     finally:
-        if not skipped:
-            await _limit(url, str(UpSettings().store_bytes))
+        if not reason:
+            await _limit_memory(url, str(UpSettings().store_bytes))
 
 
-async def _limit(url: str, bytes: str) -> str:
+async def _limit_memory(url: str, bytes: str) -> str:
     """Set ``maxmemory``; why it could not be set."""
     async with Redis.from_url(url, socket_timeout=5) as redis:
         try:

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, Job, Outcome, Record, Sample
+from tests.chaos.outcome import (
+    CUT,
+    HANG,
+    LEFT,
+    REFUSED,
+    RESET,
+    Attack,
+    ChaosOutcome,
+    FaultEvent,
+    Job,
+    ProcessSample,
+    Record,
+)
 
 #: Answers from which on a p99 is more than the slowest of a few.
 ENOUGH = 50
@@ -56,13 +68,13 @@ class Violation:
     detail: str
 
 
-def judge(record: Record, bounds: Bounds) -> list[Violation]:
+def judge_record(record: Record, bounds: Bounds) -> list[Violation]:
     """Every promise that ``record`` breaks."""
     return [
-        *_requests(record, bounds),
-        *_jobs(record),
-        *_leaks(record, bounds),
-        *_recovered(record, bounds),
+        *_check_requests(record, bounds),
+        *_check_jobs(record),
+        *_check_leaks(record, bounds),
+        *_check_recovery(record, bounds),
         *_cut_off(record.attacks, bounds),
     ]
 
@@ -70,15 +82,15 @@ def judge(record: Record, bounds: Bounds) -> list[Violation]:
 # Requests
 
 
-def _requests(record: Record, bounds: Bounds) -> Iterator[Violation]:
+def _check_requests(record: Record, bounds: Bounds) -> Iterator[Violation]:
     for outcome in record.outcomes:
-        if fault := _fault(outcome, record, bounds):
+        if fault := _find_fault(outcome, record, bounds):
             promise, why = fault
             where = f"request {outcome.number} ({outcome.case}, gateway {outcome.gateway}, at {outcome.begin:.1f} s)"
             yield Violation(promise, f"{where}: {why}")
 
 
-def _fault(outcome: Outcome, record: Record, bounds: Bounds) -> tuple[str, str] | None:
+def _find_fault(outcome: ChaosOutcome, record: Record, bounds: Bounds) -> tuple[str, str] | None:
     if outcome.broken == LEFT:
         return None
     hit = gateway_hit(outcome, record.events, bounds)
@@ -86,12 +98,12 @@ def _fault(outcome: Outcome, record: Record, bounds: Bounds) -> tuple[str, str] 
         return None if hit else ("no hang", f"took {outcome.seconds:.1f} s; {outcome.code or outcome.broken}")
     if outcome.broken in (REFUSED, RESET, CUT):
         return None if hit else ("no untyped error", f"{outcome.broken} {outcome.detail}")
-    if outcome.ok:
-        return _wrong(outcome, record.answers.get(outcome.case), bounds)
+    if outcome.is_ok:
+        return _find_wrong(outcome, record.answers.get(outcome.case), bounds)
     return _badly_refused(outcome)
 
 
-def _badly_refused(outcome: Outcome) -> tuple[str, str] | None:
+def _badly_refused(outcome: ChaosOutcome) -> tuple[str, str] | None:
     if not outcome.code:
         return "no untyped error", f"status {outcome.status}: {outcome.detail[:200]}"
     if outcome.status == 429 and not outcome.retry_after:
@@ -105,21 +117,21 @@ def _badly_refused(outcome: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def _wrong(outcome: Outcome, known: Outcome | None, bounds: Bounds) -> tuple[str, str] | None:
-    if known is None:
+def _find_wrong(outcome: ChaosOutcome, reference: ChaosOutcome | None, bounds: Bounds) -> tuple[str, str] | None:
+    if reference is None:
         return None
-    if outcome.samples is not None and known.samples is not None:
-        if len(outcome.samples) != len(known.samples):
-            return "no wrong answer", f"{len(outcome.samples)} samples, not {len(known.samples)}"
-        pairs = zip(outcome.samples, known.samples, strict=True)
+    if outcome.samples is not None and reference.samples is not None:
+        if len(outcome.samples) != len(reference.samples):
+            return "no wrong answer", f"{len(outcome.samples)} samples, not {len(reference.samples)}"
+        pairs = zip(outcome.samples, reference.samples, strict=True)
         steps = max((abs(one - other) for one, other in pairs), default=0)
         return ("no wrong answer", f"sound differs by {steps} steps") if steps > bounds.sound_steps else None
-    if outcome.answer != known.answer:
-        return "no wrong answer", f"{outcome.answer[:100]!r}, undisturbed {known.answer[:100]!r}"
+    if outcome.answer != reference.answer:
+        return "no wrong answer", f"{outcome.answer[:100]!r}, undisturbed {reference.answer[:100]!r}"
     return None
 
 
-def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bool:
+def gateway_hit(outcome: ChaosOutcome, events: Sequence[FaultEvent], bounds: Bounds) -> bool:
     """Return True if the gateway was hit or starting meanwhile.
 
     The fault killed or froze the gateway. A gateway that receives SIGTERM still answers its requests with typed errors;
@@ -139,7 +151,7 @@ def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bo
 # Jobs
 
 
-def _jobs(record: Record) -> Iterator[Violation]:
+def _check_jobs(record: Record) -> Iterator[Violation]:
     for job in record.jobs:
         if why := _job_fault(job):
             yield Violation("no job lost or made twice", f"{job.id}, accepted at {job.accepted:.1f} s: {why}")
@@ -156,32 +168,32 @@ def _job_fault(job: Job) -> str:
     first = states.index("completed")
     if any(status != "completed" for status in states[first:]):
         return f"it went back: {' > '.join(states)}"
-    ends = {ended for _, status, ended in job.states if status == "completed"}
+    ends = {end for _, status, end in job.states if status == "completed"}
     return f"it was made {len(ends)} times" if len(ends) > 1 else ""
 
 
 # Leftovers
 
 
-def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
+def _check_leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
     if record.blocks_left:
         yield Violation("nothing leaked", f"{record.blocks_left} blocks of the arena are still leased")
     for leftover in record.leftovers:
         yield Violation("nothing leaked", f"left after the end: {leftover}")
     for (process, pid), all_samples in _by_process(record.samples).items():
-        if not (samples := _warm(all_samples, record.seconds, bounds)):
+        if not (samples := _warm_samples(all_samples, record.seconds, bounds)):
             continue
         since = f"in the {samples[-1].at - samples[0].at:.0f} s after it was warm"
-        memory, steady = _growth([sample.memory_bytes for sample in samples])
+        memory, steady = _measure_growth([sample.memory_bytes for sample in samples])
         grew = steady > bounds.growth_bytes or memory > bounds.held_bytes
         if record.seconds >= bounds.memory_after_seconds and grew:
             yield Violation("memory flat", f"{process} ({pid}) grew by {memory / 2**20:.0f} MiB {since}")
-        descriptors, steady = _growth([sample.descriptors for sample in samples])
+        descriptors, steady = _measure_growth([sample.descriptors for sample in samples])
         if steady > bounds.growth_descriptors:
             yield Violation("descriptors flat", f"{process} ({pid}) opened {descriptors:.0f} more {since}")
 
 
-def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sample]:
+def _warm_samples(samples: Sequence[ProcessSample], seconds: float, bounds: Bounds) -> list[ProcessSample]:
     """Samples of one warm process; none if it ran too briefly."""
     begin = samples[0].at + min(bounds.warm_seconds, seconds / 5)
     warm = [sample for sample in samples if sample.at >= begin]
@@ -189,7 +201,7 @@ def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sam
     return warm if enough else []
 
 
-def _growth(values: Sequence[float]) -> tuple[float, float]:
+def _measure_growth(values: Sequence[float]) -> tuple[float, float]:
     """Growth over ``values``, and the steady part of it.
 
     A leak grows in most parts. A process that once needs more memory for a larger file, and keeps it, grows in a few.
@@ -200,17 +212,17 @@ def _growth(values: Sequence[float]) -> tuple[float, float]:
     return sum(steps), min(sum(steps), len(steps) * statistics.median(steps))
 
 
-def _by_process(samples: Sequence[Sample]) -> dict[tuple[str, int], list[Sample]]:
-    grouped: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+def _by_process(samples: Sequence[ProcessSample]) -> dict[tuple[str, int], list[ProcessSample]]:
+    groups: dict[tuple[str, int], list[ProcessSample]] = defaultdict(list)
     for sample in samples:
-        grouped[sample.process, sample.pid].append(sample)
-    return grouped
+        groups[sample.process, sample.pid].append(sample)
+    return groups
 
 
 # Recovery
 
 
-def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
+def measure_recovery(event: FaultEvent, outcomes: Sequence[ChaosOutcome]) -> float | None:
     """Seconds from a fault until the first good answer ended, or None.
 
     The request of that answer must have begun after the fault.
@@ -218,7 +230,7 @@ def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
     ends = [
         outcome.end
         for outcome in outcomes
-        if outcome.ok
+        if outcome.is_ok
         and outcome.begin >= event.at
         and (not event.cases or outcome.case in event.cases)
         and (event.gateway < 0 or outcome.gateway == event.gateway)
@@ -226,31 +238,31 @@ def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
     return min(ends) - event.at if ends else None
 
 
-def recoveries(record: Record) -> dict[str, list[float]]:
+def list_recoveries(record: Record) -> dict[str, list[float]]:
     """Recovery times by name of fault, without faults that lack later requests."""
     times: dict[str, list[float]] = defaultdict(list)
     for event in record.events:
-        seconds = recovery(event, record.outcomes)
+        seconds = measure_recovery(event, record.outcomes)
         if not event.skipped and seconds is not None:
             times[event.name].append(seconds)
     return dict(times)
 
 
-def _recovered(record: Record, bounds: Bounds) -> Iterator[Violation]:
+def _check_recovery(record: Record, bounds: Bounds) -> Iterator[Violation]:
     last = max((outcome.begin for outcome in record.outcomes), default=0.0)
     for event in record.events:
         if event.skipped:
             continue
         bound = bounds.frozen_seconds if event.verb == "stop" else bounds.recovery_seconds
-        seconds = recovery(event, record.outcomes)
-        concerned = any(_concerns(outcome, event) for outcome in record.outcomes)
-        if seconds is None and concerned and last > event.at + bound:
+        seconds = measure_recovery(event, record.outcomes)
+        is_concerned = any(_is_affected(outcome, event) for outcome in record.outcomes)
+        if seconds is None and is_concerned and last > event.at + bound:
             yield Violation("service comes back", f"{event.name} at {event.at:.1f} s ({event.victim}): never")
         if seconds is not None and seconds > bound:
             yield Violation("service comes back", f"{event.name} at {event.at:.1f} s: after {seconds:.1f} s")
 
 
-def _concerns(outcome: Outcome, event: Event) -> bool:
+def _is_affected(outcome: ChaosOutcome, event: FaultEvent) -> bool:
     here = event.gateway < 0 or outcome.gateway == event.gateway
     return outcome.begin >= event.at and here and (not event.cases or outcome.case in event.cases)
 
@@ -277,14 +289,14 @@ def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: B
     ]
     if restarts:
         faults.append(Violation("no restart", f"{restarts} processes were started again"))
-    meanwhile = [outcome.seconds for outcome in record.outcomes if outcome.ok and outcome.case in record.answers]
-    before, during = percentile(alone, 99), percentile(meanwhile, 99)
+    meanwhile = [outcome.seconds for outcome in record.outcomes if outcome.is_ok and outcome.case in record.answers]
+    before, during = compute_percentile(alone, 99), compute_percentile(meanwhile, 99)
     if min(len(alone), len(meanwhile)) >= ENOUGH and during > max(2 * before, before + bounds.late_seconds / 2):
         faults.append(Violation("others are served", f"p99 {during:.2f} s, alone {before:.2f} s"))
-    return [*faults, *judge(record, bounds)]
+    return [*faults, *judge_record(record, bounds)]
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def compute_percentile(values: Sequence[float], part: float) -> float:
     """Smallest value that at least ``part`` percent do not exceed; 0 without values."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(part) // 100) - 1)] if ordered else 0.0
+    ascending = sorted(values)
+    return ascending[max(0, -(-len(ascending) * int(part) // 100) - 1)] if ascending else 0.0

@@ -43,10 +43,10 @@ class TenantRecord:
 
 def judge_tenants(record: TenantRecord, late: float = 0.0) -> list[Violation]:
     """Promises that ``record`` breaks; ``late`` are extra seconds for a busy machine."""
-    return [*_others(record, late), *_memory(record), *_stopped(record, late)]
+    return [*_check_others(record, late), *_check_memory(record), *_check_stop(record, late)]
 
 
-def _others(record: TenantRecord, late: float) -> Iterator[Violation]:
+def _check_others(record: TenantRecord, late: float) -> Iterator[Violation]:
     for each in record.others:
         if each.status != 200:
             yield Violation("a tenant's part is left to it", f"{each.name}: {each.status} in {each.seconds:.1f} s")
@@ -58,14 +58,14 @@ def _others(record: TenantRecord, late: float) -> Iterator[Violation]:
         yield Violation("files belong to their tenant", "another tenant's file was removed")
 
 
-def _memory(record: TenantRecord) -> Iterator[Violation]:
-    stored, own = record.store_peak - record.store_before, record.gateway_peak - record.gateway_before
-    if stored > STORE_BYTES:
-        yield Violation("the store is bounded", f"it grew by {stored >> 20} MiB, {STORE_BYTES >> 20} are allowed")
+def _check_memory(record: TenantRecord) -> Iterator[Violation]:
+    store_growth, own = record.store_peak - record.store_before, record.gateway_peak - record.gateway_before
+    if store_growth > STORE_BYTES:
+        yield Violation("the store is bounded", f"it grew by {store_growth >> 20} MiB, {STORE_BYTES >> 20} are allowed")
     if own > GATEWAY_BYTES:
         yield Violation("gateways are bounded", f"one grew by {own >> 20} MiB, {GATEWAY_BYTES >> 20} are allowed")
 
 
-def _stopped(record: TenantRecord, late: float) -> Iterator[Violation]:
+def _check_stop(record: TenantRecord, late: float) -> Iterator[Violation]:
     if record.stop_seconds > STOP_SECONDS + late:
         yield Violation("a revoked key stops its work", f"it went on for {record.stop_seconds:.1f} s")

@@ -10,7 +10,7 @@ REFUSED, RESET, CUT, LEFT, HANG = "refused", "reset", "cut", "left", "hang"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChaosOutcome:
     """Outcome of one request.
 
     ``status`` is HTTP's, 0 without an answer. ``answer`` is the exact text, or the 16-bit samples. ``code`` is that of
@@ -38,7 +38,7 @@ class Outcome:
         return self.end - self.begin
 
     @property
-    def ok(self) -> bool:
+    def is_ok(self) -> bool:
         return 200 <= self.status < 300 and not self.code and not self.broken
 
 
@@ -54,14 +54,14 @@ class Job:
     states: list[tuple[float, str, int]] = field(default_factory=list)
     error: str = ""
 
-    def see(self, at: float, status: str, ended: int) -> None:
+    def record_state(self, at: float, status: str, end: int) -> None:
         """Record a state unless it equals the last one."""
-        if not self.states or self.states[-1][1:] != (status, ended):
-            self.states.append((at, status, ended))
+        if not self.states or self.states[-1][1:] != (status, end):
+            self.states.append((at, status, end))
 
 
 @dataclass(frozen=True)
-class Event:
+class FaultEvent:
     """One fault: ``verb`` at ``victim``, which plays ``role``, for ``seconds``.
 
     ``gateway`` is the index of the gateway that is hit, or -1. ``cases`` are those that can show whether the victim
@@ -84,7 +84,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProcessSample:
     """One look at a process."""
 
     at: float
@@ -112,11 +112,11 @@ class Record:
 
     seed: int
     seconds: float
-    outcomes: list[Outcome] = field(default_factory=list)
-    answers: dict[str, Outcome] = field(default_factory=dict)  # undisturbed, by case
+    outcomes: list[ChaosOutcome] = field(default_factory=list)
+    answers: dict[str, ChaosOutcome] = field(default_factory=dict)  # undisturbed, by case
     jobs: list[Job] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    events: list[FaultEvent] = field(default_factory=list)
+    samples: list[ProcessSample] = field(default_factory=list)
     attacks: list[Attack] = field(default_factory=list)
     blocks_left: int = 0
     leftovers: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
-class Request:
+class ChaosRequest:
     """One request; ``read`` extracts from a good answer the comparable part.
 
     That part is the text, or the samples.
@@ -33,67 +33,69 @@ class Request:
     end: bytes = CHAT_DONE  # beginning of the last event of a whole stream
 
 
-def good(case: str, streamed: bool = False) -> Request:
+def make_good(case: str, streamed: bool = False) -> ChaosRequest:
     """Request of this case, whole, or ``streamed`` if the route supports it."""
     return CASES[case](streamed)
 
 
-def drawn(dice: Random) -> Request:
+def draw_request(dice: Random) -> ChaosRequest:
     """Draw one of the good requests; expensive ones are rare."""
     case = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    return good(case, dice.random() < 0.4)
+    return make_good(case, dice.random() < 0.4)
 
 
 # Cases
 
 
-def _chat(case: str, model: str, messages: list[Any], tokens: int, streamed: bool) -> Request:
+def _make_chat(case: str, model: str, messages: list[Any], tokens: int, streamed: bool) -> ChaosRequest:
     body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "seed": 1, "stream": streamed}
     read = _streamed_chat if streamed else _chat_text
-    return Request(case, "/v1/chat/completions", json.dumps(body).encode(), read, streamed)
+    return ChaosRequest(case, "/v1/chat/completions", json.dumps(body).encode(), read, streamed)
 
 
-def _text(streamed: bool) -> Request:
-    return _chat("text", VL, VL_QUESTIONS["text"].messages, 12, streamed)
+def _make_text(streamed: bool) -> ChaosRequest:
+    return _make_chat("text", VL, VL_QUESTIONS["text"].messages, 12, streamed)
 
 
-def _image(streamed: bool) -> Request:
-    return _chat("image", VL, VL_QUESTIONS["image"].messages, 12, streamed)
+def _make_image(streamed: bool) -> ChaosRequest:
+    return _make_chat("image", VL, VL_QUESTIONS["image"].messages, 12, streamed)
 
 
-def _audio(streamed: bool) -> Request:
-    return _chat("audio", OMNI, OMNI_QUESTIONS["audio"].messages, 8, streamed)
+def _make_audio(streamed: bool) -> ChaosRequest:
+    return _make_chat("audio", OMNI, OMNI_QUESTIONS["audio"].messages, 8, streamed)
 
 
-def _simulated(streamed: bool) -> Request:
-    return _chat("simulated", SIMULATED, [{"role": "user", "content": "hello there"}], 8, streamed)
+def _make_simulated(streamed: bool) -> ChaosRequest:
+    return _make_chat("simulated", SIMULATED, [{"role": "user", "content": "hello there"}], 8, streamed)
 
 
-def _speech(_: bool) -> Request:
+def _make_speech(_: bool) -> ChaosRequest:
     body = {"model": OMNI, "input": "hello there", "voice": "Chelsie", "response_format": "pcm", "seed": 1}
     # As events, because plain audio bytes cannot contain an error.
     body |= {"temperature": 0, "stream_format": "sse"}
-    return Request("speech", "/v1/audio/speech", json.dumps(body).encode(), _samples, streamed=True, end=SPEECH_DONE)
+    return ChaosRequest(
+        "speech", "/v1/audio/speech", json.dumps(body).encode(), _read_samples, streamed=True, end=SPEECH_DONE
+    )
 
 
-def _picture(_: bool) -> Request:
+def _make_picture(_: bool) -> ChaosRequest:
     body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 3, "seed": 1}
-    return Request("picture", "/v1/images/generations", json.dumps(body).encode(), _image_bytes)
+    return ChaosRequest("picture", "/v1/images/generations", json.dumps(body).encode(), _image_bytes)
 
 
-def _app(_: bool) -> Request:
+def _make_app(_: bool) -> ChaosRequest:
     body = json.dumps({"text": "hello there"}).encode()
-    return Request("app", "/v1/apps/shout/invoke", body, _parts, streamed=True)
+    return ChaosRequest("app", "/v1/apps/shout/invoke", body, _read_parts, streamed=True)
 
 
-CASES: dict[str, Callable[[bool], Request]] = {
-    "text": _text,
-    "image": _image,
-    "audio": _audio,
-    "simulated": _simulated,
-    "speech": _speech,
-    "picture": _picture,
-    "app": _app,
+CASES: dict[str, Callable[[bool], ChaosRequest]] = {
+    "text": _make_text,
+    "image": _make_image,
+    "audio": _make_audio,
+    "simulated": _make_simulated,
+    "speech": _make_speech,
+    "picture": _make_picture,
+    "app": _make_app,
 }
 WEIGHTS = {"text": 6, "image": 5, "audio": 3, "simulated": 3, "speech": 1, "picture": 2, "app": 4}
 #: Which cases tell that executors of a model serve again.
@@ -109,7 +111,7 @@ VIDEO = {
 }
 
 
-def video(number: int) -> dict[str, object]:
+def make_video(number: int) -> dict[str, object]:
     """A video like no other: of equal ones all are refused when two executors ended while they alone were there."""
     return {**VIDEO, "prompt": f"{VIDEO['prompt']}, take {number}"}
 
@@ -130,12 +132,12 @@ def _chat_text(body: bytes) -> str:
 
 
 def _streamed_chat(body: bytes) -> str:
-    deltas = [event["choices"][0]["delta"] for event in events(body) if event.get("choices")]
+    deltas = [event["choices"][0]["delta"] for event in read_events(body) if event.get("choices")]
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-def _samples(body: bytes) -> tuple[int, ...]:
-    deltas = [event["audio"] for event in events(body) if event["type"] == "speech.audio.delta"]
+def _read_samples(body: bytes) -> tuple[int, ...]:
+    deltas = [event["audio"] for event in read_events(body) if event["type"] == "speech.audio.delta"]
     body = b"".join(map(base64.b64decode, deltas))
     return struct.unpack(f"<{len(body) // 2}h", body[: len(body) // 2 * 2])
 
@@ -144,11 +146,11 @@ def _image_bytes(body: bytes) -> str:
     return str(json.loads(body)["data"][0]["b64_json"])
 
 
-def _parts(body: bytes) -> str:
-    return json.dumps(list(events(body)))
+def _read_parts(body: bytes) -> str:
+    return json.dumps(list(read_events(body)))
 
 
-def events(body: bytes) -> list[Any]:
+def read_events(body: bytes) -> list[Any]:
     """The JSON of every server-sent event but the closing mark."""
     lines = [line[6:] for line in body.split(b"\n\n") if line.startswith(b"data: ")]
     return [json.loads(line) for line in lines if line.strip() != b"[DONE]"]
@@ -157,7 +159,7 @@ def events(body: bytes) -> list[Any]:
 # Hostile ones
 
 
-def poison(modality: str, data: bytes, name: str) -> Request:
+def make_poison(modality: str, data: bytes, name: str) -> ChaosRequest:
     """A chat that carries this file."""
     text = base64.b64encode(data).decode()
     if modality == "audio":
@@ -166,16 +168,16 @@ def poison(modality: str, data: bytes, name: str) -> Request:
         mime = {"image": "image/png", "video": "video/mp4"}[modality]
         part = {"type": f"{modality}_url", f"{modality}_url": {"url": f"data:{mime};base64,{text}"}}
     body = {"model": OMNI, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
-    return Request(f"poison {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
+    return ChaosRequest(f"poison {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
 
 
-def fetching(url: str, name: str) -> Request:
+def make_fetching(url: str, name: str) -> ChaosRequest:
     """A chat whose image is at a hostile server."""
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"model": VL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
-    return Request(f"server {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
+    return ChaosRequest(f"server {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)
 
 
-def raw(name: str, body: bytes, path: str = "/v1/chat/completions") -> Request:
+def make_raw(name: str, body: bytes, path: str = "/v1/chat/completions") -> ChaosRequest:
     """A hostile body."""
-    return Request(f"body {name}", path, body, lambda data: data[:100].decode(errors="replace"), harmless=False)
+    return ChaosRequest(f"body {name}", path, body, lambda data: data[:100].decode(errors="replace"), harmless=False)

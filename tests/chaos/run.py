@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos import requests, watch
-from tests.chaos.attacks import crowd, media_server
-from tests.chaos.faults import WEIGHTS, Injector, schedule
-from tests.chaos.judge import Bounds, Violation, judge, judge_crowd
-from tests.chaos.load import Load
-from tests.chaos.outcome import Event, Record
-from tests.chaos.requests import Request
-from tests.chaos.stack import DEADLINE_SECONDS, Stack, started, watched
+from tests.chaos.attacks import media_server, open_crowd
+from tests.chaos.faults import WEIGHTS, Injector, schedule_faults
+from tests.chaos.judge import Bounds, Violation, judge_crowd, judge_record
+from tests.chaos.load import ChaosLoad
+from tests.chaos.outcome import FaultEvent, Record
+from tests.chaos.requests import ChaosRequest
+from tests.chaos.stack import DEADLINE_SECONDS, Stack, start_stack, watch_stack
 
 _SAMPLE_SECONDS = 2.0
 _CALM_SECONDS = 120.0  # until all is ready again after the last fault, on a busy machine
@@ -60,132 +60,134 @@ class Result:
     alone: tuple[float, ...] = ()
 
 
-def run(options: Options) -> Result:
+def run_chaos(options: Options) -> Result:
     """Start a system, run against it, stop it."""
     with tempfile.TemporaryDirectory(prefix="omnibus-chaos-") as name:
-        with started(Path(name), options.nodes) as stack:
-            scenario = _crowd if options.overload or options.hostile else _chaos
+        with start_stack(Path(name), options.nodes) as stack:
+            scenario = _crowd_scenario if options.overload or options.hostile else _chaos_scenario
             record, restarts, alone = asyncio.run(scenario(stack, options))
         record.leftovers = stack.leftovers
     bounds = Bounds(deadline_seconds=DEADLINE_SECONDS, late_seconds=options.late)
     if options.hostile or options.overload:
         violations = judge_crowd(record, alone if options.hostile else (), restarts, bounds)
     else:
-        violations = judge(record, bounds)
+        violations = judge_record(record, bounds)
     return Result(record, violations, stack.system.log, restarts, alone)
 
 
-async def _chaos(stack: Stack, options: Options) -> tuple[Record, int, tuple[float, ...]]:
-    async with _opened(stack, options) as (record, load):
+async def _chaos_scenario(stack: Stack, options: Options) -> tuple[Record, int, tuple[float, ...]]:
+    async with _open_system(stack, options) as (record, load):
         until = record.seconds
         async with asyncio.TaskGroup() as group:
             for number in range(1, options.clients + 1):
                 group.create_task(load.client(number, until))
             group.create_task(load.jobs(until))
-            group.create_task(_faults(stack, record, load, options, until))
+            group.create_task(_inject_faults(stack, record, load, options, until))
             if options.attacks:
-                group.create_task(_attacks(stack, record, min(until, _ATTACK_SECONDS)))
-        await _calm(stack, record, load)
+                group.create_task(_send_attacks(stack, record, min(until, _ATTACK_SECONDS)))
+        await _wait_calm(stack, record, load)
     return record, 0, ()
 
 
-async def _faults(stack: Stack, record: Record, load: Load, options: Options, until: float) -> None:
+async def _inject_faults(stack: Stack, record: Record, load: ChaosLoad, options: Options, until: float) -> None:
     async with asyncio.TaskGroup() as probes:
 
-        def note(event: Event) -> None:
+        def note_event(event: FaultEvent) -> None:
             record.events.append(event)
             why = f" skipped: {event.skipped}" if event.skipped else ""
             print(f"{event.at:6.1f} s  {event.name} {event.victim}{why}", flush=True)
             if not event.skipped:
-                probes.create_task(load.probe(event))
+                probes.create_task(load.probe_victim(event))
 
-        injector = Injector(stack, note)
-        for fault in schedule(options.seed, set(options.verbs), set(options.roles) or {role for role, _ in WEIGHTS}):
+        injector = Injector(stack, note_event)
+        for fault in schedule_faults(
+            options.seed, set(options.verbs), set(options.roles) or {role for role, _ in WEIGHTS}
+        ):
             await asyncio.sleep(fault.pause)
             # Time to be seen to recover is part of the run.
-            if stack.now + fault.seconds > until - 5.0 or not stack.runs:
+            if stack.elapsed_seconds + fault.seconds > until - 5.0 or not stack.is_running:
                 return
-            await injector.inject(fault)
+            await injector.inject_fault(fault)
 
 
-async def _attacks(stack: Stack, record: Record, seconds: float) -> None:
-    record.attacks += await crowd(stack.system.urls, 2, seconds)
+async def _send_attacks(stack: Stack, record: Record, seconds: float) -> None:
+    record.attacks += await open_crowd(stack.system.urls, 2, seconds)
 
 
-async def _crowd(stack: Stack, options: Options) -> tuple[Record, int, tuple[float, ...]]:
+async def _crowd_scenario(stack: Stack, options: Options) -> tuple[Record, int, tuple[float, ...]]:
     """Run good clients alone, then together with hostile or too many requests."""
-    async with _opened(stack, options) as (record, load):
+    async with _open_system(stack, options) as (record, load):
         calm = Record(options.seed, _CALIBRATION_SECONDS, answers=record.answers)
-        before = await asyncio.to_thread(watch.look, stack)
-        await _alone(stack, Load(stack, calm), options.clients)
-        alone = tuple(outcome.seconds for outcome in calm.outcomes if outcome.ok)
-        begin, until = stack.now, stack.now + 60 * options.minutes
+        before = await asyncio.to_thread(watch.take_samples, stack)
+        await _run_alone(stack, ChaosLoad(stack, calm), options.clients)
+        alone = tuple(outcome.seconds for outcome in calm.outcomes if outcome.is_ok)
+        begin, until = stack.elapsed_seconds, stack.elapsed_seconds + 60 * options.minutes
         async with asyncio.TaskGroup() as group:
-            others = group.create_task(_others(load, until))
+            other_clients = group.create_task(_run_others(load, until))
             if options.hostile:
-                group.create_task(_hostile(load, record, options, others))
+                group.create_task(_send_hostile(load, record, options, other_clients))
             else:
                 rate = options.overload * len(alone) / _CALIBRATION_SECONDS
-                group.create_task(_flood(load, record, rate, begin, until, stack))
-        after = await asyncio.to_thread(watch.look, stack)
-        restarts = watch.restarts(before, after)
-        await _calm(stack, record, load)
+                group.create_task(_send_flood(load, record, rate, begin, until, stack))
+        after = await asyncio.to_thread(watch.take_samples, stack)
+        restarts = watch.count_restarts(before, after)
+        await _wait_calm(stack, record, load)
     return record, restarts, alone
 
 
-async def _alone(stack: Stack, load: Load, clients: int) -> None:
-    until = stack.now + _CALIBRATION_SECONDS
-    await asyncio.gather(*(load.client(900 + number, until, _quick) for number in range(clients)))
+async def _run_alone(stack: Stack, load: ChaosLoad, clients: int) -> None:
+    until = stack.elapsed_seconds + _CALIBRATION_SECONDS
+    await asyncio.gather(*(load.client(900 + number, until, _draw_quick) for number in range(clients)))
 
 
-async def _others(load: Load, until: float) -> None:
-    await asyncio.gather(*(load.client(800 + number, until, _quick) for number in range(2)))
+async def _run_others(load: ChaosLoad, until: float) -> None:
+    await asyncio.gather(*(load.client(800 + number, until, _draw_quick) for number in range(2)))
 
 
-def _quick(dice: Random) -> Request:
-    return requests.good(dice.choice(_QUICK), dice.random() < 0.4)
+def _draw_quick(dice: Random) -> ChaosRequest:
+    return requests.make_good(dice.choice(_QUICK), dice.random() < 0.4)
 
 
-async def _hostile(load: Load, record: Record, options: Options, others: "asyncio.Task[None]") -> None:
+async def _send_hostile(load: ChaosLoad, record: Record, options: Options, other_clients: "asyncio.Task[None]") -> None:
     numbers = iter(range(options.hostile))
 
     async def one_after_another() -> None:
         for number in numbers:
             dice = Random(f"{options.seed} hostile {number}")
-            outcome = await load.send(number, load.hostile(dice), dice.randrange(2))
+            outcome = await load.send_request(number, load.hostile(dice), dice.randrange(2))
             record.outcomes.append(outcome)
 
     await asyncio.gather(*(one_after_another() for _ in range(4)))
-    others.cancel()
+    other_clients.cancel()
 
 
-async def _flood(load: Load, record: Record, rate: float, begin: float, until: float, stack: Stack) -> None:
+async def _send_flood(load: ChaosLoad, record: Record, rate: float, begin: float, until: float, stack: Stack) -> None:
     """Send ``rate`` requests a second, without waiting for answers."""
 
-    async def one(number: int) -> None:
+    async def send_one(number: int) -> None:
         dice = Random(f"{record.seed} flood {number}")
-        record.outcomes.append(await load.send(number, _quick(dice), dice.randrange(2)))
+        record.outcomes.append(await load.send_request(number, _draw_quick(dice), dice.randrange(2)))
 
     async with asyncio.TaskGroup() as group:
         number = 0
-        while stack.now < until:
-            group.create_task(one(number))
+        while stack.elapsed_seconds < until:
+            group.create_task(send_one(number))
             number += 1
-            await asyncio.sleep(max(0.0, begin + number / rate - stack.now))
+            await asyncio.sleep(max(0.0, begin + number / rate - stack.elapsed_seconds))
 
 
 @contextlib.asynccontextmanager
-async def _opened(stack: Stack, options: Options) -> AsyncIterator[tuple[Record, Load]]:
+async def _open_system(stack: Stack, options: Options) -> AsyncIterator[tuple[Record, ChaosLoad]]:
     """Yield a ready, watched system with its undisturbed answers."""
     record = Record(options.seed, 60 * options.minutes)
     await stack.system.becomes_ready()
     async with media_server() as server:
-        load = Load(stack, record, server if options.attacks or options.hostile else "")
-        await load.undisturbed()
+        load = ChaosLoad(stack, record, server if options.attacks or options.hostile else "")
+        await load.send_undisturbed()
         stack.restart_clock()
         stalls = asyncio.create_task(_watch_stalls(record))
         try:
-            async with watched(stack, _SAMPLE_SECONDS, lambda: record.samples.extend(watch.look(stack))):
+            async with watch_stack(stack, _SAMPLE_SECONDS, lambda: record.samples.extend(watch.take_samples(stack))):
                 yield record, load
         finally:
             stalls.cancel()
@@ -199,12 +201,12 @@ async def _watch_stalls(record: Record) -> None:
         record.stalled_seconds = max(record.stalled_seconds, time.monotonic() - due)
 
 
-async def _calm(stack: Stack, record: Record, load: Load) -> None:
+async def _wait_calm(stack: Stack, record: Record, load: ChaosLoad) -> None:
     """Wait until everything serves, jobs have ended, and no block is leased."""
-    if not stack.runs:
+    if not stack.is_running:
         return
-    if missing := await stack.settled(_CALM_SECONDS):
+    if missing := await stack.wait_settled(_CALM_SECONDS):
         record.notes.append(missing)
     await load.all_once()
     await load.jobs_end(_JOBS_SECONDS)
-    record.blocks_left = await stack.blocks(_LEASES_SECONDS)
+    record.blocks_left = await stack.count_blocks(_LEASES_SECONDS)

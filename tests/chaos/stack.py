@@ -21,7 +21,7 @@ import psutil
 from omnibus.families import catalog
 from omnibus.up.motion import find_forked_pid
 from omnibus_models import tiny
-from tests.e2e.system import OMNI, ROOT, VL, System, declaration
+from tests.e2e.system import OMNI, ROOT, VL, System, declare_model
 
 PAINTER, DIRECTOR, SIMULATED = "qwen-image-tiny", "ltx2-tiny", "simulated"
 DEADLINE_SECONDS = 30.0
@@ -37,7 +37,7 @@ def with_own_disks(arguments: list[str]) -> int | None:
 
     Returns its exit code, or None if the machine does not allow that.
     """
-    probe = ["unshare", *_namespace(), "true"]
+    probe = ["unshare", *_namespace_flags(), "true"]
     if OWN_DISKS in os.environ or subprocess.run(probe, capture_output=True, check=False).returncode:
         return None
     script = (
@@ -47,22 +47,22 @@ def with_own_disks(arguments: list[str]) -> int | None:
     place = Path(os.environ.get("TMPDIR", "/tmp")) / f"omnibus-chaos-{os.getpid()}"
     place.mkdir()
     try:
-        command = ["unshare", *_namespace(), "sh", "-c", script, str(place), sys.executable, "-m", "tests.chaos"]
+        command = ["unshare", *_namespace_flags(), "sh", "-c", script, str(place), sys.executable, "-m", "tests.chaos"]
         environ = {**os.environ, OWN_DISKS: str(place)}
         return subprocess.run([*command, *arguments], env=environ, check=False).returncode
     finally:
         place.rmdir()
 
 
-def _namespace() -> list[str]:
+def _namespace_flags() -> list[str]:
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     return [*user, "--mount", "--propagation", "private"]
 
 
 @contextlib.contextmanager
-def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
+def start_stack(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
     """Run the system on ``nodes`` until the block ends; ``Stack.leftovers`` then lists its leftovers."""
-    models = _models(directory)
+    models = _make_models(directory)
     settings = {
         "OMNIBUS_GATEWAY_DEADLINE": f"{DEADLINE_SECONDS:g}",
         "OMNIBUS_GATEWAY_ALLOW_HTTP": "1",
@@ -87,31 +87,31 @@ def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
         system.start()
         yield stack
     finally:
-        ended = not stack.runs
-        stack.leftovers = [*(["`omnibus up` ended by itself"] if ended else []), *system.stop()]
+        is_over = not stack.is_running
+        stack.leftovers = [*(["`omnibus up` ended by itself"] if is_over else []), *system.stop()]
 
 
-def _models(directory: Path) -> dict[str, Any]:
+def _make_models(directory: Path) -> dict[str, Any]:
     checkpoints = directory / "checkpoints"
-    built = {
+    paths = {
         family: tiny.build(family, checkpoints / family)
         for family in ("qwen2_5_vl", "qwen2_5_omni", "qwen_image", "ltx2")
     }
-    seeing = declaration("qwen2_5_vl", built["qwen2_5_vl"])
+    seeing = declare_model("qwen2_5_vl", paths["qwen2_5_vl"])
     options = {**seeing["options"], "L": {**seeing["options"]["L"], "replicas": 2}}
-    simulated = catalog.model_declaration("qwen2_5_omni", str(ROOT / "examples" / "simulated" / "times.json"))
+    simulation = catalog.model_declaration("qwen2_5_omni", str(ROOT / "examples" / "simulated" / "times.json"))
     return {
         VL: {**seeing, "options": options},
-        OMNI: _only(declaration("qwen2_5_omni", built["qwen2_5_omni"]), "M", replicas=2),
-        PAINTER: _only(declaration("qwen_image", built["qwen_image"]), "TDV"),
-        DIRECTOR: _only(declaration("ltx2", built["ltx2"]), "M"),
-        SIMULATED: _only(simulated, "M", replicas=2, engine="omnibus_engines:sim"),
+        OMNI: _only_option(declare_model("qwen2_5_omni", paths["qwen2_5_omni"]), "M", replicas=2),
+        PAINTER: _only_option(declare_model("qwen_image", paths["qwen_image"]), "TDV"),
+        DIRECTOR: _only_option(declare_model("ltx2", paths["ltx2"]), "M"),
+        SIMULATED: _only_option(simulation, "M", replicas=2, engine="omnibus_engines:sim"),
     }
 
 
-def _only(declared: dict[str, Any], option: str, **more: Any) -> dict[str, Any]:
+def _only_option(model: dict[str, Any], option: str, **more: Any) -> dict[str, Any]:
     """A deployment in one option."""
-    return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}
+    return {**model, "options": {option: {**model["options"][option], **more}}, "paths": [{"options": [option]}]}
 
 
 class Stack:
@@ -125,13 +125,13 @@ class Stack:
         self._executors: dict[str, int] = {}
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """True while ``omnibus up`` runs."""
         process = self.system._process
         return process is not None and process.poll() is None
 
     @property
-    def now(self) -> float:
+    def elapsed_seconds(self) -> float:
         return time.monotonic() - self.began
 
     def restart_clock(self) -> None:
@@ -142,11 +142,11 @@ class Stack:
         """Process ids of executors; the last known ones while the bus is away."""
         # A run may stop or freeze the bus at any time.
         with contextlib.suppress(Exception):
-            await self._census()
+            await self._take_census()
         self._executors = {id: pid for id, pid in self._executors.items() if psutil.pid_exists(pid)}
         return dict(self._executors)
 
-    async def _census(self) -> None:
+    async def _take_census(self) -> None:
         async with (
             asyncio.timeout(_CENSUS_SECONDS),
             self.system.bus() as bus,
@@ -155,25 +155,25 @@ class Stack:
             async for status in statuses:
                 self._executors[status.id] = status.pid
 
-    async def victims(self, role: str) -> dict[str, psutil.Process]:
+    async def find_victims(self, role: str) -> dict[str, psutil.Process]:
         """Processes that play ``role``, by names that are stable between runs."""
         if role == "executor":
             pids = await self.executors()
             return {id: psutil.Process(pids[id]) for id in sorted(pids) if psutil.pid_exists(pids[id])}
-        return await asyncio.to_thread(self._processes, role)
+        return await asyncio.to_thread(self._find_processes, role)
 
-    def _processes(self, role: str) -> dict[str, psutil.Process]:
+    def _find_processes(self, role: str) -> dict[str, psutil.Process]:
         if role == "gateway":
-            return {f"gateway-{index}": process for index, process in enumerate(self._gateways()) if process}
-        named = []
+            return {f"gateway-{index}": process for index, process in enumerate(self._find_gateways()) if process}
+        pairs = []
         for process in self.system.processes() if role == "app worker" else self.system.commands():
             with contextlib.suppress(psutil.Error):
-                if plays(process.cmdline(), role):
-                    forked = process if role == "proxy" else psutil.Process(find_forked_pid(process.pid))
-                    named.append((_name(process, role), forked))
-        return dict(sorted(named, key=lambda each: each[0]))
+                if plays_role(process.cmdline(), role):
+                    real_process = process if role == "proxy" else psutil.Process(find_forked_pid(process.pid))
+                    pairs.append((_process_name(process, role), real_process))
+        return dict(sorted(pairs, key=lambda each: each[0]))
 
-    def _gateways(self) -> list[psutil.Process | None]:
+    def _find_gateways(self) -> list[psutil.Process | None]:
         running: list[psutil.Process | None] = []
         for index in range(len(self.system.urls)):
             try:
@@ -182,7 +182,7 @@ class Stack:
                 running.append(None)
         return running
 
-    async def settled(self, within: float) -> str:
+    async def wait_settled(self, within: float) -> str:
         """Wait until everything serves again; after ``within`` seconds, return missing parts in words."""
         try:
             await self.system.becomes_ready(within)
@@ -190,7 +190,7 @@ class Stack:
             return f"not ready again: {json.dumps([self.system.ready(each) for each in range(2)])[:500]}"
         return ""
 
-    async def blocks(self, within: float) -> int:
+    async def count_blocks(self, within: float) -> int:
         """Count leased blocks of all arenas after all requests have ended.
 
         Waits at most ``within`` seconds for that.
@@ -220,7 +220,7 @@ _MARKS = {
 _SERVERS = {"nats": ("nats-server",), "valkey": ("valkey-server", "redis-server")}
 
 
-def plays(command: list[str], role: str) -> bool:
+def plays_role(command: list[str], role: str) -> bool:
     """True for the command line of a process that plays ``role``."""
     if role in _SERVERS:
         return any(name in " ".join(command[:1]) for name in _SERVERS[role])
@@ -229,7 +229,7 @@ def plays(command: list[str], role: str) -> bool:
     return any(mark in command for mark in _MARKS.get(role, ()))
 
 
-def _name(process: psutil.Process, role: str) -> str:
+def _process_name(process: psutil.Process, role: str) -> str:
     environ = process.environ()
     if role == "fork-server":  # there are several
         return [Path(word).stem for word in process.cmdline() if word.endswith(".sock")][-1]
@@ -242,15 +242,15 @@ def _name(process: psutil.Process, role: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def watched(stack: Stack, every: float, look: Any) -> AsyncIterator[None]:
+async def watch_stack(stack: Stack, every: float, look: Any) -> AsyncIterator[None]:
     """Call ``look`` each ``every`` seconds while the block runs."""
 
-    async def watch() -> None:
+    async def keep_looking() -> None:
         while True:
             await asyncio.to_thread(look)
             await asyncio.sleep(every)
 
-    task = asyncio.create_task(watch())
+    task = asyncio.create_task(keep_looking())
     try:
         yield
     finally:

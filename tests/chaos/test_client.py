@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.chaos.client import send
-from tests.chaos.requests import Request
+from tests.chaos.client import send_request
+from tests.chaos.requests import ChaosRequest
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
 
@@ -17,13 +17,13 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
 async def url() -> AsyncIterator[str]:
     """A server that answers everything."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(ANSWER)
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(answer_client, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
@@ -34,9 +34,9 @@ async def test_no_client_reads_certificates_while_others_wait(url: str, monkeypa
     """
     read: list[object] = []
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **given: read.append(given))
-    request = Request("text", "/", b"", lambda body: body.decode())
+    request = ChaosRequest("text", "/", b"", lambda body: body.decode())
 
-    outcomes = await asyncio.gather(*(send(number, request, url, 0, time.monotonic) for number in range(8)))
+    outcomes = await asyncio.gather(*(send_request(number, request, url, 0, time.monotonic) for number in range(8)))
 
     assert [outcome.answer for outcome in outcomes] == ["hi"] * 8
     assert read == []

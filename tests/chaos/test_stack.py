@@ -7,19 +7,19 @@ import psutil
 import pytest
 
 from tests.chaos.stack import Stack
-from tests.e2e.system import System, running
+from tests.e2e.system import System, start_system
 
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
-    with running(tmp_path, {}, "--gateways", "2") as system:
+    with start_system(tmp_path, {}, "--gateways", "2") as system:
         yield system
 
 
 async def test_faults_meet_what_plays_a_role_and_not_what_stands_for_it(system: System):
     stack = Stack(system)
     roles = ("gateway", "planner", "sidecar", "fork-server", "proxy", "nats", "valkey")
-    victims = {role: await stack.victims(role) for role in roles}
+    victims = {role: await stack.find_victims(role) for role in roles}
     commands = {name: process.cmdline() for role in roles for name, process in victims[role].items()}
 
     assert {role: len(names) for role, names in victims.items()} == {

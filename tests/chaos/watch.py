@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.outcome import Sample
+from tests.chaos.outcome import ProcessSample
 from tests.chaos.stack import Stack
 
 #: Names by module.
@@ -21,13 +21,15 @@ _MODULES = {
 }
 
 
-def look(stack: Stack) -> list[Sample]:
+def take_samples(stack: Stack) -> list[ProcessSample]:
     """One sample of each process, without those that end meanwhile."""
     samples = []
     for process in stack.system.processes():
         with contextlib.suppress(psutil.Error, OSError, StopIteration):
-            if label := _label(process):
-                samples.append(Sample(stack.now, label, process.pid, own_bytes(process.pid), process.num_fds()))
+            if label := _label_process(process):
+                samples.append(
+                    ProcessSample(stack.elapsed_seconds, label, process.pid, own_bytes(process.pid), process.num_fds())
+                )
     return samples
 
 
@@ -37,7 +39,7 @@ def own_bytes(pid: int) -> int:
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
-def _label(process: psutil.Process) -> str:
+def _label_process(process: psutil.Process) -> str:
     """Label of a process, or "" for a placeholder."""
     command = process.cmdline()
     if any(part.endswith("up/fork_client.py") for part in command):
@@ -49,12 +51,12 @@ def _label(process: psutil.Process) -> str:
     return program if program in ("nats-server", "valkey-server", "redis-server") else ""
 
 
-def restarts(before: list[Sample], after: list[Sample]) -> int:
+def count_restarts(before: list[ProcessSample], after: list[ProcessSample]) -> int:
     """Processes of ``before`` that no longer run."""
     return len({sample.pid for sample in before} - {sample.pid for sample in after})
 
 
-def peaks(samples: list[Sample]) -> dict[str, tuple[int, int]]:
+def find_peaks(samples: list[ProcessSample]) -> dict[str, tuple[int, int]]:
     """The most memory (bytes) and descriptors of any process of each name."""
     peak: dict[str, tuple[int, int]] = {}
     for sample in samples:

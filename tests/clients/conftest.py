@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny, world
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
 #: Answers that are interrupted must not be over before, however fast the machine is.
@@ -20,9 +20,9 @@ ANSWERS = Path(__file__).parent / "answers.json"
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     vectors = tiny.build("qwen2", tmp_path_factory.mktemp("checkpoints") / "qwen2")
     models = {
-        OMNI: _together(declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")), "M", ENGINE),
+        OMNI: _only_option(declare_model("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")), "M", ENGINE),
         PAINTER: {
-            **_together(declaration("qwen_image", world.checkpoint_directory("qwen_image")), "TDV", {}),
+            **_only_option(declare_model("qwen_image", world.checkpoint_directory("qwen_image")), "TDV", {}),
             "image_defaults": catalog.WORLD_IMAGE_DEFAULTS[PAINTER],
         },
         EMBEDDER: catalog.embedding_declaration("qwen2", str(vectors)),
@@ -33,8 +33,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             "paths": [{"options": ["L"]}],
         },
     }
-    with running(tmp_path_factory.mktemp("clients"), models) as made:
-        yield made
+    with start_system(tmp_path_factory.mktemp("clients"), models) as clients_system:
+        yield clients_system
 
 
 @pytest.fixture(scope="package")
@@ -47,6 +47,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def _together(declared: dict, option: str, more: dict) -> dict:
-    """Copy of ``declared`` with only one ``option``, extended by ``more``."""
+def _only_option(declared: dict, option: str, more: dict) -> dict:
+    """Copy of ``model`` with only one ``option``, extended by ``more``."""
     return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}

@@ -41,7 +41,7 @@ EXAMPLES = [
 ]
 
 
-def command(title: str, language: str, directory: Path) -> list[str]:
+def make_command(title: str, language: str, directory: Path) -> list[str]:
     """Program that runs an example in ``directory``; skips the test if it is not installed."""
     if language == "javascript":
         if not NODE_MODULES.is_dir() or shutil.which("node") is None:
@@ -91,13 +91,13 @@ def require_installed(environment: Path) -> None:
 def test_an_example_of_the_page_runs(
     system: System, media: Path, tmp_path: Path, title: str, language: str, code: str
 ) -> None:
-    program = command(title, language, tmp_path)
+    program = make_command(title, language, tmp_path)
     for each in media.iterdir():
         shutil.copy(each, tmp_path)
     script = tmp_path / f"example.{SUFFIXES[language]}"
     script.write_text(code)
     asyncio.run(system.becomes_ready())
 
-    ended = run_client([*program, str(script)], system, tmp_path, EXAMPLE_SECONDS)
+    process = run_client([*program, str(script)], system, tmp_path, EXAMPLE_SECONDS)
 
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]

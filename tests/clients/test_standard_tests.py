@@ -27,9 +27,9 @@ def test_langchains_standard_tests_pass(system: System, media: Path, tmp_path: P
 
     python = str(PYTHON3 / "bin" / "python")
     command = [python, "-m", "pytest", "-q", "-ra", "-o", "asyncio_mode=auto", STANDARD.name]
-    ended = run_client(command, system, tmp_path, SECONDS)
+    process = run_client(command, system, tmp_path, SECONDS)
 
-    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
-    counted = re.search(r"(\d+) passed", ended.stdout)
-    assert counted is not None
-    assert int(counted[1]) >= PASSED, ended.stdout[-4000:]
+    assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
+    match = re.search(r"(\d+) passed", process.stdout)
+    assert match is not None
+    assert int(match[1]) >= PASSED, process.stdout[-4000:]

@@ -52,9 +52,9 @@ def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture
         write_question(tmp_path, name)
 
     command = [str(environment / "bin" / "python"), "-m", f"tests.clients.voice.{client}", str(tmp_path)]
-    ended = run_client(command, system, tmp_path, CONVERSATION_SECONDS, ROOT)
+    process = run_client(command, system, tmp_path, CONVERSATION_SECONDS, ROOT)
 
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     turns = json.loads((tmp_path / "turns.json").read_text())
     for name in ("low", "high low", "middle"):
         assert (turns[name]["status"], words_of(tmp_path, name)) == ("completed", name.split()), turns

@@ -8,7 +8,7 @@ LIMIT = 1000  # bytes
 PATIENCE = 10.0  # seconds
 
 
-class Heard:
+class DeliveryCollector:
     """Collects deliveries; ``await heard.until(3)`` waits for the third."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Heard:
     def bodies(self) -> list[bytes]:
         return [delivery.data for delivery in self.deliveries]
 
-    async def until(self, count: int) -> list[bytes]:
+    async def wait_for_count(self, count: int) -> list[bytes]:
         async with asyncio.timeout(PATIENCE):
             while len(self.deliveries) < count:
                 self._news.clear()
@@ -31,10 +31,10 @@ class Heard:
         return self.bodies
 
 
-async def settled(bus: Bus) -> None:
+async def wait_until_delivered(bus: Bus) -> None:
     """Wait until everything published before has been delivered."""
-    mark = Heard()
+    mark = DeliveryCollector()
     stop = await bus.subscribe("settled", mark)
     bus.publish("settled", b"")
-    await mark.until(1)
+    await mark.wait_for_count(1)
     await stop()

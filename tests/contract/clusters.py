@@ -18,8 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "nodes.md"
 
 def read_snippet(begins: str) -> str:
     """The block of configuration on the page that begins so."""
-    (found,) = re.findall(rf"```text\n({re.escape(begins)}.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    (snippet,) = re.findall(rf"```text\n({re.escape(begins)}.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(snippet)
 
 
 def prepare_cluster(directory: Path, more: str = "", count: int = 3) -> list[InfraServer]:
@@ -38,7 +38,9 @@ def prepare_cluster(directory: Path, more: str = "", count: int = 3) -> list[Inf
         )
         text = re.sub(r'listen: "10.*|store_dir: "[^"]*",', "", text)  # arguments say where
         text += f'leafnodes {{ listen: "127.0.0.1:{leaf}" }}\n{more}'
-        server = infra.prepare_nats(directory / f"nats-{index}", config=_write(directory / f"nats-{index}.conf", text))
+        server = infra.prepare_nats(
+            directory / f"nats-{index}", config=_write_file(directory / f"nats-{index}.conf", text)
+        )
         servers.append(InfraServer(server.spec, server.url, (*server.ports, leaf), server.monitor))
     return servers
 
@@ -51,7 +53,7 @@ def prepare_leaf(directory: Path, cluster: list[InfraServer]) -> InfraServer:
         read_snippet("server_name: leaf-1"),
     )
     text = re.sub(r"listen: .*", "", text)
-    return infra.prepare_nats(directory / "leaf", config=_write(directory / "leaf.conf", text))
+    return infra.prepare_nats(directory / "leaf", config=_write_file(directory / "leaf.conf", text))
 
 
 def join_urls(servers: list[InfraServer]) -> str:
@@ -61,17 +63,17 @@ def join_urls(servers: list[InfraServer]) -> str:
 @asynccontextmanager
 async def running_all(servers: list[InfraServer]) -> AsyncIterator[list[Owned]]:
     """Start all ``servers`` together; one of a cluster alone never becomes ready."""
-    owned = [Owned(server) for server in servers]
+    processes = [Owned(server) for server in servers]
     async with AsyncExitStack() as stack:
-        for each in owned:
+        for each in processes:
             stack.callback(each.kill)
             each.launch()
-        for each in owned:
+        for each in processes:
             await each.wait_ready()
-        yield owned
+        yield processes
 
 
-def _write(path: Path, text: str) -> Path:
+def _write_file(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
 

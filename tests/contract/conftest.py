@@ -21,9 +21,9 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def bus(url: str) -> AsyncIterator[Bus]:
     settings = BusSettings(url=url, max_payload=LIMIT)
-    made: Bus = await NatsBus.connect(settings, "test") if url else MemoryBus(settings)
-    yield made
-    await made.drain()
+    new_bus: Bus = await NatsBus.connect(settings, "test") if url else MemoryBus(settings)
+    yield new_bus
+    await new_bus.drain()
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
 
 @pytest.fixture
 async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="test"))
-    yield made
-    await made.close()
+    new_store = Store(StoreSettings(url=valkey_url, prefix="test"))
+    yield new_store
+    await new_store.close()
 
 
 @pytest.fixture

@@ -22,71 +22,71 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
-from tests.contract.test_store_adapters import adapter
-from tests.contract.test_store_apps import TEXT, uploaded
-from tests.contract.test_store_jobs import KIND, MANY, job
-from tests.contract.test_store_keys import record
-from tests.contract.test_store_profiles import profile
+from tests.contract.test_store_adapters import make_adapter
+from tests.contract.test_store_apps import TEXT, make_uploaded_app
+from tests.contract.test_store_jobs import KIND, MANY, make_job
+from tests.contract.test_store_keys import make_key_record
+from tests.contract.test_store_profiles import make_profile
 
 SETTINGS = BusSettings(record_bytes=1 << 26, dead_bytes=1 << 26)
 MESSAGES = 600  # several parts
 
 
-async def connect(url: str) -> NatsBus:
+async def connect_bus(url: str) -> NatsBus:
     bus = await NatsBus.connect(BusSettings(url=url), "test")
     for spec in (INVOCATIONS, DEADLETTERS):
         await bus.open_records(600.0, 1 << 26, spec)
     return bus
 
 
-async def empty(bus: NatsBus) -> None:
+async def purge_records(bus: NatsBus) -> None:
     for spec in (INVOCATIONS, DEADLETTERS):
         await bus.purge_subject(spec, spec.subjects)
 
 
 @pytest.fixture
 async def own_bus(nats_url: str) -> AsyncIterator[NatsBus]:
-    bus = await connect(nats_url)
-    await empty(bus)
+    bus = await connect_bus(nats_url)
+    await purge_records(bus)
     yield bus
     await bus.drain()
 
 
 @pytest.fixture
-async def signed(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="test", secret="a secret"))
-    yield made
-    await made.close()
+async def signed_store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
+    new_store = Store(StoreSettings(url=valkey_url, prefix="test", secret="a secret"))
+    yield new_store
+    await new_store.close()
 
 
-async def fill(store: Store, bus: NatsBus, messages: int = MESSAGES) -> dict[str, Any]:
+async def write_entries(store: Store, bus: NatsBus, messages: int = MESSAGES) -> dict[str, Any]:
     """Write one entry of every kind; return the readers' view."""
     for epoch in (1, 2, 3):
         await store.swap_plan(Plan(epoch, epoch - 1, 1000.0, {}))
     await store.pin_plan(2)
     await store.lead_plan("a planner", 600.0)
-    await store.put_profile(profile("qwen"))
+    await store.put_profile(make_profile("qwen"))
     await store.put_source(TEXT)
-    await store.put_app(uploaded(), 0)
-    await store.put_key(record())
-    await store.put_adapter(adapter())
-    await store.put_job(KIND, job("first"), MANY)
-    await store.put_job(KIND, job("second"), MANY)
+    await store.put_app(make_uploaded_app(), 0)
+    await store.put_key(make_key_record())
+    await store.put_adapter(make_adapter())
+    await store.put_job(KIND, make_job("first"), MANY)
+    await store.put_job(KIND, make_job("second"), MANY)
     for number in range(messages):
         await bus.store_record(
             record_subject("chat", f"i{number}"), b'{"n":%d,"text":"\xc3\xbc"}' % number, f"{number}"
         )
     await bus.store_record(dead_letter_subject("chat", "i0"), b"\x00\xff not text", "dead")
-    return await read(store, bus)
+    return await read_entries(store, bus)
 
 
-async def read(store: Store, bus: NatsBus) -> dict[str, Any]:
+async def read_entries(store: Store, bus: NatsBus) -> dict[str, Any]:
     state = await store.plan_state()
     return {
         "plans": [await store.plan(epoch) for epoch in (1, 2, 3)],
         "state": (state.epoch, state.pin),
         "profiles": await store.profiles(),
-        "source": await store.source(uploaded().source.sha256),
+        "source": await store.source(make_uploaded_app().source.sha256),
         "apps": await anext(aiter(store.app_changes())),
         "keys": await store.keys(),
         "adapters": await store.adapters(),
@@ -97,53 +97,53 @@ async def read(store: Store, bus: NatsBus) -> dict[str, Any]:
 
 
 async def test_everything_is_there_again_on_servers_that_had_nothing(
-    signed: Store, own_bus: NatsBus, raw: redis.Redis, tmp_path: Path
+    signed_store: Store, own_bus: NatsBus, raw: redis.Redis, tmp_path: Path
 ):
     path = tmp_path / "omnibus.tar.gz"
-    before = await fill(signed, own_bus)
+    before = await write_entries(signed_store, own_bus)
 
-    manifest = await write_backup(path, signed, own_bus)
+    manifest = await write_backup(path, signed_store, own_bus)
     await raw.flushall()
-    await empty(own_bus)
+    await purge_records(own_bus)
     backup = BackupReader.open(path)
-    await restore_backup(backup, signed, own_bus, SETTINGS, replace=False)
+    await restore_backup(backup, signed_store, own_bus, SETTINGS, replace=False)
     backup.close()
 
-    assert await read(signed, own_bus) == before
+    assert await read_entries(signed_store, own_bus) == before
     assert len(before["records"]) == MESSAGES
     assert manifest.streams == {"OMNIBUS_INVOCATIONS": MESSAGES, "OMNIBUS_DEADLETTERS": 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert not await raw.exists("test:plan:lead")  # which planner leads is not for later
     assert await raw.pttl("test:job:video:first") > 0
-    await signed.swap_plan(Plan(4, 3, 1000.0, {}))  # functions go on with what was restored
-    assert (await signed.take_job(KIND, "worker", 60.0)).id == "first"  # type: ignore[union-attr]
+    await signed_store.swap_plan(Plan(4, 3, 1000.0, {}))  # functions go on with what was restored
+    assert (await signed_store.take_job(KIND, "worker", 60.0)).id == "first"  # type: ignore[union-attr]
 
 
 async def test_what_is_there_is_removed_only_where_that_is_said(
-    signed: Store, own_bus: NatsBus, raw: redis.Redis, tmp_path: Path
+    signed_store: Store, own_bus: NatsBus, raw: redis.Redis, tmp_path: Path
 ):
-    before = await fill(signed, own_bus)
-    await write_backup(tmp_path / "b.tar.gz", signed, own_bus)
-    await signed.put_profile(profile("later"))
+    before = await write_entries(signed_store, own_bus)
+    await write_backup(tmp_path / "b.tar.gz", signed_store, own_bus)
+    await signed_store.put_profile(make_profile("later"))
     await own_bus.store_record(record_subject("chat", "later"), b"{}", "later")
     await raw.set("other:key", "of somebody else")
     backup = BackupReader.open(tmp_path / "b.tar.gz")
 
     with pytest.raises(BadRequest, match="OMNIBUS_INVOCATIONS has messages already: say --replace"):
-        await restore_backup(backup, signed, own_bus, SETTINGS, replace=False)
+        await restore_backup(backup, signed_store, own_bus, SETTINGS, replace=False)
     with pytest.raises(BadRequest, match="keys already: say --replace"):
-        await restore_backup(backup, signed, None, SETTINGS, replace=False)
-    assert "later" in await signed.profiles()
+        await restore_backup(backup, signed_store, None, SETTINGS, replace=False)
+    assert "later" in await signed_store.profiles()
 
-    await restore_backup(backup, signed, own_bus, SETTINGS, replace=True)
+    await restore_backup(backup, signed_store, own_bus, SETTINGS, replace=True)
 
-    assert await read(signed, own_bus) == before
+    assert await read_entries(signed_store, own_bus) == before
     assert await raw.get("other:key") == b"of somebody else"
     backup.close()
 
 
-def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+def rewrite_backup(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     """Change the parts of a backup by their names."""
     with tarfile.open(path) as archive:
         parts = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -156,10 +156,10 @@ def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
 
 
 def set_manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
-    def change(parts: dict[str, bytes]) -> None:
+    def change_parts(parts: dict[str, bytes]) -> None:
         parts["manifest.json"] = json.dumps({**json.loads(parts["manifest.json"]), **fields}).encode()
 
-    return change
+    return change_parts
 
 
 @pytest.mark.parametrize(
@@ -175,22 +175,22 @@ def set_manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
     ],
 )
 async def test_files_that_are_no_whole_backup_of_this_version_are_refused(
-    signed: Store, raw: redis.Redis, tmp_path: Path, change: Callable[[dict[str, bytes]], None], says: str
+    signed_store: Store, raw: redis.Redis, tmp_path: Path, change: Callable[[dict[str, bytes]], None], says: str
 ):
     path = tmp_path / "b.tar.gz"
-    await signed.put_profile(profile("qwen"))
-    await write_backup(path, signed, None)
-    rewrite(path, change)
+    await signed_store.put_profile(make_profile("qwen"))
+    await write_backup(path, signed_store, None)
+    rewrite_backup(path, change)
 
     with pytest.raises(BadRequest, match=says):
         BackupReader.open(path)
 
 
 @pytest.mark.parametrize("cut", ["half", "text", "absent"])
-async def test_files_that_are_cut_off_are_refused(signed: Store, raw: redis.Redis, tmp_path: Path, cut: str):
+async def test_files_that_are_cut_off_are_refused(signed_store: Store, raw: redis.Redis, tmp_path: Path, cut: str):
     path = tmp_path / "b.tar.gz"
-    await signed.put_profile(profile("qwen"))
-    await write_backup(path, signed, None)
+    await signed_store.put_profile(make_profile("qwen"))
+    await write_backup(path, signed_store, None)
     whole = path.read_bytes()
     if cut == "absent":
         path.unlink()
@@ -201,14 +201,14 @@ async def test_files_that_are_cut_off_are_refused(signed: Store, raw: redis.Redi
         BackupReader.open(path)
 
 
-async def test_a_backup_never_overwrites_a_file(signed: Store, tmp_path: Path):
+async def test_a_backup_never_overwrites_a_file(signed_store: Store, tmp_path: Path):
     path = tmp_path / "b.tar.gz"
     path.write_text("mine")
 
     with pytest.raises(BadRequest, match="exists already"):
-        await write_backup(path, signed, None)
+        await write_backup(path, signed_store, None)
     with pytest.raises(BadRequest, match="cannot be written"):
-        await write_backup(tmp_path / "no" / "b.tar.gz", signed, None)
+        await write_backup(tmp_path / "no" / "b.tar.gz", signed_store, None)
 
     assert path.read_text() == "mine"
 

@@ -9,10 +9,10 @@ from omnibus.bus import Bus, Delivery
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
-from tests.contract.buses import LIMIT, PATIENCE, Heard, settled
+from tests.contract.buses import LIMIT, PATIENCE, DeliveryCollector, wait_until_delivered
 
 
-async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
+async def echo_parts(delivery: Delivery) -> AsyncIterator[bytes]:
     for part in delivery.data.split():
         yield part
 
@@ -21,53 +21,57 @@ async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
 
 
 async def test_deliveries_come_in_the_order_of_publishing(bus: Bus):
-    heard = Heard()
-    await bus.subscribe("a.b", heard)
+    collector = DeliveryCollector()
+    await bus.subscribe("a.b", collector)
 
     for number in range(200):
         bus.publish("a.b", b"%d" % number)
 
-    assert await heard.until(200) == [b"%d" % number for number in range(200)]
+    assert await collector.wait_for_count(200) == [b"%d" % number for number in range(200)]
 
 
 async def test_a_delivery_comes_in_a_later_turn(bus: Bus):
-    heard = Heard()
-    await bus.subscribe("a", heard)
+    collector = DeliveryCollector()
+    await bus.subscribe("a", collector)
 
     bus.publish("a", b"x")
 
-    assert heard.bodies == []
-    assert await heard.until(1) == [b"x"]
+    assert collector.bodies == []
+    assert await collector.wait_for_count(1) == [b"x"]
 
 
 async def test_a_delivery_says_everything_that_was_published(bus: Bus):
-    heard = Heard()
-    await bus.subscribe("a.>", heard)
+    collector = DeliveryCollector()
+    await bus.subscribe("a.>", collector)
     await bus.subscribe("back", lambda _: None)
 
     bus.publish("a.b.c", "ünï".encode(), reply="back", headers={"Trace": "t-1"})
-    await heard.until(1)
+    await collector.wait_for_count(1)
 
-    [delivery] = heard.deliveries
+    [delivery] = collector.deliveries
     assert delivery._replace(headers=None) == Delivery("a.b.c", "ünï".encode(), "back")
     assert dict(delivery.headers or {}) == {"Trace": "t-1"}
 
 
 async def test_wildcards_catch_one_token_or_the_rest(bus: Bus):
-    one, rest = Heard(), Heard()
+    one, rest = DeliveryCollector(), DeliveryCollector()
     await bus.subscribe("a.*.c", one)
     await bus.subscribe("a.>", rest)
 
     for subject in ("a.b.c", "a.b", "a.x.c", "a", "b.b.c"):
         bus.publish(subject, subject.encode())
-    await settled(bus)
+    await wait_until_delivered(bus)
 
     assert one.bodies == [b"a.b.c", b"a.x.c"]
     assert rest.bodies == [b"a.b.c", b"a.b", b"a.x.c"]
 
 
 async def test_every_subscriber_gets_a_message_and_one_of_each_queue_group(bus: Bus):
-    plain, group, other = [Heard(), Heard()], [Heard(), Heard(), Heard()], [Heard()]
+    plain, group, other = (
+        [DeliveryCollector(), DeliveryCollector()],
+        [DeliveryCollector(), DeliveryCollector(), DeliveryCollector()],
+        [DeliveryCollector()],
+    )
     for each in plain:
         await bus.subscribe("a", each)
     for each in group:
@@ -77,7 +81,7 @@ async def test_every_subscriber_gets_a_message_and_one_of_each_queue_group(bus: 
 
     for number in range(60):
         bus.publish("a", b"%d" % number)
-    await settled(bus)
+    await wait_until_delivered(bus)
 
     everything = [b"%d" % number for number in range(60)]
     assert [each.bodies for each in plain] == [everything, everything]
@@ -87,76 +91,76 @@ async def test_every_subscriber_gets_a_message_and_one_of_each_queue_group(bus: 
 
 
 async def test_nothing_comes_after_unsubscribing(bus: Bus):
-    heard = Heard()
-    stop = await bus.subscribe("a", heard)
+    collector = DeliveryCollector()
+    stop = await bus.subscribe("a", collector)
     bus.publish("a", b"before")
-    await heard.until(1)
+    await collector.wait_for_count(1)
 
     await stop()
     bus.publish("a", b"after")
-    await settled(bus)
+    await wait_until_delivered(bus)
 
-    assert heard.bodies == [b"before"]
+    assert collector.bodies == [b"before"]
 
 
 async def test_a_handler_that_fails_costs_nobody_else_a_message(bus: Bus):
-    heard = Heard()
+    collector = DeliveryCollector()
 
-    def broken(_: Delivery) -> None:
+    def raise_error(_: Delivery) -> None:
         raise RuntimeError("broken handler")
 
-    await bus.subscribe("a", broken)
-    await bus.subscribe("a", heard)
+    await bus.subscribe("a", raise_error)
+    await bus.subscribe("a", collector)
 
     bus.publish("a", b"1")
     bus.publish("a", b"2")
 
-    assert await heard.until(2) == [b"1", b"2"]
+    assert await collector.wait_for_count(2) == [b"1", b"2"]
 
 
 async def test_publishing_where_nobody_listens_is_told_on_the_reply_subject(bus: Bus):
-    heard = Heard()
-    await bus.subscribe("mine.>", heard)
+    collector = DeliveryCollector()
+    await bus.subscribe("mine.>", collector)
 
     bus.publish("nobody.here", b"x", reply="mine.42.e-0")
-    await heard.until(1)
+    await collector.wait_for_count(1)
 
-    assert heard.deliveries[0]._replace(headers=None) == Delivery("mine.42.e-0", b"", refused=True)
+    assert collector.deliveries[0]._replace(headers=None) == Delivery("mine.42.e-0", b"", refused=True)
 
 
 async def test_publishing_where_somebody_listens_tells_nothing(bus: Bus):
-    heard, taken = Heard(), Heard()
-    await bus.subscribe("mine.>", heard)
-    await bus.subscribe("somebody.here", taken)
+    collector, other_collector = DeliveryCollector(), DeliveryCollector()
+    await bus.subscribe("mine.>", collector)
+    await bus.subscribe("somebody.here", other_collector)
 
     bus.publish("somebody.here", b"x", reply="mine.42.e-0")
     bus.publish("nobody.here", b"x")
-    await taken.until(1)
-    await settled(bus)
+    await other_collector.wait_for_count(1)
+    await wait_until_delivered(bus)
 
-    assert heard.deliveries == []
+    assert collector.deliveries == []
 
 
 async def test_a_message_over_the_limit_is_refused_before_it_is_sent(bus: Bus):
-    heard = Heard()
-    await bus.subscribe("a", heard)
+    collector = DeliveryCollector()
+    await bus.subscribe("a", collector)
 
     with pytest.raises(TooLarge, match=f"{LIMIT + 1} bytes for a are over the bus limit of {LIMIT}"):
         bus.publish("a", b"x" * (LIMIT + 1))
     bus.publish("a", b"x" * LIMIT)
 
-    assert await heard.until(1) == [b"x" * LIMIT]
+    assert await collector.wait_for_count(1) == [b"x" * LIMIT]
 
 
 async def test_headers_count_towards_the_limit(bus: Bus):
-    deliveries = Heard()
+    deliveries = DeliveryCollector()
     await bus.subscribe("a", deliveries)
 
     with pytest.raises(TooLarge, match=f"bytes for a are over the bus limit of {LIMIT}"):
         bus.publish("a", b"x" * (LIMIT - 10), headers={"Traceparent": "0" * 55})
     bus.publish("a", b"x" * bus.max_body, headers={"Traceparent": "0" * 55})
 
-    assert await deliveries.until(1) == [b"x" * bus.max_body]
+    assert await deliveries.wait_for_count(1) == [b"x" * bus.max_body]
 
 
 async def test_a_closed_bus_says_so(bus: Bus):
@@ -169,15 +173,15 @@ async def test_a_closed_bus_says_so(bus: Bus):
 
 
 async def test_the_last_messages_before_closing_are_sent(bus: Bus, url: str):
-    heard = Heard()
+    collector = DeliveryCollector()
     other: Bus = await NatsBus.connect(BusSettings(url=url), "other") if url else bus
-    await other.subscribe("a", heard)
+    await other.subscribe("a", collector)
 
     bus.publish("a", b"last words")
     if other is not bus:
         await bus.drain()
 
-    assert await heard.until(1) == [b"last words"]
+    assert await collector.wait_for_count(1) == [b"last words"]
     await other.drain()
 
 
@@ -185,50 +189,50 @@ async def test_the_last_messages_before_closing_are_sent(bus: Bus, url: str):
 
 
 async def test_a_request_gets_the_first_answer(bus: Bus):
-    await bus.add_responder("ask", echo)
+    await bus.add_responder("ask", echo_parts)
 
     assert await bus.request("ask", b"one two", PATIENCE) == b"one"
 
 
 async def test_requests_go_on_until_the_empty_message(bus: Bus):
-    await bus.add_responder("ask", echo)
+    await bus.add_responder("ask", echo_parts)
 
     assert [part async for part in bus.request_stream("ask", b"one two three", PATIENCE)] == [b"one", b"two", b"three"]
     assert [part async for part in bus.request_stream("ask", b"", PATIENCE)] == []
 
 
 async def test_many_requests_at_once_get_their_own_answers(bus: Bus):
-    async def slow(delivery: Delivery) -> AsyncIterator[bytes]:
+    async def echo_slowly(delivery: Delivery) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
         yield delivery.data
         await asyncio.sleep(0)
         yield delivery.data
 
-    await bus.add_responder("ask", slow, queue="g")
-    await bus.add_responder("ask", slow, queue="g")
+    await bus.add_responder("ask", echo_slowly, queue="g")
+    await bus.add_responder("ask", echo_slowly, queue="g")
 
-    async def ask(number: int) -> list[bytes]:
+    async def request_parts(number: int) -> list[bytes]:
         return [part async for part in bus.request_stream("ask", b"%d" % number, PATIENCE)]
 
-    assert await asyncio.gather(*map(ask, range(30))) == [[b"%d" % number] * 2 for number in range(30)]
+    assert await asyncio.gather(*map(request_parts, range(30))) == [[b"%d" % number] * 2 for number in range(30)]
 
 
 async def test_answers_stream_as_they_are_made(bus: Bus):
     more = asyncio.Event()
 
-    async def held(_: Delivery) -> AsyncIterator[bytes]:
+    async def yield_twice(_: Delivery) -> AsyncIterator[bytes]:
         yield b"first"
         await more.wait()
         yield b"second"
 
-    await bus.add_responder("ask", held)
+    await bus.add_responder("ask", yield_twice)
 
-    found = []
+    parts = []
     async for part in bus.request_stream("ask", b"", PATIENCE):
-        found.append(part)
+        parts.append(part)
         more.set()
 
-    assert found == [b"first", b"second"]
+    assert parts == [b"first", b"second"]
 
 
 async def test_a_request_to_nobody_is_not_found_at_once(bus: Bus):
@@ -248,11 +252,11 @@ async def test_a_request_without_an_answer_ends_at_its_deadline(bus: Bus):
 
 
 async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
-    async def stuck(_: Delivery) -> AsyncIterator[bytes]:
+    async def block_after_first(_: Delivery) -> AsyncIterator[bytes]:
         yield b"first"
         await asyncio.Event().wait()
 
-    await bus.add_responder("ask", stuck)
+    await bus.add_responder("ask", block_after_first)
     answers = bus.request_stream("ask", b"", 0.2)
 
     assert await anext(answers) == b"first"
@@ -261,34 +265,34 @@ async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
 
 
 async def test_a_responder_that_fails_still_ends_its_answers(bus: Bus):
-    async def breaking(_: Delivery) -> AsyncIterator[bytes]:
+    async def fail_after_first(_: Delivery) -> AsyncIterator[bytes]:
         yield b"first"
         raise RuntimeError("broken responder")
 
-    await bus.add_responder("ask", breaking)
+    await bus.add_responder("ask", fail_after_first)
 
     assert [part async for part in bus.request_stream("ask", b"", PATIENCE)] == [b"first"]
 
 
 async def test_a_responder_may_be_told_without_being_asked(bus: Bus):
-    told = asyncio.Event()
+    call_event = asyncio.Event()
 
-    async def listen(delivery: Delivery) -> AsyncIterator[bytes]:
+    async def accept_delivery(delivery: Delivery) -> AsyncIterator[bytes]:
         assert not delivery.reply
-        told.set()
+        call_event.set()
         yield b"to nobody"
 
-    await bus.add_responder("ask", listen)
+    await bus.add_responder("ask", accept_delivery)
     bus.publish("ask", b"")
 
-    await asyncio.wait_for(told.wait(), PATIENCE)
-    await settled(bus)
+    await asyncio.wait_for(call_event.wait(), PATIENCE)
+    await wait_until_delivered(bus)
     assert bus.connected
 
 
 async def test_a_registered_service_answers_on_its_endpoints(bus: Bus):
     await bus.register_service(
-        "omnibus-X", {"node": "n1"}, {"echo": ("task.echo", echo), "twice": ("task.twice", echo)}
+        "omnibus-X", {"node": "n1"}, {"echo": ("task.echo", echo_parts), "twice": ("task.twice", echo_parts)}
     )
 
     assert [part async for part in bus.request_stream("task.echo", b"a b", PATIENCE)] == [b"a", b"b"]
@@ -297,6 +301,6 @@ async def test_a_registered_service_answers_on_its_endpoints(bus: Bus):
 
 async def test_one_of_several_equal_services_answers(bus: Bus):
     for _ in range(3):
-        await bus.register_service("omnibus-X", {}, {"echo": ("task.echo", echo)})
+        await bus.register_service("omnibus-X", {}, {"echo": ("task.echo", echo_parts)})
 
     assert [part async for part in bus.request_stream("task.echo", b"once", PATIENCE)] == [b"once"]

@@ -14,7 +14,7 @@ from omnibus.metrics import STREAMS, render_exposition
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.settings import BusSettings
 from omnibus_planner.jetstream_metrics import StreamMetrics
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 RECORD = subjects.record_subject("chat", "a-1")
 LIMIT = 1 << 20
@@ -22,34 +22,34 @@ LIMIT = 1 << 20
 
 @pytest.fixture
 async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
-    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
-    for old in await made._js.streams_info():
-        await made._js.delete_stream(str(old.config.name))
-    await made.open_records(60.0, LIMIT)
-    yield made
-    await made.drain()
+    new_bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    for old in await new_bus._js.streams_info():
+        await new_bus._js.delete_stream(str(old.config.name))
+    await new_bus.open_records(60.0, LIMIT)
+    yield new_bus
+    await new_bus.drain()
 
 
-async def stored(bus: NatsBus, count: int) -> StreamState:
+async def wait_for_messages(bus: NatsBus, count: int) -> StreamState:
     """Return the only stream once it contains ``count`` messages."""
-    found: list[StreamState] = []
+    streams: list[StreamState] = []
 
-    async def there() -> bool:
-        found[:] = await bus.list_streams()
-        return found[0].messages == count
+    async def has_messages() -> bool:
+        streams[:] = await bus.list_streams()
+        return streams[0].messages == count
 
-    await until(there)
-    return found[0]
+    await wait_until(has_messages)
+    return streams[0]
 
 
 async def test_a_stream_says_what_it_keeps(bus: NatsBus):
     for number in range(3):
         bus.publish_record(RECORD, b"x" * 100, f"{number}")
 
-    found = await stored(bus, 3)
+    state = await wait_for_messages(bus, 3)
 
-    assert (found.name, found.limit, found.last, dict(found.consumers)) == (subjects.INVOCATIONS.name, LIMIT, 3, {})
-    assert found.bytes >= 300
+    assert (state.name, state.limit, state.last, dict(state.consumers)) == (subjects.INVOCATIONS.name, LIMIT, 3, {})
+    assert state.bytes >= 300
 
 
 async def test_a_durable_consumer_says_how_far_it_is_and_others_are_left_out(bus: NatsBus, nats_url: str):
@@ -61,19 +61,19 @@ async def test_a_durable_consumer_says_how_far_it_is_and_others_are_left_out(bus
     await stream.add_consumer(subjects.INVOCATIONS.name, ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
     for number in range(3):
         bus.publish_record(RECORD, b"x", f"{number}")
-    await stored(bus, 3)
+    await wait_for_messages(bus, 3)
     reader = await stream.pull_subscribe_bind("slow", subjects.INVOCATIONS.name)
     await reader.fetch(1)
 
-    [found] = await bus.list_streams()
+    [state] = await bus.list_streams()
 
-    assert dict(found.consumers) == {"slow": (2, 1)}
+    assert dict(state.consumers) == {"slow": (2, 1)}
     await client.close()
 
 
 async def test_the_planner_tells_prometheus(bus: NatsBus):
     bus.publish_record(RECORD, b"x", "1")
-    await stored(bus, 1)
+    await wait_for_messages(bus, 1)
     watch = StreamMetrics(bus)
 
     await watch.refresh_streams()

@@ -43,20 +43,20 @@ class Cancelling:
 
 
 @pytest.fixture
-def cancelling(monkeypatch: pytest.MonkeyPatch) -> Cancelling:
-    made = Cancelling()
-    monkeypatch.setattr(asyncio, "wait_for", made.wait_for)
-    return made
+def canceller(monkeypatch: pytest.MonkeyPatch) -> Cancelling:
+    instance = Cancelling()
+    monkeypatch.setattr(asyncio, "wait_for", instance.wait_for)
+    return instance
 
 
 async def is_cancelled(cancelling: Cancelling, call: Awaitable[Any]) -> bool:
     """Return True if cancelling ``call`` as its answer arrives ends it."""
 
-    async def run() -> Any:
+    async def run_call() -> Any:
         cancelling.task = asyncio.current_task()
         return await call
 
-    task = asyncio.create_task(run())
+    task = asyncio.create_task(run_call())
     await asyncio.wait([task], timeout=30)
     cancelling.task = None
     assert cancelling.count, "the library does not wait with asyncio.wait_for: this call needs no test"
@@ -65,25 +65,25 @@ async def is_cancelled(cancelling: Cancelling, call: Awaitable[Any]) -> bool:
 
 @pytest.fixture
 async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
-    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
-    await made.open_records(60.0, 1 << 20)
-    yield made
-    await made.drain()
+    new_bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    await new_bus.open_records(60.0, 1 << 20)
+    yield new_bus
+    await new_bus.drain()
 
 
-async def respond(_: Delivery) -> AsyncIterator[bytes]:
+async def answer_yes(_: Delivery) -> AsyncIterator[bytes]:
     yield b"yes"
 
 
-async def request(bus: NatsBus) -> Any:
+async def send_request(bus: NatsBus) -> Any:
     subject = f"cancelled.{next(_numbers)}"
-    await bus.add_responder(subject, respond)
+    await bus.add_responder(subject, answer_yes)
     return await bus.request(subject, b"?", 5.0)
 
 
 STREAM = nats_bus.INVOCATIONS
 BUS_CALLS: dict[str, Callable[[NatsBus], Awaitable[Any]]] = {
-    "request": request,
+    "request": send_request,
     "request without responders": lambda bus: bus.request("cancelled.nobody", b"?", 5.0),
     "flush": lambda bus: bus._flush_connection(5),
     "open a stream": lambda bus: bus.open_records(60.0, 1 << 20),
@@ -95,15 +95,15 @@ BUS_CALLS: dict[str, Callable[[NatsBus], Awaitable[Any]]] = {
     "read the latest": lambda bus: bus.read_latest(STREAM, 1),
     "list streams": lambda bus: bus.list_streams(),
     "purge": lambda bus: bus.purge_subject(STREAM, RECORD),
-    "register a service": lambda bus: bus.register_service("cancelled", {}, {"go": ("cancelled.go", respond)}),
+    "register a service": lambda bus: bus.register_service("cancelled", {}, {"go": ("cancelled.go", answer_yes)}),
 }
 
 
 @pytest.mark.parametrize("name", BUS_CALLS)
-async def test_calls_of_the_bus_end(bus: NatsBus, cancelling: Cancelling, name: str):
+async def test_calls_of_the_bus_end(bus: NatsBus, canceller: Cancelling, name: str):
     await bus.store_record(RECORD, b"x", f"id-{next(_numbers)}")
 
-    assert await is_cancelled(cancelling, BUS_CALLS[name](bus))
+    assert await is_cancelled(canceller, BUS_CALLS[name](bus))
 
 
 STORE_CALLS: dict[str, Callable[[Store], Awaitable[Any]]] = {
@@ -117,5 +117,5 @@ STORE_CALLS: dict[str, Callable[[Store], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", STORE_CALLS)
-async def test_calls_of_the_store_end(store: Store, cancelling: Cancelling, name: str):
-    assert await is_cancelled(cancelling, STORE_CALLS[name](store))
+async def test_calls_of_the_store_end(store: Store, canceller: Cancelling, name: str):
+    assert await is_cancelled(canceller, STORE_CALLS[name](store))

@@ -30,7 +30,7 @@ MAY_OPEN = {
 }
 
 
-def loopback(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
@@ -38,10 +38,10 @@ def loopback(host: str) -> bool:
 
 
 def test_every_address_is_loopback_unless_told_otherwise():
-    assert loopback(GatewaySettings().host)
-    assert loopback(ServiceSettings().metrics_host)
+    assert is_local_host(GatewaySettings().host)
+    assert is_local_host(ServiceSettings().metrics_host)
     for url in (BusSettings().url, StoreSettings().url):
-        assert loopback(urlsplit(url).hostname or "")
+        assert is_local_host(urlsplit(url).hostname or "")
 
 
 def test_servers_that_are_started_here_listen_on_loopback(tmp_path: Path):
@@ -59,25 +59,25 @@ def test_what_could_be_open_is_not_by_default():
 
 
 def test_nothing_but_the_fetcher_opens_urls_of_clients():
-    found = {str(path.relative_to(ROOT)): _openers(path.read_text()) for path in SOURCE}
+    modules = {str(path.relative_to(ROOT)): _find_openers(path.read_text()) for path in SOURCE}
 
-    assert {name: opened for name, opened in found.items() if opened and name not in MAY_OPEN} == {}
+    assert {name: imports for name, imports in modules.items() if imports and name not in MAY_OPEN} == {}
 
 
 def test_who_opens_urls_is_seen():
-    assert _openers("def read():\n    from urllib import request, parse") == {"urllib.request"}
-    assert _openers("import httpx as http\nimport json") == {"httpx"}
-    assert _openers("from urllib.parse import urlsplit\nimport http") == set()
+    assert _find_openers("def read():\n    from urllib import request, parse") == {"urllib.request"}
+    assert _find_openers("import httpx as http\nimport json") == {"httpx"}
+    assert _find_openers("from urllib.parse import urlsplit\nimport http") == set()
 
 
-def _openers(code: str) -> set[str]:
+def _find_openers(code: str) -> set[str]:
     """Modules of ``OPENERS`` that ``code`` imports; without their names, it is not parsed."""
     if not IMPORT_OF_OPENER.search(code):
         return set()
-    return {name for node in ast.walk(ast.parse(code)) for name in _imported(node)} & OPENERS
+    return {name for node in ast.walk(ast.parse(code)) for name in _imported_modules(node)} & OPENERS
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _imported_modules(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [name.name for name in node.names]
     if isinstance(node, ast.ImportFrom) and node.module:
@@ -88,20 +88,20 @@ def _imported(node: ast.AST) -> list[str]:
 # Containers
 
 
-def services() -> list[tuple[str, str, dict[str, Any]]]:
+def list_services() -> list[tuple[str, str, dict[str, Any]]]:
     """Every service of every layer that names its image: file, name, and image."""
-    found = []
+    entries = []
     for layer in LAYERS:
         for name, spec in yaml.safe_load(layer.read_text())["services"].items():
-            found.append((layer.name, name, spec))
-    return found
+            entries.append((layer.name, name, spec))
+    return entries
 
 
-def named(value: Any) -> str:
+def to_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-@pytest.mark.parametrize(("layer", "name", "spec"), services(), ids=named)
+@pytest.mark.parametrize(("layer", "name", "spec"), list_services(), ids=to_text)
 def test_no_container_has_more_than_it_needs(layer: str, name: str, spec: dict[str, Any]):
     assert not spec.get("privileged")
     assert not spec.get("cap_add")
@@ -112,12 +112,12 @@ def test_no_container_has_more_than_it_needs(layer: str, name: str, spec: dict[s
         assert str(port).startswith("127.0.0.1:"), f"{name} in {layer} publishes {port} to everybody"
 
 
-IMAGES = [each for each in services() if "image" in each[2]]
+IMAGES = [each for each in list_services() if "image" in each[2]]
 #: They write to a volume of root, without any other capability of root.
 ROOTS = {"models", "nats"}
 
 
-@pytest.mark.parametrize(("layer", "name", "spec"), IMAGES, ids=named)
+@pytest.mark.parametrize(("layer", "name", "spec"), IMAGES, ids=to_text)
 def test_containers_have_no_privileges_and_a_root_that_they_cannot_write(layer: str, name: str, spec: dict[str, Any]):
     assert spec["read_only"] is True
     assert spec["cap_drop"] == ["ALL"]
@@ -153,9 +153,9 @@ def test_the_store_for_containers_has_a_password_and_a_network_of_its_own():
     assert beside == {"valkey", "gateway", "planner"}
     assert "requirepass $$OMNIBUS_STORE_PASSWORD" in layer["services"]["valkey"]["command"][-1]
     for name in ("gateway", "planner"):
-        told = layer["services"][name]["environment"]
-        assert told["OMNIBUS_STORE_URL"] == "redis://:${OMNIBUS_STORE_PASSWORD:?}@valkey:6379/0"
-        assert told["OMNIBUS_STORE_SECRET"] == "${OMNIBUS_STORE_SECRET:?}"
+        environment = layer["services"][name]["environment"]
+        assert environment["OMNIBUS_STORE_URL"] == "redis://:${OMNIBUS_STORE_PASSWORD:?}@valkey:6379/0"
+        assert environment["OMNIBUS_STORE_SECRET"] == "${OMNIBUS_STORE_SECRET:?}"
 
 
 def test_each_container_on_the_bus_has_the_user_of_its_service():
@@ -167,7 +167,7 @@ def test_each_container_on_the_bus_has_the_user_of_its_service():
         if name not in ("nats", "valkey")
     }
 
-    on_bus = {name for name, spec in base.items() if named(spec.get("image")).startswith("omnibus-")}
+    on_bus = {name for name, spec in base.items() if to_text(spec.get("image")).startswith("omnibus-")}
     assert users.keys() == on_bus - {"models", "sidecar"}
     for name, user in users.items():
         assert base[name]["image"] == f"omnibus-{user}"

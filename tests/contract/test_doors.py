@@ -80,6 +80,6 @@ ALLOWED: dict[str, set[str]] = {
 def test_a_room_opens_only_its_own_doors(room):
     code = f"import sys, importlib; importlib.import_module({room!r}); print(*sys.modules)"
 
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
 
-    assert HEAVY.intersection(loaded) <= ALLOWED[room]
+    assert HEAVY.intersection(modules) <= ALLOWED[room]

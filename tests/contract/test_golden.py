@@ -14,10 +14,10 @@ from omnibus import graph
 from omnibus.graph import find_refs
 from omnibus.recording.records import EndRecord
 from tests.golden import corpus
-from tests.golden.corpus import MEDIA, Golden, contains
+from tests.golden.corpus import MEDIA, Golden, contains_part
 
-ALL = corpus.invocations()
-RECORDED = corpus.recorded()
+ALL = corpus.read_invocations()
+RECORDED = corpus.read_recorded()
 LIMIT = 550_000  # bytes of all golden files together
 
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
@@ -45,22 +45,22 @@ def test_a_recorded_invocation_is_read_and_written_with_the_same_meaning(body: b
 
     again = graph.encode_invocation(read)
 
-    assert contains(json.loads(again), json.loads(body))
+    assert contains_part(json.loads(again), json.loads(body))
     assert graph.decode_invocation(again) == read
 
 
-def unsaid(read: msgspec.Struct, written: dict[str, Any]) -> dict[str, Any]:
+def missing_fields(read: msgspec.Struct, document: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``read`` that are not in ``written``."""
-    return {key: value for key, value in msgspec.structs.asdict(read).items() if key not in written}
+    return {key: value for key, value in msgspec.structs.asdict(read).items() if key not in document}
 
 
 @each_body
 def test_what_a_document_does_not_say_means_what_it_meant_when_it_was_written(body: bytes):
     document, read = json.loads(body), graph.decode_invocation(body)
 
-    assert unsaid(read, document).items() <= SINCE_INVOCATION.items()
-    for node, written in zip(read.nodes, document["nodes"], strict=True):
-        assert unsaid(node, written).items() <= SINCE_NODE.items()
+    assert missing_fields(read, document).items() <= SINCE_INVOCATION.items()
+    for node, written_node in zip(read.nodes, document["nodes"], strict=True):
+        assert missing_fields(node, written_node).items() <= SINCE_NODE.items()
 
 
 @each_body
@@ -86,10 +86,10 @@ def test_a_recorded_call_still_has_its_digest(body: bytes):
 @each_body
 def test_references_are_told_in_the_order_of_the_inputs_and_name_earlier_nodes(body: bytes):
     for index, node in enumerate(graph.decode_invocation(body).nodes):
-        found = [key for value in node.inputs.values() for key in find_refs(value)]
+        references = [key for value in node.inputs.values() for key in find_refs(value)]
 
-        assert list(node.uses) == list(dict.fromkeys(found))
-        assert all(source < index for source, _ in found)
+        assert list(node.uses) == list(dict.fromkeys(references))
+        assert all(source < index for source, _ in references)
 
 
 @each_body
@@ -100,9 +100,13 @@ def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
         for key in dict.fromkeys(key for value in node.inputs.values() for key in find_refs(value)):
             readers.setdefault(key, []).append(index)
 
-    found = {(index, name): who for index in range(len(read.nodes)) for name, who in read.find_consumers(index).items()}
+    consumers = {
+        (index, name): indexes
+        for index in range(len(read.nodes))
+        for name, indexes in read.find_consumers(index).items()
+    }
 
-    assert found == readers
+    assert consumers == readers
     assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # each node has a reader
 
 
@@ -113,7 +117,7 @@ def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
 def test_a_recorded_end_is_read_and_nothing_of_it_is_lost(golden: Golden):
     read = msgspec.json.decode(golden.end_body, type=EndRecord)
 
-    assert contains(json.loads(msgspec.json.encode(read)), golden.end)
+    assert contains_part(json.loads(msgspec.json.encode(read)), golden.end)
 
 
 @each_recorded
@@ -128,7 +132,7 @@ def test_a_recorded_end_belongs_to_its_invocation(golden: Golden):
 def test_every_way_that_an_invocation_can_take_is_kept():
     bodies = {golden.name.partition("_")[2]: graph.decode_invocation(golden.body) for golden in RECORDED}
     types = {body.type for body in bodies.values()}
-    inputs = {literal["modality"] for golden in RECORDED for literal in corpus.handles(golden.document)}
+    inputs = {literal["modality"] for golden in RECORDED for literal in corpus.find_handles(golden.document)}
 
     assert {"thinker", "vision+thinker", "audio+thinker", "vision+audio+thinker+talker+vocoder"} <= types
     assert {"text", "image", "video", "audio"} <= inputs
@@ -140,10 +144,12 @@ def test_every_way_that_an_invocation_can_take_is_kept():
 
 
 def test_the_media_that_recorded_invocations_name_are_kept_and_no_others():
-    named = {sha256 for golden in RECORDED for sha256 in golden.media if golden.full}
-    sizes = {literal["sha256"]: literal["nbytes"] for golden in RECORDED for literal in corpus.handles(golden.document)}
+    hashes = {sha256 for golden in RECORDED for sha256 in golden.media if golden.full}
+    sizes = {
+        literal["sha256"]: literal["nbytes"] for golden in RECORDED for literal in corpus.find_handles(golden.document)
+    }
 
-    assert {path.name for path in MEDIA.iterdir()} == named
+    assert {path.name for path in MEDIA.iterdir()} == hashes
     for path in MEDIA.iterdir():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
         assert path.stat().st_size == sizes.get(path.name, path.stat().st_size)

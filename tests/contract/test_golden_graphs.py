@@ -17,7 +17,7 @@ from omnibus_planner.declared.declarations_file import Declarations
 from tests.golden import corpus
 
 #: Documents that hold all of their request.
-FULL = {name: body for name, body in corpus.invocations().items() if b'"$digest"' not in body}
+FULL = {name: body for name, body in corpus.read_invocations().items() if b'"$digest"' not in body}
 
 each_body = pytest.mark.parametrize("body", FULL.values(), ids=FULL.keys())
 
@@ -25,15 +25,15 @@ each_body = pytest.mark.parametrize("body", FULL.values(), ids=FULL.keys())
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """The default deployment of the tiny models."""
-    declared = {name: catalog.model_declaration(family, "/tiny") for name, family in catalog.TINY.items()}
-    models = declarations_file.build_static_plans(msgspec.convert({"models": declared}, Declarations).models)
+    model_declarations = {name: catalog.model_declaration(family, "/tiny") for name, family in catalog.TINY.items()}
+    models = declarations_file.build_static_plans(msgspec.convert({"models": model_declarations}, Declarations).models)
     return Plan(epoch=1, seed=0, created=0.0, models=models)
 
 
-def request(recorded: Invocation) -> ChatInput:
+def build_request(invocation: Invocation) -> ChatInput:
     """The chat that ``recorded`` answers."""
-    inputs = {node.component: node.inputs for node in recorded.nodes}
-    media = tuple(node.inputs["media"] for node in recorded.nodes if "media" in node.inputs)
+    inputs = {node.component: node.inputs for node in invocation.nodes}
+    media = tuple(node.inputs["media"] for node in invocation.nodes if "media" in node.inputs)
     thinker = inputs["thinker"]
     return ChatInput(
         messages=thinker["messages"],
@@ -49,7 +49,7 @@ def request(recorded: Invocation) -> ChatInput:
 def test_the_same_chat_makes_the_same_calls_as_when_it_was_recorded(plan: Plan, body: bytes):
     then = graph.decode_invocation(body)
 
-    now = record(create_chat_task(then.model, plan).invoke, request(then))
+    now = record(create_chat_task(then.model, plan).invoke, build_request(then))
 
     assert [node.task for node in now.nodes] == [node.task for node in then.nodes]
     assert [node.component for node in now.nodes] == [node.component for node in then.nodes]
@@ -63,7 +63,7 @@ def test_the_same_chat_makes_the_same_calls_as_when_it_was_recorded(plan: Plan, 
 def test_a_call_that_names_no_model_and_no_salt_is_the_one_that_is_made_today(plan: Plan, body: bytes):
     then = graph.decode_invocation(body)
 
-    now = record(create_chat_task(then.model, plan).invoke, request(then))
+    now = record(create_chat_task(then.model, plan).invoke, build_request(then))
 
     assert [node.model for node in now.nodes] == [node.model or then.model for node in then.nodes]
     assert [node.salt for node in now.nodes] == [node.salt for node in then.nodes]

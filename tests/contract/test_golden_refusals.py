@@ -16,21 +16,21 @@ from omnibus.errors import ProtocolError
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from tests.golden import corpus
 
-ALL = corpus.invocations()
+ALL = corpus.read_invocations()
 LONGEST = 500  # characters of an error, so a log does not contain the whole document
 
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 
 
-def refusal(body: bytes) -> str:
+def read_refusal(body: bytes) -> str:
     """Return the error for ``body``; fails if it is accepted, or rejected in another way."""
-    with pytest.raises(ProtocolError) as refused:
+    with pytest.raises(ProtocolError) as error:
         graph.decode_invocation(body)
-    assert 0 < len(str(refused.value)) < LONGEST
-    return str(refused.value)
+    assert 0 < len(str(error.value)) < LONGEST
+    return str(error.value)
 
 
-def changed(body: bytes, **fields: Any) -> bytes:
+def change_fields(body: bytes, **fields: Any) -> bytes:
     return json.dumps({**json.loads(body), **fields}).encode()
 
 
@@ -44,17 +44,17 @@ NEWS: dict[str, dict[str, Any]] = {"as is": {}, "new field": {"colour": "blue"},
 @pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS.keys())
 def test_another_version_is_refused_and_both_versions_are_named(version: Any, news: dict[str, Any]):
     for body in ALL.values():
-        said = refusal(changed(body, **news, v=version))
+        message = read_refusal(change_fields(body, **news, v=version))
 
-        assert f"version {json.dumps(version)}" in said
-        assert f"wire version {WIRE_VERSION}:" in said or f"reads {WIRE_VERSION}:" in said
+        assert f"version {json.dumps(version)}" in message
+        assert f"wire version {WIRE_VERSION}:" in message or f"reads {WIRE_VERSION}:" in message
 
 
 @each_body
 def test_a_document_without_a_version_is_refused_and_that_is_said(body: bytes):
-    said = refusal(json.dumps({key: value for key, value in json.loads(body).items() if key != "v"}).encode())
+    message = read_refusal(json.dumps({key: value for key, value in json.loads(body).items() if key != "v"}).encode())
 
-    assert f"wire version {WIRE_VERSION}: it says no version" in said
+    assert f"wire version {WIRE_VERSION}: it says no version" in message
 
 
 # Shapes
@@ -65,7 +65,7 @@ def test_an_unknown_field_is_refused_wherever_it_is_and_named(body: bytes):
     first, *rest = json.loads(body)["nodes"]
 
     for other in ({"colour": 1}, {"nodes": [{**first, "colour": 1}, *rest]}):
-        assert "colour" in refusal(changed(body, **other))
+        assert "colour" in read_refusal(change_fields(body, **other))
 
 
 def of_another_type(value: Any) -> Any:
@@ -77,7 +77,7 @@ def test_a_field_of_another_type_is_refused_and_named(name: str):
     for body in ALL.values():
         read = json.loads(graph.encode_invocation(graph.decode_invocation(body)))
 
-        assert f"`$.{name}" in refusal(changed(body, **{name: of_another_type(read[name])}))
+        assert f"`$.{name}" in read_refusal(change_fields(body, **{name: of_another_type(read[name])}))
 
 
 @pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(GraphNode)])
@@ -86,7 +86,7 @@ def test_a_nodes_field_of_another_type_is_refused_and_named(name: str):
         nodes = json.loads(graph.encode_invocation(graph.decode_invocation(body)))["nodes"]
         nodes[-1][name] = of_another_type(nodes[-1][name])
 
-        assert f"`$.nodes[{len(nodes) - 1}].{name}" in refusal(changed(body, nodes=nodes))
+        assert f"`$.nodes[{len(nodes) - 1}].{name}" in read_refusal(change_fields(body, nodes=nodes))
 
 
 # Bytes
@@ -95,13 +95,13 @@ def test_a_nodes_field_of_another_type_is_refused_and_named(name: str):
 @each_body
 def test_a_document_that_was_cut_off_is_refused(body: bytes):
     for size in range(len(body)):
-        refusal(body[:size])
+        read_refusal(body[:size])
 
 
 @each_body
 def test_a_document_with_a_byte_that_is_no_utf8_is_refused(body: bytes):
     for at in range(len(body)):
-        refusal(body[:at] + b"\xff" + body[at + 1 :])
+        read_refusal(body[:at] + b"\xff" + body[at + 1 :])
 
 
 DEEP = {"lists": b"[" * 200_000, "closed lists": b"[" * 200_000 + b"]" * 200_000, "objects": b'{"a":' * 200_000}
@@ -113,7 +113,7 @@ def test_a_document_nested_without_end_is_refused(field: bytes, value: bytes):
     for body in ALL.values():
         before, _, after = body.partition(b'"inputs":{')
 
-        refusal(before + field + value + after)
+        read_refusal(before + field + value + after)
 
 
 HUGE = {
@@ -130,12 +130,12 @@ HUGE = {
 @pytest.mark.parametrize(("name", "value"), HUGE.values(), ids=HUGE.keys())
 def test_a_document_with_something_huge_is_refused_in_few_words(name: str, value: str):
     for body in ALL.values():
-        refusal(changed(body, **{name: "HERE"}).replace(b'"HERE"', value.encode()))
+        read_refusal(change_fields(body, **{name: "HERE"}).replace(b'"HERE"', value.encode()))
 
 
 def test_a_field_with_a_huge_name_is_refused_in_few_words():
     for body in ALL.values():
-        refusal(changed(body, **{"colour" * 10_000: 1}))
+        read_refusal(change_fields(body, **{"colour" * 10_000: 1}))
 
 
 # Anything
@@ -154,18 +154,18 @@ JSON = st.recursive(
 )
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
+def list_places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) of a document."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+    return [(value, key) for key in keys] + [place for key in keys for place in list_places(value[key])]
 
 
 @st.composite
-def documents(draw: st.DrawFn) -> bytes:
+def changed_documents(draw: st.DrawFn) -> bytes:
     """A golden document with values replaced, removed, doubled and added."""
     document = json.loads(draw(st.sampled_from(list(ALL.values()))))
     for _ in range(draw(st.integers(1, 4))):
-        where = places(document)
+        where = list_places(document)
         container, key = where[draw(st.integers(0, len(where) - 1))]
         match draw(st.sampled_from(["replace", "remove", "double", "add"])):
             case "replace":
@@ -183,7 +183,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
-def noise(draw: st.DrawFn) -> bytes:
+def noisy_documents(draw: st.DrawFn) -> bytes:
     """A golden document with slices of its bytes replaced."""
     body = draw(st.sampled_from(list(ALL.values())))
     for _ in range(draw(st.integers(1, 4))):
@@ -197,7 +197,7 @@ def noise(draw: st.DrawFn) -> bytes:
     return body
 
 
-def read(body: bytes) -> Invocation | None:
+def read_or_none(body: bytes) -> Invocation | None:
     """Return the invocation, or None if rejected; any other exception is a defect."""
     try:
         return graph.decode_invocation(body)
@@ -206,14 +206,14 @@ def read(body: bytes) -> Invocation | None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(documents() | noise())
+@given(changed_documents() | noisy_documents())
 def test_whatever_comes_is_refused_or_can_be_worked_with(body: bytes):
-    found = read(body)
+    invocation = read_or_none(body)
 
-    if found is None:
-        assert refusal(body)
+    if invocation is None:
+        assert read_refusal(body)
         return
-    assert graph.decode_invocation(graph.encode_invocation(found)) == found
-    for index in range(len(found.nodes)):
-        assert 0 <= found.seed_of(index) < 2**63
-        assert all(index < reader for readers in found.find_consumers(index).values() for reader in readers)
+    assert graph.decode_invocation(graph.encode_invocation(invocation)) == invocation
+    for index in range(len(invocation.nodes)):
+        assert 0 <= invocation.seed_of(index) < 2**63
+        assert all(index < reader for readers in invocation.find_consumers(index).values() for reader in readers)

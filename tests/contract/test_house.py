@@ -30,11 +30,11 @@ _HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb.
 REGISTRIES = re.compile("|".join(map(re.escape, _HOSTS)).encode())
 
 
-def named(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def nodes(path: Path, words: Iterable[str]) -> Iterator[ast.AST]:
+def parse_nodes(path: Path, words: Iterable[str]) -> Iterator[ast.AST]:
     """Nodes of a file that contains one of ``words``; other files are not parsed."""
     text = path.read_text()
     if any(word in text for word in words):
@@ -44,31 +44,34 @@ def nodes(path: Path, words: Iterable[str]) -> Iterator[ast.AST]:
 def text_files() -> list[Path]:
     """Files that git would commit, or every file without git."""
     command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if listed.returncode:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
         return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    return [ROOT / name for name in process.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_files_fit_into_a_head():
-    lines = {named(path): len(path.read_text().splitlines()) for path in PYTHON}
+    lines = {relative_name(path): len(path.read_text().splitlines()) for path in PYTHON}
 
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}, "is there a room of its own in it?"
-    long = {named(path): lines[named(path)] for path in SOURCE if lines[named(path)] > LONG}
+    long = {relative_name(path): lines[relative_name(path)] for path in SOURCE if lines[relative_name(path)] > LONG}
     warnings.warn(f"{LONG} lines are enough for most files: {long}", stacklevel=1)
 
 
 def test_nothing_deserialises_objects_or_runs_text():
     words = (*UNSAFE_MODULES, *UNSAFE_CALLS, "torch.load", *(name for name, _ in UNSAFE_ARGUMENTS))
-    found = {named(path): [each for node in nodes(path, words) for each in unsafe(node)] for path in PYTHON}
+    faults = {
+        relative_name(path): [each for node in parse_nodes(path, words) for each in describe_fault(node)]
+        for path in PYTHON
+    }
 
-    assert {name: each for name, each in found.items() if each} == {}
+    assert {name: each for name, each in faults.items() if each} == {}
 
 
 def test_nothing_listens_on_all_interfaces_by_default():
-    found = {named(path) for path in SOURCE for node in nodes(path, OPEN) if _is_open_to_all(node)}
+    names = {relative_name(path) for path in SOURCE for node in parse_nodes(path, OPEN) if _is_open_to_all(node)}
 
-    assert found - OPEN_TO_ALL.keys() == set()
+    assert names - OPEN_TO_ALL.keys() == set()
 
 
 def test_names_and_docstrings_speak_to_readers_who_are_new_here():
@@ -83,12 +86,12 @@ def test_names_and_docstrings_speak_to_readers_who_are_new_here():
 
 
 def test_no_file_names_a_package_registry():
-    found = {}
+    registries = {}
     for path in text_files():
         if match := REGISTRIES.search(path.read_bytes()):
-            found[named(path)] = match[0].decode()
+            registries[relative_name(path)] = match[0].decode()
 
-    assert found == {}
+    assert registries == {}
 
 
 def test_the_package_its_metadata_and_the_chart_have_the_same_version():
@@ -113,21 +116,21 @@ def test_the_package_its_metadata_and_the_chart_have_the_same_version():
     ],
 )
 def test_the_rules_catch_what_they_are_for(code):
-    assert [found for node in ast.walk(ast.parse(code)) for found in unsafe(node)]
+    assert [fault for node in ast.walk(ast.parse(code)) for fault in describe_fault(node)]
 
 
 @pytest.mark.parametrize(
     "code", ["re.compile(x)", "model.eval()", "import json", "torch.load(path, weights_only=True)"]
 )
 def test_the_rules_leave_harmless_code_alone(code):
-    assert not [found for node in ast.walk(ast.parse(code)) for found in unsafe(node)]
+    assert not [fault for node in ast.walk(ast.parse(code)) for fault in describe_fault(node)]
 
 
 def _is_open_to_all(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value in OPEN
 
 
-def unsafe(node: ast.AST) -> list[str]:
+def describe_fault(node: ast.AST) -> list[str]:
     """Describe the fault of ``node``; empty if there is none."""
     if isinstance(node, ast.Import):
         return [name.name for name in node.names if name.name.split(".")[0] in UNSAFE_MODULES]
@@ -140,14 +143,14 @@ def unsafe(node: ast.AST) -> list[str]:
 
 def _unsafe_call(call: ast.Call) -> list[str]:
     name = _dotted_name(call.func)
-    found = [name] if name in UNSAFE_CALLS else []
+    faults = [name] if name in UNSAFE_CALLS else []
     for argument in call.keywords:
         value = argument.value
         if isinstance(value, ast.Constant) and (argument.arg, value.value) in UNSAFE_ARGUMENTS:
-            found.append(f"{name}({argument.arg}={value.value!r})")
-    if name == "torch.load" and not _sets(call, "weights_only"):
-        found.append("torch.load without weights_only=True")
-    return found
+            faults.append(f"{name}({argument.arg}={value.value!r})")
+    if name == "torch.load" and not _sets_argument(call, "weights_only"):
+        faults.append("torch.load without weights_only=True")
+    return faults
 
 
 def _dotted_name(function: ast.expr) -> str:
@@ -157,5 +160,5 @@ def _dotted_name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else "..."
 
 
-def _sets(call: ast.Call, name: str) -> bool:
+def _sets_argument(call: ast.Call, name: str) -> bool:
     return any(argument.arg == name and ast.unparse(argument.value) == "True" for argument in call.keywords)

@@ -12,23 +12,23 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
-def anchors(page: Path) -> set[str]:
+def list_anchors(page: Path) -> set[str]:
     """Anchors of the headings of ``page``, as GitHub generates them."""
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in HEADING.findall(page.read_text())}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page: Path):
-    broken = []
+    broken_links = []
     for link in LINK.findall(page.read_text()):
         target, _, anchor = link.partition("#")
         if ":" in target:  # another site
             continue
         path = (page.parent / target).resolve() if target else page
-        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
-            broken.append(link)
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in list_anchors(path)):
+            broken_links.append(link)
 
-    assert broken == []
+    assert broken_links == []
 
 
 def test_names_in_modules_that_pages_mention_are_there():
@@ -37,13 +37,13 @@ def test_names_in_modules_that_pages_mention_are_there():
     for page in PAGES:
         for module, name in NAMED.findall(page.read_text()):
             texts = [path.read_text() for path in sources if path.as_posix().endswith(f"/{module}")]
-            if not any(all(defines(text, part) for part in name.split(".")) for text in texts):
+            if not any(all(defines_name(text, part) for part in name.split(".")) for text in texts):
                 missing.append(f"{page.name}: {module}: {name}")
 
     assert missing == []
 
 
-def defines(text: str, name: str) -> bool:
+def defines_name(text: str, name: str) -> bool:
     """Return True if the module ``text`` defines ``name``.
 
     A definition is a function, class or variable.

@@ -42,34 +42,34 @@ def parser() -> argparse.ArgumentParser:
 
 
 def test_every_command_and_option_exists(parser: argparse.ArgumentParser):
-    found = [(name_of(page), unknown_word(parser, command)) for page in PAGES for command in commands(page)]
+    results = [(name_of(page), unknown_word(parser, command)) for page in PAGES for command in find_commands(page)]
 
-    assert len(found) > 200
-    assert [(page, fault) for page, fault in found if fault] == []
+    assert len(results) > 200
+    assert [(page, fault) for page, fault in results if fault] == []
 
 
 def test_every_make_target_exists():
     targets = set(re.findall(r"^([a-z][a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {(name_of(page), target) for page in PAGES for target in make_targets(page)}
+    mentions = {(name_of(page), target) for page in PAGES for target in make_targets(page)}
 
-    assert named
-    assert [each for each in sorted(named) if each[1] not in targets] == []
+    assert mentions
+    assert [each for each in sorted(mentions) if each[1] not in targets] == []
 
 
 def test_python_can_be_parsed_and_imports_what_there_is():
     for page in PAGES:
-        for code in blocks(page, "python", "py") if name_of(page) not in WITHOUT_BODIES else ():
+        for code in code_blocks(page, "python", "py") if name_of(page) not in WITHOUT_BODIES else ():
             tree = ast.parse(code, name_of(page))
-            missing = [f"{module}.{name}" for module, name in imports(tree) if not exists(module, name)]
+            missing = [f"{module}.{name}" for module, name in list_imports(tree) if not name_exists(module, name)]
             assert missing == [], name_of(page)
 
 
 def test_data_can_be_read():
     for page in PAGES:
-        for text in blocks(page, "json"):
+        for text in code_blocks(page, "json"):
             whole = text if text.lstrip().startswith(("{", "[")) else f"{{{text.rstrip().rstrip(',')}}}"
             assert json.loads(whole), name_of(page)
-        for text in blocks(page, "yaml"):
+        for text in code_blocks(page, "yaml"):
             assert yaml.safe_load(text), name_of(page)
 
 
@@ -85,59 +85,59 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
+def code_blocks(page: Path, *languages: str) -> list[str]:
     return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
 
 
-def imports(tree: ast.AST) -> list[tuple[str, str]]:
+def list_imports(tree: ast.AST) -> list[tuple[str, str]]:
     """Module and name of each import from ``omnibus``."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    ours = [node for node in found if str(node.module).partition(".")[0] == "omnibus"]
-    return [(str(node.module), each.name) for node in ours for each in node.names]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    omnibus_imports = [node for node in nodes if str(node.module).partition(".")[0] == "omnibus"]
+    return [(str(node.module), each.name) for node in omnibus_imports for each in node.names]
 
 
-def exists(module: str, name: str) -> bool:
+def name_exists(module: str, name: str) -> bool:
     return hasattr(importlib.import_module(module), name) or find_spec(f"{module}.{name}") is not None
 
 
 def make_targets(page: Path) -> list[str]:
-    shell = "\n".join(line for language, line in lines(page) if language in SHELLS)
+    shell = "\n".join(line for language, line in code_lines(page) if language in SHELLS)
     pattern = r"(?:^|[\s`])make ([a-z][a-z-]+)"
     return re.findall(pattern, shell, re.MULTILINE) + re.findall(r"`make ([a-z][a-z-]+)", page.read_text())
 
 
-def lines(page: Path) -> Iterator[tuple[str, str]]:
+def code_lines(page: Path) -> Iterator[tuple[str, str]]:
     """Lines of code blocks with their language; continued lines are joined."""
     for language, text in BLOCK.findall(page.read_text()):
         for line in text.replace("\\\n", " ").splitlines():
             yield language, line
 
 
-def commands(page: Path) -> list[str]:
+def find_commands(page: Path) -> list[str]:
     """Words after ``omnibus`` in shell blocks and in sentences of ``page``."""
-    typed = [line for language, line in lines(page) if language in SHELLS]
-    found = [command for line in typed for command in TYPED.findall(line)]
-    found += SPOKEN.findall(BLOCK.sub("", page.read_text()))
-    return [command.strip() for command in found if (name_of(page), command.strip()) not in NOT_MEANT]
+    shell_lines = [line for language, line in code_lines(page) if language in SHELLS]
+    candidates = [command for line in shell_lines for command in TYPED.findall(line)]
+    candidates += SPOKEN.findall(BLOCK.sub("", page.read_text()))
+    return [command.strip() for command in candidates if (name_of(page), command.strip()) not in NOT_MEANT]
 
 
 def unknown_word(parser: argparse.ArgumentParser, command: str) -> str:
     """Return the first unknown word or option of ``command``, or ""."""
-    known = set(parser._option_string_actions)
-    for word in _words(command):
+    options = set(parser._option_string_actions)
+    for word in _split_words(command):
         below = _commands_below(parser)
         if re.match("--?[a-z]", word):
-            if word.partition("=")[0].rstrip("*.,") not in known:
+            if word.partition("=")[0].rstrip("*.,") not in options:
                 return f"omnibus {command}: `{parser.prog}` has no {word}"
         elif word in below:
             parser = below[word]
-            known |= set(parser._option_string_actions)
+            options |= set(parser._option_string_actions)
         elif below and word != "-":
             return f"omnibus {command}: there is no `{parser.prog} {word}`"
     return ""
 
 
-def _words(command: str) -> list[str]:
+def _split_words(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError:  # cut off within quotes

@@ -24,28 +24,28 @@ def test_no_area_of_settings_is_left_out():
 
 @pytest.mark.parametrize("area", settings.AREAS, ids=lambda area: area.area)
 def test_every_setting_is_described(area: type[Settings]):
-    found = list(fields.described(area))
+    groups = list(fields.described(area))
 
-    assert [field.name for each in found for field in each.fields] == [
+    assert [field.name for each in groups for field in each.fields] == [
         field.name for field in msgspec.structs.fields(area)
     ]
-    assert all(each.comment for each in found)
+    assert all(each.comment for each in groups)
 
 
 def test_every_error_that_clients_may_see_has_a_meaning():
-    shown = {each.__name__ for root in errors.GROUPS for each in errors.subclasses_of(root)}
+    error_names = {each.__name__ for root in errors.GROUPS for each in errors.subclasses_of(root)}
 
-    assert {name for name, text in errors.meanings().items() if text} >= shown
+    assert {name for name, text in errors.read_meanings().items() if text} >= error_names
 
 
 @pytest.mark.parametrize("task", tasks.unit_tasks(), ids=lambda task: task.__name__)
 def test_a_unit_task_says_its_errors_and_all_about_its_inputs_and_outputs(task):
     assert tasks.raised_errors(task)
     for model in (task.inputs_type, task.outputs_type):
-        described = described_fields(model)
-        assert all(described.values())
+        descriptions = described_fields(model)
+        assert all(descriptions.values())
         tensors = {name for name, (kind, *_) in model.fields.items() if kind == "tensor"}
-        assert {name for name in tensors if not SHAPE.search(described[name])} == set()
+        assert {name for name in tensors if not SHAPE.search(descriptions[name])} == set()
 
 
 @pytest.mark.parametrize("task", tasks.composite_tasks(), ids=lambda task: task.__name__)
@@ -61,7 +61,7 @@ def test_a_part_says_all_about_its_fields(part):
 
 def described_fields(model) -> dict[str, str]:
     """Yield each field with its comment, or the previous field's."""
-    own, found, shown = comments.field_comments(model), {}, ""
+    own, descriptions, comment = comments.field_comments(model), {}, ""
     for name in model.model_fields:
-        found[name] = shown = own.get(name) or shown
-    return found
+        descriptions[name] = comment = own.get(name) or comment
+    return descriptions

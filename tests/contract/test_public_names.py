@@ -12,7 +12,7 @@ PACKAGES = [module.name for module in pkgutil.iter_modules(omnibus.__path__, "om
 ROOMS = [name for name in PACKAGES if hasattr(importlib.import_module(name), "__all__")]
 
 
-def exports(room: types.ModuleType) -> set[str]:
+def list_exports(room: types.ModuleType) -> set[str]:
     """Our public names that the room's ``__init__`` defines or imports, without modules."""
     return {name for name, member in vars(room).items() if not name.startswith("_") and is_ours(member)}
 
@@ -29,6 +29,6 @@ def test_some_rooms_list_their_names():
 def test_a_room_exports_what_it_lists(name):
     room = importlib.import_module(name)
 
-    assert exports(room) - set(room.__all__) == set()
+    assert list_exports(room) - set(room.__all__) == set()
     assert [missing for missing in room.__all__ if not hasattr(room, missing)] == []
     assert len(room.__all__) == len(set(room.__all__))

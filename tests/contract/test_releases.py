@@ -24,9 +24,9 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.tensors import peer_protocol, protocol
 from omnibus.up import infra
-from tests.contract.test_backup import SETTINGS, connect, empty, fill, read
+from tests.contract.test_backup import SETTINGS, connect_bus, purge_records, read_entries, write_entries
 from tests.e2e.system import ROOT
-from tests.unit.bus.servers import running
+from tests.unit.bus.servers import run_owned_server
 
 KITS = ROOT / "tests" / "golden" / "releases"
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -38,16 +38,16 @@ async def test_the_backup_of_every_release_can_be_restored_and_read(
     kit: Path, valkey_url: str, nats_url: str, raw: redis.Redis
 ):
     store = Store(StoreSettings(url=valkey_url, prefix="test", secret="a secret"))
-    bus = await connect(nats_url)
-    await empty(bus)
+    bus = await connect_bus(nats_url)
+    await purge_records(bus)
     backup = BackupReader.open(kit)
 
     await restore_backup(backup, store, bus, SETTINGS, replace=True)
 
-    found: dict[str, Any] = await read(store, bus)
-    assert found["state"] == (3, 2)
-    assert [plan.epoch for plan in found["plans"]] == [1, 2, 3]
-    assert {name: len(found[name]) for name in ("profiles", "apps", "keys", "records", "dead")} == {
+    entries: dict[str, Any] = await read_entries(store, bus)
+    assert entries["state"] == (3, 2)
+    assert [plan.epoch for plan in entries["plans"]] == [1, 2, 3]
+    assert {name: len(entries[name]) for name in ("profiles", "apps", "keys", "records", "dead")} == {
         "profiles": 1, "apps": 1, "keys": 1, "records": MESSAGES, "dead": 1,
     }  # fmt: skip
     await store.close()
@@ -77,13 +77,13 @@ def test_the_page_has_the_versions_of_the_code(row: str, version: int):
 
 
 def test_the_table_has_what_is_declared():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((ROOT / "deploy/helm/omnibus/Chart.yaml").read_text())
     (python,) = re.findall(r"\| Python \| ([\d.]+)", PAGE)
     (kubernetes,) = re.findall(r"\| Kubernetes \| ([\d.]+)", PAGE)
     (bus,) = re.findall(r"\| NATS server \| ([\d.]+)", PAGE)
 
-    assert declared["requires-python"] == f">={python}"
+    assert project["requires-python"] == f">={python}"
     assert chart["kubeVersion"] == f">={kubernetes}.0-0"
     assert f"nats:{bus}-" in (ROOT / "deploy/helm/omnibus/values.yaml").read_text()
     assert f"nats:{bus}-" in (ROOT / "deploy/compose/compose.yaml").read_text()
@@ -94,10 +94,10 @@ async def record_release() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         valkey, nats = infra.prepare_valkey(directory), infra.prepare_nats(directory)
-        async with running(valkey), running(nats):
+        async with run_owned_server(valkey), run_owned_server(nats):
             store = Store(StoreSettings(url=valkey.url, prefix="test", secret="a secret"))
-            bus = await connect(nats.url)
-            await fill(store, bus, MESSAGES)
+            bus = await connect_bus(nats.url)
+            await write_entries(store, bus, MESSAGES)
             KITS.mkdir(exist_ok=True)
             await write_backup(KITS / f"{__version__}.tar.gz", store, bus)
             await store.close()

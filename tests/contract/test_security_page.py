@@ -20,18 +20,18 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 @cache
-def functions(path: str) -> frozenset[str]:
+def list_functions(path: str) -> frozenset[str]:
     tree = ast.parse((ROOT / path).read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @pytest.mark.parametrize("row", [*RULES, *LIMITS], ids=lambda row: row[2:50].strip())
 def test_a_rule_has_tests_that_are_there(row: str):
-    named = NAMED.findall(row)
+    test_names = NAMED.findall(row)
 
-    assert named
-    for path, name in named:
-        assert name in functions(path), f"{path} has no {name}"
+    assert test_names
+    for path, name in test_names:
+        assert name in list_functions(path), f"{path} has no {name}"
 
 
 def test_each_limit_of_a_tenant_says_whose_it_is_and_what_the_next_request_gets():

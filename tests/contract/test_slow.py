@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from tests import mutations
-from tests.slow import SYSTEMS, is_slow, table
+from tests.slow import SYSTEMS, is_slow, read_table
 
 ROOT = Path(__file__).parents[2]
 #: Marks by which tests are left out, whichever command runs; those of ``make test-vllm`` and ``make test-clients`` among them.
@@ -24,21 +24,21 @@ def marks_of(target: str) -> Expression:
     """Tests that a Makefile target selects on a fully equipped machine."""
     command = ["make", "-n", target, "BROWSER=/bin/true", "VENV=/nowhere"]
     commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (given,) = re.findall(r'-m pytest -m "([^"]+)"', commands)
-    return Expression.compile(given.replace(" and not ucx", ""))
+    (expression,) = re.findall(r'-m pytest -m "([^"]+)"', commands)
+    return Expression.compile(expression.replace(" and not ucx", ""))
 
 
 def names_of(path: str) -> set[str]:
     return set(re.findall(r"^(?:async )?def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", sorted(table().slow))
+@pytest.mark.parametrize("path", sorted(read_table().slow))
 def test_a_file_has_the_tests_that_are_named(path: str):
-    assert set(table().slow[path]) - names_of(path) == set()
+    assert set(read_table().slow[path]) - names_of(path) == set()
     assert not path.startswith(SYSTEMS), "tests of systems are slow, or short by whole files"
 
 
-@pytest.mark.parametrize("test", table().paths.values(), ids=table().paths)
+@pytest.mark.parametrize("test", read_table().paths.values(), ids=read_table().paths)
 def test_each_way_to_use_a_system_is_tested_by_make_test(test: str):
     path, _, name = test.partition("::")
 
@@ -46,14 +46,14 @@ def test_each_way_to_use_a_system_is_tested_by_make_test(test: str):
     assert not is_slow(test)
 
 
-@pytest.mark.parametrize("short", table().short)
+@pytest.mark.parametrize("short", read_table().short)
 def test_no_system_is_started_for_both(short: str):
     """Directories share a system by their ``conftest.py``; files of families name theirs."""
     place = ROOT / short
-    shared = place.parent / "conftest.py"
+    conftest = place.parent / "conftest.py"
 
     assert place.exists()
-    assert place.is_dir() or place.parent == ROOT / "tests/e2e" or not shared.exists(), f"name {place.parent}"
+    assert place.is_dir() or place.parent == ROOT / "tests/e2e" or not conftest.exists(), f"name {place.parent}"
 
 
 def test_every_room_has_tests_that_make_test_runs():
@@ -68,9 +68,11 @@ def test_every_room_has_tests_that_make_test_runs():
 def test_no_marker_contradicts_the_table():
     """No marker contradicts the table for a file with only slow tests."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if ROOT / "tests/vllm" not in path.parents]
-    marked = [str(path.relative_to(ROOT)) for path in files if re.search(r"pytest\.mark\.slow(?!\))", path.read_text())]
+    marked_paths = [
+        str(path.relative_to(ROOT)) for path in files if re.search(r"pytest\.mark\.slow(?!\))", path.read_text())
+    ]
 
-    assert [path for path in marked if not (path.startswith(SYSTEMS) and is_slow(f"{path}::test"))] == []
+    assert [path for path in marked_paths if not (path.startswith(SYSTEMS) and is_slow(f"{path}::test"))] == []
 
 
 @pytest.mark.parametrize("left_out", [None, *LEFT_OUT])

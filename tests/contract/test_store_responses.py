@@ -13,51 +13,51 @@ RECORD = ResponseRecord(
 )
 
 
-async def put(store: Store, record: ResponseRecord = RECORD, holder: str = "one", most: int = 100) -> None:
+async def store_response(store: Store, record: ResponseRecord = RECORD, holder: str = "one", most: int = 100) -> None:
     await store.put_response(record, holder, b"", 60, most)
 
 
-def changed(**changes: object) -> ResponseRecord:
+def make_response(**changes: object) -> ResponseRecord:
     return ResponseRecord(**{field: getattr(RECORD, field) for field in RECORD.__struct_fields__} | changes)  # type: ignore[arg-type]
 
 
 async def test_a_response_is_there_until_its_time_is_over(store: Store, raw: redis.Redis):
-    await put(store)
+    await store_response(store)
 
-    found = await store.response("resp_1")
+    entry = await store.response("resp_1")
 
-    assert found == (RECORD, "one", b"", 0)
+    assert entry == (RECORD, "one", b"", 0)
     assert 59_000 < await raw.pttl("test:response:resp_1") <= 60_000
     assert await store.response("resp_2") is None
 
 
 async def test_of_many_who_claim_it_one_has_it(store: Store):
-    await put(store)
+    await store_response(store)
 
     claims = await asyncio.gather(*(store.claim_response("resp_1", f"gateway-{n}", "one") for n in range(10)))
 
     assert sorted(claims) == [0] * 9 + [1]
-    found = await store.response("resp_1")
-    assert found is not None
-    assert found.holder == f"gateway-{claims.index(1)}"
-    assert await store.claim_response("resp_1", "next", found.holder) == 2
+    entry = await store.response("resp_1")
+    assert entry is not None
+    assert entry.holder == f"gateway-{claims.index(1)}"
+    assert await store.claim_response("resp_1", "next", entry.holder) == 2
 
 
 async def test_it_has_one_end_by_its_holder(store: Store):
-    await put(store)
+    await store_response(store)
 
     assert not await store.end_response(RECORD, "other", b"{}", 60)
     assert await store.end_response(RECORD, "one", b'{"x":1}', 60)
     assert not await store.end_response(RECORD, "", b"{}", 60)
 
-    found = await store.response("resp_1")
-    assert found is not None
-    assert (found.holder, found.final) == ("", b'{"x":1}')
+    entry = await store.response("resp_1")
+    assert entry is not None
+    assert (entry.holder, entry.final) == ("", b'{"x":1}')
     assert await store.claim_response("resp_1", "two", "") == 0
 
 
 async def test_anybody_may_end_it_without_a_name_unless_it_is_gone(store: Store):
-    await put(store)
+    await store_response(store)
 
     assert await store.end_response(RECORD, "", b"{}", 60)
     assert await store.drop_response(RECORD)
@@ -68,21 +68,21 @@ async def test_anybody_may_end_it_without_a_name_unless_it_is_gone(store: Store)
 
 
 async def test_those_in_the_background_are_open_until_they_end(store: Store):
-    await put(store)  # not in the background
+    await store_response(store)  # not in the background
     for number in range(3):
-        await put(store, changed(id=f"resp_b{number}", background=True, created=1700.0 + number))
+        await store_response(store, make_response(id=f"resp_b{number}", background=True, created=1700.0 + number))
 
     assert list(await store.open_responses(2)) == ["resp_b0", "resp_b1"]
     assert await store.count_open_responses() == 3
-    await store.end_response(changed(id="resp_b0"), "one", b"{}", 60)
-    await store.drop_response(changed(id="resp_b1"))
+    await store.end_response(make_response(id="resp_b0"), "one", b"{}", 60)
+    await store.drop_response(make_response(id="resp_b1"))
     assert list(await store.open_responses(9)) == ["resp_b2"]
 
 
 async def test_of_one_tenant_the_newest_are_kept(store: Store):
     for number in range(5):
-        await put(store, changed(id=f"resp_{number}", created=1700.0 + number), most=3)
-    await put(store, changed(id="resp_bob", tenant="bob", created=1.0), most=3)
+        await store_response(store, make_response(id=f"resp_{number}", created=1700.0 + number), most=3)
+    await store_response(store, make_response(id="resp_bob", tenant="bob", created=1.0), most=3)
 
     there = [id for id in ("resp_0", "resp_1", "resp_2", "resp_3", "resp_4", "resp_bob") if await store.response(id)]
 

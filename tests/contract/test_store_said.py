@@ -11,12 +11,12 @@ from omnibus.settings import StoreSettings
 from omnibus.store import SpokenAnswer, Store
 
 
-def said(text: str) -> SpokenAnswer:
+def make_answer(text: str) -> SpokenAnswer:
     return SpokenAnswer(text, time.time() + 60)
 
 
 async def test_what_was_said_is_found_by_its_id(store: Store):
-    first, second = said("hello"), said("grüß dich")
+    first, second = make_answer("hello"), make_answer("grüß dich")
     await store.put_spoken_answers({"audio_1": first}, 60)
     await store.put_spoken_answers({"audio_2": second}, 60)
 
@@ -24,14 +24,14 @@ async def test_what_was_said_is_found_by_its_id(store: Store):
 
 
 async def test_other_ids_are_left_out(store: Store):
-    await store.put_spoken_answers({"audio_1": said("hello")}, 60)
+    await store.put_spoken_answers({"audio_1": make_answer("hello")}, 60)
 
     assert list(await store.spoken_answers(["audio_1", "audio_9"])) == ["audio_1"]
     assert await store.spoken_answers([]) == {}
 
 
 async def test_it_is_forgotten_in_time(store: Store, raw: redis.Redis):
-    await store.put_spoken_answers({"audio_1": said("hello")}, 60)
+    await store.put_spoken_answers({"audio_1": make_answer("hello")}, 60)
 
     assert 59_000 < await raw.pttl("test:audio:audio_1") <= 60_000
 
@@ -53,7 +53,7 @@ async def test_without_a_server_it_is_said_so():
 
 async def test_many_answers_are_kept_by_one_command_which_a_server_may_have_forgotten(store: Store, raw: redis.Redis):
     await raw.function_flush()
-    many = {f"audio_{number}": said(f"answer {number}") for number in range(3)}
+    many = {f"audio_{number}": make_answer(f"answer {number}") for number in range(3)}
     for _ in range(2):
         await store.put_spoken_answers(many, 60)
 
@@ -62,10 +62,10 @@ async def test_many_answers_are_kept_by_one_command_which_a_server_may_have_forg
 
 
 async def test_an_answer_is_kept_though_the_server_has_closed_the_connection(store: Store, raw: redis.Redis):
-    await store.put_spoken_answers({"audio_1": said("first")}, 60)
+    await store.put_spoken_answers({"audio_1": make_answer("first")}, 60)
     for _ in range(2):
         await raw.client_kill_filter(_type="normal", skipme=True)
-        again = said("again")
+        again = make_answer("again")
         await store.put_spoken_answers({"audio_1": again}, 60)
 
         assert await store.spoken_answers(["audio_1"]) == {"audio_1": again}
@@ -74,7 +74,7 @@ async def test_an_answer_is_kept_though_the_server_has_closed_the_connection(sto
 async def test_answers_at_the_same_time_keep_one_connection_all_together(store: Store):
     ids = [f"audio_{number}" for number in range(20)]
 
-    await asyncio.gather(*[store.put_spoken_answers({id: said(id)}, 60) for id in ids])
+    await asyncio.gather(*[store.put_spoken_answers({id: make_answer(id)}, 60) for id in ids])
 
     assert set(await store.spoken_answers(ids)) == set(ids)
     assert len(store._redis.connection_pool._in_use_connections) == 1
@@ -84,9 +84,9 @@ async def test_what_the_server_refuses_is_raised_and_others_are_kept(store: Stor
     await raw.config_set("maxmemory", 1)
     try:
         with pytest.raises(StoreUnavailable, match="maxmemory"):
-            await store.put_spoken_answers({"audio_1": said("first")}, 60)
+            await store.put_spoken_answers({"audio_1": make_answer("first")}, 60)
     finally:
         await raw.config_set("maxmemory", 0)
-    await store.put_spoken_answers({"audio_1": said("first")}, 60)
+    await store.put_spoken_answers({"audio_1": make_answer("first")}, 60)
 
     assert len(store._redis.connection_pool._in_use_connections) == 1

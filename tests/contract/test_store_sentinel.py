@@ -24,7 +24,7 @@ PASSWORD = "a,word"
 FAILOVER_SECONDS = 40.0
 
 
-class Watched:
+class SentinelServers:
     """The running servers and sentinels, and a URL that names the sentinels."""
 
     def __init__(self, servers: list[Owned], sentinels: list[Owned]) -> None:
@@ -52,35 +52,35 @@ async def until_true(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 @pytest.fixture
-async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+async def sentinel_servers(tmp_path: Path) -> AsyncIterator[SentinelServers]:
     servers, sentinels = clusters.prepare_sentinels(tmp_path, PASSWORD)
-    async with clusters.running_all(servers) as owned, clusters.running_all(sentinels) as watching:
-        made = Watched(owned, watching)
-        await until_true(made.knows_all)
-        yield made
+    async with clusters.running_all(servers) as processes, clusters.running_all(sentinels) as watching:
+        instance = SentinelServers(processes, watching)
+        await until_true(instance.knows_all)
+        yield instance
 
 
-def plan(epoch: int) -> Plan:
+def make_plan(epoch: int) -> Plan:
     return Plan(epoch, epoch - 1, 1000.0, {})
 
 
-async def test_the_store_goes_on_at_a_new_primary(watched: Watched):
-    store, other = (Store(StoreSettings(url=watched.url, secret="signed")) for _ in range(2))
+async def test_the_store_goes_on_at_a_new_primary(sentinel_servers: SentinelServers):
+    store, other = (Store(StoreSettings(url=sentinel_servers.url, secret="signed")) for _ in range(2))
     epochs: list[int] = []
 
-    async def follow() -> None:
+    async def follow_epochs() -> None:
         async for epoch in other.epoch_changes():
             epochs.append(epoch)
 
-    following = asyncio.create_task(follow())
-    await store.stage_plan(plan(1), "first", 60.0)
-    await store.swap_plan(plan(1))
-    await until_true(lambda: has(epochs, 1))
+    following = asyncio.create_task(follow_epochs())
+    await store.stage_plan(make_plan(1), "first", 60.0)
+    await store.swap_plan(make_plan(1))
+    await until_true(lambda: has_epoch(epochs, 1))
     assert await store.lead_plan("first", 600.0)
-    await until_true(lambda: is_at_replica(watched, "omnibus:plan:lead"))
+    await until_true(lambda: is_at_replica(sentinel_servers, "omnibus:plan:lead"))
 
-    watched.servers[0].kill()
-    watched.sentinels[0].kill()  # its machine was the same
+    sentinel_servers.servers[0].kill()
+    sentinel_servers.sentinels[0].kill()  # its machine was the same
 
     async def is_led() -> bool:
         with suppress(StoreUnavailable):
@@ -88,50 +88,50 @@ async def test_the_store_goes_on_at_a_new_primary(watched: Watched):
         return False
 
     await until_true(is_led)
-    await store.swap_plan(plan(2))
-    await until_true(lambda: has(epochs, 2))
+    await store.swap_plan(make_plan(2))
+    await until_true(lambda: has_epoch(epochs, 2))
     assert epochs in ([1, 2], [0, 1, 2]), "no epoch came again"
-    assert (await store.plan()) == plan(2)
+    assert (await store.plan()) == make_plan(2)
     await until_cancelled(following)
     for each in (store, other):
         await each.close()
 
 
-async def has(epochs: list[int], epoch: int) -> bool:
+async def has_epoch(epochs: list[int], epoch: int) -> bool:
     return epoch in epochs
 
 
-async def is_at_replica(watched: Watched, key: str) -> bool:
+async def is_at_replica(sentinel_servers: SentinelServers, key: str) -> bool:
     """Return True if ``key`` survives the loss of the primary."""
-    async with redis.Redis(port=watched.servers[1].server.ports[0], password=PASSWORD) as client:
+    async with redis.Redis(port=sentinel_servers.servers[1].server.ports[0], password=PASSWORD) as client:
         return bool(await client.exists(key))
 
 
-async def test_a_primary_that_is_demoted_is_left(watched: Watched):
+async def test_a_primary_that_is_demoted_is_left(sentinel_servers: SentinelServers):
     """An operator moves the primary, so open connections reach a read-only server."""
-    store = Store(StoreSettings(url=watched.url))
-    await store.swap_plan(plan(1))
-    stranger = Store(StoreSettings(url=watched.url.replace("/omnibus/", "/others/")))
+    store = Store(StoreSettings(url=sentinel_servers.url))
+    await store.swap_plan(make_plan(1))
+    stranger = Store(StoreSettings(url=sentinel_servers.url.replace("/omnibus/", "/others/")))
     with pytest.raises(StoreUnavailable, match=r"no store at redis\+sentinel://127.*others"):
         await stranger.epoch()
     await stranger.close()
 
-    async with redis.Redis(port=watched.sentinels[1].server.ports[0]) as sentinel:
+    async with redis.Redis(port=sentinel_servers.sentinels[1].server.ports[0]) as sentinel:
         await sentinel.execute_command("SENTINEL FAILOVER", "omnibus")
 
-    before, after = (each.server.ports[0] for each in watched.servers)
+    before, after = (each.server.ports[0] for each in sentinel_servers.servers)
     async with redis.Redis(port=after, password=PASSWORD) as client:
         await until_true(lambda: is_primary(client))
     async with redis.Redis(port=before, password=PASSWORD) as client:
         await client.replicaof("127.0.0.1", after)  # the sentinels take up to 10 s for it
 
-    async def swapped() -> bool:
+    async def is_swapped() -> bool:
         with suppress(StoreUnavailable):
-            await store.swap_plan(plan(2))
+            await store.swap_plan(make_plan(2))
             return True
         return False
 
-    await until_true(swapped)
+    await until_true(is_swapped)
     assert await store.epoch() == 2
     await store.close()
 
@@ -144,6 +144,6 @@ async def is_primary(client: redis.Redis) -> bool:
     "url", ["redis+sentinel://:word@host:26379", "redis+sentinel:///omnibus/0", "redis+sentinel://host:x/omnibus"]
 )
 def test_a_url_that_names_no_servers_is_refused(url: str):
-    with pytest.raises(BadRequest, match=r"names no servers: .*redis\+sentinel://user:password@host:26379") as refused:
+    with pytest.raises(BadRequest, match=r"names no servers: .*redis\+sentinel://user:password@host:26379") as error:
         Store(StoreSettings(url=url))
-    assert "word@" not in str(refused.value).partition(" names ")[0]
+    assert "word@" not in str(error.value).partition(" names ")[0]

@@ -82,13 +82,13 @@ async def test_one_that_cannot_be_read_is_an_error(store: Store, raw: redis.Redi
 
 
 async def test_a_store_that_is_gone_is_a_typed_error():
-    gone = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
+    missing_store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
 
     with pytest.raises(StoreUnavailable):
-        await gone.put_stream("t", RECORD, "first", 60)
+        await missing_store.put_stream("t", RECORD, "first", 60)
     with pytest.raises(StoreUnavailable):
-        await gone.stream("t")
-    await gone.close()
+        await missing_store.stream("t")
+    await missing_store.close()
 
 
 async def test_hundreds_at_once_are_kept_and_found_and_share_a_connection(store: Store, raw: redis.Redis):
@@ -109,12 +109,12 @@ async def test_one_that_fails_or_leaves_does_no_harm_to_those_beside_it(store: S
     await raw.lpush("test:stream:list", "no record")
 
     leaving = asyncio.ensure_future(store.stream("t"))
-    others = asyncio.gather(store.stream("list"), store.stream("t"), return_exceptions=True)
+    other_reads = asyncio.gather(store.stream("list"), store.stream("t"), return_exceptions=True)
     await asyncio.sleep(0)
     leaving.cancel()
-    refused, found = await others
+    error, record = await other_reads
 
     assert leaving.cancelled()
-    assert isinstance(refused, StoreUnavailable)
-    assert "WRONGTYPE" in str(refused)
-    assert found == RECORD
+    assert isinstance(error, StoreUnavailable)
+    assert "WRONGTYPE" in str(error)
+    assert record == RECORD

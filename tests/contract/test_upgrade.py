@@ -26,9 +26,9 @@ from omnibus.recording import records
 from omnibus.settings import BusSettings
 from tests.golden.corpus import HERE
 from tests.unit.executor.arithmetic import LIMIT
-from tests.unit.gateway.house import OMNI, VL, House, answered, house
-from tests.unit.planner.conftest import town  # noqa: F401 - a fixture
-from tests.unit.planner.town import Town
+from tests.unit.gateway.house import OMNI, VL, ToyGateway, read_chat_answer, start_toy_gateway
+from tests.unit.planner.conftest import system  # noqa: F401 - a fixture
+from tests.unit.planner.town import PlannerSystem
 from tests.unit.sidecar import node as nodes
 
 KIT: dict[str, Any] = json.loads((HERE / "releases" / "previous.json").read_text())
@@ -73,7 +73,7 @@ ADDED: dict[str, set[str]] = {
 }
 
 
-class Recorded(NamedTuple):
+class RecordedMessage(NamedTuple):
     """A message that crossed a bus."""
 
     subject: str
@@ -87,25 +87,25 @@ class Recorded(NamedTuple):
         return next((kind for start, kind in KINDS.items() if self.subject.startswith(start)), "")
 
 
-CROSSED = [Recorded(each["subject"], each["data"].encode()) for each in KIT["messages"]]
+CROSSED = [RecordedMessage(each["subject"], each["data"].encode()) for each in KIT["messages"]]
 
 
-def parts(message: Recorded) -> Iterator[tuple[str, Any]]:
+def list_parts(message: RecordedMessage) -> Iterator[tuple[str, Any]]:
     """Schema name and document of a message for the previous build."""
     document = json.loads(message.data)
     if message.kind in ("reply", "edge"):
         yield from ((message.kind, each) for each in document["msgs"])
     elif message.kind == "record":
-        began, ended = records.split_records(message.data)
+        began, end = records.split_records(message.data)
         yield from (("invocation", json.loads(began)),) if began else ()
-        yield from (("end_record", json.loads(ended)),) if ended else ()
+        yield from (("end_record", json.loads(end)),) if end else ()
     elif message.kind:
         yield message.kind, document
 
 
-def assert_previous_build_reads(crossed: list[Recorded]) -> None:
-    for message in crossed:
-        for kind, document in parts(message):
+def assert_previous_build_reads(bus_messages: list[RecordedMessage]) -> None:
+    for message in bus_messages:
+        for kind, document in list_parts(message):
             assert_fits(kind, document)
 
 
@@ -114,45 +114,45 @@ def assert_fits(kind: str, document: Any) -> None:
 
     Fields in ``ADDED`` are exempt.
     """
-    kept = without_fields(document, ADDED.get(kind, set()))
-    jsonschema.validate(kept, KIT["schemas"][kind], jsonschema.Draft202012Validator)
+    subset = without_fields(document, ADDED.get(kind, set()))
+    jsonschema.validate(subset, KIT["schemas"][kind], jsonschema.Draft202012Validator)
 
 
 def without_fields(value: Any, fields: set[str]) -> Any:
     """Copy of ``value`` without ``fields``, named as in ``ADDED``."""
     if not isinstance(value, dict):
         return value
-    found = {}
+    result = {}
     for key, each in value.items():
         below = {rest for head, _, rest in (field.partition(".") for field in fields) if head in (key, "*")}
         if "" not in below:
-            found[key] = without_fields(each, below)
-    return found
+            result[key] = without_fields(each, below)
+    return result
 
 
 class Played(NamedTuple):
     """A house of this build, the replayed service's connection, and all messages."""
 
-    home: House
+    home: ToyGateway
     player: NatsBus
-    crossed: list[Recorded]
+    crossed: list[RecordedMessage]
 
 
 @asynccontextmanager
 async def recorded_house(directory: Path, url: str) -> AsyncIterator[Played]:
     """A house on the NATS server at ``url``; player and observer have separate connections."""
-    crossed: list[Recorded] = []
-    observer, player, bus = [await connect(url, name) for name in ("observer", "previous build", "this build")]
-    await observer.subscribe("omnibus.>", lambda each: crossed.append(Recorded(each.subject, each.data)))
-    async with house(directory, bus=bus) as home:
+    bus_messages: list[RecordedMessage] = []
+    observer, player, bus = [await connect_bus(url, name) for name in ("observer", "previous build", "this build")]
+    await observer.subscribe("omnibus.>", lambda each: bus_messages.append(RecordedMessage(each.subject, each.data)))
+    async with start_toy_gateway(directory, bus=bus) as home:
         try:
-            yield Played(home, player, crossed)
+            yield Played(home, player, bus_messages)
         finally:
             await player.drain()
             await observer.drain()
 
 
-async def connect(url: str, name: str) -> NatsBus:
+async def connect_bus(url: str, name: str) -> NatsBus:
     return await NatsBus.connect(BusSettings(url=url, max_payload=LIMIT), name)
 
 
@@ -166,7 +166,7 @@ def answer_shapes(replies: Iterable[Any]) -> set[tuple[str, int, str]]:
     }
 
 
-def of_request(model: str, *kinds: str) -> list[Recorded]:
+def of_request(model: str, *kinds: str) -> list[RecordedMessage]:
     """Messages of the recorded request to ``model``."""
     id = ANSWERS[model]["id"].encode()
     return [message for message in CROSSED if message.kind in kinds and id in message.data]
@@ -191,111 +191,113 @@ def test_the_recorded_messages_fit_the_schemas_of_the_build_that_sent_them():
 async def test_a_gateway_of_the_previous_build_is_served_by_executors_of_this_one(
     tmp_path: Path, nats_url: str, model: str
 ):
-    async with recorded_house(tmp_path, nats_url) as (home, player, crossed):
+    async with recorded_house(tmp_path, nats_url) as (home, player, bus_messages):
         await home.all_of(model)
         replies: list[Any] = []
         await player.subscribe(
             subjects.reply_subject("gw"), lambda delivery: replies.extend(messages.decode_replies(delivery.data))
         )
-        sent = of_request(model, "invocation")
-        for message in sent:
-            player.publish(message.subject, fresh(message.data))
-        await nodes.until(lambda: sum(isinstance(each, Hop) for each in replies) == len(sent))
+        invocations = of_request(model, "invocation")
+        for message in invocations:
+            player.publish(message.subject, renew_invocation(message.data))
+        await nodes.wait_until(lambda: sum(isinstance(each, Hop) for each in replies) == len(invocations))
         texts = [
             (each.data or {}).get("text", "") for each in replies if isinstance(each, Chunk) and each.output == "text"
         ]
         for message in of_request(model, "end"):
             player.publish(message.subject, message.data)
         # Samples are the gateway's to release, which is only played here.
-        await nodes.until(lambda: not any(home.place.status(id).inflight for id in home.place.executors))
+        await nodes.wait_until(lambda: not any(home.place.status(id).inflight for id in home.place.executors))
 
-    recorded = [each for message in of_request(model, "reply") for each in messages.decode_replies(message.data)]
+    recorded_replies = [
+        each for message in of_request(model, "reply") for each in messages.decode_replies(message.data)
+    ]
     assert "".join(texts) == ANSWERS[model]["text"]
-    assert answer_shapes(replies) == answer_shapes(recorded)
-    assert {"reply", "executor"} <= {message.kind for message in crossed}
-    assert_previous_build_reads(crossed)
+    assert answer_shapes(replies) == answer_shapes(recorded_replies)
+    assert {"reply", "executor"} <= {message.kind for message in bus_messages}
+    assert_previous_build_reads(bus_messages)
 
 
-def fresh(invocation: bytes) -> bytes:
+def renew_invocation(invocation: bytes) -> bytes:
     """A recorded invocation as if it were sent now."""
     document, now = json.loads(invocation), time.time()
     return json.dumps({**document, "created": now, "deadline": now + nodes.PATIENCE}).encode()
 
 
 async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_path: Path, nats_url: str):
-    async with recorded_house(tmp_path, nats_url) as (home, player, crossed):
+    async with recorded_house(tmp_path, nats_url) as (home, player, bus_messages):
         home.serve(VL)
         async with previous_executors(home, player):
             response = await home.ask(VL, "hello there", path=PATHS[VL], seed=5)
-            ended = await home.ended(response.headers["x-request-id"])
+            end = await home.ended(response.headers["x-request-id"])
 
-    assert answered(response) == ANSWERS[VL]["text"]
-    assert ended.status == "done"
-    assert {"invocation", "end"} <= {message.kind for message in crossed}
-    assert_previous_build_reads([message for message in crossed if message.kind != "load"])
+    assert read_chat_answer(response) == ANSWERS[VL]["text"]
+    assert end.status == "done"
+    assert {"invocation", "end"} <= {message.kind for message in bus_messages}
+    assert_previous_build_reads([message for message in bus_messages if message.kind != "load"])
 
 
 @asynccontextmanager
-async def previous_executors(home: House, player: NatsBus) -> AsyncIterator[None]:
+async def previous_executors(home: ToyGateway, player: NatsBus) -> AsyncIterator[None]:
     """Executors that send heartbeats and answers as the previous build did."""
-    recorded = ANSWERS[VL]["id"].encode()
+    recorded_id = ANSWERS[VL]["id"].encode()
     executors = [message for message in CROSSED if message.kind == "executor" and b'"toy-vl' in message.data]
 
-    def answer(delivery: Delivery) -> None:
+    def publish_answer(delivery: Delivery) -> None:
         id = graph.decode_invocation(delivery.data).id.encode()
         for message in of_request(VL, "reply"):
-            player.publish(message.subject, message.data.replace(recorded, id))
+            player.publish(message.subject, message.data.replace(recorded_id, id))
 
-    async def beat() -> None:
+    async def publish_heartbeats() -> None:
         while True:
             for message in executors:
                 player.publish(message.subject, message.data)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     for message in of_request(VL, "invocation"):
-        await player.subscribe(message.subject, answer)
-    beating = asyncio.create_task(beat())
+        await player.subscribe(message.subject, publish_answer)
+    beating = asyncio.create_task(publish_heartbeats())
     try:
-        await nodes.until(lambda: len(home.members.statuses()) == len(executors))
+        await nodes.wait_until(lambda: len(home.members.statuses()) == len(executors))
         yield
     finally:
         beating.cancel()
 
 
 async def test_a_planner_of_the_previous_build_is_followed_by_a_gateway_of_this_one(tmp_path: Path, nats_url: str):
-    (told,) = KIT["plans"]
-    plan, heard = decode_plan(told["plan"].encode()), list[PlanEvent]()
+    (entry,) = KIT["plans"]
+    plan, events = decode_plan(entry["plan"].encode()), list[PlanEvent]()
     async with recorded_house(tmp_path, nats_url) as (home, player, _):
         await follow_events(home.bus, {subjects.PLAN: home.runs.room.handle_plan_event})
-        await follow_events(home.bus, {subjects.PLAN: heard.append})
-        player.publish(told["subject"], told["event"].encode())
-        await nodes.until(lambda: bool(heard))
+        await follow_events(home.bus, {subjects.PLAN: events.append})
+        player.publish(entry["subject"], entry["event"].encode())
+        await nodes.wait_until(lambda: bool(events))
         home.router.plan = plan
         for option, spec in plan.models[OMNI].options.items():
             await home.executor(OMNI, option, *spec.components)
         response = await home.ask(OMNI, "hello there", path=PATHS[OMNI], seed=5, **SPOKEN)
 
         assert home.router.growing == {}
-        assert (heard[0].epoch, heard[0].growth) == (plan.epoch, {})
-        assert answered(response) == ANSWERS[OMNI]["text"]
+        assert (events[0].epoch, events[0].growth) == (plan.epoch, {})
+        assert read_chat_answer(response) == ANSWERS[OMNI]["text"]
 
 
-async def test_a_planner_of_this_build_is_followed_by_a_gateway_of_the_previous_one(town: Town):  # noqa: F811
-    heard: list[bytes] = []
-    await town.bus.subscribe(subjects.event_subject(subjects.PLAN), lambda delivery: heard.append(delivery.data))
-    async with town.planner():
-        plan = await town.current(1)
-        await nodes.until(lambda: bool(heard))
+async def test_a_planner_of_this_build_is_followed_by_a_gateway_of_the_previous_one(system: PlannerSystem):  # noqa: F811
+    bodies: list[bytes] = []
+    await system.bus.subscribe(subjects.event_subject(subjects.PLAN), lambda delivery: bodies.append(delivery.data))
+    async with system.planner():
+        plan = await system.current(1)
+        await nodes.wait_until(lambda: bool(bodies))
 
-    assert_fits("plan_event", json.loads(heard[0]))
-    assert json.loads(heard[0])["epoch"] == plan.epoch
+    assert_fits("plan_event", json.loads(bodies[0]))
+    assert json.loads(bodies[0])["epoch"] == plan.epoch
     assert_fits("plan", json.loads(encode_plan(plan)))
 
 
 @pytest.mark.parametrize("field", sorted(ADDED["plan"]))
 def test_what_a_plan_of_this_build_has_more_is_refused_by_the_previous_one(field: str):
-    (told,) = KIT["plans"]
-    plan = json.loads(encode_plan(decode_plan(told["plan"].encode())))
+    (entry,) = KIT["plans"]
+    plan = json.loads(encode_plan(decode_plan(entry["plan"].encode())))
     strange = without_fields(plan, ADDED["plan"] - {field})
 
     with pytest.raises(jsonschema.ValidationError, match=field.rpartition(".")[2]):

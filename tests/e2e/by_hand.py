@@ -20,14 +20,14 @@ from tests.e2e.watch import Watch
 _ME = "by-hand"
 
 
-class Answer(NamedTuple):
+class ReplayedAnswer(NamedTuple):
     """Text of an answer, and its samples from the vocoder, float32 [n]."""
 
     text: str
     sound: np.ndarray
 
 
-async def recorded(system: System, body: Mapping[str, Any], path: str) -> Invocation:
+async def record_chat(system: System, body: Mapping[str, Any], path: str) -> Invocation:
     """The recorded invocation of a chat request that took ``path``."""
     async with Watch.on(system) as watch, system.http() as http:
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path})
@@ -35,25 +35,25 @@ async def recorded(system: System, body: Mapping[str, Any], path: str) -> Invoca
     return graph.decode_invocation((await system.record(answer.headers["x-request-id"]))[0])
 
 
-async def again(system: System, record: Invocation, question: Question) -> Answer:
+async def replay_record(system: System, record: Invocation, question: Question) -> ReplayedAnswer:
     """Send ``record`` to the executors of its route and read the answer.
 
     ``record`` is that of ``question``.
     """
     async with system.bus() as bus, system.tensors() as tensors:
-        invocation = await _mine(record, [value for kind, value in question.parts if kind != "text"], tensors)
-        taken = _Taken(tensors, len(record.nodes))
-        await bus.subscribe(invocation.reply, lambda delivery: taken.take(delivery.data))
+        invocation = await _own_invocation(record, [value for kind, value in question.parts if kind != "text"], tensors)
+        collector = _Taken(tensors, len(record.nodes))
+        await bus.subscribe(invocation.reply, lambda delivery: collector.take(delivery.data))
         for executor, node in dict(zip(invocation.route, invocation.nodes, strict=True)).items():
             bus.publish(subjects.task_subject(node.task, executor), graph.encode_invocation(invocation))
-        await asyncio.wait_for(taken.over.wait(), 30)
+        await asyncio.wait_for(collector.over.wait(), 30)
         bus.publish(subjects.end_subject(invocation.id), msgspec.json.encode(InvocationEnd(invocation.id, "done")))
         tensors.end_invocation(invocation.id)
 
-    assert not [one for one in taken.replies if isinstance(one, NodeFailed)]
-    assert taken.nodes == set(range(len(record.nodes)))
-    chunks = [one for one in taken.replies if isinstance(one, Chunk) and one.output == "text"]
-    return Answer("".join(one.data.get("text", "") for one in chunks), np.concatenate(taken.sound))
+    assert not [one for one in collector.replies if isinstance(one, NodeFailed)]
+    assert collector.nodes == set(range(len(record.nodes)))
+    chunks = [one for one in collector.replies if isinstance(one, Chunk) and one.output == "text"]
+    return ReplayedAnswer("".join(one.data.get("text", "") for one in chunks), np.concatenate(collector.sound))
 
 
 class _Taken:
@@ -79,7 +79,7 @@ class _Taken:
                 self.over.set()
 
 
-async def _mine(record: Invocation, files: Sequence[bytes], tensors: TensorClient) -> Invocation:
+async def _own_invocation(record: Invocation, files: Sequence[bytes], tensors: TensorClient) -> Invocation:
     """Return ``record`` as this test's invocation, with its media stored again."""
     id, now = f"{_ME}-{time.time_ns():x}", time.time()
     nodes = list(record.nodes)

@@ -31,7 +31,7 @@ class NoEngine(Exception):
 
 
 @dataclass(frozen=True)
-class Engine:
+class DockerEngine:
     """A running engine. ``docker`` and ``compose`` are the beginnings of command lines."""
 
     docker: tuple[str, ...]
@@ -39,7 +39,7 @@ class Engine:
 
     def run(self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
         """Run ``docker arguments`` and return the output. Raises ``CalledProcessError`` and ``TimeoutExpired``."""
-        return _run([*self.docker, *arguments], within, cwd, {"DOCKER_BUILDKIT": "1", **(env or {})})
+        return _run_command([*self.docker, *arguments], within, cwd, {"DOCKER_BUILDKIT": "1", **(env or {})})
 
     def run_compose(
         self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
@@ -48,34 +48,34 @@ class Engine:
         # Compose v1 builds through the docker command that it finds first in PATH.
         path = f"{Path(self.docker[0]).parent}:{os.environ.get('PATH', '')}"
         builder = {"PATH": path, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
-        return _run([*self.compose, *arguments], within, cwd, {**builder, **(env or {})})
+        return _run_command([*self.compose, *arguments], within, cwd, {**builder, **(env or {})})
 
 
 @contextmanager
-def engine() -> Iterator[Engine]:
+def start_engine() -> Iterator[DockerEngine]:
     """A running Docker engine. Raises ``NoEngine``."""
-    docker = _client()
-    if _answers(docker):
-        yield Engine((docker,), _compose(docker))
+    docker = _find_client()
+    if _is_running(docker):
+        yield DockerEngine((docker,), _compose_command(docker))
         return
-    with _started(docker):
-        yield Engine((docker,), _compose(docker))
+    with _start_daemon(docker):
+        yield DockerEngine((docker,), _compose_command(docker))
 
 
-def ensure_image(engine: Engine, name: str = BASE_IMAGE) -> str:
+def ensure_image(engine: DockerEngine, name: str = BASE_IMAGE) -> str:
     """Ensure that a Python base image exists as ``name``; return "present", "pulled" or "built".
 
     Raises ``NoEngine`` if the Hub does not answer and debootstrap is unavailable.
     """
-    if _succeeds([*engine.docker, "image", "inspect", name], 30):
+    if _is_success([*engine.docker, "image", "inspect", name], 30):
         return "present"
-    if _succeeds([*engine.docker, "pull", "--quiet", name], _PULL_WITHIN):
+    if _is_success([*engine.docker, "pull", "--quiet", name], _PULL_WITHIN):
         return "pulled"
     _build_image(engine, name)
     return "built"
 
 
-def _client() -> str:
+def _find_client() -> str:
     # The client next to the daemon's package supports BuildKit; another one in PATH may lack its plugin.
     for candidate in ("/usr/bin/docker", shutil.which("docker")):
         if candidate and Path(candidate).exists():
@@ -83,14 +83,14 @@ def _client() -> str:
     raise NoEngine("no docker command")
 
 
-def _compose(docker: str) -> tuple[str, ...]:
-    if _succeeds([docker, "compose", "version"], 30):
+def _compose_command(docker: str) -> tuple[str, ...]:
+    if _is_success([docker, "compose", "version"], 30):
         return (docker, "compose")
     return (shutil.which("docker-compose") or "docker-compose",)
 
 
 @contextmanager
-def _started(docker: str) -> Iterator[None]:
+def _start_daemon(docker: str) -> Iterator[None]:
     daemon = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if daemon is None or os.geteuid() != 0:
         raise NoEngine("no Docker engine runs, and starting one takes dockerd and root")
@@ -113,44 +113,44 @@ def _started(docker: str) -> Iterator[None]:
 
 def _wait_for(docker: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     give_up = time.monotonic() + _ENGINE_UP_WITHIN
-    while not _answers(docker):
+    while not _is_running(docker):
         if process.poll() is not None or time.monotonic() > give_up:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
             raise NoEngine(f"dockerd did not come up within {_ENGINE_UP_WITHIN:g} s:\n{last}")
         time.sleep(0.2)
 
 
-def _answers(docker: str) -> bool:
-    return _succeeds([docker, "info"], 10)
+def _is_running(docker: str) -> bool:
+    return _is_success([docker, "info"], 10)
 
 
-def _build_image(engine: Engine, name: str) -> None:
+def _build_image(engine: DockerEngine, name: str) -> None:
     debootstrap = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if debootstrap is None or os.geteuid() != 0:
         raise NoEngine(f"{name} cannot be pulled, and building it takes debootstrap and root")
     with tempfile.TemporaryDirectory(prefix="omnibus-base-") as directory:
         root = Path(directory) / "root"
-        _bootstrap([debootstrap, "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)])
-        _finish(root)
-        _import(engine, name, root)
+        _run_bootstrap([debootstrap, "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)])
+        _finish_root(root)
+        _import_image(engine, name, root)
 
 
-def _bootstrap(command: list[str]) -> None:
+def _run_bootstrap(command: list[str]) -> None:
     try:
-        _run(command, _BOOTSTRAP_WITHIN)
+        _run_command(command, _BOOTSTRAP_WITHIN)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         last = "\n".join((error.output or "").splitlines()[-5:])
         raise NoEngine(f"debootstrap failed: {error}\n{last}") from error
 
 
-def _finish(root: Path) -> None:
+def _finish_root(root: Path) -> None:
     """Add the Hub image's files that Debian lacks, and local package settings."""
     for name, target in {"python": "/usr/bin/python3", "pip": "/usr/bin/pip3"}.items():
         (root / "usr/local/bin" / name).symlink_to(target)
     for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         marker.unlink()
-    if (ours := Path("/") / _CERTIFICATES).exists():  # it may hold a private authority
-        shutil.copyfile(ours, root / _CERTIFICATES)
+    if (certificates := Path("/") / _CERTIFICATES).exists():  # it may hold a private authority
+        shutil.copyfile(certificates, root / _CERTIFICATES)
     for directory in _local_wheels():
         shutil.copytree(directory, root / directory.relative_to("/"))
     shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
@@ -158,11 +158,11 @@ def _finish(root: Path) -> None:
 
 def _local_wheels() -> list[Path]:
     """Directories with wheels for pip on this machine; builds must use the same."""
-    named = os.environ.get("PIP_FIND_LINKS", "").split()
-    return [Path(name).resolve() for name in named if Path(name).is_absolute() and Path(name).is_dir()]
+    names = os.environ.get("PIP_FIND_LINKS", "").split()
+    return [Path(name).resolve() for name in names if Path(name).is_absolute() and Path(name).is_dir()]
 
 
-def _import(engine: Engine, name: str, root: Path) -> None:
+def _import_image(engine: DockerEngine, name: str, root: Path) -> None:
     changes = ["CMD python3", f"ENV PIP_CERT=/{_CERTIFICATES} SSL_CERT_FILE=/{_CERTIFICATES}"]
     if wheels := _local_wheels():
         changes.append(f'ENV PIP_FIND_LINKS="{" ".join(map(str, wheels))}"')
@@ -177,16 +177,18 @@ def _import(engine: Engine, name: str, root: Path) -> None:
         )
 
 
-def _succeeds(command: list[str], within: float) -> bool:
+def _is_success(command: list[str], within: float) -> bool:
     try:
-        _run(command, within)
+        _run_command(command, within)
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return False
     return True
 
 
-def _run(command: list[str], within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(
+def _run_command(
+    command: list[str], within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    process = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -198,4 +200,4 @@ def _run(command: list[str], within: float, cwd: Path | None = None, env: Mappin
         cwd=cwd,
         env={**os.environ, **(env or {})},
     )
-    return done.stdout
+    return process.stdout

@@ -19,9 +19,9 @@ from tests.golden.corpus import Golden
 SAME_MODELS = tiny.RECIPE == corpus.RECIPE
 
 
-async def remember(system: System, golden: Golden) -> None:
+async def store_golden(system: System, golden: Golden) -> None:
     """Store a golden invocation, its end and its media as ``system`` would."""
-    corpus.fill(Path(system.state.directory) / "media")
+    corpus.fill_store(Path(system.state.directory) / "media")
     subject = subjects.record_subject(golden.document["app"], golden.id)
     async with system.bus() as bus:
         bus.publish_record(subject, golden.body, f"{golden.id}.{golden.document['attempt']}")
@@ -29,13 +29,13 @@ async def remember(system: System, golden: Golden) -> None:
     await system.record(golden.id)
 
 
-async def replayed(system: System, golden: Golden) -> list[dict[str, Any]]:
+async def replay_golden(system: System, golden: Golden) -> list[dict[str, Any]]:
     """Result of ``omnibus.replay`` for the body of a record in ``system``."""
-    await remember(system, golden)
-    return await published(system, golden)
+    await store_golden(system, golden)
+    return await publish_replay(system, golden)
 
 
-async def published(system: System, golden: Golden) -> list[dict[str, Any]]:
+async def publish_replay(system: System, golden: Golden) -> list[dict[str, Any]]:
     """All that ``omnibus.replay`` answers to a recorded body."""
     async with system.bus() as bus:
         return [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, golden.body, 60)]
@@ -46,16 +46,16 @@ async def runs_as_it_ran(system: System, golden: Golden) -> None:
 
     A replay may also report that its answer has changed.
     """
-    first, last = await replayed(system, golden)
+    first, last = await replay_golden(system, golden)
 
     assert (first["status"], first["replay_of"], first["path"]) == ("running", golden.id, golden.document["path"])
     assert (last["status"], last["id"]) == ("done", first["id"]), last
-    if golden.drawn_by_rank or golden.corrected:
+    if golden.drawn_by_rank or golden.is_corrected:
         assert (last["identical"], last["why"] != "") == (False, True)
     if SAME_MODELS and not golden.drawn_by_rank:
         assert last["answer"]["text"] == golden.right_answer["text"]
         assert last["answer"]["usage"] == golden.right_answer["usage"]
-        assert last["identical"] is not golden.corrected, last["why"]
+        assert last["identical"] is not golden.is_corrected, last["why"]
     await system.ledger_is_empty()
 
 
@@ -63,7 +63,7 @@ async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
     """Check that the request of ``golden`` causes the same calls and answer."""
     headers = {"x-omnibus-path": golden.document["path"]}
     async with Watch.on(system) as watch, system.http() as http:
-        answer = await http.post("/v1/chat/completions", json=request(golden), headers=headers)
+        answer = await http.post("/v1/chat/completions", json=build_request(golden), headers=headers)
         assert answer.status_code == 200, answer.text
         id = answer.headers["x-request-id"]
         await watch.end(id)
@@ -78,14 +78,14 @@ async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
     await system.ledger_is_empty()
 
 
-def request(golden: Golden) -> dict[str, Any]:
+def build_request(golden: Golden) -> dict[str, Any]:
     """Body of the chat request that caused ``golden``, with its seed."""
     inputs = {node["component"]: node["inputs"] for node in golden.document["nodes"]}
     thinker = inputs["thinker"]
     media = [node["inputs"]["media"] for node in golden.document["nodes"] if "media" in node["inputs"]]
     body = {
         "model": golden.document["model"],
-        "messages": _with_media(_messages(thinker["messages"]), media),
+        "messages": _with_media(_read_messages(thinker["messages"]), media),
         "seed": golden.document["seed"],
         **{name: value for name, value in thinker["params"].items() if value is not None},
     }
@@ -96,31 +96,31 @@ def request(golden: Golden) -> dict[str, Any]:
     return body
 
 
-def _content(literal: dict[str, Any]) -> bytes:
+def _read_content(literal: dict[str, Any]) -> bytes:
     return (corpus.MEDIA / literal["sha256"]).read_bytes()
 
 
-def _messages(given: Any) -> Any:
-    return json.loads(_content(given)) if HANDLE in given else given
+def _read_messages(value: Any) -> Any:
+    return json.loads(_read_content(value)) if HANDLE in value else value
 
 
 def _with_media(messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` with the bytes of the media that they mention, in order."""
     left = iter(media)
     return [
-        {**said, "content": [_part(part, left) for part in said["content"]]}
-        if isinstance(said["content"], list)
-        else said
-        for said in messages
+        {**message, "content": [_build_part(part, left) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
     ]
 
 
-def _part(part: dict[str, Any], media: Any) -> dict[str, Any]:
+def _build_part(part: dict[str, Any], media: Any) -> dict[str, Any]:
     if part["type"] == "text":
         return part
     literal = next(media)
     if part["type"] == "audio":
-        data = base64.b64encode(_content(literal)).decode()
+        data = base64.b64encode(_read_content(literal)).decode()
         return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     kind = f"{part['type']}_url"
-    return {"type": kind, kind: {"url": data_url(literal["mime"], _content(literal))}}
+    return {"type": kind, kind: {"url": data_url(literal["mime"], _read_content(literal))}}

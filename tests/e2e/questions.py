@@ -20,7 +20,7 @@ class Question:
     @property
     def messages(self) -> list[Any]:
         """For the HTTP API."""
-        return [{"role": "user", "content": [_part(kind, value) for kind, value in self.parts]}]
+        return [{"role": "user", "content": [_content_part(kind, value) for kind, value in self.parts]}]
 
     @property
     def plain(self) -> list[dict[str, Any]]:
@@ -34,28 +34,28 @@ class Question:
         return {kind: [value for other, value in self.parts if other == kind] for kind in kinds}
 
 
-def ask(*parts: str | tuple[str, bytes]) -> Question:
+def make_question(*parts: str | tuple[str, bytes]) -> Question:
     """A question of plain strings (text) and media."""
     return Question(tuple(("text", part) if isinstance(part, str) else part for part in parts))
 
 
-def image(seed: int, width: int = 90, height: int = 60) -> tuple[str, bytes]:
-    return "image", files.picture(seed, width, height)
+def make_image(seed: int, width: int = 90, height: int = 60) -> tuple[str, bytes]:
+    return "image", files.make_picture(seed, width, height)
 
 
-def audio(seconds: float, seed: int = 0) -> tuple[str, bytes]:
-    return "audio", files.tone(seconds, seed)
+def make_audio(seconds: float, seed: int = 0) -> tuple[str, bytes]:
+    return "audio", files.make_tone(seconds, seed)
 
 
-def video(seconds: float, seed: int = 0) -> tuple[str, bytes]:
-    return "video", files.film(seconds, seed)
+def make_video(seconds: float, seed: int = 0) -> tuple[str, bytes]:
+    return "video", files.make_film(seconds, seed)
 
 
 def data_url(mime: str, data: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def _part(kind: str, value: Any) -> dict[str, Any]:
+def _content_part(kind: str, value: Any) -> dict[str, Any]:
     if kind == "text":
         return {"type": "text", "text": value}
     if kind == "audio":
@@ -64,15 +64,15 @@ def _part(kind: str, value: Any) -> dict[str, Any]:
 
 
 VL_QUESTIONS = {
-    "text": ask("hello world, how are you today?"),
-    "image": ask(image(1), "what is in this picture?"),
-    "two images": ask(image(2), "and", image(3, 120, 200), "describe the image"),
-    "video": ask(video(2), "summarise the video please."),
+    "text": make_question("hello world, how are you today?"),
+    "image": make_question(make_image(1), "what is in this picture?"),
+    "two images": make_question(make_image(2), "and", make_image(3, 120, 200), "describe the image"),
+    "video": make_question(make_video(2), "summarise the video please."),
 }
 OMNI_QUESTIONS = {
-    "text": ask("hello world, how are you today?"),
-    "image": ask(image(1), "what is in this picture?"),
-    "audio": ask(audio(1.5), "what do you hear in this audio clip?"),
-    "video": ask(video(2), "summarise the video please."),
-    "image and audio": ask(image(2), audio(1.1, 1), "describe"),
+    "text": make_question("hello world, how are you today?"),
+    "image": make_question(make_image(1), "what is in this picture?"),
+    "audio": make_question(make_audio(1.5), "what do you hear in this audio clip?"),
+    "video": make_question(make_video(2), "summarise the video please."),
+    "image and audio": make_question(make_image(2), make_audio(1.1, 1), "describe"),
 }

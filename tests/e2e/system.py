@@ -59,21 +59,25 @@ LEASES_WITHIN = 5.0
 _SHOWN = 12_000  # characters of the log that a failure prints
 
 
-def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
+def declare_model(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
     """Usual deployment of a tiny model, with ``changes`` such as ``options``."""
     return {**catalog.untrained_declaration(family, str(checkpoint)), **changes}
 
 
 def _executor_ids(models: Mapping[str, Any]) -> set[str]:
     """Planned ids of the executors of models with options: with cells, and without shared encoders."""
-    named = {name: model for name, model in models.items() if model.get("options")}
+    option_models = {name: model for name, model in models.items() if model.get("options")}
     counts = {
-        (name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()
+        (name, option): spec.get("replicas", 1)
+        for name, m in option_models.items()
+        for option, spec in m["options"].items()
     }
-    if len(named) > 1 or any(model.get("cells") for model in named.values()):
+    if len(option_models) > 1 or any(model.get("cells") for model in option_models.values()):
         plans = build_static_plans(msgspec.convert(models, dict[str, DeclaredModel]))
-        planned = {kind[:2]: count for kind, count in replica_counts(plans).items() if kind.model in named}
-        counts = {**{key: count for key, count in counts.items() if key[0] not in plans}, **planned}
+        planned_counts = {
+            kind[:2]: count for kind, count in replica_counts(plans).items() if kind.model in option_models
+        }
+        counts = {**{key: count for key, count in counts.items() if key[0] not in plans}, **planned_counts}
     return {
         subjects.subject_token(f"{name}-{option}-{replica}")
         for (name, option), count in counts.items()
@@ -90,7 +94,7 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(
+def start_system(
     directory: Path,
     models: Mapping[str, Any],
     *flags: str,
@@ -135,9 +139,9 @@ class System:
         self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
         models = {name: {"share_equal": False, **model} for name, model in models.items()}
-        declared = directory / "models.json"
-        declared.write_text(json.dumps({**(more or {}), "models": models}))
-        self._models = ["--models", str(declared)] if models else ["--no-models"]
+        models_file = directory / "models.json"
+        models_file.write_text(json.dumps({**(more or {}), "models": models}))
+        self._models = ["--models", str(models_file)] if models else ["--no-models"]
         paths = f"{ROOT}:{PACKAGE_PATH}"
         # A private directory for the state file, to separate this from other runs of this user.
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
@@ -217,10 +221,10 @@ class System:
 
     def _left(self, family: Sequence[psutil.Process]) -> list[str]:
         alive = [f"process {one.pid}" for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        open_ports = [f"port {port}" for port in self.ports if listens(port)]
-        shared = [path.name for path in SHARED_MEMORY.glob(f"{self.state.shm_prefix}*")]
+        open_ports = [f"port {port}" for port in self.ports if is_listening(port)]
+        segments = [path.name for path in SHARED_MEMORY.glob(f"{self.state.shm_prefix}*")]
         directory = [self.state.directory] if Path(self.state.directory).exists() else []
-        return [*alive, *open_ports, *shared, *directory]
+        return [*alive, *open_ports, *segments, *directory]
 
     @property
     def ports(self) -> list[int]:
@@ -232,13 +236,13 @@ class System:
 
     def processes(self) -> list[psutil.Process]:
         """All processes of this system, except the supervisor."""
-        found: dict[int, psutil.Process] = {}
+        by_pid: dict[int, psutil.Process] = {}
         for command in self.commands():
             for pid in {command.pid, find_forked_pid(command.pid)}:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
-                    found |= {one.pid: one for one in (process, *process.children(recursive=True))}
-        return list(found.values())
+                    by_pid |= {one.pid: one for one in (process, *process.children(recursive=True))}
+        return list(by_pid.values())
 
     def commands(self) -> list[psutil.Process]:
         """Processes that the supervisor started; a placeholder represents a forked one."""
@@ -257,8 +261,8 @@ class System:
         """Sidecar process of a node, by index from 0."""
         sidecars = (one for one in self.commands() if "omnibus_sidecar" in command_line(one))
         name = self.node_name(node)
-        found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
-        return psutil.Process(find_forked_pid(found.pid))
+        command = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
+        return psutil.Process(find_forked_pid(command.pid))
 
     def gateway_environment(self, index: int) -> dict[str, str]:
         """The environment that a gateway was started with."""
@@ -272,25 +276,25 @@ class System:
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
         """Stream the heartbeats of executors from now on."""
-        heard: asyncio.Queue[bytes] = asyncio.Queue()
-        stop = await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        stop = await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), lambda d: queue.put_nowait(d.data))
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         try:
             while True:
-                yield messages.decode_status(await heard.get())
+                yield messages.decode_status(await queue.get())
         finally:
             await stop()
 
     async def whole(self, within: float = _BACK_WITHIN, only: Sequence[str] = ()) -> dict[str, int]:
         """Wait until all executors (or ``only`` these) are ready; return their process ids."""
-        wanted = set(only) or self.executors
+        expected_ids = set(only) or self.executors
         pids: dict[str, int] = {}
-        async with asyncio.timeout(within), self.bus() as bus, contextlib.aclosing(self.statuses(bus)) as heard:
-            async for status in heard:
+        async with asyncio.timeout(within), self.bus() as bus, contextlib.aclosing(self.statuses(bus)) as stream:
+            async for status in stream:
                 if status.state == "ready":
                     pids[status.id] = status.pid
-                if wanted <= pids.keys():
-                    return {id: pids[id] for id in wanted}
+                if expected_ids <= pids.keys():
+                    return {id: pids[id] for id in expected_ids}
         raise AssertionError("unreachable")
 
     # Doors
@@ -392,6 +396,6 @@ async def missing_stages(system: System, model: str, why: str = "no executor") -
                 return missing
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -50,15 +50,15 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(here: Path) -> dict[str, str]:
+def make_environment(here: Path) -> dict[str, str]:
     paths = f"{ROOT}:{PACKAGE_PATH}"
     return {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(here)}
 
 
-def omnibus(here: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_omnibus(here: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         warm.omnibus_command(*arguments),
-        env=environment(here),
+        env=make_environment(here),
         cwd=here,
         text=True,
         capture_output=True,
@@ -68,23 +68,23 @@ def omnibus(here: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_file_and_a_request_are_enough_for_an_answer(here: Path):
-    done = omnibus(here, "app", "run", "shout.py", '"hello"', "--no-models")
+    process = run_omnibus(here, "app", "run", "shout.py", '"hello"', "--no-models")
 
-    assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
-    assert done.stderr == ""
-    assert omnibus(here, "app", "list").returncode == 1  # nothing is left
+    assert (process.returncode, process.stdout) == (0, "HELLO!\n"), process.stderr
+    assert process.stderr == ""
+    assert run_omnibus(here, "app", "list").returncode == 1  # nothing is left
 
 
 def test_it_needs_no_models_unless_its_tasks_do(here: Path):
-    done = omnibus(here, "app", "run", "shout.py", '"hello"')
+    process = run_omnibus(here, "app", "run", "shout.py", '"hello"')
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "HELLO!\n", "")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "HELLO!\n", "")
 
 
 def test_the_tiny_models_that_its_tasks_name_are_started_and_no_others(here: Path):
-    asked = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0})
+    question = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0})
     argv = warm.omnibus_command("app", "run", str(ROOT / "examples" / "mllm.py"), "--port", "0")
-    with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(argv, env=make_environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
             up = next(line for line in running.stdout if "mllm is up" in line)
@@ -92,8 +92,8 @@ def test_the_tiny_models_that_its_tasks_name_are_started_and_no_others(here: Pat
             with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
                 models = {model["id"] for model in json.load(answer)["data"]}
             assert models == {"qwen2.5-vl-tiny", "my-mllm"}
-            said = json.loads(omnibus(here, "app", "invoke", "mllm", asked).stdout)
-            assert said["text"]
+            completion = json.loads(run_omnibus(here, "app", "invoke", "mllm", question).stdout)
+            assert completion["text"]
         finally:
             running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0
@@ -103,37 +103,37 @@ def test_another_model_has_to_be_declared(here: Path):
     task = "from omnibus.task import Think\nTASK = Think(model='mine', component='thinker')\n"
     (here / "needs.py").write_text(f"{task}async def serve(request): ...\n")
 
-    done = omnibus(here, "app", "run", "needs.py", "1")
+    process = run_omnibus(here, "app", "run", "needs.py", "1")
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "omnibus: needs needs mine: declare it in a file and name that with --models FILE\n"
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr == "omnibus: needs needs mine: declare it in a file and name that with --models FILE\n"
 
 
 def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):
     (here / "broken.py").write_text("import nonsense\n")
 
-    done = omnibus(here, "app", "run", "broken.py", "1", "--no-models")
+    process = run_omnibus(here, "app", "run", "broken.py", "1", "--no-models")
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "No module named 'nonsense' (broken.py, line 1)" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "No module named 'nonsense' (broken.py, line 1)" in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
 def test_without_a_request_it_stays_and_other_commands_find_it(here: Path):
     argv = warm.omnibus_command("app", "run", "shout.py", "--port", "0", "--no-models")
-    with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(argv, env=make_environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
             assert any("shout is up" in line for line in running.stdout)
 
-            assert omnibus(here, "app", "invoke", "shout", '"hello"').stdout == "HELLO!\n"
-            [listed] = json.loads(omnibus(here, "app", "list", "--json").stdout)
-            assert (listed["name"], listed["version"], listed["worker"]["state"]) == ("shout", 1, "ready")
-            assert re.search(r"shout-shout-0\S* ok", omnibus(here, "tasks").stdout)
-            assert "updated, version 2" in omnibus(here, "app", "update", "shout").stdout
-            assert omnibus(here, "app", "unregister", "shout").returncode == 0
-            gone = omnibus(here, "app", "invoke", "shout", '"hello"')
-            assert (gone.returncode, gone.stderr) == (1, "omnibus: unknown app 'shout' (registered apps: none)\n")
+            assert run_omnibus(here, "app", "invoke", "shout", '"hello"').stdout == "HELLO!\n"
+            [app] = json.loads(run_omnibus(here, "app", "list", "--json").stdout)
+            assert (app["name"], app["version"], app["worker"]["state"]) == ("shout", 1, "ready")
+            assert re.search(r"shout-shout-0\S* ok", run_omnibus(here, "tasks").stdout)
+            assert "updated, version 2" in run_omnibus(here, "app", "update", "shout").stdout
+            assert run_omnibus(here, "app", "unregister", "shout").returncode == 0
+            result = run_omnibus(here, "app", "invoke", "shout", '"hello"')
+            assert (result.returncode, result.stderr) == (1, "omnibus: unknown app 'shout' (registered apps: none)\n")
         finally:
             running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0

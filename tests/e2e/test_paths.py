@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.system import ROOT
 from tests.measured import REPORTED
-from tests.paths.run import WrongOutputError, walk
+from tests.paths.run import WrongOutputError, walk_paths
 from tests.paths.table import PATHS, Command, Path
 
 COMMANDS = [
@@ -30,17 +30,17 @@ def test_a_newcomer_gets_an_answer_an_app_a_graph_a_replay_and_a_plan(
     record_property: Callable[[str, object], None],
 ):
     """The test report prints these measurements."""
-    walked = []
-    for each in walk(PATHS):
-        walked.append(each.path.name)
+    names = []
+    for each in walk_paths(PATHS):
+        names.append(each.path.name)
         took = " + ".join(f"{seconds:.1f}" for seconds in (each.start_seconds, *each.seconds) if seconds)
         record_property(f"{REPORTED}seconds to {each.path.goal}", f"{each.total_seconds:.1f} ({took})")
 
-    assert sorted(walked) == sorted(path.name for path in PATHS)
+    assert sorted(names) == sorted(path.name for path in PATHS)
 
 
 def test_a_command_that_prints_something_else_ends_the_walk():
     wrong = Path("wrong", "nothing", None, (Command("echo no", "yes", ""),))
 
     with pytest.raises(WrongOutputError, match="echo no"):
-        list(walk([wrong]))
+        list(walk_paths([wrong]))

@@ -8,19 +8,19 @@ import pytest
 
 from omnibus_sidecar.peers.links import SMALL_BYTES
 from tests.e2e import questions
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ucx]
 
 
-async def answer(system: System, route: str, gateway: int) -> str:
+async def send_question(system: System, route: str, gateway: int) -> str:
     """Answer about a different image for each gateway, because encoders cache images."""
-    question = questions.ask(questions.image(gateway, 420, 336), "What is it?")
+    question = questions.make_question(questions.make_image(gateway, 420, 336), "What is it?")
     body: dict[str, Any] = {"model": VL, "messages": question.messages, "max_tokens": 12, "temperature": 0, "seed": 1}
     async with system.http(gateway) as http:
-        found = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
-    assert found.status_code == 200, found.text
-    return str(found.json()["choices"][0]["message"]["content"])
+        response = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
 
 
 async def over_ucx(system: System) -> tuple[int, int]:
@@ -36,10 +36,10 @@ async def over_ucx(system: System) -> tuple[int, int]:
 
 @pytest.fixture
 def pair(tmp_path: Path, vl_checkpoint: Path) -> Iterator[System]:
-    models = {VL: declaration("qwen2_5_vl", vl_checkpoint)}
+    models = {VL: declare_model("qwen2_5_vl", vl_checkpoint)}
     # Shared memory, which UCX would find, is none between nodes.
     settings = {"OMNIBUS_SIDECAR_TRANSPORT": "ucx", "UCX_TLS": "tcp"}
-    with running(tmp_path, models, "--nodes", "2", "--gateways", "2", **settings) as system:
+    with start_system(tmp_path, models, "--nodes", "2", "--gateways", "2", **settings) as system:
         yield system
 
 
@@ -47,8 +47,8 @@ async def test_a_path_over_two_nodes_answers_as_one_executor_does(pair: System):
     await pair.whole()
     await pair.becomes_ready()
 
-    apart = [await answer(pair, "E>L", gateway) for gateway in range(2)]
-    together = [await answer(pair, "EL", gateway) for gateway in range(2)]
+    apart = [await send_question(pair, "E>L", gateway) for gateway in range(2)]
+    together = [await send_question(pair, "EL", gateway) for gateway in range(2)]
 
     assert apart == together
     nbytes, failures = await over_ucx(pair)

@@ -33,7 +33,7 @@ _BUILD, _INSTALL, _RUN = re.findall(r"^(?:pip|omnibus) .*$", (ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel and a source distribution of this checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for package in _PACKAGES:
@@ -47,14 +47,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_command(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Command ``omnibus`` of an environment with the wheel and borrowed libraries."""
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()))
     pip, *install = shlex.split(
-        _INSTALL.replace("dist/omnibus_serve-*.whl", str(next(built.glob("omnibus_serve-*.whl"))))
+        _INSTALL.replace("dist/omnibus_serve-*.whl", str(next(distributions.glob("omnibus_serve-*.whl"))))
     )
     offline = [
         sys.executable,
@@ -77,18 +77,21 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(here: Path) -> dict[str, str]:
+def make_environment(here: Path) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "XDG_RUNTIME_DIR": str(here)}
 
 
-def test_both_have_every_file_of_the_packages(built: Path):
+def test_both_have_every_file_of_the_packages(distributions: Path):
     files = {
         str(path.relative_to(ROOT))
         for package in _PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel, tarfile.open(next(built.glob("*.tar.gz"))) as source:
+    with (
+        zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel,
+        tarfile.open(next(distributions.glob("*.tar.gz"))) as source,
+    ):
         in_wheel, in_source = set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
 
     assert {"shared/omnibus/py.typed", "services/gateway/omnibus_gateway/console/static/index.html"} <= files
@@ -96,45 +99,45 @@ def test_both_have_every_file_of_the_packages(built: Path):
     assert files - in_source == set()
 
 
-def test_every_package_has_a_name_of_its_own(built: Path):
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+def test_every_package_has_a_name_of_its_own(distributions: Path):
+    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
         packages = {name.partition("/")[0] for name in wheel.namelist()}
 
     assert {name for name in packages if not name.startswith("omnibus")} == set()
 
 
-def test_the_installed_command_uses_the_wheel_alone(installed: Path, here: Path):
+def test_the_installed_command_uses_the_wheel_alone(installed_command: Path, here: Path):
     code = (
         "import omnibus as a, omnibus_models as b, omnibus_gateway as c; print(*a.__path__, *b.__path__, *c.__path__)"
     )
-    command = [str(installed.parent / "python"), "-c", code]
-    found = subprocess.run(command, cwd=here, env=environment(here), capture_output=True, text=True, check=False)
+    command = [str(installed_command.parent / "python"), "-c", code]
+    process = subprocess.run(command, cwd=here, env=make_environment(here), capture_output=True, text=True, check=False)
 
-    assert len(found.stdout.split()) == 3, found.stderr
-    assert all(path.startswith(str(installed.parents[1])) for path in found.stdout.split())
+    assert len(process.stdout.split()) == 3, process.stderr
+    assert all(path.startswith(str(installed_command.parents[1])) for path in process.stdout.split())
 
 
-def test_the_demo_runs_from_the_wheel(installed: Path, here: Path):
-    done = subprocess.run(
-        [str(installed), *shlex.split(_RUN)[1:], "--seed", "1"],
-        cwd=here, env=environment(here), capture_output=True, text=True, timeout=300, check=False,
+def test_the_demo_runs_from_the_wheel(installed_command: Path, here: Path):
+    process = subprocess.run(
+        [str(installed_command), *shlex.split(_RUN)[1:], "--seed", "1"],
+        cwd=here, env=make_environment(here), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a black circle on red at the right" in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "a black circle on red at the right" in process.stdout
     assert (here / "answer.wav").stat().st_size > 44
 
 
-def test_an_app_runs_from_the_wheel(installed: Path, here: Path):
-    done = subprocess.run(
-        [str(installed), "app", "run", "shout.py", '"hello"'],
-        cwd=here, env=environment(here), capture_output=True, text=True, timeout=200, check=False,
+def test_an_app_runs_from_the_wheel(installed_command: Path, here: Path):
+    process = subprocess.run(
+        [str(installed_command), "app", "run", "shout.py", '"hello"'],
+        cwd=here, env=make_environment(here), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
-    assert (done.returncode, done.stdout) == (0, "HELLO!\n"), done.stderr
+    assert (process.returncode, process.stdout) == (0, "HELLO!\n"), process.stderr
 
 
-def test_an_app_may_have_packages_with_the_names_of_our_directories(installed: Path, here: Path):
+def test_an_app_may_have_packages_with_the_names_of_our_directories(installed_command: Path, here: Path):
     """It imports its own ``services``, ``shared`` and ``tests``."""
     for package in ("services", "shared", "tests"):
         (here / package).mkdir()
@@ -143,28 +146,28 @@ def test_an_app_may_have_packages_with_the_names_of_our_directories(installed: P
     app = "import services, shared, tests\n" + dedent(SHOUT).replace("words.text", joined, 1)
     (here / "shout.py").write_text(app)
 
-    done = subprocess.run(
-        [str(installed), "app", "run", "shout.py", '"hello"'],
-        cwd=here, env=environment(here), capture_output=True, text=True, timeout=200, check=False,
+    process = subprocess.run(
+        [str(installed_command), "app", "run", "shout.py", '"hello"'],
+        cwd=here, env=make_environment(here), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
-    assert (done.returncode, done.stdout) == (0, "HELLO, MY SERVICES, MY SHARED, MY TESTS!\n"), done.stderr
+    assert (process.returncode, process.stdout) == (0, "HELLO, MY SERVICES, MY SHARED, MY TESTS!\n"), process.stderr
 
 
 @pytest.fixture
-def up(installed: Path, here: Path) -> Iterator[str]:
+def gateway_url(installed_command: Path, here: Path) -> Iterator[str]:
     """URL of the gateway of ``omnibus up`` with one tiny model."""
     process = subprocess.Popen(
-        [str(installed), "up", "--port", "0", "--only", "qwen2.5-vl-tiny"],
-        cwd=here, env=environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [str(installed_command), "up", "--port", "0", "--only", "qwen2.5-vl-tiny"],
+        cwd=here, env=make_environment(here), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     lines: list[str] = []
     try:
         for line in process.stdout:
             lines.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line) if line.startswith("Omnibus is up") else None:
-                yield found[0]
+            if match := re.search(r"http://127\.0\.0\.1:\d+", line) if line.startswith("Omnibus is up") else None:
+                yield match[0]
                 break
         else:
             pytest.fail("".join(lines))
@@ -173,12 +176,12 @@ def up(installed: Path, here: Path) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def test_a_model_answers_from_the_wheel(up: str):
+def test_a_model_answers_from_the_wheel(gateway_url: str):
     body = {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    request = urllib.request.Request(f"{up}/v1/chat/completions", json.dumps(body).encode())
+    request = urllib.request.Request(f"{gateway_url}/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:
         completion = json.load(answer)
-    with urllib.request.urlopen(f"{up}/console/", timeout=60) as page:
+    with urllib.request.urlopen(f"{gateway_url}/console/", timeout=60) as page:
         console = page.read()
 
     assert 1 <= completion["usage"]["completion_tokens"] <= 4

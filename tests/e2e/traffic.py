@@ -21,7 +21,7 @@ class Edge(NamedTuple):
     output: str
 
 
-class Traffic(NamedTuple):
+class TransferTraffic(NamedTuple):
     """Traffic of one request.
 
     It contains edges, blocks given out by arenas (without copies of other nodes' blocks), and blocks named in messages.
@@ -32,28 +32,30 @@ class Traffic(NamedTuple):
     named: int
 
 
-async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response]]) -> Traffic:
+async def measure_traffic(system: System, request: Callable[[], Awaitable[httpx.Response]]) -> TransferTraffic:
     async with Watch.on(system) as watch:
-        before = await _granted(system)
+        before = await _count_granted(system)
         answer = await request()
         id = answer.headers["x-request-id"]
         await watch.end(id)
         await system.ledger_is_empty()
-        granted = await _granted(system) - before
-    sent = graph.decode_invocation((await system.record(id))[0])
-    options = dict(zip(sent.route, sent.options, strict=True))
+        granted_count = await _count_granted(system) - before
+    invocation = graph.decode_invocation((await system.record(id))[0])
+    options = dict(zip(invocation.route, invocation.options, strict=True))
     edges = {
-        Edge(sent.options[chunk.node], options[delivery.subject.split(".")[2]], chunk.output)
+        Edge(invocation.options[chunk.node], options[delivery.subject.split(".")[2]], chunk.output)
         for delivery in watch.seen
         if delivery.subject.startswith(f"{subjects.ROOT}.edge.")
         for chunk in messages.decode_edges(delivery.data)
         if isinstance(chunk, Chunk) and chunk.inv == id
     }
     bodies = [msgspec.json.decode(one.data) for one in watch.seen if one.data.startswith(b"{")]
-    return Traffic(edges, granted, len(set(handles([_about(id, body) for body in bodies]))))
+    return TransferTraffic(
+        edges, granted_count, len(set(find_handles([_filter_messages(id, body) for body in bodies])))
+    )
 
 
-async def _granted(system: System) -> int:
+async def _count_granted(system: System) -> int:
     """Blocks that all arenas have given out for tensors made there."""
     count = 0
     for node in range(system.node_count):
@@ -63,14 +65,14 @@ async def _granted(system: System) -> int:
     return count
 
 
-def _about(id: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+def _filter_messages(id: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Messages of ``body`` about invocation ``id``; a batch may contain others."""
     return [each for each in body.get("msgs", [body]) if id in (each.get("inv"), each.get("id"))]
 
 
-def handles(value: Any) -> Iterator[tuple[int, int]]:
+def find_handles(value: Any) -> Iterator[tuple[int, int]]:
     """Block names anywhere in a message."""
     if isinstance(value, dict) and "generation" in value:
         yield value["id"], value["generation"]
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from handles(each)
+        yield from find_handles(each)

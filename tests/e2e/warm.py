@@ -87,12 +87,12 @@ def fork_server_socket(for_vllm: bool = False) -> str:
     command = python_command("omnibus.up.fork_server", path, *modules)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
-    def end() -> None:
+    def stop_server() -> None:
         process.terminate()
         process.wait(_STOP_SECONDS)
         shutil.rmtree(directory, ignore_errors=True)
 
-    atexit.register(end)
+    atexit.register(stop_server)
     give_up = time.monotonic() + _IMPORT_SECONDS
     while listener_process_id(path) is None:
         assert process.poll() is None, "the fork server ended"
@@ -137,12 +137,12 @@ def fork_modules(patch: "pytest.MonkeyPatch") -> None:
     ``omnibus.process.run_module`` runs them.
     """
 
-    def command(module: str, *arguments: str) -> tuple[str, ...]:
+    def fork_command(module: str, *arguments: str) -> tuple[str, ...]:
         if not module.startswith("omnibus_models."):
             return python_command(module, *arguments)
         return fork_client.fork_server_command(fork_server_socket(), module, *arguments)
 
-    patch.setattr(run_module, "python_command", command)
+    patch.setattr(run_module, "python_command", fork_command)
 
 
 def listener_process_id(path: str) -> int | None:
@@ -152,8 +152,8 @@ def listener_process_id(path: str) -> int | None:
             probe.connect(path)
         except OSError:
             return None
-        packed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", packed)[0]
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
     return pid
 
 

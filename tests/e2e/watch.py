@@ -50,8 +50,8 @@ class Watch:
         """
         before = len(self.seen)
         status = subjects.event_subject(subjects.EXECUTOR)
-        named = f'"id":"{executor}"'.encode()
-        await self.until(lambda: any(one.subject == status and named in one.data for one in self.seen[before:]))
+        marker = f'"id":"{executor}"'.encode()
+        await self.until(lambda: any(one.subject == status and marker in one.data for one in self.seen[before:]))
 
     async def end(self, invocation: str) -> InvocationEnd:
         return messages.decode_end((await self.first(subjects.end_subject(invocation))).data)
@@ -63,15 +63,15 @@ class Watch:
 
     def chunks(self, invocation: str, output: str) -> list[Chunk]:
         """Chunks of ``output`` that went to a gateway, in order."""
-        found = self.replies()
-        return [m for m in found if isinstance(m, Chunk) and m.inv == invocation and m.output == output]
+        all_replies = self.replies()
+        return [m for m in all_replies if isinstance(m, Chunk) and m.inv == invocation and m.output == output]
 
     def ids(self, invocation: str) -> list[int]:
         """The token ids of an answer."""
         return [id for chunk in self.chunks(invocation, "text") for id in chunk.data.get("ids", [])]
 
 
-def events(body: bytes) -> list[dict[str, Any]]:
+def parse_events(body: bytes) -> list[dict[str, Any]]:
     """The JSON of every server-sent event but the closing mark."""
     lines = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
     return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]

@@ -26,7 +26,7 @@ def main() -> int:
     seed = options.seed
     while True:
         print(f"round with --seed {seed}", flush=True)
-        if status := _round(seed, options.examples, options.words):
+        if status := _run_round(seed, options.examples, options.words):
             print(f"failed: repeat it with  python -m tests.fuzz --minutes 0 --seed {seed} -k '<test>'")
             return status
         if time.monotonic() > end:
@@ -34,7 +34,7 @@ def main() -> int:
         seed += 1
 
 
-def _round(seed: int, examples: int, words: str) -> int:
+def _run_round(seed: int, examples: int, words: str) -> int:
     command = [sys.executable, "-m", "pytest", str(HERE), "-q", "-x", f"--hypothesis-seed={seed}"]
     command += ["-o", "timeout=3600", *(["-k", words] if words else [])]
     environ = {**os.environ, "FUZZ_EXAMPLES": str(examples)}

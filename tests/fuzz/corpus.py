@@ -14,27 +14,27 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 CORPUS = Path(__file__).parent / "corpus"
 
 
-def saved(parser: str) -> list[bytes]:
+def read_saved(parser: str) -> list[bytes]:
     """Files of a parser's corpus, in the order of their names."""
     return [path.read_bytes() for path in sorted((CORPUS / parser).glob("*"))]
 
 
-def tries(parser: str, **fixed: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def try_saved(parser: str, **fixed: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a test to try saved inputs of ``parser`` as ``data``.
 
     ``fixed`` inputs are tried as well.
     """
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        for data in saved(parser):
+    def add_examples(test: Callable[..., None]) -> Callable[..., None]:
+        for data in read_saved(parser):
             test = example(data=data, **fixed)(test)
         return test
 
-    return decorate
+    return add_examples
 
 
 @contextmanager
-def recorded(parser: str, data: bytes) -> Iterator[None]:
+def save_failing(parser: str, data: bytes) -> Iterator[None]:
     """Save ``data`` if the block fails; each smaller failing input replaces the previous one."""
     try:
         yield

@@ -24,7 +24,7 @@ _ADDRESS_BYTES = 6 << 30  # beyond this a decoder gets MemoryError
 _WITHIN_SECONDS = 120.0
 
 
-class Outcome(NamedTuple):
+class DecodeOutcome(NamedTuple):
     """Outcome of decoding one file.
 
     ``word`` is ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``. The other fields are its cost.
@@ -41,8 +41,8 @@ class Decoder:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def decode(self, modality: str, data: bytes) -> Outcome:
-        process = self._process or self._start()
+    def decode(self, modality: str, data: bytes) -> DecodeOutcome:
+        process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -52,11 +52,11 @@ class Decoder:
         except BrokenPipeError:
             answer = b""
         if answer:
-            return Outcome(*json.loads(answer))
+            return DecodeOutcome(*json.loads(answer))
         self._process = None
-        return Outcome(f"died: exit status {process.wait()}")
+        return DecodeOutcome(f"died: exit status {process.wait()}")
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start_process(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "tests.fuzz.decoder"]
         paths = {"PYTHONPATH": f"{ROOT}:{PACKAGE_PATH}", "PATH": ""}
         self._process = subprocess.Popen(
@@ -80,11 +80,11 @@ def main() -> None:
     while line := sys.stdin.buffer.readline():
         modality, length = line.split()
         data = sys.stdin.buffer.read(int(length))
-        answer = _decoded(decoders[modality.decode()], data)
+        answer = _decode_file(decoders[modality.decode()], data)
         print(json.dumps(answer), flush=True)
 
 
-def _decoded(decode: Any, data: bytes) -> Outcome:
+def _decode_file(decode: Any, data: bytes) -> DecodeOutcome:
     before, began = _forget_peak(), time.process_time()
     try:
         decode(memoryview(data))
@@ -93,17 +93,17 @@ def _decoded(decode: Any, data: bytes) -> Outcome:
         word = error.code
     except BaseException as error:  # noqa: BLE001 - any other exception is a finding
         word = f"untyped: {type(error).__name__}: {error}"
-    return Outcome(word, time.process_time() - began, max(0, _resident("VmHWM") - before))
+    return DecodeOutcome(word, time.process_time() - began, max(0, _read_status("VmHWM") - before))
 
 
 def _forget_peak() -> int:
     """Have the kernel count the peak from here; resident bytes."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
-    return _resident("VmRSS")
+    return _read_status("VmRSS")
 
 
-def _resident(name: str) -> int:
+def _read_status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 

@@ -32,8 +32,8 @@ class Hostile(NamedTuple):
 # Sound
 
 
-def wav(channels: int = 1, frames: int = 1000, rate: int = 16_000, align: int = 0, claimed: int = -1) -> bytes:
-    """16-bit WAV. ``align`` and ``claimed`` (bytes of samples) replace the true figures of the header."""
+def make_wav(channels: int = 1, frames: int = 1000, rate: int = 16_000, align: int = 0, claimed: int = -1) -> bytes:
+    """16-bit WAV. ``align`` and ``claimed_bytes`` (bytes of samples) replace the true figures of the header."""
     data = b"\1\2" * (frames * channels)
     size = len(data) if claimed < 0 else claimed
     each = align or 2 * channels
@@ -44,56 +44,64 @@ def wav(channels: int = 1, frames: int = 1000, rate: int = 16_000, align: int = 
 def float_wav(values: bytes) -> bytes:
     """Mono 32-bit float WAV of these samples."""
     head = struct.pack("<IHHIIHH", 16, 3, 1, 16_000, 64_000, 4, 32)
-    return b"RIFF" + struct.pack("<I", 36 + len(values)) + b"WAVEfmt " + head + b"data" + _sized(values)
+    return b"RIFF" + struct.pack("<I", 36 + len(values)) + b"WAVEfmt " + head + b"data" + _add_size(values)
 
 
-def _sized(data: bytes) -> bytes:
+def _add_size(data: bytes) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-def element(key: bytes, body: bytes) -> bytes:
+def make_element(key: bytes, body: bytes) -> bytes:
     """An EBML element with a size of 8 bytes."""
     return key + (len(body) | 1 << 56).to_bytes(8, "big") + body
 
 
-def matroska(
+def make_matroska(
     rate: float, samples: int, channels: int = 1, codec: bytes = b"A_PCM/INT/LIT", seconds: float = 1
 ) -> bytes:
     """PCM in Matroska with a declared ``rate`` in samples a second.
 
     At 1.0 a few kilobytes last an hour.
     """
-    head = element(b"\x1a\x45\xdf\xa3", element(b"\x42\x82", b"matroska"))
-    info = element(
+    head = make_element(b"\x1a\x45\xdf\xa3", make_element(b"\x42\x82", b"matroska"))
+    info = make_element(
         b"\x15\x49\xa9\x66",
-        element(b"\x2a\xd7\xb1", (1_000_000).to_bytes(4, "big"))
-        + element(b"\x44\x89", struct.pack(">d", seconds * 1000)),
+        make_element(b"\x2a\xd7\xb1", (1_000_000).to_bytes(4, "big"))
+        + make_element(b"\x44\x89", struct.pack(">d", seconds * 1000)),
     )
     audio = (
-        element(b"\xb5", struct.pack(">d", rate)) + element(b"\x9f", bytes([channels])) + element(b"\x62\x64", b"\x10")
+        make_element(b"\xb5", struct.pack(">d", rate))
+        + make_element(b"\x9f", bytes([channels]))
+        + make_element(b"\x62\x64", b"\x10")
     )
     track = b"".join(
         [
-            element(b"\xd7", b"\1"),
-            element(b"\x73\xc5", b"\1"),
-            element(b"\x83", b"\2"),
-            element(b"\x86", codec),
-            element(b"\xe1", audio),
+            make_element(b"\xd7", b"\1"),
+            make_element(b"\x73\xc5", b"\1"),
+            make_element(b"\x83", b"\2"),
+            make_element(b"\x86", codec),
+            make_element(b"\xe1", audio),
         ]
     )
-    block = element(b"\xa3", b"\x81\0\0\x80" + b"\1\2" * samples * channels)
-    cluster = element(b"\x1f\x43\xb6\x75", element(b"\xe7", b"\0") + block)
-    return head + element(b"\x18\x53\x80\x67", info + element(b"\x16\x54\xae\x6b", element(b"\xae", track)) + cluster)
+    block = make_element(b"\xa3", b"\x81\0\0\x80" + b"\1\2" * samples * channels)
+    cluster = make_element(b"\x1f\x43\xb6\x75", make_element(b"\xe7", b"\0") + block)
+    return head + make_element(
+        b"\x18\x53\x80\x67", info + make_element(b"\x16\x54\xae\x6b", make_element(b"\xae", track)) + cluster
+    )
 
 
 def opus_channels(channels: int) -> bytes:
     """An Ogg page that declares Opus with many channels, without data."""
     head = b"OpusHead\1" + bytes([channels]) + struct.pack("<HIhB", 0, 48_000, 0, 255)
     head += bytes([channels, 0]) + bytes(range(channels))
-    return _ogg(head, 0) + _ogg(b"OpusTags" + _sized(b"x") + _sized(b""), 1) + _ogg(b"\xfc" * 40, 2, granule=960)
+    return (
+        _make_ogg(head, 0)
+        + _make_ogg(b"OpusTags" + _add_size(b"x") + _add_size(b""), 1)
+        + _make_ogg(b"\xfc" * 40, 2, granule=960)
+    )
 
 
-def _ogg(body: bytes, number: int, granule: int = 0) -> bytes:
+def _make_ogg(body: bytes, number: int, granule: int = 0) -> bytes:
     lace = bytes([255] * (len(body) // 255) + [len(body) % 255])
     head = b"OggS" + struct.pack("<BBqIIIB", 0, 2 if not number else 0, granule, 1, number, 0, len(lace)) + lace
     page = bytearray(head + body)
@@ -124,7 +132,7 @@ def long_wav(seconds: int) -> bytes:
 # Pictures
 
 
-def png(width: int, height: int, body: bytes | None = None, *more: tuple[bytes, bytes]) -> bytes:
+def make_png(width: int, height: int, body: bytes | None = None, *more: tuple[bytes, bytes]) -> bytes:
     """A grey PNG whose pixels compress to almost nothing.
 
     ``body`` replaces the pixels, and ``more`` are chunks before it.
@@ -135,14 +143,14 @@ def png(width: int, height: int, body: bytes | None = None, *more: tuple[bytes, 
         body = b"".join([*(squeeze.compress(row) for _ in range(height)), squeeze.flush()])
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunks = [(b"IHDR", head), *more, (b"IDAT", body), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*each) for each in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_make_chunk(*each) for each in chunks)
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def _make_chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def animation(frames: int, format: str) -> bytes:
+def make_animation(frames: int, format: str) -> bytes:
     """An animated image, of which only the first frame is decoded."""
     out = io.BytesIO()
     pictures = [Image.new("L", (64, 64), number % 256) for number in range(frames)]
@@ -150,7 +158,7 @@ def animation(frames: int, format: str) -> bytes:
     return out.getvalue()
 
 
-def tiff(width: int, height: int) -> bytes:
+def make_tiff(width: int, height: int) -> bytes:
     """A TIFF header that declares a large image in one missing strip."""
     entries = [(256, width), (257, height), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, height), (279, 9)]
     table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
@@ -176,7 +184,7 @@ def gif_frame(width: int, height: int) -> bytes:
 # Videos
 
 
-def coded(codec: str, container: str = "matroska", pixels: str = "yuv420p", frames: int = 3) -> bytes:
+def encode_video(codec: str, container: str = "matroska", pixels: str = "yuv420p", frames: int = 3) -> bytes:
     """A grey video in this codec; empty if it cannot be encoded."""
     out = io.BytesIO()
     try:
@@ -212,29 +220,29 @@ PLAYLISTS = (
 # All
 
 
-def sounds() -> Iterator[Hostile]:
+def list_sounds() -> Iterator[Hostile]:
     for channels in CHANNELS:
-        yield Hostile(f"wav of {channels} channels", "audio", wav(channels), fine=True)
+        yield Hostile(f"wav of {channels} channels", "audio", make_wav(channels), fine=True)
     for rate in (1, 999, 2**31, 2**32 - 1):
-        yield Hostile(f"wav at {rate} Hz", "audio", wav(rate=rate))
-    yield Hostile("wav without samples", "audio", wav(frames=0))
-    yield Hostile("wav with frames of no bytes", "audio", wav(align=65535))
-    yield Hostile("wav that claims 2 GiB", "audio", wav(claimed=2**31 - 1))
-    yield Hostile("wav of 65,535 channels", "audio", wav(channels=65535, frames=1))
+        yield Hostile(f"wav at {rate} Hz", "audio", make_wav(rate=rate))
+    yield Hostile("wav without samples", "audio", make_wav(frames=0))
+    yield Hostile("wav with frames of no bytes", "audio", make_wav(align=65535))
+    yield Hostile("wav that claims 2 GiB", "audio", make_wav(claimed=2**31 - 1))
+    yield Hostile("wav of 65,535 channels", "audio", make_wav(channels=65535, frames=1))
     for name, value in (("nan", "nan"), ("infinity", "inf"), ("the largest floats", "3.4e38")):
         yield Hostile(f"wav of {name}", "audio", float_wav(np.full(1000, float(value), "<f4").tobytes()))
     for hertz in (1.0, 0.001, 7.0, 1e300, float("nan"), -1.0, 0.0):
-        yield Hostile(f"matroska at {hertz} Hz", "audio", matroska(hertz, 1500))
-    yield Hostile("matroska of 7 kB at 1 Hz", "audio", matroska(1.0, 3500))
-    yield Hostile("matroska of 8 channels", "audio", matroska(16000.0, 1600, 8, seconds=0.1), fine=True)
-    yield Hostile("matroska of 255 channels", "audio", matroska(16000.0, 16, 255, seconds=0.001))
+        yield Hostile(f"matroska at {hertz} Hz", "audio", make_matroska(hertz, 1500))
+    yield Hostile("matroska of 7 kB at 1 Hz", "audio", make_matroska(1.0, 3500))
+    yield Hostile("matroska of 8 channels", "audio", make_matroska(16000.0, 1600, 8, seconds=0.1), fine=True)
+    yield Hostile("matroska of 255 channels", "audio", make_matroska(16000.0, 16, 255, seconds=0.001))
     for channels in (0, 8, 9, 64, 255):
         yield Hostile(f"opus of {channels} channels", "audio", opus_channels(channels))
     yield Hostile("an hour in a WAV", "audio", long_wav(3600))
     for number, text in enumerate(PLAYLISTS):
         yield Hostile(f"playlist {number}", "audio", text)
     for name, (container, codec) in SOUNDS.items():
-        whole = samples.sound(container, codec, 0.3, 48_000)
+        whole = samples.make_sample_sound(container, codec, 0.3, 48_000)
         for part in (3, 2):
             yield Hostile(f"{name} cut to 1/{part}", "audio", whole[: len(whole) // part])
 
@@ -248,23 +256,23 @@ SOUNDS = {
 }
 
 
-def pictures() -> Iterator[Hostile]:
-    yield Hostile("png of 2,500 megapixels", "image", png(50_000, 50_000, b""))
-    yield Hostile("png of 49 megapixels", "image", png(7_000, 7_000), fine=True)
-    yield Hostile("png of one row", "image", png(20_000, 1))
-    yield Hostile("png without pixels", "image", png(64, 64, b""))
-    yield Hostile("png of no size", "image", png(0, 0, b""))
+def list_pictures() -> Iterator[Hostile]:
+    yield Hostile("png of 2,500 megapixels", "image", make_png(50_000, 50_000, b""))
+    yield Hostile("png of 49 megapixels", "image", make_png(7_000, 7_000), fine=True)
+    yield Hostile("png of one row", "image", make_png(20_000, 1))
+    yield Hostile("png without pixels", "image", make_png(64, 64, b""))
+    yield Hostile("png of no size", "image", make_png(0, 0, b""))
     text = (b"zTXt", b"x\0\0" + zlib.compress(bytes(8 << 20), 9))
-    yield Hostile("png with 8 MiB of text", "image", png(64, 64, None, text))
+    yield Hostile("png with 8 MiB of text", "image", make_png(64, 64, None, text))
     profile = (b"iCCP", b"x\0\0" + zlib.compress(bytes(8 << 20), 9))
-    yield Hostile("png with a profile of 8 MiB", "image", png(64, 64, None, profile))
+    yield Hostile("png with a profile of 8 MiB", "image", make_png(64, 64, None, profile))
     yield Hostile("jpeg of segments", "image", jpeg_segments(50_000))
     yield Hostile("gif with a frame of 4 gigapixels", "image", gif_frame(65_535, 65_535))
-    yield Hostile("tiff of 4 gigapixels", "image", tiff(65_535, 65_535))
-    yield Hostile("gif of 300 frames", "image", animation(300, "GIF"), fine=True)
-    yield Hostile("webp of 60 frames", "image", animation(60, "WEBP"), fine=True)
+    yield Hostile("tiff of 4 gigapixels", "image", make_tiff(65_535, 65_535))
+    yield Hostile("gif of 300 frames", "image", make_animation(300, "GIF"), fine=True)
+    yield Hostile("webp of 60 frames", "image", make_animation(60, "WEBP"), fine=True)
     for name in ("JPEG", "PNG", "WEBP", "GIF"):
-        whole = samples.picture(name)
+        whole = samples.make_sample_picture(name)
         yield Hostile(f"{name} cut to 1/2", "image", whole[: len(whole) // 2])
     yield Hostile("svg", "image", b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>')
     yield Hostile("a page", "image", b"<!doctype html><title>404</title>")
@@ -280,19 +288,19 @@ CODECS = (
 )
 
 
-def videos() -> Iterator[Hostile]:
+def list_videos() -> Iterator[Hostile]:
     for codec, pixels in CODECS:
-        if data := coded(codec, pixels=pixels):
+        if data := encode_video(codec, pixels=pixels):
             yield Hostile(f"matroska of {codec}", "video", data)
     yield Hostile("mp4 of nested boxes", "video", nested_boxes(3000))
-    whole = samples.film("mp4", "libx264")
+    whole = samples.make_sample_video("mp4", "libx264")
     yield Hostile("mp4 cut to 1/2", "video", whole[: len(whole) // 2])
-    yield Hostile("mp4 of 1,000 frames", "video", coded("libx264", "mp4", frames=1000), fine=True)
+    yield Hostile("mp4 of 1,000 frames", "video", encode_video("libx264", "mp4", frames=1000), fine=True)
     for number, text in enumerate(PLAYLISTS):
         yield Hostile(f"playlist {number}", "video", text)
 
 
-def every() -> list[Hostile]:
+def list_hostile() -> list[Hostile]:
     """All of them, in one order."""
-    groups: list[Callable[[], Iterator[Hostile]]] = [sounds, pictures, videos]
+    groups: list[Callable[[], Iterator[Hostile]]] = [list_sounds, list_pictures, list_videos]
     return [each for group in groups for each in group()]

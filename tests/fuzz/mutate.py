@@ -43,32 +43,39 @@ _BYTES = st.one_of(
 )
 
 
-def _replace(data: bytearray, at: int, more: bytes) -> None:
+def _replace_bytes(data: bytearray, at: int, more: bytes) -> None:
     data[at : at + len(more)] = more
 
 
-def _insert(data: bytearray, at: int, more: bytes) -> None:
+def _insert_bytes(data: bytearray, at: int, more: bytes) -> None:
     data[at:at] = more
 
 
-def _delete(data: bytearray, at: int, more: bytes) -> None:
+def _delete_bytes(data: bytearray, at: int, more: bytes) -> None:
     del data[at : at + len(more) ** 2]
 
 
-def _cut(data: bytearray, at: int, _: bytes) -> None:
+def _cut_end(data: bytearray, at: int, _: bytes) -> None:
     del data[at:]
 
 
-def _repeat(data: bytearray, at: int, more: bytes) -> None:
+def _repeat_bytes(data: bytearray, at: int, more: bytes) -> None:
     data[at:at] = data[at : at + 16 * len(more)]
 
 
-_EDITS: list[Callable[[bytearray, int, bytes], None]] = [_replace, _replace, _insert, _delete, _repeat, _cut]
+_EDITS: list[Callable[[bytearray, int, bytes], None]] = [
+    _replace_bytes,
+    _replace_bytes,
+    _insert_bytes,
+    _delete_bytes,
+    _repeat_bytes,
+    _cut_end,
+]
 _HEAD_BYTES = 128
 
 
 @st.composite
-def mutated(draw: st.DrawFn, seeds: Sequence[bytes], most: int = 6) -> bytes:
+def mutate_bytes(draw: st.DrawFn, seeds: Sequence[bytes], most: int = 6) -> bytes:
     """Apply up to ``most`` edits to one of ``seeds``.
 
     Half of them are near the beginning, where headers are.
@@ -83,36 +90,36 @@ def mutated(draw: st.DrawFn, seeds: Sequence[bytes], most: int = 6) -> bytes:
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, documents: Sequence[Any], most: int = 3) -> Any:
+def spoil_document(draw: st.DrawFn, documents: Sequence[Any], most: int = 3) -> Any:
     """Change up to ``most`` values in one of the JSON ``documents``.
 
     Values at any depth are changed, removed or added.
     """
     document = json.loads(json.dumps(draw(st.sampled_from(documents))))
     for _ in range(draw(st.integers(0, most))):
-        document = _spoil(draw, document)
+        document = _spoil_value(draw, document)
     return document
 
 
-def _spoil(draw: st.DrawFn, value: Any) -> Any:
+def _spoil_value(draw: st.DrawFn, value: Any) -> Any:
     inside = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not inside or draw(st.integers(0, 4)) == 0:
         return draw(JUNK)
     key = draw(st.sampled_from(inside))
-    what = draw(st.integers(0, 9))
-    if what == 0:
+    choice = draw(st.integers(0, 9))
+    if choice == 0:
         del value[key]
-    elif what == 1 and isinstance(value, dict):
+    elif choice == 1 and isinstance(value, dict):
         value[draw(_TEXT)] = draw(JUNK)
-    elif what == 1:
+    elif choice == 1:
         value.append(value[key])
     else:
-        value[key] = _spoil(draw, value[key])
+        value[key] = _spoil_value(draw, value[key])
     return value
 
 
-def bodies(documents: Sequence[bytes], most: int = 3) -> st.SearchStrategy[bytes]:
+def make_bodies(documents: Sequence[bytes], most: int = 3) -> st.SearchStrategy[bytes]:
     """Bodies near to JSON ``documents``: other values, other bytes, and no JSON at all."""
-    parsed = [json.loads(each) for each in documents]
-    values = spoilt(parsed, most).map(lambda value: json.dumps(value).encode())
-    return values | values | mutated(list(documents), most) | st.sampled_from(NO_JSON)
+    json_documents = [json.loads(each) for each in documents]
+    values = spoil_document(json_documents, most).map(lambda value: json.dumps(value).encode())
+    return values | values | mutate_bytes(list(documents), most) | st.sampled_from(NO_JSON)

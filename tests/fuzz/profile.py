@@ -10,7 +10,7 @@ LONG_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-def examples(short: int = 200, cost: int = 1) -> settings:
+def limit_examples(short: int = 200, cost: int = 1) -> settings:
     """Settings of a property with ``short`` examples in the short run.
 
     ``cost`` is the number of cheap examples that one of it equals, for a long round.

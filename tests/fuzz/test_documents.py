@@ -29,8 +29,8 @@ from omnibus_gateway.request import event_ids
 from omnibus_gateway.videos import job_payload
 from omnibus_planner.declared import declarations_file
 from tests.fuzz import corpus
-from tests.fuzz.mutate import bodies, mutated
-from tests.fuzz.profile import examples
+from tests.fuzz.mutate import make_bodies, mutate_bytes
+from tests.fuzz.profile import limit_examples
 from tests.golden import corpus as golden
 
 Decode = Callable[[bytes], Any]
@@ -39,7 +39,7 @@ Decode = Callable[[bytes], Any]
 MAX_REFUSAL = 2000
 
 
-def typed(decode: Decode, data: bytes, errors: tuple[type[Exception], ...] = (ProtocolError,)) -> Any:
+def decode_typed(decode: Decode, data: bytes, errors: tuple[type[Exception], ...] = (ProtocolError,)) -> Any:
     """Value of ``decode``, or None for one of ``errors``; other exceptions are faults."""
     try:
         return decode(data)
@@ -51,11 +51,11 @@ def typed(decode: Decode, data: bytes, errors: tuple[type[Exception], ...] = (Pr
 
 # The bus
 
-GOLDEN = {path.name: path.read_bytes().rstrip(b"\n") for path in golden.messages()}
-ENDS = [each.end_body for each in golden.recorded()]
+GOLDEN = {path.name: path.read_bytes().rstrip(b"\n") for path in golden.list_messages()}
+ENDS = [each.end_body for each in golden.read_recorded()]
 
 
-def named(*words: str) -> list[bytes]:
+def find_golden(*words: str) -> list[bytes]:
     return [body for name, body in GOLDEN.items() if name.startswith(words)]
 
 
@@ -71,14 +71,14 @@ NODE = messages.encode(
 )
 MEDIA_PART = messages.encode(media_messages.MediaPart(problem=ProblemDetails("not_found", "x")))
 BUS: dict[str, tuple[Decode, list[bytes]]] = {
-    "invocations": (graph.decode_invocation, list(golden.invocations().values())),
-    "replies": (messages.decode_replies, named("reply_")),
-    "edges": (messages.decode_edges, named("edge_")),
-    "ends": (messages.decode_end, named("end")),
-    "statuses": (messages.decode_status, named("status")),
+    "invocations": (graph.decode_invocation, list(golden.read_invocations().values())),
+    "replies": (messages.decode_replies, find_golden("reply_")),
+    "edges": (messages.decode_edges, find_golden("edge_")),
+    "ends": (messages.decode_end, find_golden("end")),
+    "statuses": (messages.decode_status, find_golden("status")),
     "gateways": (messages.decode_gateway, [GATEWAY]),
     "loads": (messages.decode_load, [LOAD]),
-    "plan_events": (messages.decode_plan_event, named("plan_event")),
+    "plan_events": (messages.decode_plan_event, find_golden("plan_event")),
     "ended": (records.decode_end, ENDS),
     "dead_letters": (dead_letters.decode_dead_letter, [LETTER]),
     "nodes": (messages.decode_node, [NODE]),
@@ -93,27 +93,27 @@ BUS: dict[str, tuple[Decode, list[bytes]]] = {
 def test_a_message_of_the_bus_is_read_or_refused(parser: str):
     decode, documents = BUS[parser]
 
-    @corpus.tries(parser)
-    @examples(150)
-    @given(data=bodies(documents))
+    @corpus.try_saved(parser)
+    @limit_examples(150)
+    @given(data=make_bodies(documents))
     def any_body(data: bytes) -> None:
-        with corpus.recorded(parser, data):
-            typed(decode, data)
+        with corpus.save_failing(parser, data):
+            decode_typed(decode, data)
 
     any_body()
 
 
-@examples(150)
-@given(data=bodies(BUS["invocations"][1]))
+@limit_examples(150)
+@given(data=make_bodies(BUS["invocations"][1]))
 def test_the_references_of_an_invocation_are_checked_or_refused(data: bytes):
-    invocation = typed(graph.decode_invocation, data)
+    invocation = decode_typed(graph.decode_invocation, data)
     if invocation is not None:
-        typed(lambda _: graph.verify_uses(invocation.nodes), data)
+        decode_typed(lambda _: graph.verify_uses(invocation.nodes), data)
         [invocation.seed_of(node) for node in range(len(invocation.nodes))]
 
 
-@examples(100)
-@given(data=st.binary(max_size=200) | bodies(ENDS))
+@limit_examples(100)
+@given(data=st.binary(max_size=200) | make_bodies(ENDS))
 def test_a_record_is_an_end_or_none(data: bytes):
     assert records.is_end(data) in (True, False)
 
@@ -137,7 +137,7 @@ JOB = job_payload.encode(
 )
 
 
-def job(data: bytes) -> Any:
+def read_job(data: bytes) -> Any:
     return job_payload.decode_job(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
 
 
@@ -149,7 +149,7 @@ STORE: dict[str, tuple[Decode, list[bytes]]] = {
         api_key.decode_key_record,
         [api_key.encode_key_record(api_key.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))],
     ),
-    "jobs": (job, [JOB]),
+    "jobs": (read_job, [JOB]),
 }
 
 
@@ -157,12 +157,12 @@ STORE: dict[str, tuple[Decode, list[bytes]]] = {
 def test_a_document_of_the_store_is_read_or_refused(parser: str):
     decode, documents = STORE[parser]
 
-    @corpus.tries(parser)
-    @examples(150, cost=2)
-    @given(data=bodies(documents))
+    @corpus.try_saved(parser)
+    @limit_examples(150, cost=2)
+    @given(data=make_bodies(documents))
     def any_body(data: bytes) -> None:
-        with corpus.recorded(parser, data):
-            typed(decode, data, (ProtocolError, BadRequest))
+        with corpus.save_failing(parser, data):
+            decode_typed(decode, data, (ProtocolError, BadRequest))
 
     any_body()
 
@@ -186,27 +186,27 @@ FRAMES = [
 ]
 
 
-def link(data: bytes) -> None:
+def read_link(data: bytes) -> None:
     """Bytes of both directions, as both ends receive them."""
     for body in framing.Frames().feed(data):
-        typed(framing.to_worker, body)
-        message = typed(framing.from_worker, body)
+        decode_typed(framing.to_worker, body)
+        message = decode_typed(framing.from_worker, body)
         if isinstance(message, protocol.ServeAnswer):
-            typed(output_buffer.output_names, message.body)
-            typed(output_buffer.check_json_line, message.body)
+            decode_typed(output_buffer.output_names, message.body)
+            decode_typed(output_buffer.check_json_line, message.body)
         if isinstance(message, protocol.Give):
-            typed(lambda _, items=message.items: array_codec.unpack_items(items), body)
+            decode_typed(lambda _, items=message.items: array_codec.unpack_items(items), body)
 
 
-@corpus.tries("app_frames")
-@examples(400)
-@given(data=st.lists(mutated(FRAMES), max_size=3).map(b"".join) | st.binary(max_size=64))
+@corpus.try_saved("app_frames")
+@limit_examples(400)
+@given(data=st.lists(mutate_bytes(FRAMES), max_size=3).map(b"".join) | st.binary(max_size=64))
 def test_a_frame_of_an_app_is_read_or_refused(data: bytes):
-    with corpus.recorded("app_frames", data):
-        typed(link, data)
+    with corpus.save_failing("app_frames", data):
+        decode_typed(read_link, data)
 
 
-@examples(200)
+@limit_examples(200)
 @given(
     dtype=st.sampled_from(["float32", "bfloat16", "bool", "int64", "object", "", "U9999999", "V8"]),
     shape=st.lists(st.sampled_from([0, 1, 2, -1, 2**31, 2**62, 2**63 - 1]), max_size=9),
@@ -215,7 +215,7 @@ def test_a_frame_of_an_app_is_read_or_refused(data: bytes):
 def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], data: bytes):
     array = array_codec.Array(dtype, tuple(shape), data)
 
-    typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
+    decode_typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
 
 
 # Outputs on the disk, and requests to the fork server
@@ -228,15 +228,15 @@ OUTPUTS = [
 ]
 
 
-@corpus.tries("outputs")
-@examples(400)
-@given(data=mutated(OUTPUTS) | st.binary(max_size=64))
+@corpus.try_saved("outputs")
+@limit_examples(400)
+@given(data=mutate_bytes(OUTPUTS) | st.binary(max_size=64))
 def test_a_recorded_output_is_read_or_refused(data: bytes):
-    with corpus.recorded("outputs", data):
-        typed(capture.unpack_chunks, data)
+    with corpus.save_failing("outputs", data):
+        decode_typed(capture.unpack_chunks, data)
 
 
-@examples(300)
+@limit_examples(300)
 @given(
     entries=st.lists(
         st.fixed_dictionaries(
@@ -252,19 +252,19 @@ def test_a_recorded_output_is_read_or_refused(data: bytes):
 def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], rest: bytes):
     head = json.dumps(entries).encode()
 
-    typed(capture.unpack_chunks, len(head).to_bytes(8, "big") + head + rest)
+    decode_typed(capture.unpack_chunks, len(head).to_bytes(8, "big") + head + rest)
 
 
-@corpus.tries("births")
-@examples(300)
+@corpus.try_saved("births")
+@limit_examples(300)
 @given(
-    data=mutated(
+    data=mutate_bytes(
         [fork_client.pack_request(["a.b", "-c"], {b"A": b"1"}, "/tmp"), fork_client.pack_request(["a"], {}, "")]
     )
 )
 def test_a_request_to_the_fork_server_is_read_or_refused(data: bytes):
-    with corpus.recorded("births", data):
-        typed(fork_client.unpack_request, data, (ValueError,))
+    with corpus.save_failing("births", data):
+        decode_typed(fork_client.unpack_request, data, (ValueError,))
 
 
 # What a client gives back
@@ -272,14 +272,14 @@ def test_a_request_to_the_fork_server_is_read_or_refused(data: bytes):
 EVENT_IDS = [b"abc_-9.12.0123abcd.0.00000000.0", b"abc.12.0123abcd.99.0123abcd.2.5.0123abcd.7.0123abcd"]
 
 
-@examples(300)
-@given(data=mutated(EVENT_IDS) | st.binary(max_size=64))
+@limit_examples(300)
+@given(data=mutate_bytes(EVENT_IDS) | st.binary(max_size=64))
 def test_the_id_of_an_event_is_read_or_refused(data: bytes):
     text = data.decode("latin-1")  # as headers are
 
-    found = typed(lambda _: event_ids.parse_event_id(text), data, (BadRequest,))
+    event_id = decode_typed(lambda _: event_ids.parse_event_id(text), data, (BadRequest,))
 
-    if found is not None:
-        token, position = found
+    if event_id is not None:
+        token, position = event_id
         assert text.startswith(f"{token}.{position.text}") or not position.text
         assert all(0 <= number < 10**15 for number in position if isinstance(number, int))

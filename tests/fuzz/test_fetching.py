@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from omnibus.errors import Rejected
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from tests.chaos.attacks import SERVERS, media_server
-from tests.fuzz.corpus import recorded, tries
-from tests.fuzz.mutate import mutated
-from tests.fuzz.profile import examples
+from tests.fuzz.corpus import save_failing, try_saved
+from tests.fuzz.mutate import mutate_bytes
+from tests.fuzz.profile import limit_examples
 
 RULES = FetchRules(allow_http=True, allow_private=True, ports=None, timeout=2.0)
 LIMIT = 1 << 20
@@ -45,22 +45,22 @@ LOCATIONS = [
 ]
 
 
-async def fetched(answer: bytes) -> None:
+async def fetch_answer(answer: bytes) -> None:
     """Fetch from a server that sends ``answer`` on each connection and closes."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(send_answer, "127.0.0.1", 0)
     try:
-        await outcome(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png")
+        await fetch_outcome(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png")
     finally:
         server.close()
 
 
-async def outcome(url: str) -> str:
+async def fetch_outcome(url: str) -> str:
     """``bytes``, or the code of the refusal."""
     try:
         inline = await Fetcher(RULES).fetch(url, LIMIT)
@@ -70,15 +70,15 @@ async def outcome(url: str) -> str:
     return "bytes"
 
 
-@tries("answers")
-@examples(120, cost=4)
-@given(data=mutated(ANSWERS))
+@try_saved("answers")
+@limit_examples(120, cost=4)
+@given(data=mutate_bytes(ANSWERS))
 def test_a_damaged_answer_is_taken_or_refused(data: bytes):
-    with recorded("answers", data):
-        uvloop.run(fetched(data))
+    with save_failing("answers", data):
+        uvloop.run(fetch_answer(data))
 
 
-@examples(40, cost=4)
+@limit_examples(40, cost=4)
 @given(
     location=st.sampled_from(LOCATIONS)
     | st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_size=12)
@@ -86,22 +86,22 @@ def test_a_damaged_answer_is_taken_or_refused(data: bytes):
 def test_a_redirect_to_anywhere_is_followed_or_refused(location: str):
     head = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + location.encode(errors="replace")
 
-    uvloop.run(fetched(head + b"\r\n\r\n"))
+    uvloop.run(fetch_answer(head + b"\r\n\r\n"))
 
 
 @pytest.mark.parametrize("name", SERVERS)
 async def test_a_hostile_server_is_refused_and_the_loop_goes_on(name: str):
     stalls: list[float] = []
 
-    async def beat() -> None:
+    async def measure_stalls() -> None:
         while True:
             before = time.thread_time()
             await asyncio.sleep(0.01)
             stalls.append(time.thread_time() - before)
 
-    beating = asyncio.create_task(beat())
+    beating = asyncio.create_task(measure_stalls())
     async with media_server() as server, asyncio.timeout(20):
-        assert await outcome(f"{server}/{name}.png") in ("bad_media", "too_large")
+        assert await fetch_outcome(f"{server}/{name}.png") in ("bad_media", "too_large")
         await asyncio.sleep(0.05)  # delays shorter than a beat appear in the next one
     beating.cancel()
 

@@ -14,9 +14,9 @@ from omnibus_gateway.media import data_url, urls
 from omnibus_gateway.media.headers.sniff import READERS
 from omnibus_gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
 from tests.fuzz import seeds
-from tests.fuzz.corpus import recorded, tries
-from tests.fuzz.mutate import mutated
-from tests.fuzz.profile import examples
+from tests.fuzz.corpus import save_failing, try_saved
+from tests.fuzz.mutate import mutate_bytes
+from tests.fuzz.profile import limit_examples
 from tests.fuzz.refusal import value_or_refusal
 from tests.unit.gateway import samples
 
@@ -25,9 +25,9 @@ CPU_SECONDS = 0.3
 LIMIT = 1 << 20
 
 
-def read(data: bytes, modality: str, declared: str = "") -> None:
+def read_header(data: bytes, modality: str, mime_type: str = "") -> None:
     began = time.thread_time()
-    info = value_or_refusal(inspect_media, data, modality, declared)
+    info = value_or_refusal(inspect_media, data, modality, mime_type)
     if not isinstance(info, Rejected):
         assert 0 <= info.width * info.height <= DEFAULT_LIMITS.pixels
         assert info.seconds is None or (math.isfinite(info.seconds) and info.seconds > 0)
@@ -37,19 +37,19 @@ def read(data: bytes, modality: str, declared: str = "") -> None:
 
 @pytest.mark.parametrize("modality", ["image", "audio", "video"])
 def test_a_hostile_header_is_read_or_refused(modality: str):
-    for data in seeds.everything():
-        read(data, modality)
+    for data in seeds.list_all():
+        read_header(data, modality)
 
 
-@examples(400)
+@limit_examples(400)
 @given(
-    data=st.deferred(lambda: mutated(seeds.small())),
+    data=st.deferred(lambda: mutate_bytes(seeds.list_small())),
     modality=st.sampled_from(["image", "audio", "video"]),
     declared=st.sampled_from(["", "wav", "mp3", "image/png", "audio/", "application/octet-stream", "/"]),
 )
 def test_a_damaged_header_is_read_or_refused(data: bytes, modality: str, declared: str):
-    with recorded("headers", data):
-        read(data, modality, declared)
+    with save_failing("headers", data):
+        read_header(data, modality, declared)
 
 
 HEADS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"fLaC", b"OggS", b"ID3", b"RIFF\0\0\0\0WEBP", b"RIFF\0\0\0\0WAVE",
@@ -59,15 +59,15 @@ HEADS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"fLaC", b"OggS", b"I
          b"RIFF\0\0\0\0AVI LIST", b"OggS\0\2" + bytes(20) + b"\1\x2a\x80theora", b"ID3\4\0\0\0\0\0\0"]  # fmt: skip
 
 
-@tries("headers", modality="audio")
-@examples(300)
+@try_saved("headers", modality="audio")
+@limit_examples(300)
 @given(
     data=st.builds(lambda head, rest: head + rest, st.sampled_from(HEADS), st.binary(max_size=120)),
     modality=st.sampled_from(["image", "audio", "video"]),
 )
 def test_bytes_behind_a_true_beginning_are_read_or_refused(data: bytes, modality: str):
-    with recorded("headers", data):
-        read(data, modality)
+    with save_failing("headers", data):
+        read_header(data, modality)
 
 
 @pytest.mark.parametrize("mime", READERS)
@@ -81,7 +81,7 @@ def test_a_file_of_a_million_small_elements_is_refused_soon(mime: str):
         b"\x21\xff\1x\0",
     ):
         for start in (
-            samples.picture("GIF")[:13],
+            samples.make_sample_picture("GIF")[:13],
             b"\xff\xd8",
             b"RIFF\0\0\0\0WAVE",
             b"\0\0\0\x10ftypisom\0\0\0\0",
@@ -111,17 +111,17 @@ TEXTS = [
 ]
 
 
-@tries("data_urls")
-@examples(500)
-@given(data=mutated([text.encode() for text in TEXTS]))
+@try_saved("data_urls")
+@limit_examples(500)
+@given(data=mutate_bytes([text.encode() for text in TEXTS]))
 def test_a_data_url_is_decoded_or_refused(data: bytes):
     text = data.decode(errors="replace")
     began = time.thread_time()
-    with recorded("data_urls", data):
+    with save_failing("data_urls", data):
         for decode in (data_url.decode_data_url, data_url.decode_base64):
-            decoded = value_or_refusal(decode, text, LIMIT)
-            if not isinstance(decoded, Rejected):
-                assert len(getattr(decoded, "data", decoded)) <= LIMIT
+            result = value_or_refusal(decode, text, LIMIT)
+            if not isinstance(result, Rejected):
+                assert len(getattr(result, "data", result)) <= LIMIT
     assert time.thread_time() - began < CPU_SECONDS
 
 
@@ -133,11 +133,11 @@ def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
         assert time.thread_time() - began < CPU_SECONDS, url[:80]
 
 
-@tries("urls")
-@examples(500)
-@given(data=mutated([text.encode() for text in TEXTS]))
+@try_saved("urls")
+@limit_examples(500)
+@given(data=mutate_bytes([text.encode() for text in TEXTS]))
 def test_the_address_of_a_file_is_taken_apart_or_refused(data: bytes):
-    with recorded("urls", data):
+    with save_failing("urls", data):
         target = value_or_refusal(urls.parse_url, data.decode(errors="replace"), urls.UrlRules())
         if not isinstance(target, Rejected):
             assert target.scheme == "https"

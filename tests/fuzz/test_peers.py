@@ -23,11 +23,11 @@ from omnibus.tensors.peer_protocol import (
     encode_peer_text,
 )
 from tests.fuzz import corpus
-from tests.fuzz.mutate import EDGES, mutated
-from tests.fuzz.profile import examples
+from tests.fuzz.mutate import EDGES, mutate_bytes
+from tests.fuzz.profile import limit_examples
 from tests.unit.sidecar import node as nodes
 from tests.unit.sidecar.peers.pair import two_nodes
-from tests.unit.sidecar.peers.raw import dial, greeted
+from tests.unit.sidecar.peers.raw import connect_greeted, dial_node
 
 GREETING = PeerGreeting("raw", 1, "ab" * 16, "data")
 HELLO = encode_peer_text(PeerVerb.HELLO, GREETING)
@@ -55,8 +55,8 @@ FRAMES = st.builds(
 )  # fmt: skip
 
 
-@examples(300)
-@given(data=mutated(TEXTS) | FRAMES | st.binary(min_size=FRAME_BYTES, max_size=200))
+@limit_examples(300)
+@given(data=mutate_bytes(TEXTS) | FRAMES | st.binary(min_size=FRAME_BYTES, max_size=200))
 def test_a_frame_of_another_node_is_read_or_refused(data: bytes):
     head, text = data[:FRAME_BYTES].ljust(FRAME_BYTES, b"\0"), data[FRAME_BYTES:]
     for decode, part in ((peer_protocol.decode_peer_frame, head), *((each, text) for each in DECODERS)):
@@ -68,15 +68,15 @@ def test_a_frame_of_another_node_is_read_or_refused(data: bytes):
         assert 0 < len(refusal) < 2000
 
 
-@corpus.tries("peer_frames", known=True)
-@examples(40, cost=8)
-@given(data=st.lists(FRAMES, max_size=5).map(b"".join) | mutated([HELLO * 3, *TEXTS]), known=st.booleans())
+@corpus.try_saved("peer_frames", known=True)
+@limit_examples(40, cost=8)
+@given(data=st.lists(FRAMES, max_size=5).map(b"".join) | mutate_bytes([HELLO * 3, *TEXTS]), known=st.booleans())
 def test_hostile_frames_cost_their_sender_the_connection_and_no_pull_of_others(data: bytes, known: bool):
-    with corpus.recorded("peer_frames", data):
-        uvloop.run(_speak(data, known))
+    with corpus.save_failing("peer_frames", data):
+        uvloop.run(_send_frames(data, known))
 
 
-async def _speak(data: bytes, known: bool) -> None:
+async def _send_frames(data: bytes, known: bool) -> None:
     """Send ``data`` to a node, with or without a handshake.
 
     The handshake is that of a node that is ``known``.
@@ -84,18 +84,18 @@ async def _speak(data: bytes, known: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         async with two_nodes(Path(name)) as (a, b), asyncio.timeout(nodes.PATIENCE * 2):
             there, here = await a.client(), await b.client()
-            mine = await there.put(np.arange(50, dtype=np.int32), invocation="i", deadline=nodes.soon())
-            stream = await (greeted(a, name="liar") if known else dial(a))
+            handle = await there.put(np.arange(50, dtype=np.int32), invocation="i", deadline=nodes.make_deadline())
+            stream = await (connect_greeted(a, name="liar") if known else dial_node(a))
             with suppress(OSError):  # it is cut off in the middle
                 await stream.write(data)
             stream.abort()
 
-            array = await here.open_tensor(mine, invocation="i", deadline=nodes.soon())
+            array = await here.open_tensor(handle, invocation="i", deadline=nodes.make_deadline())
 
             assert array.sum() == np.arange(50).sum()
             for client in (here, there):
                 client.end_invocation("i")
                 await client.stats()
-            await nodes.until(lambda: not a.blocks and not b.blocks)
+            await nodes.wait_until(lambda: not a.blocks and not b.blocks)
             for client in (here, there):
                 await client.close()

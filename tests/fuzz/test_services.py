@@ -22,21 +22,21 @@ from omnibus.errors import OmnibusError
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
 from tests.fuzz import corpus
-from tests.fuzz.mutate import EDGES, JUNK, NO_JSON, bodies, mutated, spoilt
-from tests.fuzz.profile import examples
+from tests.fuzz.mutate import EDGES, JUNK, NO_JSON, make_bodies, mutate_bytes, spoil_document
+from tests.fuzz.profile import limit_examples
 from tests.golden import corpus as golden
 from tests.unit.gateway.background import Running
-from tests.unit.gateway.house import OMNI, answered
+from tests.unit.gateway.house import OMNI, read_chat_answer
 from tests.unit.sidecar import node as nodes
 
 # The bus
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, valkey_url: str) -> Iterator[Running]:
-    made = Running(tmp_path_factory.mktemp("bus"), valkey_url)
-    yield made
-    made.close()
+def running_services(tmp_path_factory: pytest.TempPathFactory, valkey_url: str) -> Iterator[Running]:
+    services = Running(tmp_path_factory.mktemp("bus"), valkey_url)
+    yield services
+    services.close()
 
 
 class Complaints(logging.Handler):
@@ -59,8 +59,8 @@ def complaints() -> Iterator[list[str]]:
     logging.getLogger().removeHandler(handler)
 
 
-MESSAGES = [path.read_bytes().rstrip(b"\n") for path in golden.messages()]
-INVOCATIONS = list(golden.invocations().values())
+MESSAGES = [path.read_bytes().rstrip(b"\n") for path in golden.list_messages()]
+INVOCATIONS = list(golden.read_invocations().values())
 
 
 def subject_names(home: Any) -> list[str]:
@@ -83,19 +83,19 @@ def subject_names(home: Any) -> list[str]:
     ]
 
 
-def test_hostile_messages_harm_neither_gateway_nor_executors(running: Running, complaints: list[str]):
-    home = running.home
+def test_hostile_messages_harm_neither_gateway_nor_executors(running_services: Running, complaints: list[str]):
+    home = running_services.home
     names = subject_names(home)
-    message = bodies(MESSAGES) | bodies(INVOCATIONS) | JUNK.map(lambda value: json.dumps(value).encode())
+    message = make_bodies(MESSAGES) | make_bodies(INVOCATIONS) | JUNK.map(lambda value: json.dumps(value).encode())
 
-    async def send(batch: list[tuple[str, bytes, str]]) -> None:
+    async def publish_batch(batch: list[tuple[str, bytes, str]]) -> None:
         for subject, body, reply in batch:
             if len(body) < 64 << 10:
                 home.bus.publish(subject, body, reply=reply)
         await asyncio.sleep(0)
         home.bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
-    @examples(120, cost=4)
+    @limit_examples(120, cost=4)
     @given(
         st.lists(
             st.tuples(st.sampled_from(names), message, st.sampled_from(["", "omnibus.reply.nobody", names[4]])),
@@ -105,13 +105,13 @@ def test_hostile_messages_harm_neither_gateway_nor_executors(running: Running, c
     )
     def any_batch(batch: list[tuple[str, bytes, str]]) -> None:
         complaints.clear()
-        running.do(send(batch))
-        answer = running.do(home.ask(OMNI, "hello there"))
-        assert answered(answer).startswith("You said hello there")
+        running_services.do(publish_batch(batch))
+        answer = running_services.do(home.ask(OMNI, "hello there"))
+        assert read_chat_answer(answer).startswith("You said hello there")
         assert complaints == [], batch
 
     any_batch()
-    running.do(home.emptied())
+    running_services.do(home.emptied())
 
 
 def for_here(home: Any, document: dict[str, Any]) -> dict[str, Any]:
@@ -124,56 +124,56 @@ def for_here(home: Any, document: dict[str, Any]) -> dict[str, Any]:
     return {**document, **changes, "model": OMNI, "deadline": 4e9, "reply": subjects.reply_subject("nobody")}
 
 
-def test_a_hostile_invocation_ends_or_runs_and_holds_nothing_once_it_is_ended(running: Running):
-    home = running.home
+def test_a_hostile_invocation_ends_or_runs_and_holds_nothing_once_it_is_ended(running_services: Running):
+    home = running_services.home
     good = for_here(home, json.loads(INVOCATIONS[0]))
     task, executor = good["nodes"][0]["task"], good["route"][0]
 
-    async def send(body: bytes) -> None:
+    async def publish_invocation(body: bytes) -> None:
         home.bus.publish(subjects.task_subject(task, executor), body)
         await asyncio.sleep(0)
         if isinstance(document := json.loads(body), dict) and isinstance(id := document.get("id"), str):
             end = json.dumps({"v": 1, "msgs": [{"t": "end", "inv": id, "status": "cancelled", "attempt": 99}]})
             home.bus.publish(subjects.edge_subject(executor), end.encode())
 
-    @examples(120, cost=4)
-    @given(spoilt([good]))
+    @limit_examples(120, cost=4)
+    @given(spoil_document([good]))
     def any_invocation(document: Any) -> None:
-        running.do(send(json.dumps(document).encode()))
-        assert answered(running.do(home.ask(OMNI, "hello"))).startswith("You said hello")
+        running_services.do(publish_invocation(json.dumps(document).encode()))
+        assert read_chat_answer(running_services.do(home.ask(OMNI, "hello"))).startswith("You said hello")
 
     any_invocation()
-    running.do(home.emptied())
+    running_services.do(home.emptied())
 
 
-def test_a_hostile_replay_is_answered_with_one_problem_or_runs(running: Running):
-    home = running.home
+def test_a_hostile_replay_is_answered_with_one_problem_or_runs(running_services: Running):
+    home = running_services.home
     good = json.dumps(for_here(home, json.loads(INVOCATIONS[0]))).encode()
     names = st.sampled_from(["omnibus-path", "omnibus-from", "omnibus-route", "omnibus-sandbox", "x"])
     headers = st.dictionaries(names, st.text(max_size=8), max_size=2)
 
-    async def replay(body: bytes, more: dict[str, str]) -> list[Any]:
+    async def request_replay(body: bytes, more: dict[str, str]) -> list[Any]:
         return [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, 20.0, more)]
 
-    @corpus.tries("replays", headers={})
-    @examples(100, cost=4)
-    @given(data=bodies([good, *INVOCATIONS]), headers=headers)
+    @corpus.try_saved("replays", headers={})
+    @limit_examples(100, cost=4)
+    @given(data=make_bodies([good, *INVOCATIONS]), headers=headers)
     def any_replay(data: bytes, headers: dict[str, str]) -> None:
-        with corpus.recorded("replays", data):
-            parts = running.do(replay(data, headers))
+        with corpus.save_failing("replays", data):
+            parts = running_services.do(request_replay(data, headers))
             assert parts
             assert parts[-1]["status"] in ("done", "failed")
             assert parts[-1]["status"] == "done" or parts[-1]["problem"]["code"]
             assert parts[-1].get("problem", {}).get("code") != "internal_error", parts[-1]
 
     any_replay()
-    running.do(home.emptied())
+    running_services.do(home.emptied())
 
 
 # HTTP
 
 
-def nest(depth: int, opening: str, closing: str, inside: str = "1") -> str:
+def nest_text(depth: int, opening: str, closing: str, inside: str = "1") -> str:
     return opening * depth + inside + closing * depth
 
 
@@ -183,8 +183,8 @@ LARGE = {
     "many objects": "[" + ",".join(["{}"] * 150_000) + "]",
     "many names": "{" + ",".join(f'"{number}":0' for number in range(60_000)) + "}",
     "one name again and again": "{" + ",".join(['"a":0'] * 100_000) + "}",
-    "deep lists": nest(200_000, "[", "]"),
-    "deep objects": nest(100_000, '{"a":', "}"),
+    "deep lists": nest_text(200_000, "[", "]"),
+    "deep objects": nest_text(100_000, '{"a":', "}"),
     "a long number": "1" * 400_000,
     "a long fraction": "0." + "1" * 400_000,
     "a long exponent": "1e" + "9" * 400_000,
@@ -208,21 +208,21 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_body_that_costs_more_than_its_length_is_refused_typed(running: Running, name: str):
+def test_a_body_that_costs_more_than_its_length_is_refused_typed(running_services: Running, name: str):
     for field in FIELDS:
         fine = '{"model":"nope","messages":[{"role":"user","content":"hi"}],"' + f'{field}":{LARGE[name]}}}'
         part = '{"model":"nope","messages":[{"role":"user","content":' + LARGE[name] + "}]}"
         for body in (fine, part):
-            answer = running.do(running.home.http.post("/v1/chat/completions", content=body.encode()))
+            answer = running_services.do(running_services.home.http.post("/v1/chat/completions", content=body.encode()))
             assert 400 <= answer.status_code < 500, answer.text[:300]
             assert len(answer.content) < 4096
             assert answer.json()["error"]["code"]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "images/generations", "audio/speech", "embeddings", "videos"])
-def test_what_is_no_json_is_refused_typed(running: Running, path: str):
+def test_what_is_no_json_is_refused_typed(running_services: Running, path: str):
     for body in [*NO_JSON, b'{"model":"\xff"}', b'{"model":"\\ud800"}', b'{"model":"a\\u0000b"}']:
-        answer = running.do(running.home.http.post(f"/v1/{path}", content=body))
+        answer = running_services.do(running_services.home.http.post(f"/v1/{path}", content=body))
         assert 400 <= answer.status_code < 500, (body[:50], answer.text[:300])
         assert answer.json()["error"]["code"]
 
@@ -242,39 +242,39 @@ FRAMES = st.builds(
 HELLO = encode_frame(SidecarFrame(Verb.HELLO, 1, text=b"stranger"))
 
 
-@corpus.tries("sidecar_frames", greeted=True)
-@examples(120, cost=4)
+@corpus.try_saved("sidecar_frames", greeted=True)
+@limit_examples(120, cost=4)
 @given(
-    data=st.lists(FRAMES, max_size=6).map(b"".join) | mutated([HELLO * 3, HELLO + bytes(FRAME_BYTES)]),
+    data=st.lists(FRAMES, max_size=6).map(b"".join) | mutate_bytes([HELLO * 3, HELLO + bytes(FRAME_BYTES)]),
     greeted=st.booleans(),
 )
 def test_hostile_frames_cost_their_sender_the_connection_and_nobody_else_anything(data: bytes, greeted: bool):
-    with corpus.recorded("sidecar_frames", data):
-        uvloop.run(_strange(HELLO + data if greeted else data))
+    with corpus.save_failing("sidecar_frames", data):
+        uvloop.run(_send_strange(HELLO + data if greeted else data))
 
 
-async def _strange(data: bytes) -> None:
+async def _send_strange(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        async with nodes.running(directory) as sidecar, await nodes.connect(directory) as client:
-            mine = await client.put(np.arange(50, dtype=np.int32), invocation="i", deadline=nodes.soon())
+        async with nodes.run_sidecar(directory) as sidecar, await nodes.connect_client(directory) as client:
+            handle = await client.put(np.arange(50, dtype=np.int32), invocation="i", deadline=nodes.make_deadline())
             reader, writer = await asyncio.open_unix_connection(str(directory / "s"))
             writer.write(data)
             writer.write_eof()
             async with asyncio.timeout(nodes.PATIENCE):
                 await reader.read()
             writer.close()
-            await nodes.until(lambda: sidecar.snapshot()["clients"] == 1)
-            await _own_is_whole(client, mine)
+            await nodes.wait_until(lambda: sidecar.snapshot()["clients"] == 1)
+            await _own_is_whole(client, handle)
             client.end_invocation("i")
             await client.stats()
 
 
-async def _own_is_whole(client: Any, mine: Handle) -> None:
+async def _own_is_whole(client: Any, handle: Handle) -> None:
     """Check that the block of the good client is unchanged.
 
     Only a stranger's message that names this very block may change it.
     """
-    array = client.view(mine)
+    array = client.view(handle)
     assert array.sum() == np.arange(50).sum()
-    client.release(mine)
+    client.release(handle)

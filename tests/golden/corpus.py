@@ -52,13 +52,13 @@ class Golden(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        content: dict[str, Any] = json.loads(self.body)
+        return content
 
     @property
     def end(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.end_body)
-        return found
+        content: dict[str, Any] = json.loads(self.end_body)
+        return content
 
     @property
     def id(self) -> str:
@@ -85,37 +85,37 @@ class Golden(NamedTuple):
         return self.name in DRAWN_BY_RANK
 
     @property
-    def corrected(self) -> bool:
+    def is_corrected(self) -> bool:
         """Return True if its recorded answer was wrong; a replay differs."""
         return self.name in CORRECTED
 
     @property
     def right_answer(self) -> dict[str, Any]:
         """Answer of this build."""
-        name = f"{self.name}_to_the_end" if self.corrected else self.name
-        [found] = [golden.end["answer"] for golden in recorded() if golden.name == name]
-        return dict(found)
+        name = f"{self.name}_to_the_end" if self.is_corrected else self.name
+        [answer] = [golden.end["answer"] for golden in read_recorded() if golden.name == name]
+        return dict(answer)
 
     @property
     def media(self) -> set[str]:
         """Content hashes of inputs sent by handle, and of output audio."""
-        spoken = self.end["answer"].get("audio_sha256")
-        return {literal["sha256"] for literal in handles(self.document)} | ({spoken} if spoken else set())
+        audio_hash = self.end["answer"].get("audio_sha256")
+        return {literal["sha256"] for literal in find_handles(self.document)} | ({audio_hash} if audio_hash else set())
 
 
-def handles(value: Any) -> Iterator[dict[str, Any]]:
+def find_handles(value: Any) -> Iterator[dict[str, Any]]:
     """Every literal that travelled by handle."""
     if isinstance(value, dict) and HANDLE in value:
         yield value
     elif isinstance(value, dict | list):
         for element in value.values() if isinstance(value, dict) else value:
-            yield from handles(element)
+            yield from find_handles(element)
 
 
-def recorded(model: str = "") -> list[Golden]:
+def read_recorded(model: str = "") -> list[Golden]:
     """All recorded invocations (of ``model``) that this build reads, by name."""
-    bodies = [path for path in _files("v*/recorded/*.json") if not path.name.endswith(".end.json")]
-    found = [
+    bodies = [path for path in _list_files("v*/recorded/*.json") if not path.name.endswith(".end.json")]
+    goldens = [
         Golden(
             f"{path.parts[-3]}/{path.stem}",
             path.read_bytes().rstrip(b"\n"),
@@ -123,28 +123,28 @@ def recorded(model: str = "") -> list[Golden]:
         )
         for path in bodies
     ]
-    return [golden for golden in found if not model or golden.document["model"] == model]
+    return [golden for golden in goldens if not model or golden.document["model"] == model]
 
 
-def messages() -> list[Path]:
+def list_messages() -> list[Path]:
     """Files with one message each, of every version; their names begin with the kind."""
     return sorted(HERE.glob("v*/*.json"))
 
 
-def _files(pattern: str) -> list[Path]:
+def _list_files(pattern: str) -> list[Path]:
     return sorted(path for path in HERE.glob(pattern) if path.relative_to(HERE).parts[0] not in REFUSED)
 
 
-def invocations() -> dict[str, bytes]:
+def read_invocations() -> dict[str, bytes]:
     """Every readable invocation by name, recorded or written as an example."""
-    shown = _files("v*/invocation_*.json")
+    paths = _list_files("v*/invocation_*.json")
     return {
-        **{f"{path.parts[-2]}/{path.stem}": path.read_bytes().rstrip(b"\n") for path in shown},
-        **{golden.name: golden.body for golden in recorded()},
+        **{f"{path.parts[-2]}/{path.stem}": path.read_bytes().rstrip(b"\n") for path in paths},
+        **{golden.name: golden.body for golden in read_recorded()},
     }
 
 
-def fill(directory: Path) -> None:
+def fill_store(directory: Path) -> None:
     """Store all media as a gateway does, by content hash."""
     for path in MEDIA.iterdir():
         place = directory / path.name[:2]
@@ -152,13 +152,13 @@ def fill(directory: Path) -> None:
         (place / path.name).write_bytes(path.read_bytes())
 
 
-def contains(whole: Any, part: Any) -> bool:
+def contains_part(whole: Any, part: Any) -> bool:
     """Return True if ``whole`` contains everything in ``part``.
 
     A newer build may add fields, but not remove any.
     """
     if isinstance(whole, dict) and isinstance(part, dict):
-        return all(key in whole and contains(whole[key], value) for key, value in part.items())
+        return all(key in whole and contains_part(whole[key], value) for key, value in part.items())
     if isinstance(whole, list) and isinstance(part, list):
-        return len(whole) == len(part) and all(map(contains, whole, part))
+        return len(whole) == len(part) and all(map(contains_part, whole, part))
     return bool(whole == part)

@@ -71,10 +71,10 @@ class PreviousNode:
 
     async def read(self, handle: dict[str, Any]) -> list[float]:
         """Return the values of any node's tensor, and release its lease."""
-        known = msgspec.convert(handle, Handle)
-        array = await self.client.open_tensor(known, invocation=INVOCATION, deadline=time.time() + SECONDS)
+        lease = msgspec.convert(handle, Handle)
+        array = await self.client.open_tensor(lease, invocation=INVOCATION, deadline=time.time() + SECONDS)
         values = [float(value) for value in array]
-        self.client.release(known)
+        self.client.release(lease)
         return values
 
     async def retain(self, handle: dict[str, Any]) -> None:

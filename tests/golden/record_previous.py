@@ -26,7 +26,7 @@ from omnibus.bus import messages, subjects
 from omnibus.graph import Invocation
 from omnibus.plan import Plan
 from omnibus.recording.records import EndRecord
-from tests.unit.gateway.house import OMNI, VL, House, house
+from tests.unit.gateway.house import OMNI, VL, ToyGateway, start_toy_gateway
 
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
 #: Kind of a message to its type. Messages of these two hold several.
@@ -44,23 +44,25 @@ TYPES: dict[str, Any] = {
 }
 
 
-async def record(file: Path, commit: str) -> None:
+async def record_build(file: Path, commit: str) -> None:
     """Write ``file``."""
-    crossed: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as directory:
-        async with house(Path(directory)) as home:
-            _record_bus(home, crossed)
-            answers = [await _ask(home, VL, "EL"), await _ask(home, OMNI, "Th>Ta>V", **SPOKEN)]
+        async with start_toy_gateway(Path(directory)) as home:
+            _record_bus(home, messages)
+            answers = [await _ask_model(home, VL, "EL"), await _ask_model(home, OMNI, "Th>Ta>V", **SPOKEN)]
             await asyncio.sleep(1.0)  # heartbeats, and the records
-            told = [_plan_of(home)]
-            crossed = list({_key(each): each for each in crossed}.values())  # before all of them say that they end
+            plans = [_plan_of(home)]
+            messages = list(
+                {_message_key(each): each for each in messages}.values()
+            )  # before all of them say that they end
     schemas = {name: msgspec.json.schema(kind) for name, kind in TYPES.items()}
-    found = {"commit": commit, "version": __version__, "answers": answers, "messages": crossed, "schemas": schemas}
-    found["plans"] = told
-    file.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    content = {"commit": commit, "version": __version__, "answers": answers, "messages": messages, "schemas": schemas}
+    content["plans"] = plans
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
-def _plan_of(home: House) -> dict[str, str]:
+def _plan_of(home: ToyGateway) -> dict[str, str]:
     """A plan as that build's planner stores it, and its event."""
     plan = home.router.plan
     assert plan is not None
@@ -68,7 +70,7 @@ def _plan_of(home: House) -> dict[str, str]:
     return {"plan": plans.encode_plan(plan).decode(), "subject": subjects.event_subject(subjects.PLAN), "event": event}
 
 
-def _key(message: dict[str, str]) -> tuple[str, str]:
+def _message_key(message: dict[str, str]) -> tuple[str, str]:
     """Key of a message, by which similar ones are deduplicated.
 
     Of the heartbeats of an executor, the last one is stored.
@@ -77,17 +79,17 @@ def _key(message: dict[str, str]) -> tuple[str, str]:
     return message["subject"], json.loads(message["data"])["id"] if beat else message["data"]
 
 
-def _record_bus(home: House, crossed: list[dict[str, str]]) -> None:
+def _record_bus(home: ToyGateway, messages: list[dict[str, str]]) -> None:
     publish = home.bus.publish
 
-    def recorded(subject: str, data: bytes, **more: Any) -> None:
-        crossed.append({"subject": subject, "data": data.decode()})
+    def record_message(subject: str, data: bytes, **more: Any) -> None:
+        messages.append({"subject": subject, "data": data.decode()})
         publish(subject, data, **more)
 
-    home.bus.publish = recorded  # type: ignore[method-assign]
+    home.bus.publish = record_message  # type: ignore[method-assign]
 
 
-async def _ask(home: House, model: str, path: str, **more: Any) -> dict[str, Any]:
+async def _ask_model(home: ToyGateway, model: str, path: str, **more: Any) -> dict[str, Any]:
     await home.all_of(model)
     response = await home.ask(model, "hello there", path=path, seed=5, **more)
     assert response.status_code == 200, response.text
@@ -97,4 +99,4 @@ async def _ask(home: House, model: str, path: str, **more: Any) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    asyncio.run(record(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(record_build(Path(sys.argv[1]), sys.argv[2]))

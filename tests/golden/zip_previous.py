@@ -21,10 +21,10 @@ EPOCH = (2000, 1, 1, 0, 0, 0)
 
 def find_modules() -> set[Path]:
     """Files of imported modules, and of the sidecar and tensor rooms."""
-    imported = [
+    own_modules = [
         module for name, module in sys.modules.items() if name.partition(".")[0] in ("omnibus", "omnibus_sidecar")
     ]
-    files = {Path(file) for module in imported if (file := getattr(module, "__file__", None))}
+    files = {Path(file) for module in own_modules if (file := getattr(module, "__file__", None))}
     return files | {file for room in (SIDECAR, TENSORS) for file in room.rglob("*.py")}
 
 

@@ -45,13 +45,13 @@ class Kind(NamedTuple):
     namespaced: bool
 
     @property
-    def plural(self) -> str:
+    def plural_name(self) -> str:
         name = self.name.lower()
         return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
 
     def path(self, namespace: str) -> str:
         root = f"/api/{self.version}" if "/" not in self.version else f"/apis/{self.version}"
-        return f"{root}/namespaces/{namespace}/{self.plural}" if self.namespaced else f"{root}/{self.plural}"
+        return f"{root}/namespaces/{namespace}/{self.plural_name}" if self.namespaced else f"{root}/{self.plural_name}"
 
 
 class Refusal(Exception):
@@ -66,11 +66,11 @@ class Api:
     ``objects`` by path; ``asked`` contains every request except discovery.
     """
 
-    def __init__(self, added: Mapping[str, str] | None = None, version: str = "1.33") -> None:
-        told = {**BUILT_IN, **(ADDED if added is None else added)}
+    def __init__(self, extra_kinds: Mapping[str, str] | None = None, version: str = "1.33") -> None:
+        group_names = {**BUILT_IN, **(ADDED if extra_kinds is None else extra_kinds)}
         self.kinds = [
             Kind(group, name.rstrip("/"), not name.endswith("/"))
-            for group, names in told.items()
+            for group, names in group_names.items()
             for name in names.split()
         ]
         self.version = version
@@ -80,78 +80,80 @@ class Api:
 
     def of(self, kind: str) -> dict[str, Object]:
         """All objects of ``kind`` by name."""
-        found = (one for one in self.objects.values() if one["kind"] == kind)
-        return {one["metadata"]["name"]: one for one in found}
+        matches = (one for one in self.objects.values() if one["kind"] == kind)
+        return {one["metadata"]["name"]: one for one in matches}
 
     @property
     def changes(self) -> list[tuple[str, str]]:
         """Method and plural of each change to workloads."""
-        kinds = {kind.path("ns"): kind.plural for kind in self.kinds if kind.name in WORKLOADS}
-        asked = [(method, kinds.get(path) or kinds.get(path.rpartition("/")[0])) for method, path in self.asked]
-        return [(method, kind) for method, kind in asked if kind is not None and method != "GET"]
+        kinds = {kind.path("ns"): kind.plural_name for kind in self.kinds if kind.name in WORKLOADS}
+        requests = [(method, kinds.get(path) or kinds.get(path.rpartition("/")[0])) for method, path in self.asked]
+        return [(method, kind) for method, kind in requests if kind is not None and method != "GET"]
 
     def answer(self, method: str, path: str, query: Mapping[str, list[str]], body: Any, media: str) -> tuple[int, Any]:
         """Status and JSON of the answer."""
         try:
-            found = self._discovery(path)
-            if found is not None:
-                return 200, found
+            document = self._answer_discovery(path)
+            if document is not None:
+                return 200, document
             self.asked.append((method, path))
-            return self._change(method, path, query, body, media)
+            return self._change_object(method, path, query, body, media)
         except Refusal as refusal:
             reason = {404: "NotFound", 409: "AlreadyExists"}.get(refusal.status, "Invalid")
-            said = {"message": str(refusal), "reason": reason, "code": refusal.status, "status": "Failure"}
-            return refusal.status, {"kind": "Status", "apiVersion": "v1", **said}
+            fields = {"message": str(refusal), "reason": reason, "code": refusal.status, "status": "Failure"}
+            return refusal.status, {"kind": "Status", "apiVersion": "v1", **fields}
 
-    def _change(
+    def _change_object(
         self, method: str, path: str, query: Mapping[str, list[str]], body: Any, media: str
     ) -> tuple[int, Object]:
-        kind, name = self._kind(path)
+        kind, name = self._find_kind(path)
         if method == "GET" and not name:
-            return 200, self._list(kind, path, query)
-        made, known = {"apiVersion": kind.version, "kind": kind.name, **(body or {})}, self.objects.get(path)
+            return 200, self._list_objects(kind, path, query)
+        new_object, current = {"apiVersion": kind.version, "kind": kind.name, **(body or {})}, self.objects.get(path)
         if method == "POST":
-            path = f"{path}/{made['metadata']['name']}"
+            path = f"{path}/{new_object['metadata']['name']}"
             if path in self.objects:
                 raise Refusal(409, f"{path} already exists")
-            return 201, self._store(path, made, None)
-        if known is None and media == APPLY:
-            return 201, self._store(path, made, None)
-        if known is None:
+            return 201, self._store_object(path, new_object, None)
+        if current is None and media == APPLY:
+            return 201, self._store_object(path, new_object, None)
+        if current is None:
             raise Refusal(404, f"{path} not found")
         if method == "DELETE":
-            known = self._remove(path)
+            current = self._remove_object(path)
         elif method in ("PUT", "PATCH"):
-            known = self._store(path, made if method == "PUT" or media == APPLY else _merged(known, body), known)
-        return 200, known
+            current = self._store_object(
+                path, new_object if method == "PUT" or media == APPLY else _merge_patch(current, body), current
+            )
+        return 200, current
 
-    def _kind(self, path: str) -> tuple[Kind, str]:
+    def _find_kind(self, path: str) -> tuple[Kind, str]:
         """The kind of ``path`` and the name in it; an empty one is for all of them."""
         parts = path.strip("/").split("/")
         version = parts[1] if parts[0] == "api" else "/".join(parts[1:3])
         rest = parts[2 if parts[0] == "api" else 3 :]
         rest = rest[2:] if len(rest) > 2 and rest[0] == "namespaces" else rest
         for kind in self.kinds:
-            if kind.version == version and rest and rest[0] == kind.plural:
+            if kind.version == version and rest and rest[0] == kind.plural_name:
                 return kind, rest[1] if len(rest) > 1 else ""
         raise Refusal(404, f"the server could not find the requested resource {path}")
 
-    def _list(self, kind: Kind, path: str, query: Mapping[str, list[str]]) -> Object:
-        chosen = dict(each.split("=") for each in query.get("labelSelector", [""])[0].split(",") if each)
-        found = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
-        found = [one for one in found if chosen.items() <= (one["metadata"].get("labels") or {}).items()]
-        return {"kind": f"{kind.name}List", "apiVersion": kind.version, "metadata": {}, "items": found}
+    def _list_objects(self, kind: Kind, path: str, query: Mapping[str, list[str]]) -> Object:
+        labels = dict(each.split("=") for each in query.get("labelSelector", [""])[0].split(",") if each)
+        matches = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
+        matches = [one for one in matches if labels.items() <= (one["metadata"].get("labels") or {}).items()]
+        return {"kind": f"{kind.name}List", "apiVersion": kind.version, "metadata": {}, "items": matches}
 
-    def _store(self, path: str, made: Object, known: Object | None) -> Object:
-        made = json.loads(json.dumps(made))
-        meta, number = made["metadata"], str(next(self._numbers))
-        if known is not None:
-            there = known["metadata"]
+    def _store_object(self, path: str, new_object: Object, current: Object | None) -> Object:
+        new_object = json.loads(json.dumps(new_object))
+        meta, number = new_object["metadata"], str(next(self._numbers))
+        if current is not None:
+            there = current["metadata"]
             if meta.get("resourceVersion", there["resourceVersion"]) != there["resourceVersion"]:
                 raise Refusal(409, f"{path}: the object has been modified")
             if (
-                made.get("spec", {}).get("selector") != known.get("spec", {}).get("selector")
-                and made["kind"] != "Service"
+                new_object.get("spec", {}).get("selector") != current.get("spec", {}).get("selector")
+                and new_object["kind"] != "Service"
             ):
                 raise Refusal(422, f"{path}: spec.selector is immutable")
             meta |= {"uid": there["uid"], "creationTimestamp": there["creationTimestamp"]}
@@ -160,23 +162,23 @@ class Api:
         meta["resourceVersion"] = number
         if "/namespaces/" in path:
             meta["namespace"] = path.partition("/namespaces/")[2].partition("/")[0]
-        self.objects[path] = made
-        return made
+        self.objects[path] = new_object
+        return new_object
 
-    def _remove(self, path: str) -> Object:
-        gone = self.objects.pop(path)
-        for each in list(self._owned(gone["metadata"]["uid"])):
-            self._remove(each)
-        return gone
+    def _remove_object(self, path: str) -> Object:
+        old_object = self.objects.pop(path)
+        for each in list(self._list_owned(old_object["metadata"]["uid"])):
+            self._remove_object(each)
+        return old_object
 
-    def _owned(self, uid: str) -> Iterator[str]:
+    def _list_owned(self, uid: str) -> Iterator[str]:
         for path, one in self.objects.items():
             if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences") or ()):
                 yield path
 
     # What there is
 
-    def _discovery(self, path: str) -> Object | None:
+    def _answer_discovery(self, path: str) -> Object | None:
         match path.strip("/").split("/"):
             case ["version"]:
                 major, minor = self.version.split(".")
@@ -184,34 +186,34 @@ class Api:
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"]}
             case ["apis"]:
-                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [*self._groups()]}
+                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [*self._list_groups()]}
             case ["api", version] | ["apis", *version]:
-                return self._resources(version if isinstance(version, str) else "/".join(version))
+                return self._list_resources(version if isinstance(version, str) else "/".join(version))
         return None
 
-    def _groups(self) -> Iterator[Object]:
+    def _list_groups(self) -> Iterator[Object]:
         for version in dict.fromkeys(kind.version for kind in self.kinds if "/" in kind.version):
             about = {"groupVersion": version, "version": version.partition("/")[2]}
             yield {"name": version.partition("/")[0], "versions": [about], "preferredVersion": about}
 
-    def _resources(self, version: str) -> Object | None:
+    def _list_resources(self, version: str) -> Object | None:
         verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
-        found = [
-            {"name": kind.plural, "singularName": kind.name.lower(), "namespaced": kind.namespaced, "kind": kind.name, "verbs": verbs}
+        resources = [
+            {"name": kind.plural_name, "singularName": kind.name.lower(), "namespaced": kind.namespaced, "kind": kind.name, "verbs": verbs}
             for kind in self.kinds
             if kind.version == version
         ]  # fmt: skip
-        return {"kind": "APIResourceList", "groupVersion": version, "resources": found} if found else None
+        return {"kind": "APIResourceList", "groupVersion": version, "resources": resources} if resources else None
 
 
-def _merged(into: Object, patch: Object) -> Object:
+def _merge_patch(into: Object, patch: Object) -> Object:
     """A JSON merge patch."""
-    made = dict(into)
+    result = dict(into)
     for key, value in patch.items():
         if value is None:
-            made.pop(key, None)
-        elif isinstance(value, dict) and isinstance(made.get(key), dict):
-            made[key] = _merged(made[key], value)
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = _merge_patch(result[key], value)
         else:
-            made[key] = value
-    return made
+            result[key] = value
+    return result

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from tests.kube.api import Api
-from tests.kube.helm import CHART, Helm, Values, merge
-from tests.kube.schemas import VERSIONS, faults
-from tests.kube.serve import Door, serving
+from tests.kube.helm import CHART, Helm, Values, merge_values
+from tests.kube.schemas import VERSIONS, find_faults
+from tests.kube.serve import Door, serve_door
 
 _OVERLAYS = sorted(path.name for path in CHART.glob("values-*.yaml"))
 
@@ -29,33 +29,33 @@ def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, An
     """Objects of an install in a simulated cluster. Raises Helm's errors."""
     values: Values = {}
     for path in files:
-        merge(values, yaml.safe_load(path.read_text()) or {})
-    with tempfile.TemporaryDirectory() as home, serving(Door(Api())) as url:
+        merge_values(values, yaml.safe_load(path.read_text()) or {})
+    with tempfile.TemporaryDirectory() as home, serve_door(Door(Api())) as url:
         return asyncio.run(Helm(url, Path(home)).install(release, values))
 
 
-def lint() -> list[str]:
+def lint_chart() -> list[str]:
     """Describe faults of the chart.
 
     They are Helm's errors, and objects that some version of Kubernetes rejects.
     """
-    found: list[str] = []
+    problems: list[str] = []
     for overlay in ("", *_OVERLAYS):
         try:
             objects = render([CHART / overlay] if overlay else [])
         except Exception as error:  # noqa: BLE001 any error of Helm is the answer
-            found.append(f"{overlay or 'values.yaml'}: {error}")
+            problems.append(f"{overlay or 'values.yaml'}: {error}")
             continue
-        found += [
+        problems += [
             f"{overlay}: {version}: {fault}"
             for each in objects
             for version in VERSIONS
-            for fault in faults(each, version)
+            for fault in find_faults(each, version)
         ]
-    return found
+    return problems
 
 
-def package(into: Path) -> str:
+def package_chart(into: Path) -> str:
     """Write the chart as an archive into ``into``; returns its path."""
     import helm_sdkpy
 
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         yaml.safe_dump_all(render(options.values), sys.stdout, sort_keys=False)
         return 0
     if options.verb == "package":
-        print(package(Path(options.into)))
+        print(package_chart(Path(options.into)))
         return 0
-    wrong = lint()
+    wrong = lint_chart()
     print("\n".join(wrong) or f"the chart is right, for Kubernetes {VERSIONS[0]} to {VERSIONS[-1]}, with every overlay")
     return int(bool(wrong))
 

@@ -26,43 +26,43 @@ class Helm:
         import helm_sdkpy
 
         self._library = helm_sdkpy
-        self._config = helm_sdkpy.Configuration(namespace=namespace, kubeconfig=_access(url))
+        self._config = helm_sdkpy.Configuration(namespace=namespace, kubeconfig=_make_kubeconfig(url))
 
     async def install(self, name: str, values: Values | None = None) -> list[Values]:
         """The objects of the release."""
         action = self._library.Install(self._config)
-        return _objects(await action.run(name, str(CHART), values or {}, wait=False, server_side_apply=True))
+        return _read_objects(await action.run(name, str(CHART), values or {}, wait=False, server_side_apply=True))
 
     async def upgrade(self, name: str, values: Values | None = None) -> list[Values]:
         action = self._library.Upgrade(self._config)
-        return _objects(await action.run(name, str(CHART), values or {}, wait=False, server_side_apply=True))
+        return _read_objects(await action.run(name, str(CHART), values or {}, wait=False, server_side_apply=True))
 
     async def uninstall(self, name: str) -> None:
         await self._library.Uninstall(self._config).run(name, wait=False)
 
 
-def overlay(*names: str) -> Values:
+def read_overlay(*names: str) -> Values:
     """The values of these files of the chart, the last one wins."""
     whole: Values = {}
     for name in names:
-        merge(whole, yaml_text.read((CHART / name).read_text()))
+        merge_values(whole, yaml_text.read_document((CHART / name).read_text()))
     return whole
 
 
-def merge(into: Values, values: Mapping[str, Any]) -> Values:
+def merge_values(into: Values, values: Mapping[str, Any]) -> Values:
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
-            merge(into[key], value)
+            merge_values(into[key], value)
         else:
             into[key] = value
     return into
 
 
-def _objects(release: Values) -> list[Values]:
+def _read_objects(release: Values) -> list[Values]:
     return [each for each in yaml_text.read_all(release["manifest"]) if each]
 
 
-def _access(url: str) -> str:
+def _make_kubeconfig(url: str) -> str:
     cluster = {"server": url, "insecure-skip-tls-verify": True}
     return yaml.safe_dump(
         {

@@ -32,51 +32,51 @@ class Door:
         self._one = threading.Lock()
 
     def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes]:
-        asked, told = urlsplit(target), headers.get("authorization", "")
-        self.tokens.add(told)
-        if self.refusals and "/leases" not in asked.path:
+        url, authorization = urlsplit(target), headers.get("authorization", "")
+        self.tokens.add(authorization)
+        if self.refusals and "/leases" not in url.path:
             return self.refusals.pop(0)
-        if told != f"Bearer {TOKEN}":
+        if authorization != f"Bearer {TOKEN}":
             return 401, json.dumps({"message": "Unauthorized"}).encode()
-        if any(part in asked.path for part in self.forbidden):
-            return 403, json.dumps({"message": f"{asked.path} is forbidden"}).encode()
+        if any(part in url.path for part in self.forbidden):
+            return 403, json.dumps({"message": f"{url.path} is forbidden"}).encode()
         with self._one:
             media = headers.get("content-type", "")
-            status, found = self.api.answer(
-                method, unquote(asked.path), parse_qs(asked.query), _read(body, media) if body else None, media
+            status, document = self.api.answer(
+                method, unquote(url.path), parse_qs(url.query), _read_body(body, media) if body else None, media
             )
-        return status, json.dumps(found).encode()
+        return status, json.dumps(document).encode()
 
 
-def _read(body: bytes, media: str) -> Any:
+def _read_body(body: bytes, media: str) -> Any:
     if body.startswith(protobuf.MAGIC):
-        return protobuf.secret(body)
-    return yaml_text.read(body) if media.endswith("yaml") else json.loads(body)
+        return protobuf.read_secret(body)
+    return yaml_text.read_document(body) if media.endswith("yaml") else json.loads(body)
 
 
 @contextmanager
-def serving(door: Door, tls: bool = True) -> Iterator[str]:
+def serve_door(door: Door, tls: bool = True) -> Iterator[str]:
     """The URL of a server that answers for ``door``."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class DoorHandler(BaseHTTPRequestHandler):
         protocol_version, wbufsize = "HTTP/1.1", -1  # in one piece: a second packet would wait 40 ms for an answer
 
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, said = door.answer(self.command, self.path, self.headers, body)
+            status, content = door.answer(self.command, self.path, self.headers, body)
             self.send_response(status)
             if status == 302:
                 self.send_header("location", "http://127.0.0.1:1/")
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(said)))
+            self.send_header("content-length", str(len(content)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(content)
 
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _do
 
         def log_message(self, *_: Any) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DoorHandler)
     server.daemon_threads = True
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -32,44 +32,47 @@ CHARTS = {
 }  # fmt: skip
 
 
-def settable() -> dict[str, list[str]]:
+def list_settable() -> dict[str, list[str]]:
     """Fields of each area that values may set."""
-    found = {}
+    fields = {}
     modules = (settings.__name__, executor_settings.__name__)
     areas = {each for each in settings.Settings.__subclasses__() if each.__module__ in modules}
     services = areas - {settings.UpSettings}  # of `omnibus up` alone
     for area in sorted(services, key=lambda each: each.area):
         name = area.area.lower()
-        found[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))
-    return found
+        fields[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))
+    return fields
 
 
-def parts() -> dict[str, Any]:
+def make_definitions() -> dict[str, Any]:
     """Definitions of the schema that come from code."""
     value = {"type": ["string", "number", "boolean"]}
-    areas = {area: _object(dict.fromkeys(fields, value)) for area, fields in settable().items()}
-    known = json.loads(SCHEMA.read_text())["$defs"]
-    option = known.get("option", {}).get("properties", {})
-    model = known.get("model", {}).get("properties", {})
+    areas = {area: _object_schema(dict.fromkeys(fields, value)) for area, fields in list_settable().items()}
+    definitions = json.loads(SCHEMA.read_text())["$defs"]
+    option = definitions.get("option", {}).get("properties", {})
+    model = definitions.get("model", {}).get("properties", {})
     return {
-        "settings": _object(areas),
-        "option": _object(_kept(option, DeploymentOption.__struct_fields__)),
-        "model": {**_object(_kept(model, DeclaredModel.__struct_fields__)), "required": ["family", "checkpoint"]},
+        "settings": _object_schema(areas),
+        "option": _object_schema(_keep_descriptions(option, DeploymentOption.__struct_fields__)),
+        "model": {
+            **_object_schema(_keep_descriptions(model, DeclaredModel.__struct_fields__)),
+            "required": ["family", "checkpoint"],
+        },
     }
 
 
-def _kept(known: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+def _keep_descriptions(descriptions: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     """Descriptions of fields in the current schema; new fields have none."""
-    return {field: known.get(field, {}) for field in fields}
+    return {field: descriptions.get(field, {}) for field in fields}
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def main() -> None:
     whole = json.loads(SCHEMA.read_text())
-    whole["$defs"] |= parts()
+    whole["$defs"] |= make_definitions()
     SCHEMA.write_text(json.dumps(whole, indent=1) + "\n")
     USERS.write_text(permissions.server_config())
 

@@ -15,7 +15,7 @@ def read_all(text: str | bytes) -> list[Any]:
     return list(yaml.load_all(text, _LOADER))
 
 
-def read(text: str | bytes) -> Any:
+def read_document(text: str | bytes) -> Any:
     """The only document of ``text``, or None if it is empty."""
     (document,) = read_all(text) or [None]
     return document

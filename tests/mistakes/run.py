@@ -24,7 +24,7 @@ OMNIBUS = (sys.executable, "-m", "omnibus.cli")
 
 
 @dataclass(frozen=True)
-class Answer:
+class MistakeAnswer:
     """Output of a command, and its seconds.
 
     ``problems`` is empty if the output matches the table.
@@ -37,7 +37,7 @@ class Answer:
 
 def run_mistake(
     mistake: Mistake, directory: Path, environ: Mapping[str, str] | None = None, omnibus: Sequence[str] = OMNIBUS
-) -> Answer:
+) -> MistakeAnswer:
     """Make ``mistake`` in an empty ``directory``.
 
     It is also the home and the directory for temporary files. ``omnibus`` starts the command.
@@ -48,16 +48,16 @@ def run_mistake(
     for name, text in mistake.files.items():
         (work / name).write_text(text)
     places = {name: str(home) for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR")}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        values = {"taken": str(taken.getsockname()[1])}
-        command = [*omnibus, *shlex.split(_fill(mistake.command, values))[1:]]
-        begun = time.monotonic()
-        done = subprocess.run(
+    base_environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        values = {"taken": str(server.getsockname()[1])}
+        command = [*omnibus, *shlex.split(_fill_text(mistake.command, values))[1:]]
+        start = time.monotonic()
+        process = subprocess.run(
             command,
             cwd=work,
             env={
-                **inherited,
+                **base_environment,
                 "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}",
                 **places,
                 **(environ or {}),
@@ -70,33 +70,33 @@ def run_mistake(
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
-        seconds = time.monotonic() - begun
-    printed = done.stdout.strip()
+        seconds = time.monotonic() - start
+    output = process.stdout.strip()
     problems = [
-        *_problems(mistake, printed, done.returncode, values),
-        *(f"left behind: {each}" for each in _left(home)),
+        *_find_problems(mistake, output, process.returncode, values),
+        *(f"left behind: {each}" for each in _list_leftovers(home)),
     ]
-    return Answer(printed, seconds, problems)
+    return MistakeAnswer(output, seconds, problems)
 
 
-def _problems(mistake: Mistake, printed: str, code: int, values: Mapping[str, str]) -> list[str]:
-    found = []
+def _find_problems(mistake: Mistake, output: str, code: int, values: Mapping[str, str]) -> list[str]:
+    problems = []
     if code != mistake.code:
-        found.append(f"exit code {code} instead of {mistake.code}")
-    if len(printed.splitlines()) > MAX_LINES:
-        found.append(f"{len(printed.splitlines())} lines")
-    pattern = ".*".join(map(re.escape, _fill(mistake.answer, values).split(ANY)))
-    if not re.fullmatch(pattern, printed):
-        found.append(f"printed {printed!r}")
-    return found
+        problems.append(f"exit code {code} instead of {mistake.code}")
+    if len(output.splitlines()) > MAX_LINES:
+        problems.append(f"{len(output.splitlines())} lines")
+    pattern = ".*".join(map(re.escape, _fill_text(mistake.answer, values).split(ANY)))
+    if not re.fullmatch(pattern, output):
+        problems.append(f"printed {output!r}")
+    return problems
 
 
-def _fill(text: str, values: Mapping[str, str]) -> str:
+def _fill_text(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
 
 
-def _left(home: Path) -> list[str]:
+def _list_leftovers(home: Path) -> list[str]:
     """Files that the command left; a failed command must not leave any."""
     return [str(each.relative_to(home)) for each in home.rglob("*") if each.is_file()]

@@ -28,20 +28,20 @@ class Mistake:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def _models(**declared: Any) -> dict[str, str]:
+def _models_file(**declared: Any) -> dict[str, str]:
     return {"models.json": json.dumps({"models": declared}) + "\n"}
 
 
-def _up(what: str, answer: str, arguments: str = "", **more: Any) -> Mistake:
-    return Mistake(what, f"omnibus up {arguments}".rstrip(), f"omnibus: {answer}", EXIT_MISCONFIGURED, **more)
+def _make_up(description: str, answer: str, arguments: str = "", **more: Any) -> Mistake:
+    return Mistake(description, f"omnibus up {arguments}".rstrip(), f"omnibus: {answer}", EXIT_MISCONFIGURED, **more)
 
 
-def _declared(what: str, answer: str, **declared: Any) -> Mistake:
-    return _up(what, f"models.json: {answer}", "--models models.json", files=_models(**declared))
+def _make_declared(description: str, answer: str, **declared: Any) -> Mistake:
+    return _make_up(description, f"models.json: {answer}", "--models models.json", files=_models_file(**declared))
 
 
-def _setting(what: str, answer: str, **environ: str) -> Mistake:
-    return _up(what, answer, environ=environ)
+def _make_setting(description: str, answer: str, **environ: str) -> Mistake:
+    return _make_up(description, answer, environ=environ)
 
 
 _VL = {"family": "qwen2_5_vl", "checkpoint": "checkpoints/vl"}
@@ -71,108 +71,108 @@ ALONE = [
         "omnibus tail --nats nats://127.0.0.1:1",
         "nats: …Connect call failed ('127.0.0.1', 1)\nomnibus: no NATS server at nats://127.0.0.1:1: …",
     ),
-    _up(
+    _make_up(
         "an invalid port",
         "port 99999 must be a number from 1 to 65535, or 0 for a free one",
         "--port 99999",
     ),
-    _up(
+    _make_up(
         "the port is taken",
         "port {taken} of 127.0.0.1 is in use (Address already in use): choose another one with --port, 0 for a free one",
         "--port {taken}",
     ),
-    _up(
+    _make_up(
         "a file of models that is not there",
         "models.json: cannot be read: No such file or directory",
         "--models models.json",
     ),
-    _up(
+    _make_up(
         "JSON that ends too early",
         "models.json: line 2: Expecting property name enclosed in double quotes (column 1)",
         "--models models.json",
         files={"models.json": '{"models": {\n'},
     ),
-    _up(
+    _make_up(
         "declarations in YAML",
         'models.yaml: declarations must be JSON: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.yaml",
         files={"models.yaml": "models:\n  vl: {family: qwen2_5_vl}\n"},
     ),
-    _up(
+    _make_up(
         "a file without models",
         'models.json: declarations must have models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.json",
         files={"models.json": '{"modles": {}}\n'},
     ),
-    _declared(
+    _make_declared(
         "a misspelt field",
         "line 1: Object contains unknown field `famly` - at `$.models[...]`: did you mean `family`?",
         vl={"checkpoint": "checkpoints/vl", "famly": "qwen2_5_vl"},
     ),
-    _declared(
+    _make_declared(
         "a misspelt family",
         "line 1: model vl: there is no model family 'qwen2.5-vl'; there is …; did you mean qwen2_5_vl?",
         vl={**_VL, "family": "qwen2.5-vl"},
     ),
-    _declared(
+    _make_declared(
         "a checkpoint that is not there",
         "model vl: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl=_VL,
     ),
-    _declared(
+    _make_declared(
         "a checkpoint of the hub that was not downloaded",
         "model vl: Qwen/Qwen2.5-VL-3B-Instruct is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl={**_VL, "checkpoint": "Qwen/Qwen2.5-VL-3B-Instruct"},
     ),
-    _up(
+    _make_up(
         "a model that does not ship",
         "unknown tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
         "--only qwen2.5-omni-wrold",
     ),
-    _up("no node", "0 nodes: there is one at least", "--nodes 0"),
-    _up("no gateway", "0 gateways: one at least must run", "--gateways 0"),
-    _up(
+    _make_up("no node", "0 nodes: there is one at least", "--nodes 0"),
+    _make_up("no gateway", "0 gateways: one at least must run", "--gateways 0"),
+    _make_up(
         "a directory of apps that is not there",
         "--apps-dir apps must be a directory that this user can read",
         "--apps-dir apps",
     ),
-    _up("an app that is not there, beside models", "app.py: file not found", "--app app.py"),
-    _setting(
+    _make_up("an app that is not there, beside models", "app.py: file not found", "--app app.py"),
+    _make_setting(
         "a misspelt setting",
         "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?",
         OMNIBUS_GATEWAY_KEYZ="true",
     ),
-    _setting(
+    _make_setting(
         "a setting without its area",
         "OMNIBUS_DTYPE is not a setting: did you mean OMNIBUS_EXECUTOR_DTYPE?",
         OMNIBUS_DTYPE="bfloat16",
     ),
-    _setting(
+    _make_setting(
         "a setting with a unit",
         "OMNIBUS_GATEWAY_DEADLINE_SECONDS is not a setting: did you mean OMNIBUS_GATEWAY_DEADLINE?",
         OMNIBUS_GATEWAY_DEADLINE_SECONDS="30",
     ),
-    _setting(
+    _make_setting(
         "a number that is none",
         "OMNIBUS_GATEWAY_DEADLINE='soon': a number is expected",
         OMNIBUS_GATEWAY_DEADLINE="soon",
     ),
-    _setting(
+    _make_setting(
         "a type that there is not",
         "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16` or `float16`, not 'float99'",
         OMNIBUS_EXECUTOR_DTYPE="float99",
     ),
-    _setting(
+    _make_setting(
         "a mode that there is not",
         "OMNIBUS_GATEWAY_RECORD='ful': `full` or `stages` or `digest` is expected",
         OMNIBUS_GATEWAY_RECORD="ful",
     ),
-    _setting(
+    _make_setting(
         "more shared memory than there is",
         "/dev/shm has … MiB free and 99999999 MiB are required: free some, or reduce OMNIBUS_SIDECAR_ARENA_MIB",
         OMNIBUS_SIDECAR_ARENA_MIB="99999999",
     ),
-    _setting(
+    _make_setting(
         "a place for runs that is none",
         "/dev/null/omnibus/runs: Not a directory: HOME, XDG_RUNTIME_DIR and TMPDIR name the places that commands write to",
         XDG_RUNTIME_DIR="/dev/null",

@@ -25,7 +25,7 @@ import psutil
 
 from tests.bench import bodies
 from tests.nodes.namespaces import Node, Switch, missing_reason
-from tests.nodes.soak import ANSWERED, FaultDrawer, Load, load_again
+from tests.nodes.soak import ANSWERED, FaultDrawer, SoakLoad, load_again
 from tests.nodes.summing import SummedRequests, declared_model
 from tests.nodes.system import NamespaceSystem, network_of, node_settings
 
@@ -41,7 +41,7 @@ _SHOWN_FAULTS, _SHOWN_LOG = 20, 20_000
 
 
 @contextlib.contextmanager
-def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
+def run_nodes(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
     """Run the system over ``nodes``; yield it and its other nodes.
 
     Fails if something is left of it.
@@ -49,9 +49,9 @@ def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-nodes-")))
         switch = stack.enter_context(Switch())
-        others = [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, nodes)]
+        other_nodes = [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, nodes)]
         settings = {
-            **node_settings(switch, others),
+            **node_settings(switch, other_nodes),
             "OMNIBUS_EXECUTOR_ENGINE": "tests.nodes.summing:engine",
             "OMNIBUS_GATEWAY_DEADLINE": f"{_DEADLINE_SECONDS:g}",
             "OMNIBUS_GATEWAY_QUARANTINE": "0",
@@ -63,7 +63,7 @@ def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
         with network_of(switch.first_process):
             try:
                 system.start()
-                yield system, others
+                yield system, other_nodes
             except BaseException:
                 print(system.log[-_SHOWN_LOG:], file=sys.stderr)
                 raise
@@ -73,15 +73,15 @@ def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
             raise AssertionError(f"left behind: {leftovers}")
 
 
-async def run(system: NamespaceSystem, others: list[Node], options: argparse.Namespace) -> list[str]:
+async def run_requests(system: NamespaceSystem, other_nodes: list[Node], options: argparse.Namespace) -> list[str]:
     """Send the requests; return failures in words."""
-    load = Load(system, SummedRequests(options.seed), at_once=options.at_once, hang_seconds=_HANG_SECONDS)
+    load = SoakLoad(system, SummedRequests(options.seed), at_once=options.at_once, hang_seconds=_HANG_SECONDS)
     await load_again(load, _CALM_REQUESTS)
     await system.ledger_is_empty(_SETTLE_SECONDS)
-    descriptors = _descriptors(system)
+    descriptors = _count_descriptors(system)
     load.outcomes.clear()
-    faults = FaultDrawer(system, others, seed=options.seed, slow_rate=_SLOW_RATE)
-    began, received = time.monotonic(), _received_bytes(others)
+    faults = FaultDrawer(system, other_nodes, seed=options.seed, slow_rate=_SLOW_RATE)
+    began, bytes_before = time.monotonic(), _received_bytes(other_nodes)
     breaking = asyncio.create_task(faults.run())
     try:
         await load.run(options.requests, first=_CALM_REQUESTS)
@@ -90,35 +90,39 @@ async def run(system: NamespaceSystem, others: list[Node], options: argparse.Nam
         with contextlib.suppress(asyncio.CancelledError):
             await breaking
     outcomes, seconds = dict(load.outcomes), time.monotonic() - began
-    crossed = (_received_bytes(others) - received) / 1e6
+    megabytes = (_received_bytes(other_nodes) - bytes_before) / 1e6
     print(f"{sum(outcomes.values())} of {options.requests} requests in {seconds:.0f} s: {outcomes}")
-    print(f"faults: {dict(faults.done)}; {crossed:.0f} MB crossed; the longest took {load.longest_seconds:.1f} s")
+    print(f"faults: {dict(faults.done)}; {megabytes:.0f} MB crossed; the longest took {load.longest_seconds:.1f} s")
     await system.whole()
     await load_again(load, _CALM_REQUESTS)
     await system.ledger_is_empty(_SETTLE_SECONDS)
-    grown = {
+    growth = {
         name: (before, now)
-        for name, now in _descriptors(system).items()
+        for name, now in _count_descriptors(system).items()
         if now > (before := descriptors.get(name, now)) + _MORE_DESCRIPTORS
     }
-    refused = [] if outcomes.get(ANSWERED, 0) > options.requests / 2 else ["more than half were refused"]
-    return [*load.faults, *refused, *(f"{name}: descriptors before and after: {each}" for name, each in grown.items())]
+    refusals = [] if outcomes.get(ANSWERED, 0) > options.requests / 2 else ["more than half were refused"]
+    return [
+        *load.faults,
+        *refusals,
+        *(f"{name}: descriptors before and after: {each}" for name, each in growth.items()),
+    ]
 
 
 def _received_bytes(nodes: list[Node]) -> int:
     return sum(node.received_bytes() for node in nodes)
 
 
-def _descriptors(system: NamespaceSystem) -> dict[str, int]:
+def _count_descriptors(system: NamespaceSystem) -> dict[str, int]:
     """Count the open descriptors of each process, by id and command."""
-    found = {}
+    counts = {}
     for process in system.processes():
         with contextlib.suppress(psutil.Error):
-            found[f"{process.pid} {' '.join(process.cmdline()[-3:])}"] = process.num_fds()
-    return found
+            counts[f"{process.pid} {' '.join(process.cmdline()[-3:])}"] = process.num_fds()
+    return counts
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.nodes", description=__doc__)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10_000)
@@ -132,13 +136,13 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     if reason := missing_reason():
         print(reason, file=sys.stderr)
         return 2
     print(f"seed {options.seed}", flush=True)
-    with running(options.nodes) as (system, others):
-        wrong = asyncio.run(run(system, others, options))
+    with run_nodes(options.nodes) as (system, other_nodes):
+        wrong = asyncio.run(run_requests(system, other_nodes, options))
         if wrong:
             print(system.log[-_SHOWN_LOG:], file=sys.stderr)
     for each in wrong[:_SHOWN_FAULTS]:

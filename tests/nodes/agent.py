@@ -49,10 +49,10 @@ class Agent:
 
         Only the size is returned if ``count`` is false.
         """
-        found = await self._client.open_tensor(
+        tensor = await self._client.open_tensor(
             msgspec.convert(handle, Handle), invocation=invocation, deadline=time.time() + seconds
         )
-        return {"counts": _count_bytes(found)} if count else {"nbytes": found.nbytes}
+        return {"counts": _count_bytes(tensor)} if count else {"nbytes": tensor.nbytes}
 
     async def view(self, handle: dict[str, Any]) -> dict[str, Any]:
         """The same of a tensor of this node."""
@@ -74,13 +74,13 @@ class Agent:
 
         ``count`` calls are sent 5 ms apart.
         """
-        taken = []
+        seconds = []
         for _ in range(count):
             began = time.perf_counter()
             await self._client.stats()
-            taken.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
             await asyncio.sleep(0.005)
-        return {"p99": sorted(taken)[int(0.99 * count)]}
+        return {"p99": sorted(seconds)[int(0.99 * count)]}
 
     async def ledger(self) -> dict[str, Any]:
         return {"ledger": await self._client.ledger()}

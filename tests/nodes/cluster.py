@@ -42,9 +42,9 @@ class AgentProcess:
         self._process = process
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(self._read_answers())
 
-    async def ask(self, do: str, **request: Any) -> Answer:
+    async def send_command(self, do: str, **request: Any) -> Answer:
         """Run a command and return the answer, including errors."""
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -54,16 +54,16 @@ class AgentProcess:
 
     async def get(self, do: str, name: str, **request: Any) -> Any:
         """``name`` of the answer. Fails on an error."""
-        answer = await self.ask(do, **request)
+        answer = await self.send_command(do, **request)
         assert name in answer, answer
         return answer[name]
 
     async def stats(self) -> Answer:
         """Counters of the sidecar."""
-        found: Answer = await self.get("stats", "stats")
-        return found
+        counters: Answer = await self.get("stats", "stats")
+        return counters
 
-    async def _read(self) -> None:
+    async def _read_answers(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             answer = json.loads(line)
@@ -75,7 +75,7 @@ class AgentProcess:
         self._reading.cancel()
 
 
-class Machine:
+class NodeMachine:
     """A node with its sidecar and one agent; more agents by ``start_agent``."""
 
     def __init__(self, node: Node, directory: Path, env: dict[str, str], small_pages: bool = False) -> None:
@@ -110,12 +110,12 @@ class Machine:
         """Start the sidecar, and wait until it serves."""
         Path(self.socket).unlink(missing_ok=True)
         with self.log.open("ab") as log:
-            self._sidecar = await self._start("omnibus_sidecar", stdout=log, stderr=log)
-        await until(lambda: Path(self.socket).exists())
+            self._sidecar = await self._start_process("omnibus_sidecar", stdout=log, stderr=log)
+        await wait_until(lambda: Path(self.socket).exists())
 
     async def start_agent(self, owner: str = "agent") -> AgentProcess:
         pipe = asyncio.subprocess.PIPE
-        process = await self._start(
+        process = await self._start_process(
             "tests.nodes.agent", self.socket, self.name, owner, stdin=pipe, stdout=pipe, limit=_MAX_LINE_BYTES
         )
         agent = AgentProcess(process)
@@ -123,7 +123,7 @@ class Machine:
         await agent.stats()
         return agent
 
-    async def _start(self, module: str, *arguments: str, **options: Any) -> "asyncio.subprocess.Process":
+    async def _start_process(self, module: str, *arguments: str, **options: Any) -> "asyncio.subprocess.Process":
         return await asyncio.create_subprocess_exec(
             *self.node.command_prefix, sys.executable, "-m", module, *arguments,
             env=self._env, cwd=ROOT, preexec_fn=_in_child(self._small_pages), **options,
@@ -145,7 +145,7 @@ class Machine:
         self.signal_sidecar(signal.SIGKILL)
         await self._sidecar.wait()
         await self.start_sidecar()
-        await self.agent.ask("wait_ready")
+        await self.agent.send_command("wait_ready")
 
     def restart_node(self) -> None:
         """Restore the power of a node; its sidecar and agents must be restarted."""
@@ -166,9 +166,9 @@ class Machine:
 
 
 @asynccontextmanager
-async def nodes(
+async def start_nodes(
     *names: str, ahead: Mapping[str, float] | None = None, small_pages: bool = False, **env: str
-) -> AsyncIterator[list[Machine]]:
+) -> AsyncIterator[list[NodeMachine]]:
     """Connected nodes, until the end of the block.
 
     ``env`` is the environment of sidecars and agents. ``ahead`` contains by how many seconds the clocks of nodes are
@@ -184,7 +184,7 @@ async def nodes(
         for name in names:
             node = stack.enter_context(switch.add_node(name))
             clock = _clock_env(ahead[name]) if ahead and name in ahead else {}
-            machines.append(Machine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}, small_pages))
+            machines.append(NodeMachine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}, small_pages))
             stack.callback(machines[-1].close)
         await asyncio.gather(*(start_machine(machine) for machine in machines))
         for machine in machines:
@@ -201,39 +201,39 @@ def _in_child(small_pages: bool) -> Callable[[], None]:
     """Prepare a child process before it runs its program."""
     bind, prctl = die_with_parent(), ctypes.CDLL(None).prctl
 
-    def prepare() -> None:
+    def prepare_child() -> None:
         assert bind is not None
         bind()
         if small_pages:
             prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
-    return prepare
+    return prepare_child
 
 
 def _clock_env(seconds: float) -> dict[str, str]:
     return {"TEST_CLOCK_AHEAD": str(seconds), "PYTHONPATH": os.pathsep.join([str(_CLOCK), _PATHS])}
 
 
-async def start_machine(machine: Machine) -> None:
+async def start_machine(machine: NodeMachine) -> None:
     """Start what runs on a node."""
     await machine.start_sidecar()
     await machine.start_agent()
 
 
-async def knows_others(reader: Machine, machines: list[Machine]) -> None:
+async def knows_others(reader: NodeMachine, machines: list[NodeMachine]) -> None:
     """Wait until ``reader`` can pull from all others."""
     for other in machines:
         if other is not reader:
-            await until(lambda other=other: has_pulled(reader, other))  # type: ignore[misc]
+            await wait_until(lambda other=other: has_pulled(reader, other))  # type: ignore[misc]
 
 
-async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> bool:
+async def has_pulled(reader: NodeMachine, other: NodeMachine, nbytes: int = 1000) -> bool:
     """Let ``reader`` pull a small tensor of ``other``, and release it."""
     invocation = f"probe-{secrets.token_hex(4)}"
     handle = await other.agent.get("put", "handle", nbytes=nbytes, value=1, invocation=invocation)
-    answer = await reader.agent.ask("open", handle=handle, invocation=invocation, seconds=10.0)
+    answer = await reader.agent.send_command("open", handle=handle, invocation=invocation, seconds=10.0)
     for machine in (reader, other):
-        await machine.agent.ask("end", invocation=invocation)
+        await machine.agent.send_command("end", invocation=invocation)
     return answer == {"counts": {"1": nbytes}}
 
 
@@ -245,11 +245,11 @@ async def start_nats(switch: Switch, directory: Path) -> str:
         *switch.command_prefix, *argv, stdout=asyncio.subprocess.DEVNULL, preexec_fn=die_with_parent()
     )
     log = directory / "nats" / "server.log"
-    await until(lambda: log.exists() and "Server is ready" in log.read_text())
+    await wait_until(lambda: log.exists() and "Server is ready" in log.read_text())
     return f"nats://{switch.address(BUS)}:{NATS_PORT}"
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+async def wait_until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait for an effect of another process or the kernel."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

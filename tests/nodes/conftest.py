@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import omni_checkpoint  # noqa: F401
-from tests.e2e.system import OMNI, System, declaration
+from tests.e2e.system import OMNI, System, declare_model
 from tests.nodes.namespaces import Node, Switch, missing_reason
 from tests.nodes.system import NODES, NamespaceSystem, network_of, node_settings
 
@@ -29,7 +29,7 @@ def switch() -> Iterator[Switch]:
 
 
 @pytest.fixture(scope="module")
-def others(switch: Switch) -> Iterator[list[Node]]:
+def other_nodes(switch: Switch) -> Iterator[list[Node]]:
     """All nodes but the hub."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, NODES)]
@@ -40,22 +40,22 @@ def system(
     tmp_path_factory: pytest.TempPathFactory,
     omni_checkpoint: Path,  # noqa: F811
     switch: Switch,
-    others: list[Node],
+    other_nodes: list[Node],
 ) -> Iterator[System]:
     settings = {
-        **node_settings(switch, others),
+        **node_settings(switch, other_nodes),
         "OMNIBUS_GATEWAY_QUARANTINE": "0",
         "OMNIBUS_EXECUTOR_INLINE": "256",  # this model is so small that otherwise little is pulled
     }
-    models = {OMNI: declaration("qwen2_5_omni", omni_checkpoint)}
-    made = NamespaceSystem(tmp_path_factory.mktemp("nodes"), models, settings, ("--nodes", str(NODES)))
+    models = {OMNI: declare_model("qwen2_5_omni", omni_checkpoint)}
+    new_system = NamespaceSystem(tmp_path_factory.mktemp("nodes"), models, settings, ("--nodes", str(NODES)))
     with network_of(switch.first_process):
         try:
-            made.start()
-            yield made
+            new_system.start()
+            yield new_system
         except BaseException:
-            print(made.log[-8000:])
+            print(new_system.log[-8000:])
             raise
         finally:
-            leftovers = made.stop()
+            leftovers = new_system.stop()
     assert leftovers == []

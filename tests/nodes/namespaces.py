@@ -136,7 +136,7 @@ class Switch(Namespaces):
 
     def run(self, command: str) -> str:
         """Run ``command`` in the hub and return its output."""
-        return _run((*self.network_prefix, *command.split()))
+        return _run_process((*self.network_prefix, *command.split()))
 
 
 class Node(Namespaces):
@@ -157,16 +157,16 @@ class Node(Namespaces):
         """Start the node with empty memory and both cables connected."""
         # The hub's network too: it is where the other ends of its cables are.
         self.start(self._switch.network_prefix)
-        self._run("ip link set lo up")
+        self._run_command("ip link set lo up")
         pid = self.first_process
         for index, (cable, subnet) in enumerate(_SUBNETS.items()):
             # As on a real machine its MAC addresses are always the same: others remember them.
             mac = f"02:00:00:00:{index:02x}:{self._number:02x}"
-            port = self._port(cable)
+            port = self._port_name(cable)
             self._switch.run(f"ip link add {port} type veth peer name {cable} address {mac} netns {pid}")
             self._switch.run(f"ip link set {port} master {cable} up")
-            self._run(f"ip addr add {subnet}.{self._number}/24 dev {cable}")
-            self._run(f"ip link set {cable} up")
+            self._run_command(f"ip addr add {subnet}.{self._number}/24 dev {cable}")
+            self._run_command(f"ip link set {cable} up")
 
     def address(self, cable: str) -> str:
         return f"{_SUBNETS[cable]}.{self._number}"
@@ -197,46 +197,48 @@ class Node(Namespaces):
             self.cut_cable(cable)
         self.stop()
         for cable in _SUBNETS:  # the kernel keeps a network as long as there are connections to be ended
-            self._switch.run(f"ip link delete {self._port(cable)}")
+            self._switch.run(f"ip link delete {self._port_name(cable)}")
 
     def cut_cable(self, cable: str) -> None:
         """Lose all packets to and from here in silence."""
-        self._switch.run(f"ip link set {self._port(cable)} nomaster")
+        self._switch.run(f"ip link set {self._port_name(cable)} nomaster")
 
     def heal_cable(self, cable: str) -> None:
         """Undo ``cut_cable``."""
-        self._switch.run(f"ip link set {self._port(cable)} master {cable}")
+        self._switch.run(f"ip link set {self._port_name(cable)} master {cable}")
 
     def deafen(self, speaker: "Node") -> None:
         """Drop packets that ``speaker`` sends here over ``DATA``.
 
         The opposite direction works.
         """
-        speaker._run(f"ip neigh replace {self.address(DATA)} lladdr {_NOBODY_MAC} dev {DATA} nud permanent")
+        speaker._run_command(f"ip neigh replace {self.address(DATA)} lladdr {_NOBODY_MAC} dev {DATA} nud permanent")
 
     def hear_again(self, speaker: "Node") -> None:
         """Undo ``deafen``."""
-        speaker._run(f"ip neigh del {self.address(DATA)} dev {DATA}")
+        speaker._run_command(f"ip neigh del {self.address(DATA)} dev {DATA}")
 
     def limit_rate(self, rate: str) -> None:
         """Limit incoming ``DATA`` traffic to ``rate``, in units of ``tc``: ``100mbit``."""
-        port = self._port(DATA)
+        port = self._port_name(DATA)
         self._switch.run(f"tc qdisc replace dev {port} root tbf rate {rate} burst 256kb latency 20ms")
 
     def lift_rate(self) -> None:
         """Undo ``limit_rate``."""
-        self._switch.run(f"tc qdisc del dev {self._port(DATA)} root")
+        self._switch.run(f"tc qdisc del dev {self._port_name(DATA)} root")
 
     def received_bytes(self) -> int:
         """Bytes received over ``DATA``, including packet headers."""
-        rows: list[dict[str, Any]] = json.loads(self._switch.run(f"ip -json -statistics link show {self._port(DATA)}"))
+        rows: list[dict[str, Any]] = json.loads(
+            self._switch.run(f"ip -json -statistics link show {self._port_name(DATA)}")
+        )
         return int(rows[0]["stats64"]["tx"]["bytes"])
 
-    def _port(self, cable: str) -> str:
+    def _port_name(self, cable: str) -> str:
         return f"{cable}{self._number}"
 
-    def _run(self, command: str) -> str:
-        return _run((*self._user_prefix, "--net", *command.split()))
+    def _run_command(self, command: str) -> str:
+        return _run_process((*self._user_prefix, "--net", *command.split()))
 
 
 def last_descendant(pid: int) -> int:
@@ -246,8 +248,8 @@ def last_descendant(pid: int) -> int:
     return pid
 
 
-def _run(command: tuple[str, ...]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+def _run_process(command: tuple[str, ...]) -> str:
+    process = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {process.stderr.strip()}")
+    return process.stdout

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 
-from tests.e2e.omni.speech import Spoken, same, spoken, taken, wanted
+from tests.e2e.omni.speech import Spoken, assert_same_speech, choose_path, make_speech_body, read_spoken
 from tests.e2e.questions import OMNI_QUESTIONS, Question
 from tests.e2e.system import OMNI, System, command_line
 from tests.nodes.namespaces import DATA, Node
-from tests.nodes.system import APART, TOGETHER, ask
+from tests.nodes.system import APART, TOGETHER, send_chat
 
 REQUESTS = int(os.environ.get("OMNIBUS_TEST_SOAK_REQUESTS", "10000"))
 _SEED = int(os.environ.get("OMNIBUS_TEST_SOAK_SEED", "15"))
@@ -51,7 +51,7 @@ _TYPED = {
 Fault = Callable[["FaultDrawer"], Awaitable[None]]
 
 
-class Case(NamedTuple):
+class SoakCase(NamedTuple):
     """A request: its JSON body, its headers, and ``check``, which fails for a wrong answer."""
 
     body: bytes
@@ -82,11 +82,11 @@ class FaultDrawer:
                 await fault(self)
                 await asyncio.sleep(self.dice.uniform(*_CALM_SECONDS))
 
-    async def last(self) -> None:
+    async def wait_fault(self) -> None:
         """Wait while the fault lasts."""
         await asyncio.sleep(self.dice.uniform(*_FAULT_SECONDS))
 
-    def process(self, module: str) -> psutil.Process:
+    def choose_process(self, module: str) -> psutil.Process:
         """Choose one of the processes that run ``module``."""
         return self.dice.choice([one for one in self.system.processes() if module in command_line(one)])
 
@@ -95,7 +95,7 @@ async def cut_cable(faults: FaultDrawer) -> None:
     node = faults.dice.choice(faults.nodes)
     node.cut_cable(DATA)
     try:
-        await faults.last()
+        await faults.wait_fault()
     finally:
         node.heal_cable(DATA)
 
@@ -104,41 +104,41 @@ async def slow_cable(faults: FaultDrawer) -> None:
     node = faults.dice.choice(faults.nodes)
     node.limit_rate(faults.slow_rate)
     try:
-        await faults.last()
+        await faults.wait_fault()
     finally:
         node.lift_rate()
 
 
-async def deafen(faults: FaultDrawer) -> None:
+async def deafen_speaker(faults: FaultDrawer) -> None:
     deaf, speaker = faults.dice.sample(faults.nodes, 2)
     deaf.deafen(speaker)
     try:
-        await faults.last()
+        await faults.wait_fault()
     finally:
         deaf.hear_again(speaker)
 
 
 async def freeze_sidecar(faults: FaultDrawer) -> None:
-    frozen = faults.process("omnibus_sidecar")
+    frozen = faults.choose_process("omnibus_sidecar")
     frozen.send_signal(signal.SIGSTOP)
     try:
-        await faults.last()
+        await faults.wait_fault()
     finally:
         frozen.send_signal(signal.SIGCONT)
 
 
 async def kill_sidecar(faults: FaultDrawer) -> None:
-    faults.process("omnibus_sidecar").kill()
+    faults.choose_process("omnibus_sidecar").kill()
 
 
 async def kill_executor(faults: FaultDrawer) -> None:
-    faults.process(faults.dice.choice(["omnibus_encoder", "omnibus_llm", "omnibus_generator"])).kill()
+    faults.choose_process(faults.dice.choice(["omnibus_encoder", "omnibus_llm", "omnibus_generator"])).kill()
 
 
-_FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, freeze_sidecar, kill_sidecar)
+_FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen_speaker, freeze_sidecar, kill_sidecar)
 
 
-class Load:
+class SoakLoad:
     """Requests at ``at_once`` connections; ``case_of`` gives that of a number.
 
     ``outcomes`` counts right answers, and typed errors by their code. ``faults`` describes all others: a wrong answer,
@@ -148,7 +148,7 @@ class Load:
     def __init__(
         self,
         system: System,
-        case_of: Callable[[int], Case],
+        case_of: Callable[[int], SoakCase],
         *,
         at_once: int = _AT_ONCE,
         hang_seconds: float = _HANG_SECONDS,
@@ -173,7 +173,7 @@ class Load:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(self._hang_seconds):
-                    outcome = await self._ask(http, self._case_of(number))
+                    outcome = await self._send_case(http, self._case_of(number))
             except (AssertionError, httpx.HTTPError, KeyError, TimeoutError, ValueError) as error:
                 self.faults.append(f"request {number}: {error!r}"[:_SHOWN_CHARACTERS])
                 continue
@@ -184,7 +184,7 @@ class Load:
             if number and not number % _REPORT_EVERY:
                 print(f"{time.strftime('%H:%M:%S')} request {number}: {dict(self.outcomes)}", flush=True)
 
-    async def _ask(self, http: httpx.AsyncClient, case: Case) -> str:
+    async def _send_case(self, http: httpx.AsyncClient, case: SoakCase) -> str:
         """The outcome of one request. Raises ``AssertionError`` for one that is neither right nor a typed error."""
         headers = {"content-type": "application/json", **case.headers}
         answer = await http.post("/v1/chat/completions", content=case.body, headers=headers)
@@ -197,32 +197,32 @@ class Load:
         return code
 
 
-async def learned_cases(system: System) -> list[Case]:
+async def learned_cases(system: System) -> list[SoakCase]:
     """Questions in turn, each compared with the answer of one executor."""
-    truths: dict[tuple[str, bool], Case] = {}
+    truths: dict[tuple[str, bool], SoakCase] = {}
     for name, speech in dict.fromkeys(TURNS):
         question = OMNI_QUESTIONS[name]
-        body = wanted(question) if speech else text_body(question)
-        truth = answer_of(await ask(system, body, taken(TOGETHER, question, speech)))
-        headers = {"x-omnibus-path": taken(APART, question, speech)}
-        truths[name, speech] = Case(json.dumps(body).encode(), headers, partial(check_answer, truth))
+        body = make_speech_body(question) if speech else text_body(question)
+        truth = answer_of(await send_chat(system, body, choose_path(TOGETHER, question, speech)))
+        headers = {"x-omnibus-path": choose_path(APART, question, speech)}
+        truths[name, speech] = SoakCase(json.dumps(body).encode(), headers, partial(check_answer, truth))
     return [truths[turn] for turn in TURNS]
 
 
 def check_answer(truth: Spoken | str, body: Any) -> None:
-    found = answer_of(body)
-    if isinstance(truth, Spoken) and isinstance(found, Spoken):
-        same(found, truth)
+    answer = answer_of(body)
+    if isinstance(truth, Spoken) and isinstance(answer, Spoken):
+        assert_same_speech(answer, truth)
     else:
-        assert found == truth
+        assert answer == truth
 
 
 def answer_of(body: Any) -> Spoken | str:
     message = body["choices"][0]["message"]
-    return spoken(body) if message.get("audio") else str(message["content"])
+    return read_spoken(body) if message.get("audio") else str(message["content"])
 
 
-async def load_again(load: Load, count: int) -> None:
+async def load_again(load: SoakLoad, count: int) -> None:
     """Wait until each of ``count`` requests is answered again."""
     async with asyncio.timeout(90):
         while True:

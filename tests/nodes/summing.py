@@ -24,7 +24,7 @@ from omnibus.executor.settings import ExecutorSettings
 from tests.bench import bodies
 from tests.bench.null import NullRunner
 from tests.bench.system import MODELS
-from tests.nodes.soak import Case
+from tests.nodes.soak import SoakCase
 
 #: Bytes of tensors: within a message, by the connection for small ones, and by those for large ones.
 _SIZES = (4 << 10, 20 << 10, 100 << 10, 600 << 10)
@@ -54,52 +54,58 @@ class SummedRequests:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._templates = {
-            (size, spoken): bodies.image_chat(bodies.picture(size), distinct=True, spoken=spoken)
+            (size, has_speech): bodies.image_chat(bodies.picture(size), distinct=True, spoken=has_speech)
             for size in _SIZES
-            for spoken in (False, True)
+            for has_speech in (False, True)
         }
 
-    def __call__(self, number: int) -> Case:
+    def __call__(self, number: int) -> SoakCase:
         dice = Random(f"{self._seed}/{number}")
-        (size,), spoken = dice.choices(_SIZES, _WEIGHTS), dice.random() < 0.5
+        (size,), has_speech = dice.choices(_SIZES, _WEIGHTS), dice.random() < 0.5
         seed = bodies.FIRST + number
-        return Case(bodies.fill(self._templates[size, spoken], seed), {}, partial(_check, seed, size, spoken))
+        return SoakCase(
+            bodies.fill_template(self._templates[size, has_speech], seed),
+            {},
+            partial(_check_answer, seed, size, has_speech),
+        )
 
 
-def _check(seed: int, size: int, spoken: bool, body: Any) -> None:
+def _check_answer(seed: int, size: int, spoken: bool, body: Any) -> None:
     message = body["choices"][0]["message"]
-    assert message["content"] == _text(seed, _tensor(size, seed)), message["content"]
+    assert message["content"] == _make_text(seed, _make_tensor(size, seed)), message["content"]
     if spoken:
         samples = np.frombuffer(base64.b64decode(message["audio"]["data"]), np.int16)
         assert len(samples) == _CODES * bodies.CODE_SAMPLES, len(samples)
-        assert set(samples.tolist()) == {bodies.level(_sum(_tensor(size, seed + 1)))}
+        assert set(samples.tolist()) == {bodies.compute_level(_compute_sum(_make_tensor(size, seed + 1)))}
 
 
-async def _see(job: Job) -> None:
+async def _run_encoder(job: Job) -> None:
     media = await job.value("media")
-    await job.put("embedding", {"modality": "image"}, _tensor(bodies.tensor_bytes(media.array.tobytes()), job.seed))
+    await job.put(
+        "embedding", {"modality": "image"}, _make_tensor(bodies.tensor_bytes(media.array.tobytes()), job.seed)
+    )
 
 
-async def _think(job: Job) -> None:
+async def _run_thinker(job: Job) -> None:
     await job.value("messages")
     [item] = await job.value("items")
-    await job.put("prompt", {}, _tensor(item.array.nbytes, job.seed + 1))
+    await job.put("prompt", {}, _make_tensor(item.array.nbytes, job.seed + 1))
     await job.put("layout", {})
-    await job.send_text("text", {"text": _text(job.seed, item.array)})
+    await job.send_text("text", {"text": _make_text(job.seed, item.array)})
     job.close("rows")
     job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": 1}})
 
 
-async def _talk(job: Job) -> None:
+async def _run_talker(job: Job) -> None:
     prompt = await job.value("prompt")
-    level = bodies.level(_sum(prompt.array))
+    level = bodies.compute_level(_compute_sum(prompt.array))
     await job.value("layout")
     async for _ in job.stream("rows"):
         pass
     job.close("codes", {"codes": [level] * _CODES})
 
 
-async def _vocode(job: Job) -> None:
+async def _run_vocoder(job: Job) -> None:
     codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
     samples = np.repeat(np.array(codes, np.float32) / 32767, bodies.CODE_SAMPLES)
     await job.send("audio", {"rate": bodies.RATE}, samples)
@@ -108,21 +114,21 @@ async def _vocode(job: Job) -> None:
 
 
 _WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
-    "vision": _see,
-    "thinker": _think,
-    "talker": _talk,
-    "vocoder": _vocode,
+    "vision": _run_encoder,
+    "thinker": _run_thinker,
+    "talker": _run_talker,
+    "vocoder": _run_vocoder,
 }
 
 
-def _tensor(nbytes: int, number: int) -> np.ndarray:
+def _make_tensor(nbytes: int, number: int) -> np.ndarray:
     words = np.arange(number, number + nbytes // 4, dtype=np.uint32) * np.uint32(_STEP)
     return words.view(np.int32).reshape(-1, 1024)
 
 
-def _sum(array: np.ndarray) -> int:
+def _compute_sum(array: np.ndarray) -> int:
     return zlib.crc32(array.tobytes())
 
 
-def _text(seed: int, array: np.ndarray) -> str:
-    return f"{seed} {array.nbytes} {_sum(array):08x}"
+def _make_text(seed: int, array: np.ndarray) -> str:
+    return f"{seed} {array.nbytes} {_compute_sum(array):08x}"

@@ -23,7 +23,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def node_settings(switch: Switch, others: Sequence[Node]) -> dict[str, str]:
-    """Environment of a system with the hub as first node, and ``others``."""
+    """Environment of a system with the hub as first node, and ``other_nodes``."""
     places = [
         {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
         for place in (switch, *others)
@@ -45,22 +45,22 @@ class NamespaceSystem(System):
         from here.
         """
         await super().ledger_is_empty(within, node)
-        used = dict.fromkeys((self.node_name(each) for each in range(1, self._nodes)), -1)
+        used_bytes = dict.fromkeys((self.node_name(each) for each in range(1, self._nodes)), -1)
         deadline = asyncio.timeout(within + 2 * NODE_HEARTBEAT_SECONDS)
-        async with deadline, self.bus() as bus, contextlib.aclosing(self._node_statuses(bus)) as heard:
-            async for status in heard:
-                used[status.node] = status.used
-                if not any(used[node] for node in used if node != self.node_name(0)):
+        async with deadline, self.bus() as bus, contextlib.aclosing(self._node_statuses(bus)) as stream:
+            async for status in stream:
+                used_bytes[status.node] = status.used
+                if not any(used_bytes[node] for node in used_bytes if node != self.node_name(0)):
                     return
 
     async def _node_statuses(self, bus: NatsBus) -> AsyncGenerator[NodeStatus, None]:
         """Stream the heartbeats of sidecars from now on."""
-        heard: asyncio.Queue[bytes] = asyncio.Queue()
-        stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: heard.put_nowait(d.data))
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: queue.put_nowait(d.data))
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         try:
             while True:
-                yield messages.decode_node(await heard.get())
+                yield messages.decode_node(await queue.get())
         finally:
             await stop()
 
@@ -81,7 +81,7 @@ def network_of(pid: int) -> Iterator[None]:
         os.close(other)
 
 
-async def ask(system: System, body: object, route: str) -> Any:
+async def send_chat(system: System, body: object, route: str) -> Any:
     """Send a chat request along ``route`` and return its JSON answer."""
     async with system.http() as http:
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.cluster import MIB, Machine, has_pulled, knows_others, nodes, start_machine, until
+from tests.nodes.cluster import MIB, NodeMachine, has_pulled, knows_others, start_machine, start_nodes, wait_until
 from tests.nodes.namespaces import BUS, DATA
-from tests.nodes.test_pulls import end, moves, nothing_is_left, put
+from tests.nodes.test_pulls import end_invocation, nothing_is_left, put_tensor, wait_moving
 
 pytestmark = pytest.mark.netns
 
@@ -19,7 +19,7 @@ _SLOW = "25mbit"
 _LARGE = 32 * MIB
 
 
-async def lose(machine: Machine, how: str) -> None:
+async def lose(machine: NodeMachine, how: str) -> None:
     """Make a node fail; only for a killed process does its kernel notify others."""
     if how == "killed":
         machine.signal_sidecar(signal.SIGKILL)
@@ -31,11 +31,11 @@ async def lose(machine: Machine, how: str) -> None:
         machine.node.power_off()
 
 
-async def come_back(machine: Machine, how: str) -> None:
+async def come_back(machine: NodeMachine, how: str) -> None:
     """Undo ``lose``; a machine without power restarts empty."""
     if how == "killed":
         await machine.start_sidecar()
-        await machine.agent.ask("wait_ready")
+        await machine.agent.send_command("wait_ready")
     elif how == "frozen":
         machine.signal_sidecar(signal.SIGCONT)
     elif how == "cut":
@@ -48,97 +48,97 @@ async def come_back(machine: Machine, how: str) -> None:
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("state", ["moving", "idle"])
 async def test_a_lost_source_is_reported_by_name_and_works_again_when_it_is_back(how, state):
-    async with nodes("a", "b") as (a, b):
-        handle = await put(a, _LARGE)
+    async with start_nodes("a", "b") as (a, b):
+        handle = await put_tensor(a, _LARGE)
         if state == "moving":
             b.node.limit_rate(_SLOW)
-            opening = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
-            await moves(b)
+            opening = asyncio.create_task(b.agent.send_command("open", handle=handle, invocation="i"))
+            await wait_moving(b)
             await lose(a, how)
         else:
             await lose(a, how)
-            opening = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
+            opening = asyncio.create_task(b.agent.send_command("open", handle=handle, invocation="i"))
 
         answer = await opening
 
         assert answer["error"] == "node_unreachable", answer
         assert "'a'" in answer["message"]
-        await end(b)
+        await end_invocation(b)
         await nothing_is_left(b)
         assert (await b.agent.stats())["unreachable_nodes"] == {"a": 1}
         if state == "moving":
             b.node.lift_rate()
         await come_back(a, how)
-        await end(a)
-        await until(lambda: has_pulled(b, a))
+        await end_invocation(a)
+        await wait_until(lambda: has_pulled(b, a))
         await nothing_is_left(a, b)
         assert (await b.agent.stats())["unreachable_nodes"] == {}
 
 
 @pytest.mark.parametrize("how", LOSSES)
 async def test_a_lost_reader_holds_nothing_and_its_read_is_expected_again(how):
-    async with nodes("a", "b") as (a, b):
+    async with start_nodes("a", "b") as (a, b):
         b.node.limit_rate(_SLOW)
-        handle = await put(a, _LARGE)
-        opening = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
-        await moves(b)
-        assert (await holds(a)) == (1, 1)
+        handle = await put_tensor(a, _LARGE)
+        opening = asyncio.create_task(b.agent.send_command("open", handle=handle, invocation="i"))
+        await wait_moving(b)
+        assert (await read_holds(a)) == (1, 1)
 
         await lose(b, how)
 
-        await until(lambda: has_holds(a, (0, 1)))
-        await end(a)
+        await wait_until(lambda: has_holds(a, (0, 1)))
+        await end_invocation(a)
         await nothing_is_left(a)
         if how != "powered off":  # which comes back with another cable
             b.node.lift_rate()
         await come_back(b, how)
         await knows_others(b, [a, b])
         opening.cancel()
-        await end(b)
+        await end_invocation(b)
         await nothing_is_left(a, b)
 
 
 @pytest.mark.parametrize(("deaf", "speaker"), [("a", "b"), ("b", "a")])
 async def test_a_cable_that_carries_one_direction_only_is_as_good_as_cut(deaf, speaker):
-    async with nodes("a", "b") as both:
-        a, b = both
-        machines = {machine.name: machine for machine in both}
+    async with start_nodes("a", "b") as pair:
+        a, b = pair
+        machines = {machine.name: machine for machine in pair}
         b.node.limit_rate(_SLOW)
-        handle = await put(a, _LARGE)
-        opening = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
-        await moves(b)
+        handle = await put_tensor(a, _LARGE)
+        opening = asyncio.create_task(b.agent.send_command("open", handle=handle, invocation="i"))
+        await wait_moving(b)
 
         machines[deaf].node.deafen(machines[speaker].node)
 
         assert (await opening)["error"] == "node_unreachable"
-        await until(lambda: has_holds(a, (0, 1)))
-        await end(a, b)
+        await wait_until(lambda: has_holds(a, (0, 1)))
+        await end_invocation(a, b)
         await nothing_is_left(a, b)
         machines[deaf].node.hear_again(machines[speaker].node)
         b.node.lift_rate()
-        await until(lambda: has_pulled(b, a))
+        await wait_until(lambda: has_pulled(b, a))
 
 
 async def test_two_nodes_that_lose_each_other_are_both_there_for_a_third():
-    async with nodes("a", "b", "c") as (a, b, c):
+    async with start_nodes("a", "b", "c") as (a, b, c):
         a.node.deafen(b.node)
         b.node.deafen(a.node)
-        handle = await put(a, MIB, readers=2)
+        handle = await put_tensor(a, MIB, readers=2)
 
-        assert (await b.agent.ask("open", handle=handle, invocation="i"))["error"] == "node_unreachable"
+        assert (await b.agent.send_command("open", handle=handle, invocation="i"))["error"] == "node_unreachable"
 
-        assert await c.agent.ask("open", handle=handle, invocation="i") == {"counts": {"7": MIB}}
+        assert await c.agent.send_command("open", handle=handle, invocation="i") == {"counts": {"7": MIB}}
         assert await has_pulled(c, b)
         a.node.hear_again(b.node)
         b.node.hear_again(a.node)
-        await until(lambda: has_pulled(b, a))
-        assert await b.agent.ask("open", handle=handle, invocation="i") == {"counts": {"7": MIB}}
-        await end(a, b, c)
+        await wait_until(lambda: has_pulled(b, a))
+        assert await b.agent.send_command("open", handle=handle, invocation="i") == {"counts": {"7": MIB}}
+        await end_invocation(a, b, c)
         await nothing_is_left(a, b, c)
 
 
 async def test_nodes_that_the_bus_does_not_reach_go_on_pulling_from_each_other():
-    async with nodes("a", "b") as (a, b):
+    async with start_nodes("a", "b") as (a, b):
         for machine in (a, b):
             machine.node.cut_cable(BUS)
 
@@ -150,59 +150,59 @@ async def test_nodes_that_the_bus_does_not_reach_go_on_pulling_from_each_other()
 
 
 async def test_connections_bear_being_idle_for_longer_than_any_silence():
-    async with nodes("a", "b", OMNIBUS_SIDECAR_STALL="0.5") as (a, b):
-        before = descriptors(b)
+    async with start_nodes("a", "b", OMNIBUS_SIDECAR_STALL="0.5") as (a, b):
+        before = count_descriptors(b)
 
         await asyncio.sleep(4.0)  # four times as long as a node may be silent
 
-        assert descriptors(b) == before
+        assert count_descriptors(b) == before
         assert await has_pulled(b, a)
         assert (await b.agent.stats())["pull_failures_total"] == {}
 
 
 async def test_a_restarted_sidecar_at_the_same_address_never_gives_bytes_of_before():
-    async with nodes("a", "b") as (a, b):
-        handle = await put(a, MIB)
+    async with start_nodes("a", "b") as (a, b):
+        handle = await put_tensor(a, MIB)
 
         await a.restart_sidecar()
-        other = await put(a, MIB, value=9)
-        await until(lambda: has_pulled(b, a))
+        other = await put_tensor(a, MIB, value=9)
+        await wait_until(lambda: has_pulled(b, a))
 
-        assert (await b.agent.ask("open", handle=handle, invocation="i"))["error"] == "stale_handle"
-        assert await b.agent.ask("open", handle=other, invocation="i") == {"counts": {"9": MIB}}
-        await end(a, b)
+        assert (await b.agent.send_command("open", handle=handle, invocation="i"))["error"] == "stale_handle"
+        assert await b.agent.send_command("open", handle=other, invocation="i") == {"counts": {"9": MIB}}
+        await end_invocation(a, b)
         await nothing_is_left(a, b)
 
 
 @pytest.mark.parametrize("restarts", [5, pytest.param(100, marks=pytest.mark.nightly)])
 async def test_restarts_of_a_node_leave_nothing_open_in_the_others(restarts):
-    async with nodes("a", "b") as (a, b):
+    async with start_nodes("a", "b") as (a, b):
         counts = []
 
         for _ in range(restarts + 1):
             await a.restart_sidecar()
-            await until(lambda: has_pulled(b, a, MIB))
-            counts.append((descriptors(b), threads(b)))
+            await wait_until(lambda: has_pulled(b, a, MIB))
+            counts.append((count_descriptors(b), count_threads(b)))
 
         # From the second on: before, A had connections to B, too.
         before = counts[1]
-        await until(lambda: (descriptors(b), threads(b)) == before)
+        await wait_until(lambda: (count_descriptors(b), count_threads(b)) == before)
         await nothing_is_left(a, b)
 
 
-def descriptors(machine: Machine) -> int:
+def count_descriptors(machine: NodeMachine) -> int:
     return len(os.listdir(f"/proc/{machine.sidecar_pid}/fd"))
 
 
-def threads(machine: Machine) -> int:
+def count_threads(machine: NodeMachine) -> int:
     return len(list(Path(f"/proc/{machine.sidecar_pid}/task").iterdir()))
 
 
-async def holds(machine: Machine) -> tuple[int, int]:
+async def read_holds(machine: NodeMachine) -> tuple[int, int]:
     """Holders and expected reads of the only block."""
     (row,) = await machine.agent.get("ledger", "ledger")
     return int(row["held"]), int(row["readers"])
 
 
-async def has_holds(machine: Machine, wanted: tuple[int, int]) -> bool:
-    return await holds(machine) == wanted
+async def has_holds(machine: NodeMachine, target: tuple[int, int]) -> bool:
+    return await read_holds(machine) == target

@@ -10,22 +10,22 @@ from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
 from tests.bench import bodies
 from tests.nodes import summing
-from tests.nodes.__main__ import parsed
-from tests.nodes.soak import Case
+from tests.nodes.__main__ import parse_arguments
+from tests.nodes.soak import SoakCase
 
 
-def answer(number: int, seen: np.ndarray, heard: np.ndarray) -> dict[str, object]:
+def make_answer(number: int, image_tensor: np.ndarray, audio_tensor: np.ndarray) -> dict[str, object]:
     """The answer to request ``number`` by engines that these tensors reached."""
-    level = bodies.level(summing._sum(heard))
+    level = bodies.compute_level(summing._compute_sum(audio_tensor))
     samples = np.full(summing._CODES * bodies.CODE_SAMPLES, level, np.int16)
     message = {
-        "content": summing._text(bodies.FIRST + number, seen),
+        "content": summing._make_text(bodies.FIRST + number, image_tensor),
         "audio": {"data": base64.b64encode(samples.tobytes()).decode()},
     }
     return {"choices": [{"message": message}]}
 
 
-def spoken_request() -> tuple[int, Case, int]:
+def spoken_request() -> tuple[int, SoakCase, int]:
     """A request for a spoken answer: its number, body, and tensor bytes."""
     requests = summing.SummedRequests(seed=1)
     number, case = next((n, case) for n in range(50) if b"modalities" in (case := requests(n)).body)
@@ -36,27 +36,27 @@ def spoken_request() -> tuple[int, Case, int]:
 def test_the_right_tensors_make_the_right_answer_and_one_byte_of_either_a_wrong_one():
     number, case, size = spoken_request()
     seed = bodies.FIRST + number
-    tensors = [summing._tensor(size, seed), summing._tensor(size, seed + 1)]
-    case.check(answer(number, *tensors))
+    tensors = [summing._make_tensor(size, seed), summing._make_tensor(size, seed + 1)]
+    case.check(make_answer(number, *tensors))
 
     for index in (0, 1):
         wrong = [tensor.copy() for tensor in tensors]
         wrong[index].view(np.uint8).reshape(-1)[-1] ^= 1
         with pytest.raises(AssertionError):
-            case.check(answer(number, *wrong))
+            case.check(make_answer(number, *wrong))
 
 
 @pytest.mark.parametrize("apart", [1, 2, 9_999])
 def test_tensors_of_two_requests_differ_in_each_of_their_numbers(apart: int):
-    one, other = (summing._tensor(600 << 10, bodies.FIRST + number) for number in (0, apart))
+    one, other = (summing._make_tensor(600 << 10, bodies.FIRST + number) for number in (0, apart))
 
     assert (one != other).all()
 
 
 def test_a_seed_draws_the_same_requests_again_and_another_one_others():
-    drawn = [[case.body for case in map(summing.SummedRequests(seed), range(40))] for seed in (1, 1, 2)]
+    request_bodies = [[case.body for case in map(summing.SummedRequests(seed), range(40))] for seed in (1, 1, 2)]
 
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert request_bodies[0] == request_bodies[1] != request_bodies[2]
 
 
 def test_a_component_without_an_engine_is_refused_by_name():
@@ -66,6 +66,6 @@ def test_a_component_without_an_engine_is_refused_by_name():
 
 def test_fewer_than_three_nodes_are_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        parsed(["--nodes", "2"])
+        parse_arguments(["--nodes", "2"])
 
     assert "--nodes is at least 3" in capsys.readouterr().err

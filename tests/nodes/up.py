@@ -42,10 +42,10 @@ class NamespaceNodes(Nodes):
         return {**super().sidecar_env(index), "OMNIBUS_SIDECAR_HOST": str(_PLACES[index][DATA])}
 
     def place_executor(self, spec: ProcessSpec) -> ProcessSpec:
-        placed = super().place_executor(spec)
-        *_, module = placed.argv
-        fork_server = self.fork_server(self._node_of(placed))
-        return self.enter_node(replace(placed, argv=fork_client.fork_server_command(fork_server, module)))
+        process = super().place_executor(spec)
+        *_, module = process.argv
+        fork_server = self.fork_server(self._node_of(process))
+        return self.enter_node(replace(process, argv=fork_client.fork_server_command(fork_server, module)))
 
     def fork_server(self, index: int) -> str:
         """The socket of the fork server of a node."""

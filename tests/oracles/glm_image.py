@@ -24,32 +24,34 @@ class Painted(NamedTuple):
 
 
 @functools.cache
-def painted(checkpoint: Path, prompt: str, **wish: Any) -> Painted:
+def paint_image(checkpoint: Path, prompt: str, **wish: Any) -> Painted:
     """Image of a ``wish``, with the field names of ``DrawInput``."""
-    pipe = pipeline(checkpoint)
-    drawn: list[torch.Tensor] = []
-    hook = pipe.transformer.prior_token_embedding.register_forward_pre_hook(lambda _, args: drawn.append(args[0]))
-    told = {} if wish.get("guidance") is None else {"guidance_scale": wish["guidance"]}
+    pipe = load_pipeline(checkpoint)
+    prior_tokens: list[torch.Tensor] = []
+    hook = pipe.transformer.prior_token_embedding.register_forward_pre_hook(
+        lambda _, args: prior_tokens.append(args[0])
+    )
+    options = {} if wish.get("guidance") is None else {"guidance_scale": wish["guidance"]}
     try:
         with torch.random.fork_rng(devices=[]):
-            made = pipe(
+            output = pipe(
                 prompt,
                 width=wish["width"],
                 height=wish["height"],
                 num_inference_steps=wish["steps"],
                 generator=torch.Generator().manual_seed(wish["seed"]),
                 output_type="np",
-                **told,
+                **options,
             )
     finally:
         hook.remove()
-    return Painted(drawn[0][0], made.images[0] * 255)
+    return Painted(prior_tokens[0][0], output.images[0] * 255)
 
 
 @functools.cache
-def pipeline(checkpoint: Path) -> Any:
+def load_pipeline(checkpoint: Path) -> Any:
     from diffusers import GlmImagePipeline
 
-    made = GlmImagePipeline.from_pretrained(checkpoint)
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = GlmImagePipeline.from_pretrained(checkpoint)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -14,25 +14,25 @@ torchvision_cpu.install_operators()
 Messages = Sequence[Mapping[str, str]]
 
 
-def answer(checkpoint: Path, messages: Messages, max_tokens: int, **more: Any) -> tuple[list[int], str]:
+def generate_answer(checkpoint: Path, messages: Messages, max_tokens: int, **more: Any) -> tuple[list[int], str]:
     """Greedy ids and text; ``more`` is passed to ``generate``."""
-    model, tokenizer = _whole(checkpoint)
-    ids = torch.tensor([prompt(checkpoint, messages)])
+    model, tokenizer = _load_whole(checkpoint)
+    ids = torch.tensor([make_prompt(checkpoint, messages)])
     mask = torch.ones_like(ids)
     out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, **more)
-    said = out[0, ids.shape[1] :].tolist()
-    return said, tokenizer.decode(said, skip_special_tokens=True)
+    answer_ids = out[0, ids.shape[1] :].tolist()
+    return answer_ids, tokenizer.decode(answer_ids, skip_special_tokens=True)
 
 
-def prompt(checkpoint: Path, messages: Messages) -> list[int]:
+def make_prompt(checkpoint: Path, messages: Messages) -> list[int]:
     """The ids of a chat, ready for an answer."""
-    _, tokenizer = _whole(checkpoint)
+    _, tokenizer = _load_whole(checkpoint)
     ids: list[int] = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"]
     return ids
 
 
 @functools.cache
-def _whole(checkpoint: Path) -> tuple[Any, Any]:
+def _load_whole(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()

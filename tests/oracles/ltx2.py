@@ -35,7 +35,7 @@ class Film(NamedTuple):
     sound: Any
 
 
-def filmed(
+def generate_video(
     checkpoint: Path,
     prompt: str,
     *,
@@ -54,10 +54,10 @@ def filmed(
 
     ``guidance`` are the pipeline's own settings; ``first`` is the file of its first image.
     """
-    begun = {"image": Image.open(io.BytesIO(first)).convert("RGB")} if first else {}
-    made = (image_pipeline if first else pipeline)(checkpoint)(
+    inputs = {"image": Image.open(io.BytesIO(first)).convert("RGB")} if first else {}
+    result = (image_pipeline if first else load_pipeline)(checkpoint)(
         prompt=prompt,
-        **begun,
+        **inputs,
         negative_prompt=negative,
         width=width,
         height=height,
@@ -71,26 +71,26 @@ def filmed(
         **guidance,
     )
     if output == "latent":
-        return Film(made.frames[0], made.audio[0])
-    return Film(made.frames[0] * 255, np.asarray(made.audio[0].T))
+        return Film(result.frames[0], result.audio[0])
+    return Film(result.frames[0] * 255, np.asarray(result.audio[0].T))
 
 
-def guides(checkpoint: Path, prompt: str) -> torch.Tensor:
+def make_guides(checkpoint: Path, prompt: str) -> torch.Tensor:
     """Conditioning of video and audio, side by side: [tokens, width]."""
-    made = pipeline(checkpoint)
+    pipe = load_pipeline(checkpoint)
     with torch.no_grad():
-        embeds, mask, *_ = made.encode_prompt(prompt, do_classifier_free_guidance=False)
-        film, sound, kept = made.connectors(embeds, mask, padding_side="left")
-    return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
+        embeds, mask, *_ = pipe.encode_prompt(prompt, do_classifier_free_guidance=False)
+        film, sound, final_mask = pipe.connectors(embeds, mask, padding_side="left")
+    return torch.cat([film[0], sound[0]], -1)[final_mask[0].bool()]
 
 
 @functools.cache
-def pipeline(checkpoint: Path) -> Any:
+def load_pipeline(checkpoint: Path) -> Any:
     from diffusers import LTX2Pipeline
 
-    made = LTX2Pipeline.from_pretrained(checkpoint)
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = LTX2Pipeline.from_pretrained(checkpoint)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 @functools.cache
@@ -98,6 +98,6 @@ def image_pipeline(checkpoint: Path) -> Any:
     """The library's image-to-video pipeline, with the same components."""
     from diffusers import LTX2ImageToVideoPipeline
 
-    made = LTX2ImageToVideoPipeline(**pipeline(checkpoint).components)
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = LTX2ImageToVideoPipeline(**load_pipeline(checkpoint).components)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -16,23 +16,25 @@ import numpy as np
 import torch
 
 
-def positions(kinds: Sequence[int], grids: Sequence[tuple[int, int, int]], paces: Sequence[float]) -> list[list[int]]:
+def compute_positions(
+    kinds: Sequence[int], grids: Sequence[tuple[int, int, int]], paces: Sequence[float]
+) -> list[list[int]]:
     """[T] of time, height and width. ``kinds`` are 0 for text. ``grids`` count rows; a pace is in positions per frame.
 
     Both are in the order of the prompt.
     """
-    placed: list[list[int]] = []
+    points: list[list[int]] = []
     media = iter(zip(grids, paces, strict=True))
     block: list[list[int]] = []
     for kind in kinds:
         if not block:
-            start = max((max(place) for place in placed), default=-1) + 1
-            block = list(_grid(start, *next(media))) if kind else [[start] * 3]
-        placed.append(block.pop(0))
-    return placed
+            start = max((max(place) for place in points), default=-1) + 1
+            block = list(_walk_grid(start, *next(media))) if kind else [[start] * 3]
+        points.append(block.pop(0))
+    return points
 
 
-def _grid(start: int, grid: tuple[int, int, int], pace: float) -> Iterator[list[int]]:
+def _walk_grid(start: int, grid: tuple[int, int, int], pace: float) -> Iterator[list[int]]:
     for frame in range(grid[0]):
         for row in range(grid[1]):
             for column in range(grid[2]):
@@ -56,15 +58,15 @@ def correct_positions(model: Any) -> None:
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kinds = mm_token_type_ids[0].tolist()
-        given = {1: iter(_rows(image_grid_thw, merge)), 2: iter(_rows(video_grid_thw, merge))}
+        grids = {1: iter(_list_grids(image_grid_thw, merge)), 2: iter(_list_grids(video_grid_thw, merge))}
         seconds = iter([] if second_per_grid_ts is None else [float(each) for each in second_per_grid_ts])
         order = [kind for kind, before in zip(kinds, [0, *kinds], strict=False) if kind and not before]
         paces = [next(seconds) * per_second if kind == 2 and per_second else 1.0 for kind in order]
-        placed = torch.tensor(positions(kinds, [next(given[kind]) for kind in order], paces)).T[:, None]
-        return placed, placed.max().reshape(1, 1) + 1 - ids.shape[1]
+        points = torch.tensor(compute_positions(kinds, [next(grids[kind]) for kind in order], paces)).T[:, None]
+        return points, points.max().reshape(1, 1) + 1 - ids.shape[1]
 
     model.model.get_rope_index = get_rope_index
 
 
-def _rows(grids: torch.Tensor | None, merge: int) -> list[tuple[int, int, int]]:
+def _list_grids(grids: torch.Tensor | None, merge: int) -> list[tuple[int, int, int]]:
     return [] if grids is None else [(t, h // merge, w // merge) for t, h, w in grids.tolist()]

@@ -7,12 +7,20 @@ from typing import Any, NamedTuple
 import torch
 
 from omnibus_models import torchvision_cpu
-from tests.models_oracle import Media, Messages, _answer, _chat, _omni_videos, _picture, _samples
+from tests.models_oracle import (
+    Media,
+    Messages,
+    _decode_answer,
+    _decode_samples,
+    _format_chat,
+    _omni_videos,
+    _open_picture,
+)
 
 torchvision_cpu.install_operators()
 
 
-class Answer(NamedTuple):
+class OmniMoeAnswer(NamedTuple):
     """Ids and text; frames of codes, a list of numbers each, and the waveform that they become, float32 [n]."""
 
     ids: list[int]
@@ -21,15 +29,17 @@ class Answer(NamedTuple):
     wave: torch.Tensor
 
 
-def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int) -> Answer:
+def generate_answer(
+    checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int
+) -> OmniMoeAnswer:
     """Spoken greedy answer, with all of its tokens (see ``models_oracle.omni_answer``)."""
-    model, processor = whole(checkpoint)
-    given = inputs(checkpoint, messages, media)
-    heard: list[torch.Tensor] = []
-    hook = model.code2wav.register_forward_pre_hook(lambda _module, args: heard.append(args[0]))
+    model, processor = load_whole(checkpoint)
+    tensors = make_inputs(checkpoint, messages, media)
+    codes: list[torch.Tensor] = []
+    hook = model.code2wav.register_forward_pre_hook(lambda _module, args: codes.append(args[0]))
     try:
         out, wave = model.generate(
-            **given,
+            **tensors,
             speaker=voice,
             thinker_max_new_tokens=max_tokens + 1,
             thinker_eos_token_id=model.config.im_end_token_id,
@@ -43,27 +53,29 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, 
         )
     finally:
         hook.remove()
-    ids, text = _answer(processor, given, out, max_tokens)
-    return Answer(ids, text, heard[0][0].T.tolist(), wave.reshape(-1))
+    ids, text = _decode_answer(processor, tensors, out, max_tokens)
+    return OmniMoeAnswer(ids, text, codes[0][0].T.tolist(), wave.reshape(-1))
 
 
-def text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+def generate_text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
     """The thinker's greedy ids and text."""
-    model, processor = whole(checkpoint)
-    given = inputs(checkpoint, messages, media)
-    return _answer(processor, given, model.thinker.generate(**given, max_new_tokens=max_tokens, do_sample=False))
+    model, processor = load_whole(checkpoint)
+    tensors = make_inputs(checkpoint, messages, media)
+    return _decode_answer(
+        processor, tensors, model.thinker.generate(**tensors, max_new_tokens=max_tokens, do_sample=False)
+    )
 
 
-def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+def make_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors."""
-    _, processor = whole(checkpoint)
+    _, processor = load_whole(checkpoint)
     videos, rate = _omni_videos(media)
     return dict(
         processor(
-            text=_chat(processor, messages),
-            images=[_picture(data) for data in media.get("image", ())] or None,
+            text=_format_chat(processor, messages),
+            images=[_open_picture(data) for data in media.get("image", ())] or None,
             videos=videos or None,
-            audio=[_samples(data) for data in media.get("audio", ())] or None,
+            audio=[_decode_samples(data) for data in media.get("audio", ())] or None,
             return_tensors="pt",
             padding=True,
             videos_kwargs={"do_sample_frames": False, "fps": rate},
@@ -72,7 +84,7 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
 
 
 @functools.cache
-def whole(checkpoint: Path) -> tuple[Any, Any]:
+def load_whole(checkpoint: Path) -> tuple[Any, Any]:
     """Model and joint processor."""
     from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
 

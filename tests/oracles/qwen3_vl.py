@@ -7,21 +7,21 @@ from typing import Any
 import torch
 
 from omnibus_models import torchvision_cpu
-from tests.models_oracle import Media, Messages, _answer, _chat, _picture, _sample_video
+from tests.models_oracle import Media, Messages, _decode_answer, _format_chat, _open_picture, _sample_video
 
 torchvision_cpu.install_operators()
 
 
-def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
+def generate_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:
     """Greedy ids and text."""
-    model, processor = _whole(checkpoint)
-    given = inputs(checkpoint, messages, media)
-    return _answer(processor, given, model.generate(**given, max_new_tokens=max_tokens, do_sample=False))
+    model, processor = _load_whole(checkpoint)
+    tensors = make_inputs(checkpoint, messages, media)
+    return _decode_answer(processor, tensors, model.generate(**tensors, max_new_tokens=max_tokens, do_sample=False))
 
 
-def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
+def make_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors."""
-    _, processor = _whole(checkpoint)
+    _, processor = _load_whole(checkpoint)
     videos: list[Any] = []
     more: dict[str, Any] = {"video_metadata": [], "do_sample_frames": False}
     for frames, about in (_sample_video(data, 1) for data in media.get("video", ())):
@@ -31,8 +31,8 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
         more["video_metadata"].append(about)
     return dict(
         processor(
-            text=[_chat(processor, messages)],
-            images=[_picture(data) for data in media.get("image", ())] or None,
+            text=[_format_chat(processor, messages)],
+            images=[_open_picture(data) for data in media.get("image", ())] or None,
             videos=videos or None,
             return_tensors="pt",
             **(more if videos else {}),
@@ -41,7 +41,7 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
 
 
 @functools.cache
-def _whole(checkpoint: Path) -> tuple[Any, Any]:
+def _load_whole(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(checkpoint).eval()

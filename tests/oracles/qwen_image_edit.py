@@ -16,7 +16,7 @@ from omnibus_models import torchvision_cpu
 torchvision_cpu.install_operators()
 
 
-def edited(
+def edit_image(
     checkpoint: Path,
     data: bytes,
     prompt: str,
@@ -33,9 +33,9 @@ def edited(
 
     The image is float32 [height, width, 3] in [0, 255] before rounding.
     """
-    with _smaller(checkpoint):
-        [made] = pipeline(checkpoint)(
-            image=_picture(data),
+    with _scale_images(checkpoint):
+        [pixels] = load_pipeline(checkpoint)(
+            image=_open_picture(data),
             prompt=prompt,
             negative_prompt=negative,
             width=width or None,
@@ -45,60 +45,60 @@ def edited(
             generator=torch.Generator().manual_seed(seed),
             output_type=output,
         ).images
-    return made * 255 if output == "np" else made
+    return pixels * 255 if output == "np" else pixels
 
 
-def guides(checkpoint: Path, data: bytes, prompt: str) -> torch.Tensor:
+def make_guides(checkpoint: Path, data: bytes, prompt: str) -> torch.Tensor:
     """Conditioning of the transformer: [tokens, width]."""
-    made = pipeline(checkpoint)
-    with _smaller(checkpoint) as module, torch.no_grad():
-        picture = _picture(data)
+    pipe = load_pipeline(checkpoint)
+    with _scale_images(checkpoint) as module, torch.no_grad():
+        picture = _open_picture(data)
         width, height, _ = module.calculate_dimensions(1024 * 1024, picture.width / picture.height)
-        embeds, mask = made.encode_prompt(prompt, image=made.image_processor.resize(picture, height, width))
+        embeds, mask = pipe.encode_prompt(prompt, image=pipe.image_processor.resize(picture, height, width))
     assert mask is None
-    found: torch.Tensor = embeds[0]
-    return found
+    embedding: torch.Tensor = embeds[0]
+    return embedding
 
 
 @functools.cache
-def pipeline(checkpoint: Path) -> Any:
+def load_pipeline(checkpoint: Path) -> Any:
     """The pipeline, with image tokens marked for its text encoder.
 
     See huggingface/diffusers#14194.
     """
-    made = bare(checkpoint)
-    encoder, plain = made.text_encoder, made.text_encoder.forward
+    pipe = load_bare(checkpoint)
+    encoder, plain = pipe.text_encoder, pipe.text_encoder.forward
 
     @functools.wraps(plain)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward_with_kinds(*args: Any, **kwargs: Any) -> Any:
         kinds = (kwargs["input_ids"] == encoder.config.image_token_id).int()
         return plain(*args, **kwargs, mm_token_type_ids=kinds)
 
-    encoder.forward = forward
-    return made
+    encoder.forward = forward_with_kinds
+    return pipe
 
 
-def bare(checkpoint: Path) -> Any:
+def load_bare(checkpoint: Path) -> Any:
     """The unmodified pipeline."""
     from diffusers import QwenImageEditPipeline
 
-    made = QwenImageEditPipeline.from_pretrained(checkpoint)
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = QwenImageEditPipeline.from_pretrained(checkpoint)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 @contextmanager
-def _smaller(checkpoint: Path) -> Iterator[Any]:
+def _scale_images(checkpoint: Path) -> Iterator[Any]:
     """Scale images to the tiny language model's input size.
 
     The pipeline's module has a megapixel as a constant.
     """
     import diffusers.pipelines.qwenimage.pipeline_qwenimage_edit as module
 
-    plain, most = module.calculate_dimensions, pipeline(checkpoint).processor.image_processor.size["longest_edge"]
+    plain, most = module.calculate_dimensions, load_pipeline(checkpoint).processor.image_processor.size["longest_edge"]
     with mock.patch.object(module, "calculate_dimensions", lambda area, ratio: plain(min(area, most), ratio)):
         yield module
 
 
-def _picture(data: bytes) -> Image.Image:
+def _open_picture(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")

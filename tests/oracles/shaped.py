@@ -46,9 +46,9 @@ class _Penalties(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
-        said = ids[0, self._start :].tolist()
-        for token in set(said):
-            scores[0, token] -= said.count(token) * self._params.get("frequency_penalty", 0.0)
+        tokens = ids[0, self._start :].tolist()
+        for token in set(tokens):
+            scores[0, token] -= tokens.count(token) * self._params.get("frequency_penalty", 0.0)
             scores[0, token] -= self._params.get("presence_penalty", 0.0)
         return scores
 
@@ -74,44 +74,44 @@ class _Grammar(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         matcher = llguidance.LLMatcher(self._tokenizer, self._grammar)
         assert matcher.consume_tokens(ids[0, self._start :].tolist())
-        allowed = [bool(byte) for byte in matcher.compute_logit_bias()][: self.width]
-        return scores.masked_fill(~torch.tensor(allowed)[None], -torch.inf)
+        mask = [bool(byte) for byte in matcher.compute_logit_bias()][: self.width]
+        return scores.masked_fill(~torch.tensor(mask)[None], -torch.inf)
 
 
-def answer(
+def generate_answer(
     checkpoint: Path, messages: Sequence[Any], max_tokens: int, params: dict[str, Any], grammar: str = ""
 ) -> tuple[list[int], str]:
     """Ids and text of the answer to deterministic ``params``."""
-    start = len(language.prompt(checkpoint, messages))
+    start = len(language.make_prompt(checkpoint, messages))
     processors: list[LogitsProcessor] = []
     if grammar:
-        processors.append(_grammar(checkpoint, start, grammar))
+        processors.append(_make_grammar(checkpoint, start, grammar))
     if "logit_bias" in params:
         processors.append(_Bias(params["logit_bias"]))
-    processors += _repetition(params)
+    processors += _make_repetition(params)
     processors.append(_Penalties(start, params))
-    return language.answer(checkpoint, messages, max_tokens, logits_processor=LogitsProcessorList(processors))
+    return language.generate_answer(checkpoint, messages, max_tokens, logits_processor=LogitsProcessorList(processors))
 
 
-def _repetition(params: dict[str, Any]) -> list[LogitsProcessor]:
+def _make_repetition(params: dict[str, Any]) -> list[LogitsProcessor]:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     return [RepetitionPenaltyLogitsProcessor(params["repetition_penalty"])] if "repetition_penalty" in params else []
 
 
 @functools.cache
-def _grammar(checkpoint: Path, start: int, grammar: str) -> _Grammar:
-    model, tokenizer = language._whole(checkpoint)
+def _make_grammar(checkpoint: Path, start: int, grammar: str) -> _Grammar:
+    model, tokenizer = language._load_whole(checkpoint)
     return _Grammar(start, tokenizer, model.config.vocab_size, grammar)
 
 
-def logprobs(checkpoint: Path, messages: Sequence[Any], ids: Sequence[int]) -> torch.Tensor:
+def compute_logprobs(checkpoint: Path, messages: Sequence[Any], ids: Sequence[int]) -> torch.Tensor:
     """Natural logarithms of all probabilities before each of ``ids``, [n, V].
 
     They are computed in one pass.
     """
-    model, _ = language._whole(checkpoint)
-    prompt = language.prompt(checkpoint, messages)
+    model, _ = language._load_whole(checkpoint)
+    prompt = language.make_prompt(checkpoint, messages)
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return logits.float().log_softmax(-1)

@@ -19,16 +19,16 @@ from tests.pages import (
 DOCS = Path(__file__).parents[2] / "docs"
 #: Generator of the text by file, relative to ``docs/``.
 PAGES: dict[str, Callable[[], str]] = {
-    "clients.md": clients.page,
-    "dependencies.md": behaviours.page,
-    "errors.md": errors.page,
-    "first-steps.md": first_steps.page,
-    "operations.md": sizing.page,
-    "routes.md": formats.page,
-    "settings.md": settings.page,
-    "tasks.md": tasks.page,
-    "../tests/README.md": testing.page,
-    "tools.md": tools.page,
+    "clients.md": clients.make_page,
+    "dependencies.md": behaviours.make_page,
+    "errors.md": errors.make_page,
+    "first-steps.md": first_steps.make_page,
+    "operations.md": sizing.make_page,
+    "routes.md": formats.make_page,
+    "settings.md": settings.make_page,
+    "tasks.md": tasks.make_page,
+    "../tests/README.md": testing.make_page,
+    "tools.md": tools.make_page,
 }
 
 

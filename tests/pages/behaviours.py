@@ -27,11 +27,11 @@ class Behaviour(NamedTuple):
     test: str
 
 
-def page() -> str:
+def make_page() -> str:
     """Return ``docs/dependencies.md`` with the current table."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
-    rows = "".join(map(_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does))))
+    rows = "".join(map(_format_row, sorted(read_behaviours(), key=lambda each: (each.subject.lower(), each.does))))
     return f"{head}{BEGIN}\n\n{HEAD}{rows}\n{END}{tail}"
 
 
@@ -53,7 +53,7 @@ def _behaviours_of(file: Path, module: ast.Module) -> Iterator[Behaviour]:
                     yield Behaviour(*texts, test=f"{file.relative_to(ROOT)}::{node.name}")
 
 
-def _row(each: Behaviour) -> str:
+def _format_row(each: Behaviour) -> str:
     file, name = each.test.split("::")
     cells = [each.subject, each.does, each.omnibus, f"[{name}](../{file})"]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -16,7 +16,7 @@ _VOICE = "[conversations by voice](#conversations-by-voice)"
 _MORE = "../examples/clients/README.md"
 
 
-class Client(NamedTuple):
+class DocumentedClient(NamedTuple):
     """A client: name, link to its example, package, and purpose."""
 
     name: str
@@ -27,37 +27,37 @@ class Client(NamedTuple):
 
 
 CLIENTS = (
-    Client(
+    DocumentedClient(
         "openai",
         "#openai",
         "chats, streams, images and audio in, speech out, schemas, tools, Responses, also over a WebSocket, images, speech, "
         f"transcriptions, embeddings, files, batches; {_VOICE}",
     ),
-    Client(
+    DocumentedClient(
         "openai-agents",
         _MORE,
         f"agents with a tool, streamed and not, over Responses and over chats; images in; {_VOICE}",
     ),
-    Client("livekit-plugins-openai", "#conversations-by-voice", "conversations by voice"),
-    Client("pipecat-ai", "#conversations-by-voice", "conversations by voice"),
-    Client(
+    DocumentedClient("livekit-plugins-openai", "#conversations-by-voice", "conversations by voice"),
+    DocumentedClient("pipecat-ai", "#conversations-by-voice", "conversations by voice"),
+    DocumentedClient(
         "langchain-openai",
         "#langchain",
         "chats, streams, images in, schemas, tools, over chats and over Responses; embeddings",
     ),
-    Client(
+    DocumentedClient(
         "pydantic-ai-slim", "#pydantic-ai", "images in, output by a tool and by a schema, over Responses and over chats"
     ),
-    Client("instructor", _MORE, "the modes `TOOLS`, `JSON_SCHEMA` and `MD_JSON`"),
-    Client("litellm", _MORE, "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
-    Client("llama-index-llms-openai-like", _MORE, "chats, streams, images in, completions"),
-    Client("llm", "#llm", "prompts, `--schema`, tools with `-T`"),
-    Client("langchain-tests", "#standard-tests", "LangChain's standard tests of chat models"),
-    Client("lm-eval", _MORE, "tasks that generate, over chats and completions"),
-    Client(
+    DocumentedClient("instructor", _MORE, "the modes `TOOLS`, `JSON_SCHEMA` and `MD_JSON`"),
+    DocumentedClient("litellm", _MORE, "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
+    DocumentedClient("llama-index-llms-openai-like", _MORE, "chats, streams, images in, completions"),
+    DocumentedClient("llm", "#llm", "prompts, `--schema`, tools with `-T`"),
+    DocumentedClient("langchain-tests", "#standard-tests", "LangChain's standard tests of chat models"),
+    DocumentedClient("lm-eval", _MORE, "tasks that generate, over chats and completions"),
+    DocumentedClient(
         "openai for Node.js", "#openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
     ),
-    Client(
+    DocumentedClient(
         "AI SDK",
         "#ai-sdk",
         "text, streams, images in, objects, tools, over Responses and over chats; embeddings",
@@ -67,7 +67,7 @@ CLIENTS = (
 )
 
 
-def page() -> str:
+def make_page() -> str:
     """The page with its current table."""
     python, node = _python_versions(), _node_versions()
     rows = ["| client | version | works, as the examples show |", "|---|---|---|"]
@@ -80,13 +80,13 @@ def page() -> str:
 
 def _python_versions() -> dict[str, str]:
     """Pinned version of each package, from the first file that contains it."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in ("clients", "clients-openai2", "clients-voice", "clients-commands"):
         for line in (ROOT / f"requirements-{name}.txt").read_text().splitlines():
             package, is_pin, version = line.partition("==")
             if is_pin:
-                found.setdefault(package, version)
-    return found
+                versions.setdefault(package, version)
+    return versions
 
 
 def _node_versions() -> dict[str, str]:

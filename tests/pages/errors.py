@@ -32,14 +32,14 @@ GROUPS = {
 _LINE = re.compile(r"[│├└─\s]*(?:├──|└──) (?P<name>\w+) *(?:\d{3})? *(?P<text>.*)")
 
 
-def page() -> str:
-    return "\n".join([HEAD, *map(_section, GROUPS), mistakes.section()])
+def make_page() -> str:
+    return "\n".join([HEAD, *map(_format_section, GROUPS), mistakes.section()])
 
 
-def meanings() -> dict[str, str]:
+def read_meanings() -> dict[str, str]:
     """Meaning of each class in the docstring of ``omnibus.errors``, or "" without one."""
-    found = map(_LINE.fullmatch, (errors.__doc__ or "").splitlines())
-    return {line["name"]: line["text"].strip() for line in found if line}
+    matches = map(_LINE.fullmatch, (errors.__doc__ or "").splitlines())
+    return {line["name"]: line["text"].strip() for line in matches if line}
 
 
 def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
@@ -50,11 +50,11 @@ def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
             yield from subclasses_of(child)
 
 
-def _section(root: type[OmnibusError]) -> str:
+def _format_section(root: type[OmnibusError]) -> str:
     rows = ["| code | HTTP | retry | class | meaning |", "|---|---|---|---|---|"]
-    said = meanings()
+    texts = read_meanings()
     for each in subclasses_of(root):
-        meaning = to_markdown(said[each.__name__]) or HTTPStatus(each.status).phrase
+        meaning = to_markdown(texts[each.__name__]) or HTTPStatus(each.status).phrase
         retry = "yes" if each.retry_helps else "no"
         rows.append(f"| `{each.code}` | {each.status} | {retry} | `{each.__name__}` | {meaning} |")
     return "\n".join([f"## {root.__name__}", "", GROUPS[root], "", *rows, ""])

@@ -88,6 +88,6 @@ everything serves.
 """
 
 
-def page() -> str:
-    measured = read_measured()
-    return "\n".join([HEAD, f"Measured on {measured.machine}:", "", format_table(measured), ""])
+def make_page() -> str:
+    measurements = read_measured()
+    return "\n".join([HEAD, f"Measured on {measurements.machine}:", "", format_table(measurements), ""])

@@ -41,19 +41,19 @@ _AUDIO_ROWS = (
 _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
 
 
-def page() -> str:
+def make_page() -> str:
     """``docs/routes.md`` with its current table."""
     text = PAGE.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+    return f"{head}{BEGIN}\n\n{format_table()}\n\n{END}{tail}"
 
 
-def table() -> str:
+def format_table() -> str:
     """Table of formats, codecs, and their use."""
     rows = ["| | | |", "|---|---|---|"]
     for modality in ("image", "audio", "video"):
-        rows.append(f"| **{modality}** | formats | {_formats(modality)} |")
+        rows.append(f"| **{modality}** | formats | {_list_formats(modality)} |")
         if codecs := _codec_names(modality):
             rows.append(f"| | codecs | {codecs} |")
         rows += [f"| | {name} | {meaning} |" for name, meaning in _ROWS[modality]]
@@ -61,13 +61,13 @@ def table() -> str:
     return "\n".join([*rows, f"| **`input_audio.format`** | | {names} |"])
 
 
-def _formats(modality: str) -> str:
+def _list_formats(modality: str) -> str:
     own = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
     text = ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
-    return f"{text}; {_names(AUDIO_OR_VIDEO)} as for video" if modality == "audio" else text
+    return f"{text}; {_join_names(AUDIO_OR_VIDEO)} as for video" if modality == "audio" else text
 
 
-def _names(mimes: Iterable[str]) -> str:
+def _join_names(mimes: Iterable[str]) -> str:
     return ", ".join(FORMATS[mime].name for mime in sorted(mimes))
 
 

@@ -34,11 +34,11 @@ def section() -> str:
 
 
 def _row(mistake: Mistake) -> str:
-    environ = [f" with {_code(f'{name}={value}')}" for name, value in mistake.environ.items()]
-    return f"| {_code(mistake.command)}{''.join(environ)} | {_code(mistake.answer)} | {mistake.code} |"
+    environ = [f" with {_format_code(f'{name}={value}')}" for name, value in mistake.environ.items()]
+    return f"| {_format_code(mistake.command)}{''.join(environ)} | {_format_code(mistake.answer)} | {mistake.code} |"
 
 
-def _code(text: str) -> str:
+def _format_code(text: str) -> str:
     """``text`` as code in a cell, line by line.
 
     Lines with backquotes need two.

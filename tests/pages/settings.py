@@ -22,8 +22,8 @@ start with `OTEL_` are those of OpenTelemetry.
 """
 
 
-def page() -> str:
-    return "\n".join([HEAD, *map(_section, AREAS), *_other_section()])
+def make_page() -> str:
+    return "\n".join([HEAD, *map(_format_section, AREAS), *_other_section()])
 
 
 def _other_section() -> list[str]:
@@ -31,17 +31,17 @@ def _other_section() -> list[str]:
     return ["## The omnibus command", "", "| variable | meaning |", "|---|---|", *rows, ""]
 
 
-def _section(area: type[Settings]) -> str:
+def _format_section(area: type[Settings]) -> str:
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for each in described(area):
         names = "<br>".join(f"`{variable_name(area, field.name)}`" for field in each.fields)
-        defaults = "<br>".join(_shown(field) for field in each.fields)
+        defaults = "<br>".join(_format_default(field) for field in each.fields)
         rows.append(f"| {names} | {defaults} | {to_markdown(each.comment)} |")
     title = TITLES.get(area.area, area.area.title())
     return "\n".join([f"## {title}", "", to_markdown(inspect.getdoc(area) or ""), "", *rows, ""])
 
 
-def _shown(field: msgspec.structs.FieldInfo) -> str:
+def _format_default(field: msgspec.structs.FieldInfo) -> str:
     """The default with its unit."""
     default: Any = field.default
     if default is None or default == "":

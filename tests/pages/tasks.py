@@ -40,7 +40,7 @@ _CONTAINERS = {Stream: "stream", list: "list", tuple: "tuple"}
 _RAISED = re.compile(r"``(\w+)``")
 
 
-def page() -> str:
+def make_page() -> str:
     owners: dict[type, type] = {}
     parts = [HEAD, *_unit_section(owners), *_parts_section(owners), *_composite_section(owners), *_functions_section()]
     return "\n".join(parts).rstrip() + "\n"
@@ -70,19 +70,19 @@ def raised_errors(task: type) -> list[str]:
 
     "Raises as" another task stands for the errors of that task.
     """
-    _, _, raised = (inspect.getdoc(task) or "").partition("Raises ")
-    names = _RAISED.findall(raised)
-    if raised.startswith("as "):
+    _, _, raises = (inspect.getdoc(task) or "").partition("Raises ")
+    names = _RAISED.findall(raises)
+    if raises.startswith("as "):
         return raised_errors(getattr(library, names[0]))
     return [name for name in names if hasattr(errors, name)]
 
 
 def _library_classes(base: type) -> list[Any]:
     """Library classes derived from ``base``, by module in their written order."""
-    found = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
+    classes = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
     order = ["media", "language", "speech", "diffusion", "chat", "images", "videos"]
     return sorted(
-        (each for each in found if issubclass(each, base)),
+        (each for each in classes if issubclass(each, base)),
         key=lambda each: (order.index(each.__module__.rpartition(".")[2]), inspect.getsourcelines(each)[1]),
     )
 
@@ -91,7 +91,7 @@ def _unit_section(owners: dict[type, type]) -> Iterator[str]:
     common = " and ".join(f"`{name}` ({text[:1].lower()}{text[1:].rstrip('.')})" for name, text in COMMON.items())
     yield f"## Unit tasks\n\nEvery unit task has the fields {common}. Equal tasks share their executors.\n"
     for task in unit_tasks():
-        yield f"### {task.__name__}\n\n{_prose(task)}\n\nService {task.service}, kind `{task.kind}`.\n"
+        yield f"### {task.__name__}\n\n{_format_prose(task)}\n\nService {task.service}, kind `{task.kind}`.\n"
         own = {name: field for name, field in task.model_fields.items() if name not in COMMON}
         if own:
             yield _list(task, own)
@@ -102,7 +102,7 @@ def _unit_section(owners: dict[type, type]) -> Iterator[str]:
 def _parts_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Parts of streams\n"
     for part in stream_parts():
-        yield f"### {part.__name__}\n\n{_prose(part)}\n"
+        yield f"### {part.__name__}\n\n{_format_prose(part)}\n"
         yield _list(part, part.model_fields, owners)
         owners[part] = part
 
@@ -111,7 +111,7 @@ def _composite_section(owners: dict[type, type]) -> Iterator[str]:
     yield "## Composite tasks\n"
     for task in composite_tasks():
         request, answer = request_and_answer(task)
-        yield f"### {task.__name__}\n\n{_prose(task)}\n"
+        yield f"### {task.__name__}\n\n{_format_prose(task)}\n"
         yield _list(task, task.model_fields, owners)
         owners[task] = task
         for title, kind in (("Request", request), ("Answer", answer)):
@@ -134,10 +134,10 @@ def _functions_section() -> Iterator[str]:
     yield "## Functions\n\nOf `omnibus.task`, for `invoke` and for an app's `serve`.\n"
     for name in FUNCTIONS:
         function = getattr(omnibus.task, name)
-        yield f"### {name}\n\n```python\n{_signature(name, function)}\n```\n\n{_prose(function)}\n"
+        yield f"### {name}\n\n```python\n{_format_signature(name, function)}\n```\n\n{_format_prose(function)}\n"
 
 
-def _signature(name: str, function: Any) -> str:
+def _format_signature(name: str, function: Any) -> str:
     """Head of ``function``: ``async def``, ``def``, or ``with`` for a context manager."""
     function = inspect.unwrap(function)
     parameters, _, result = str(inspect.signature(function)).partition(" -> ")
@@ -154,7 +154,7 @@ def _short_names(text: str) -> str:
 def _list(owner: type[BaseModel], fields: Any, owners: dict[type, type] | None = None, is_output: bool = False) -> str:
     """Items of ``fields``; a field without a comment shares the previous one.
 
-    ``owners`` are the classes on the page so far, with their tasks: their fields are a link.
+    ``owners`` are the classes on the make_page so far, with their tasks: their fields are a link.
     """
     base = next((each for each in owner.__mro__[1:] if each in (owners or {})), None)
     inherited = set(base.model_fields) if base is not None else set()  # type: ignore[attr-defined]
@@ -166,7 +166,7 @@ def _list(owner: type[BaseModel], fields: Any, owners: dict[type, type] | None =
     for name, field in fields.items():
         comment = comments.get(name) or comment
         if name not in inherited:
-            kind = f"{_type_name(field.annotation)}{_bounds(field)}{_made(field) if is_output else _default(field)}"
+            kind = f"{_type_name(field.annotation)}{_format_bounds(field)}{_made(field) if is_output else _format_default(field)}"
             rows.setdefault((kind, to_markdown(comment)), []).append(f"`{name}`")
     items += [f"- {', '.join(names)} ({kind}): {comment}" for (kind, comment), names in rows.items()]
     return "\n".join([*items, ""])
@@ -180,25 +180,25 @@ def _made(field: Any) -> str:
     return ", on demand" if ON_DEMAND in field.metadata or _on_demand(field.annotation) else ""
 
 
-def _default(field: Any) -> str:
+def _format_default(field: Any) -> str:
     value = field.default
     if value is PydanticUndefined:
         return ""
     return ", optional" if value in (None, "", (), [], {}) else f", default `{value!r}`"
 
 
-def _bounds(field: Any) -> str:
+def _format_bounds(field: Any) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
-        f"{sign} {_number(value)}"
+    bounds = [
+        f"{sign} {_format_number(value)}"
         for each in field.metadata
         for name, sign in signs.items()
         if (value := getattr(each, name, None)) is not None
     ]
-    return f" {', '.join(found)}" if found else ""
+    return f" {', '.join(bounds)}" if bounds else ""
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return "2^62" if value == 2**62 else f"{value:g}"
 
 
@@ -232,10 +232,10 @@ def _simple_name(annotation: Any) -> str:
 
 def _summary(documented: Any) -> str:
     """The docstring without paragraphs about single fields, which the list of fields repeats."""
-    first, *others = _prose(documented).split("\n\n")
+    first, *others = _format_prose(documented).split("\n\n")
     return "\n\n".join([first, *(each for each in others if not each.startswith(("`", "[")))])
 
 
-def _prose(documented: Any) -> str:
-    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+def _format_prose(subject: Any) -> str:
+    paragraphs = (inspect.getdoc(subject) or "").split("\n\n")
     return "\n\n".join(to_markdown(" ".join(each.split())).replace("\\|", "|") for each in paragraphs)

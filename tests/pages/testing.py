@@ -40,23 +40,24 @@ NIGHT = ["## By night only", "", "| tests of | reason |", "|---|---|"]
 _COUNTS = (("covered_lines", "num_statements"), ("covered_branches", "num_branches"))
 
 
-def page() -> str:
+def make_page() -> str:
     rows = [
-        f"| {_list_files(row.tests)} | {row.why} |" for row in sorted(by_night.table().rows, key=lambda row: row.tests)
+        f"| {_list_files(row.tests)} | {row.why} |"
+        for row in sorted(by_night.read_table().rows, key=lambda row: row.tests)
     ]
-    systems = slow.table()
+    systems = slow.read_table()
     ways = [f"| {way} | {_list_files((test,))} |" for way, test in systems.paths.items()]
-    ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_place, systems.short))), *ways, ""]
-    return "\n".join([HEAD, *ways, *_coverage(), *NIGHT, *rows, ""])
+    ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_format_place, systems.short))), *ways, ""]
+    return "\n".join([HEAD, *ways, *_format_coverage(), *NIGHT, *rows, ""])
 
 
-def _coverage() -> list[str]:
+def _format_coverage() -> list[str]:
     """Figures of coverage, with lines and branches of each run as columns."""
-    runs = covered.kept()
+    runs = covered.read_figures()
     heads = [f"{name}, {run['date']}: {part}" for name, run in runs.items() for part in ("lines", "branches")]
     packages = dict.fromkeys(package for run in runs.values() for package in run["rooms"])
     rows = [
-        " | ".join([package if package == "all" else _code(package), *_format_shares(runs.values(), package)])
+        " | ".join([package if package == "all" else _format_code(package), *_format_shares(runs.values(), package)])
         for package in packages
     ]
     table = [f"| {row} |" for row in (" | ".join(["package", *heads]), *rows)]
@@ -68,17 +69,17 @@ def _format_shares(runs: Iterable[Mapping[str, Any]], package: str) -> Iterator[
     for run in runs:
         counts = run["rooms"].get(package)
         for part, whole in _COUNTS:
-            yield covered.share(counts, part, whole) if counts else "–"
+            yield covered.format_share(counts, part, whole) if counts else "–"
 
 
 def _list_files(tests: Iterable[str]) -> str:
     """The files of node ids, each once."""
-    return ", ".join(dict.fromkeys(_place(test.partition("::")[0]) for test in tests))
+    return ", ".join(dict.fromkeys(_format_place(test.partition("::")[0]) for test in tests))
 
 
-def _place(short: str) -> str:
-    return _code(short.removeprefix("tests/"))
+def _format_place(short: str) -> str:
+    return _format_code(short.removeprefix("tests/"))
 
 
-def _code(text: str) -> str:
+def _format_code(text: str) -> str:
     return f"`{text}`"

@@ -6,13 +6,13 @@ The rest of the page is written by hand.
 import re
 from pathlib import Path
 
-from tests.json_schema_suite import run_suite, totals
+from tests.json_schema_suite import count_totals, run_suite
 
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
 _TABLE = re.compile(r"(?<=<!-- schemas -->\n).*?(?=<!-- end of schemas -->)", re.DOTALL)
 
 
-def page() -> str:
+def make_page() -> str:
     """The page with its current table."""
     results = run_suite()
     whole: list[str] = []
@@ -27,7 +27,7 @@ def page() -> str:
         else:
             counts = (each.schemas - rejections, rejections, narrow)
             rows.append(f"| {name} | {' | '.join(str(count) if count else '' for count in counts)} |")
-    all_of = totals(results)
+    all_of = count_totals(results)
     rows.append(
         f"| **all files** | {all_of['schemas'] - all_of['rejected']} | {all_of['rejected']} | {all_of['narrow']} |"
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from tests.pages import write_pages
-from tests.paths.measured import MEASURED, Measured, format_table
-from tests.paths.run import ROOT, walk
+from tests.paths.measured import MEASURED, PathMeasurements, format_table
+from tests.paths.run import ROOT, walk_paths
 from tests.paths.table import PATHS
 
 
@@ -28,25 +28,25 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="write no page")
     options = parser.parse_args()
     install = round(_install_seconds(), 1) if options.install else None
-    measured = Measured(_describe_machine(), install, dict(_measure()))
-    print(format_table(measured))
+    measurements = PathMeasurements(_describe_machine(), install, dict(_measure_paths()))
+    print(format_table(measurements))
     if not options.print:
-        MEASURED.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
+        MEASURED.write_bytes(msgspec.json.format(msgspec.json.encode(measurements), indent=1) + b"\n")
         write_pages()
 
 
-def _measure() -> Iterator[tuple[str, list[float]]]:
-    for walked in walk(PATHS):
-        yield walked.path.name, [round(each, 1) for each in (walked.start_seconds, *walked.seconds)]
+def _measure_paths() -> Iterator[tuple[str, list[float]]]:
+    for result in walk_paths(PATHS):
+        yield result.path.name, [round(each, 1) for each in (result.start_seconds, *result.seconds)]
 
 
 def _install_seconds() -> float:
     """Seconds of the steps of ``make demo`` before the demo."""
     with tempfile.TemporaryDirectory(prefix="omnibus-install-") as directory:
         venv = Path(directory) / ".venv"
-        begun = time.monotonic()
+        start = time.monotonic()
         subprocess.run(["make", f"VENV={venv}", str(venv / ".run")], cwd=ROOT, check=True, timeout=1800)
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
 
 def _describe_machine() -> str:

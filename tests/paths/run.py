@@ -49,9 +49,9 @@ class _System:
 
     def run(self, command: Command, *more: str) -> float:
         """Run ``command``; return its seconds. Raises ``WrongOutputError``."""
-        begun = time.monotonic()
-        done = subprocess.run(
-            ["bash", "-c", " ".join([self._here(command.text), command.ending, *more])],
+        start = time.monotonic()
+        process = subprocess.run(
+            ["bash", "-c", " ".join([self._fill_text(command.text), command.ending, *more])],
             cwd=self.directory,
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")},
@@ -63,21 +63,21 @@ class _System:
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
-        seconds = time.monotonic() - begun
-        match = re.search(command.right, done.stdout, re.MULTILINE | re.DOTALL)
-        if done.returncode or match is None:
-            raise WrongOutputError(f"{command.text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        seconds = time.monotonic() - start
+        match = re.search(command.right, process.stdout, re.MULTILINE | re.DOTALL)
+        if process.returncode or match is None:
+            raise WrongOutputError(f"{command.text}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}")
         self.found |= match.groupdict()
         return seconds
 
-    def _here(self, text: str) -> str:
+    def _fill_text(self, text: str) -> str:
         """The command with this environment, port and the ids that were found."""
         text = re.sub(r"^(?:\.venv/bin/)?omnibus\b", f"{sys.executable} -m omnibus.cli", text)
         text = text.replace(f"127.0.0.1:{WORLD_PORT}", f"127.0.0.1:{self.port}")
         return re.sub(r"\bID\b", self.found.get("id", "ID"), text)
 
 
-def walk(paths: Iterable[Path]) -> Iterator[Walked]:
+def walk_paths(paths: Iterable[Path]) -> Iterator[Walked]:
     """Walk ``paths`` in sequence; those that begin with the same command share one system.
 
     Raises ``WrongOutputError`` for the first command with wrong output.
@@ -87,7 +87,7 @@ def walk(paths: Iterable[Path]) -> Iterator[Walked]:
         begins = waiting[0].system
         alike = [path for path in waiting if path.system == begins]
         waiting = [path for path in waiting if path.system != begins]
-        with _running(begins) as system:
+        with _run_system(begins) as system:
             for path in alike:
                 for name, text in path.files:
                     (system.directory / name).write_text(text)
@@ -97,7 +97,7 @@ def walk(paths: Iterable[Path]) -> Iterator[Walked]:
 
 
 @contextmanager
-def _running(begins: Command | None) -> Iterator[_System]:
+def _run_system(begins: Command | None) -> Iterator[_System]:
     """Run ``begins`` in an empty directory with the examples; remove everything at the end."""
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="omnibus-paths-") as name:

@@ -46,18 +46,18 @@ MODELS: dict[str, tuple[dict[str, UnitTask], tuple[tuple[str, ...], ...]]] = {
 CREDITS = 64
 
 
-def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
+def make_model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
     """A model with equal shares of ``paths``; components name the options."""
     options = {name: DeploymentOption(tuple(name.split("+")), "generator") for path in paths for name in path}
     ways = tuple(
         Path(">".join(path), {component: option for option in path for component in option.split("+")}, 1.0)
         for path in paths
     )
-    named = {component: task.name for component, task in tasks.items()}
-    return ModelPlan("python", "", tuple(tasks), {}, options, {"+".join(tasks): ways}, tasks=named)
+    task_names = {component: task.name for component, task in tasks.items()}
+    return ModelPlan("python", "", tuple(tasks), {}, options, {"+".join(tasks): ways}, tasks=task_names)
 
 
-class Estate:
+class GraphSystem:
     """The place, and one gateway's inside; ``ask`` runs one client's request to its end."""
 
     def __init__(self, url: str, directory: File, sidecar: Sidecar, replicas: int) -> None:
@@ -71,7 +71,7 @@ class Estate:
         bus, tensors = await self._connect("gateway")
         self.members = ExecutorTable()
         self.router = Router("gw", self.members)
-        self.router.plan = Plan(1, 0, 1000.0, {name: model(*spec) for name, spec in MODELS.items()})
+        self.router.plan = Plan(1, 0, 1000.0, {name: make_model(*spec) for name, spec in MODELS.items()})
         self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT, quarantine=600.0)
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
         keep = MediaStore(settings.media_dir, settings.media_bytes)
@@ -93,15 +93,15 @@ class Estate:
         Their loop may have rested.
         """
 
-        def heard() -> bool:
-            found = [self.members.get(executor.identity.id) for executor in self.executors]
-            return all(member is not None and member.is_fit(time.monotonic()) for member in found)
+        def are_fit() -> bool:
+            entries = [self.members.get(executor.identity.id) for executor in self.executors]
+            return all(member is not None and member.is_fit(time.monotonic()) for member in entries)
 
-        await nodes.until(heard)
+        await nodes.wait_until(are_fit)
 
     async def _connect(self, name: str) -> tuple[NatsBus, Any]:
         bus = await NatsBus.connect(self._bus, name)
-        tensors = await nodes.connect(self._directory, name)
+        tensors = await nodes.connect_client(self._directory, name)
         self._closing += [tensors.close, bus.drain]
         return bus, tensors
 
@@ -111,7 +111,7 @@ class Estate:
         identity = ExecutorIdentity(
             id, name, option, nodes.NODE, {task.name: part for part, task in tasks.items()}, CREDITS
         )
-        runners = {part: Does(_work(task)) for part, task in tasks.items()}
+        runners = {part: Does(_make_work(task)) for part, task in tasks.items()}
         executor = Executor(identity, runners, bus, tensors, LIMIT)
         await executor.startup()
         self.executors.append(executor)
@@ -130,13 +130,13 @@ class Estate:
 
     async def settled(self) -> None:
         """Wait until nothing runs or is pending, and the arena is empty."""
-        await nodes.until(lambda: self.dispatcher.inflight_count == 0)
-        await nodes.until(lambda: not any(executor.status().inflight for executor in self.executors))
+        await nodes.wait_until(lambda: self.dispatcher.inflight_count == 0)
+        await nodes.wait_until(lambda: not any(executor.status().inflight for executor in self.executors))
 
-        async def empty() -> bool:
+        async def is_empty() -> bool:
             return not self.sidecar.snapshot()["blocks"]
 
-        await nodes.until(empty)
+        await nodes.wait_until(is_empty)
         members = [self.members.get(status.id) for status in self.members.statuses()]
         assert [member.outstanding for member in members if member is not None] == [0] * len(self.executors)
 
@@ -148,22 +148,22 @@ class Estate:
         self._keep.close()
 
 
-def _work(task: UnitTask) -> Callable[[Job], Awaitable[None]]:
+def _make_work(task: UnitTask) -> Callable[[Job], Awaitable[None]]:
     return lambda job: hosting(task, job)
 
 
 @asynccontextmanager
-async def estate(url: str, directory: File, replicas: int = 1) -> AsyncIterator[Estate]:
-    async with nodes.running(directory, size=64 << 20) as sidecar:
-        made = Estate(url, directory, sidecar, replicas)
+async def start_graph_system(url: str, directory: File, replicas: int = 1) -> AsyncIterator[GraphSystem]:
+    async with nodes.run_sidecar(directory, size=64 << 20) as sidecar:
+        new_system = GraphSystem(url, directory, sidecar, replicas)
         try:
-            await made.open()
-            yield made
+            await new_system.open()
+            yield new_system
         finally:
-            await made.close()
+            await new_system.close()
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert arrays to lists for comparisons."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 

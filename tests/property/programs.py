@@ -24,9 +24,9 @@ class Expr:
     kind: str
     at: int
 
-    def value(self, xs: tuple[int, ...], known: list[int]) -> int:
-        given = {"literal": (), "argument": xs, "known": tuple(known)}[self.kind]
-        return given[self.at % len(given)] % BOUND if given else self.at
+    def value(self, xs: tuple[int, ...], known_values: list[int]) -> int:
+        pool = {"literal": (), "argument": xs, "known": tuple(known_values)}[self.kind]
+        return pool[self.at % len(pool)] % BOUND if pool else self.at
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,13 @@ class Frame:
 
     def two_flows(self, one: int, other: int) -> tuple[Flow | None, Flow | None]:
         """Draw two different streams, because a call cannot use one twice."""
-        first, second = pick(self.flows, one), pick(self.flows, other)
+        first, second = pick_one(self.flows, one), pick_one(self.flows, other)
         return first, second if second is None or second.stream is not first.stream else None
 
     def fork(self, branches: int) -> "Frame":
         flows = [Flow(flow.stream, flow.read, shared=True) for flow in self.flows]
-        given = {name: list(getattr(self, name)) for name in LISTS}
-        return Frame(**{**given, "flows": flows, "budget": self.budget // branches, "alone": False})
+        lists = {name: list(getattr(self, name)) for name in LISTS}
+        return Frame(**{**lists, "flows": flows, "budget": self.budget // branches, "alone": False})
 
     def join(self, forks: "list[Frame]") -> None:
         """Adopt the results of branches in their order."""
@@ -198,9 +198,9 @@ class Frame:
 LISTS = ("tensors", "values", "flows", "lates", "texts", "echoes", "known")
 
 
-def pick(given: list[Any], at: int) -> Any:
+def pick_one(pool: list[Any], at: int) -> Any:
     """Return one of ``given``, or None if empty or chosen so."""
-    return given[at % len(given)] if given and at >= 0 else None
+    return pool[at % len(pool)] if pool and at >= 0 else None
 
 
 # Drawing
@@ -230,10 +230,10 @@ _reads = (
 )
 
 
-def _bodies(live: bool, depth: int, least: int, most: int) -> st.SearchStrategy[Body]:
+def _draw_bodies(live: bool, depth: int, least: int, most: int) -> st.SearchStrategy[Body]:
     kinds = [*_calls, *(_reads if live else ())]
     if depth:
-        inner = _bodies(live, depth - 1, 1, 4)
+        inner = _draw_bodies(live, depth - 1, 1, 4)
         kinds += [st.builds(Branch, _expr, inner, inner), st.builds(Loop, inner), st.builds(Nested, inner, _at)]
         if live:
             kinds += [
@@ -243,11 +243,11 @@ def _bodies(live: bool, depth: int, least: int, most: int) -> st.SearchStrategy[
     return st.lists(st.one_of(kinds), min_size=least, max_size=most).map(tuple)
 
 
-_BODIES = {live: _bodies(live, 2, 4, 9) for live in (False, True)}
+_BODIES = {live: _draw_bodies(live, 2, 4, 9) for live in (False, True)}
 
 
 @st.composite
-def programs(draw: Any, static: bool = False) -> Program:
+def draw_programs(draw: Any, static: bool = False) -> Program:
     live = not static and draw(st.sampled_from([True, True, False]))
     first = Number(0, draw(_expr), -1)
     return Program(

@@ -21,7 +21,7 @@ from omnibus.errors import (
     StreamConsumed,
 )
 from omnibus.task import CompositeTask, tool
-from tests.property.estate import Estate, estate
+from tests.property.estate import GraphSystem, start_graph_system
 from tests.unit.task.tasks import (
     ADD,
     ECHO,
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Estate]:
-    async with estate(nats_url, tmp_path_factory.mktemp("estate")) as made:
-        yield made
+async def graph_system(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GraphSystem]:
+    async with start_graph_system(nats_url, tmp_path_factory.mktemp("estate")) as new_system:
+        yield new_system
 
 
 class Hidden:
@@ -56,7 +56,7 @@ class Hidden:
         return next(self._given)
 
 
-class Branch(CompositeTask):
+class ObservedBranch(CompositeTask):
     def invoke(self, _: Any) -> Any:
         spelt = SPELL.invoke(WordsInput(text="yes"))
         return TWO.invoke(NumberInput(x=1)).n if spelt.count else spelt.letters
@@ -64,8 +64,8 @@ class Branch(CompositeTask):
 
 class Compare(CompositeTask):
     def invoke(self, _: Any) -> Any:
-        found = ONE.invoke(NumberInput(x=1))
-        return TWO.invoke(NumberInput(x=1)).n if found.n == 3 else found.n
+        output = ONE.invoke(NumberInput(x=1))
+        return TWO.invoke(NumberInput(x=1)).n if output.n == 3 else output.n
 
 
 class Obvious(CompositeTask):
@@ -91,17 +91,17 @@ class Order(CompositeTask):
 
 class Swapped(CompositeTask):
     def invoke(self, order: Hidden) -> Any:
-        made = [ONE.invoke(NumberInput(x=x)).y for x in (1, 2)]
+        tensors = [ONE.invoke(NumberInput(x=x)).y for x in (1, 2)]
         first, second = order()
-        return [ADD.invoke(AddInput(one=made[first])).n, ADD.invoke(AddInput(one=made[second])).n]
+        return [ADD.invoke(AddInput(one=tensors[first])).n, ADD.invoke(AddInput(one=tensors[second])).n]
 
 
 class LiveSwapped(CompositeTask):
     async def invoke(self, order: Hidden) -> Any:
-        made = [ONE.invoke(NumberInput(x=x)) for x in (1, 2)]
-        await made[0].n
+        outputs = [ONE.invoke(NumberInput(x=x)) for x in (1, 2)]
+        await outputs[0].n
         first, second = order()
-        return [ADD.invoke(AddInput(one=made[first].y, numbers=[made[second].n])).n]
+        return [ADD.invoke(AddInput(one=outputs[first].y, numbers=[outputs[second].n])).n]
 
 
 class Prompt(CompositeTask):
@@ -131,7 +131,7 @@ class Until(CompositeTask):
         return n
 
 
-class Twice(CompositeTask):
+class ReadTwice(CompositeTask):
     async def invoke(self, _: Any) -> Any:
         letters = SPELL.invoke(WordsInput(text="ab")).letters
         return [letter async for letter in letters], [letter async for letter in letters]
@@ -153,8 +153,8 @@ class Laundered(CompositeTask):
     """Await an executor's result, then pass a tool's answer to another."""
 
     async def invoke(self, request: Callable[[], Any]) -> Any:
-        what = ECHO.invoke(EchoInput(what={"safe": [1]}))
-        await what.box
+        echo_output = ECHO.invoke(EchoInput(what={"safe": [1]}))
+        await echo_output.box
         return ECHO.invoke(EchoInput(what=await tool(request))).what
 
 
@@ -169,7 +169,7 @@ class Fails(CompositeTask):
 
 
 MISTAKES: dict[str, tuple[CompositeTask, Callable[[], Any], type[OmnibusError], str]] = {
-    "a branch on a placeholder": (Branch(), lambda: None, PlaceholderError, "branch in the app's `serve`"),
+    "a branch on a placeholder": (ObservedBranch(), lambda: None, PlaceholderError, "branch in the app's `serve`"),
     "a comparison with a placeholder": (Compare(), lambda: None, PlaceholderError, "make `invoke` async and `await` it"),
     "a loop until a placeholder": (Until(), lambda: None, PlaceholderError, "has no value while the graph is recorded"),
     "randomness that one can see": (Obvious(), lambda: None, SideEffect, "Obvious.invoke uses random.random: `invoke` runs twice"),
@@ -181,7 +181,7 @@ MISTAKES: dict[str, tuple[CompositeTask, Callable[[], Any], type[OmnibusError], 
     "a result in a prompt": (Prompt(), lambda: None, PlaceholderError, "pass it to another task or return it"),
     "outputs in a prompt": (ShownPrompt(), lambda: None, PlaceholderError, "has no value while the graph is recorded"),
     "a list of results in a prompt": (ListedPrompt(), lambda: None, PlaceholderError, "must be read first: `await` it"),
-    "a stream that is read twice": (Twice(), lambda: None, StreamConsumed, "A stream can be read once: keep its parts"),
+    "a stream that is read twice": (ReadTwice(), lambda: None, StreamConsumed, "A stream can be read once: keep its parts"),
     "a stream for two inputs of a call": (Forked(), lambda: None, StreamConsumed, "is given to two inputs of one call of fold"),
     "a reference in a request": (Smuggled(), lambda: {"$ref": [0, "y"]}, BadRequest, "they mark results of other calls"),
     "a mark in a request": (Smuggled(), lambda: {"a": [{"$from": [0, 0, "y"]}]}, BadRequest, "they mark results of other calls"),
@@ -191,17 +191,17 @@ MISTAKES: dict[str, tuple[CompositeTask, Callable[[], Any], type[OmnibusError], 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "request_", "kind", "said"), MISTAKES.values(), ids=MISTAKES.keys())
+@pytest.mark.parametrize(("task", "request_", "kind", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 async def test_a_mistake_is_explained_and_gives_no_answer(
-    place: Estate, task: CompositeTask, request_: Callable[[], Any], kind: type[OmnibusError], said: str
+    graph_system: GraphSystem, task: CompositeTask, request_: Callable[[], Any], kind: type[OmnibusError], message: str
 ):
-    with pytest.raises(kind, match=said) as caught:
-        async with place.request():
+    with pytest.raises(kind, match=message) as caught:
+        async with graph_system.request():
             out = await task(request_())
             await (out if not isinstance(out, list) else out[0])
 
     assert type(caught.value) is kind
-    await place.settled()
+    await graph_system.settled()
 
 
 class Wasteful(CompositeTask):
@@ -209,50 +209,50 @@ class Wasteful(CompositeTask):
 
     def invoke(self, x: int) -> Any:
         TWO.invoke(NumberInput(x=x))
-        found = ONE.invoke(NumberInput(x=x))
+        output = ONE.invoke(NumberInput(x=x))
         SPELL.invoke(WordsInput(text="never read"))
-        return [found.n, found.parts, found.y]
+        return [output.n, output.parts, output.y]
 
 
 class Alike(CompositeTask):
     """One task is called twice, with inputs the other way round."""
 
     def invoke(self, xs: tuple[int, int]) -> Any:
-        made = [ONE.invoke(NumberInput(x=x)) for x in xs]
-        pairs = [(made[0], made[1]), (made[1], made[0])]
+        outputs = [ONE.invoke(NumberInput(x=x)) for x in xs]
+        pairs = [(outputs[0], outputs[1]), (outputs[1], outputs[0])]
         return [ADD.invoke(AddInput(one=first.y, numbers=[second.n, second.n, second.n])).n for first, second in pairs]
 
 
-async def test_unused_outputs_and_calls_are_allowed(place: Estate):
-    async with place.request():
+async def test_unused_outputs_and_calls_are_allowed(graph_system: GraphSystem):
+    async with graph_system.request():
         n, _, _ = await Wasteful()(6)
 
         assert await n == 6
-    await place.settled()
+    await graph_system.settled()
 
 
-async def test_one_task_called_twice_with_swapped_inputs_keeps_them_apart(place: Estate):
-    async with place.request():
+async def test_one_task_called_twice_with_swapped_inputs_keeps_them_apart(graph_system: GraphSystem):
+    async with graph_system.request():
         first, second = await Alike()((10, 1))
 
         assert (await first, await second) == (20 + 3, 2 + 30)
-    await place.settled()
+    await graph_system.settled()
 
 
-async def test_the_client_reads_a_stream_once(place: Estate):
-    async with place.request():
+async def test_the_client_reads_a_stream_once(graph_system: GraphSystem):
+    async with graph_system.request():
         out = await SPELL(WordsInput(text="abc"))
 
         assert [letter async for letter in out.letters] == ["a", "b", "c"]
         with pytest.raises(StreamConsumed, match="keep its parts, or await it once"):
             await out.letters
-    await place.settled()
+    await graph_system.settled()
 
 
-async def test_a_mark_in_a_tasks_answer_does_not_become_a_reference(place: Estate, tmp_path: Path):
-    async with place.request():
-        echoed = await ECHO(EchoInput.model_construct(what={"text": "$from", "of": ["$ref"]}))
-        again = await ECHO(EchoInput(what=echoed.what))
+async def test_a_mark_in_a_tasks_answer_does_not_become_a_reference(graph_system: GraphSystem, tmp_path: Path):
+    async with graph_system.request():
+        first_echo = await ECHO(EchoInput.model_construct(what={"text": "$from", "of": ["$ref"]}))
+        again = await ECHO(EchoInput(what=first_echo.what))
 
         assert await again.what == {"text": "$from", "of": ["$ref"]}
-    await place.settled()
+    await graph_system.settled()

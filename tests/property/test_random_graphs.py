@@ -11,11 +11,11 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.nightly import nightly
-from tests.property.drawn import Drawn, LiveDrawn, Log, Request
-from tests.property.estate import Estate, estate, plain
+from tests.nightly import mark_nightly
+from tests.property.drawn import Drawn, LiveDrawn, Log, WalkRequest
+from tests.property.estate import GraphSystem, start_graph_system, to_plain
 from tests.property.oracle import Oracle
-from tests.property.programs import Program, programs
+from tests.property.programs import Program, draw_programs
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,7 +26,7 @@ PATIENCE = 60.0
 T = TypeVar("T")
 
 
-class Loop:
+class LoopThread:
     """An event loop in a separate thread.
 
     Executors keep sending heartbeats while the next programs are drawn.
@@ -47,55 +47,55 @@ class Loop:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
+def loop() -> Iterator[LoopThread]:
     """One loop for all examples."""
-    made = Loop()
-    yield made
-    made.close()
+    thread = LoopThread()
+    yield thread
+    thread.close()
 
 
 @pytest.fixture(scope="module")
-def place(loop: Loop, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
-    made = estate(nats_url, tmp_path_factory.mktemp("estate"))
-    yield loop.run(made.__aenter__())
-    loop.run(made.__aexit__(None, None, None))
+def graph_system(loop: LoopThread, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GraphSystem]:
+    context = start_graph_system(nats_url, tmp_path_factory.mktemp("estate"))
+    yield loop.run(context.__aenter__())
+    loop.run(context.__aexit__(None, None, None))
 
 
-async def answered(place: Estate, program: Program) -> tuple[list[Any], Log]:
+async def run_program(place: GraphSystem, program: Program) -> tuple[list[Any], Log]:
     """Answer of ``program`` as a client reads it, with all outputs."""
     log = Log()
     task = LiveDrawn() if program.live else Drawn()
     async with place.request(seed=program.seed):
-        out = await task(Request(program, log))
+        out = await task(WalkRequest(program, log))
         [rest] = out["rest"]
-        found = [read(result, how) for result, how in [*out["first"], *rest["more"]]]
-        return list(await asyncio.gather(*found)), log
+        results = [read_result(result, how) for result, how in [*out["first"], *rest["more"]]]
+        return list(await asyncio.gather(*results)), log
 
 
-async def read(result: Any, how: str) -> Any:
+async def read_result(result: Any, how: str) -> Any:
     if how == "iterate":
         return [part async for part in result]
-    return plain(await (result.transform(lambda part: part * 2) if how == "transform" else result))
+    return to_plain(await (result.transform(lambda part: part * 2) if how == "transform" else result))
 
 
-async def agree(place: Estate, program: Program) -> None:
-    found, log = await answered(place, program)
+async def check_agreement(place: GraphSystem, program: Program) -> None:
+    actual, log = await run_program(place, program)
     oracle = Oracle(program, log.chosen)
 
-    assert found == oracle.answer()
+    assert actual == oracle.answer()
     assert log.effects == oracle.effects
     assert Counter(log.effects.values()).keys() <= {1}
 
 
-async def all_agree(place: Estate, drawn: list[Program]) -> None:
+async def all_agree(place: GraphSystem, batch: list[Program]) -> None:
     await place.ready()
     async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
-        for program in drawn:
-            group.create_task(agree(place, program))
+        for program in batch:
+            group.create_task(check_agreement(place, program))
 
 
-@pytest.mark.parametrize("graphs", [200, *nightly(2000)])
-def test_random_graphs_agree_with_plain_python(loop: Loop, place: Estate, graphs: int):
+@pytest.mark.parametrize("graphs", [200, *mark_nightly(2000)])
+def test_random_graphs_agree_with_plain_python(loop: LoopThread, graph_system: GraphSystem, graphs: int):
     @settings(
         max_examples=graphs // AT_ONCE,
         deadline=None,
@@ -103,14 +103,14 @@ def test_random_graphs_agree_with_plain_python(loop: Loop, place: Estate, graphs
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(programs(), min_size=AT_ONCE, max_size=AT_ONCE))
-    def check(drawn: list[Program]) -> None:
+    @given(st.lists(draw_programs(), min_size=AT_ONCE, max_size=AT_ONCE))
+    def check_batch(batch: list[Program]) -> None:
         nonlocal ran
-        ran += len(drawn)
-        loop.run(all_agree(place, drawn))
+        ran += len(batch)
+        loop.run(all_agree(graph_system, batch))
 
     ran = 0
-    check()
+    check_batch()
 
     assert ran >= graphs
-    loop.run(place.settled())
+    loop.run(graph_system.settled())

@@ -11,7 +11,7 @@ import numpy as np
 from omnibus.executor.runner import Item, Job, RowWriter, Runner
 
 
-class Pipe:
+class MemoryPipe:
     """One output of one node, kept whole for any number of readers."""
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class Pipe:
             return
         self.items.append(item)
         self.closed = last
-        self._tell()
+        self._schedule_notify()
 
     def close(self, data: dict[str, Any] | None = None) -> None:
         if data is not None:
             self.feed(Item(data), last=True)
         self.closed = True
-        self._tell()
+        self._schedule_notify()
 
     async def read(self) -> AsyncIterator[Item]:
         at = 0
@@ -44,11 +44,11 @@ class Pipe:
             await self._news.wait_for(lambda: len(self.items) >= count or self.closed)
         return self.items
 
-    def _tell(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._notify())
+    def _schedule_notify(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._notify_readers())
         task.add_done_callback(lambda done: done.result())
 
-    async def _notify(self) -> None:
+    async def _notify_readers(self) -> None:
         async with self._news:
             self._news.notify_all()
 
@@ -81,7 +81,7 @@ class MemoryJob(Job):
         self.asked: list[str] = []
         self._wants = wants
         self._seed = seed
-        self.outputs: dict[str, Pipe] = defaultdict(Pipe)
+        self.outputs: dict[str, MemoryPipe] = defaultdict(MemoryPipe)
         self.allocated: dict[str, tuple[int, int]] = {}
 
     @property
@@ -90,7 +90,7 @@ class MemoryJob(Job):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        return {name: value for name, value in self._inputs.items() if not isinstance(value, Pipe | Item)}
+        return {name: value for name, value in self._inputs.items() if not isinstance(value, MemoryPipe | Item)}
 
     @property
     def peers(self) -> Sequence[Mapping[str, Any]]:
@@ -119,26 +119,26 @@ class MemoryJob(Job):
 
     async def value(self, name: str) -> Any:
         self.asked.append(name)
-        return await self._resolve(self._inputs.get(name))
+        return await self._resolve_value(self._inputs.get(name))
 
     def release_input(self, name: str) -> None:
         self.read.append(name)
 
-    async def _resolve(self, value: Any) -> Any:
-        if isinstance(value, Pipe):
+    async def _resolve_value(self, value: Any) -> Any:
+        if isinstance(value, MemoryPipe):
             return (await value.until(1))[0]
         if isinstance(value, list):
-            return [await self._resolve(element) for element in value]
+            return [await self._resolve_value(element) for element in value]
         return value
 
     def stream(self, name: str) -> AsyncIterator[Item]:
         return self._inputs[name].read()
 
     async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
-        self.outputs[output].feed(Item(data, _own(array)), last=True)
+        self.outputs[output].feed(Item(data, _copy_array(array)), last=True)
 
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
-        self.outputs[output].feed(Item(data, _own(array)))
+        self.outputs[output].feed(Item(data, _copy_array(array)))
 
     def write_text(self, output: str, data: dict[str, Any]) -> None:
         self.outputs[output].feed(Item(data))
@@ -190,7 +190,7 @@ class MemoryJob(Job):
 class MemoryRows(RowWriter):
     """A growing tensor; readers get read-only views of it, as from an arena."""
 
-    def __init__(self, pipe: Pipe, block: np.ndarray) -> None:
+    def __init__(self, pipe: MemoryPipe, block: np.ndarray) -> None:
         self._pipe = pipe
         self._block = block
         self._view = block.view()
@@ -206,14 +206,14 @@ class MemoryRows(RowWriter):
         self._pipe.feed(Item(data or {}, self._view[start:end]))
 
 
-async def run(runner: Runner, job: MemoryJob, within: float = 60.0) -> MemoryJob:
+async def finish_job(runner: Runner, job: MemoryJob, within: float = 60.0) -> MemoryJob:
     """Run one job to its end and return it."""
     async with asyncio.timeout(within):
         await runner.run(job)
     return job
 
 
-def _own(array: np.ndarray | None) -> np.ndarray | None:
+def _copy_array(array: np.ndarray | None) -> np.ndarray | None:
     if array is None:
         return None
     copy = array.copy()

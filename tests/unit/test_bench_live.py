@@ -5,7 +5,7 @@ import pytest
 from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.executor.sim import TypeDemand, predict_performance
 from tests.bench.live_load import ComponentWork, HeardStatus, option_work
-from tests.bench.live_plans import AT_ONCE_PER_EXECUTOR, figures
+from tests.bench.live_plans import AT_ONCE_PER_EXECUTOR, compute_figures
 from tests.unit.planner.simulate.omni import TYPES, true_devices
 
 
@@ -24,7 +24,7 @@ def test_a_live_plan_is_measured_with_enough_requests_to_serve_all_that_it_can()
     assert rate_at(AT_ONCE_PER_EXECUTOR // 3) < 0.8 * rate_at(AT_ONCE_PER_EXECUTOR)
 
 
-def heard(at: float, number: int, busy: float, counts: BatchCounts) -> HeardStatus:
+def make_status(at: float, number: int, busy: float, counts: BatchCounts) -> HeardStatus:
     status = ExecutorStatus(
         id=f"omni-V-{number}",
         model="omni",
@@ -42,15 +42,15 @@ def heard(at: float, number: int, busy: float, counts: BatchCounts) -> HeardStat
 
 def test_work_of_an_option_is_the_mean_of_its_executors_between_two_heartbeats():
     before = {
-        "a": heard(10.0, 0, 5.0, BatchCounts(10, 320, 4, 8)),
-        "b": heard(10.5, 1, 5.0, BatchCounts(10, 320, 4, 8)),
-        "silent": heard(10.0, 2, 5.0, BatchCounts()),
+        "a": make_status(10.0, 0, 5.0, BatchCounts(10, 320, 4, 8)),
+        "b": make_status(10.5, 1, 5.0, BatchCounts(10, 320, 4, 8)),
+        "silent": make_status(10.0, 2, 5.0, BatchCounts()),
     }
     after = {
-        "a": heard(20.0, 0, 15.0, BatchCounts(20, 960, 14, 168)),
-        "b": heard(20.5, 1, 10.0, BatchCounts(20, 640, 14, 88)),
+        "a": make_status(20.0, 0, 15.0, BatchCounts(20, 960, 14, 168)),
+        "b": make_status(20.5, 1, 10.0, BatchCounts(20, 640, 14, 88)),
         "silent": before["silent"],
-        "new": heard(20.0, 3, 9.0, BatchCounts()),
+        "new": make_status(20.0, 3, 9.0, BatchCounts()),
     }
 
     assert option_work(before, after) == {"V": {"vocoder": ComponentWork(busy=0.75, rows=12.0, tokens=48.0)}}
@@ -87,7 +87,7 @@ def test_rates_of_systems_whose_engines_are_not_equally_slow_are_compared_as_if_
         },
     ]
 
-    assert figures(rows) == {
+    assert compute_figures(rows) == {
         "plan.live_over_promised.least": 0.9,
         "plan.live_over_promised.most": 1.0,
         "plan.live_adapted_over_static": pytest.approx(4 / 3),

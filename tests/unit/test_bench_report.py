@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from tests.bench import report
-from tests.bench.measure import Row
+from tests.bench.measure import BenchRow
 
 
 def test_results_that_were_not_measured_again_stay(tmp_path: Path):
     path = tmp_path / "results.json"
-    report.write([Row("a", 1.0, "ms"), Row("b", 2.0, "ms", "a", 2.0)], path)
+    report.write_results([BenchRow("a", 1.0, "ms"), BenchRow("b", 2.0, "ms", "a", 2.0)], path)
 
-    report.write([Row("b", 3.0, "ms", "a", 3.0), Row("c", 4.0, "ms")], path)
+    report.write_results([BenchRow("b", 3.0, "ms", "a", 3.0), BenchRow("c", 4.0, "ms")], path)
 
     results = {each["name"]: each for each in json.loads(path.read_text())}
     assert {name: each["value"] for name, each in results.items()} == {"a": 1.0, "b": 3.0, "c": 4.0}

@@ -12,7 +12,7 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.settings import read_settings
 from omnibus_engines import registry as engines
 from omnibus_models import tiny
-from tests.unit.checkpoints.hubs import Hub, keep, serving
+from tests.unit.checkpoints.hubs import Hub, cache_checkpoint, serve_hub
 
 COMPONENTS = ("vision", "audio", "thinker", "prefill", "decode", "talker", "vocoder", "text_encoder", "dit", "vae")
 
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def settings(component: str, family: str = "qwen2_5_omni") -> ExecutorSettings:
+def make_settings(component: str, family: str = "qwen2_5_omni") -> ExecutorSettings:
     return ExecutorSettings(model="m", family=family, checkpoint="o/tiny", components=component, threads=1)
 
 
@@ -32,30 +32,30 @@ def test_a_checkpoint_that_is_not_in_the_cache_is_not_found(component: str, cach
     family = "qwen_image" if component in ("text_encoder", "dit", "vae") else "qwen2_5_omni"
 
     with pytest.raises(NotFound, match="download it with `omnibus models get o/tiny`, or set"):
-        engines.transformers(component, settings(component, family))
+        engines.transformers(component, make_settings(component, family))
 
 
 async def test_a_checkpoint_of_the_cache_is_loaded(cache: Path, tmp_path: Path):
-    keep(cache, "o/tiny", tiny.build("qwen3", tmp_path / "it"))
+    cache_checkpoint(cache, "o/tiny", tiny.build("qwen3", tmp_path / "it"))
 
-    runner = engines.transformers("thinker", settings("thinker", "qwen3"))
+    runner = engines.transformers("thinker", make_settings("thinker", "qwen3"))
     await runner.load()
 
     assert runner.stats()["parameters"] > 0
     await runner.close()
 
-    another = engines.transformers("thinker", settings("thinker", "qwen3"))
-    await another.load()  # something may still refer to the first one, which is closed
-    await another.close()
+    second_runner = engines.transformers("thinker", make_settings("thinker", "qwen3"))
+    await second_runner.load()  # something may still refer to the first one, which is closed
+    await second_runner.close()
 
 
 async def test_an_executor_downloads_when_it_may_before_it_does_anything_else(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with serving(Hub({"o/tiny": {"config.json": b"{}", "model.safetensors": b"weights"}})) as hub:
-        told = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "OMNIBUS_EXECUTOR_DOWNLOAD": "1"}
-        told |= {"OMNIBUS_EXECUTOR_CHECKPOINT": "o/tiny", "OMNIBUS_EXECUTOR_MODEL": "m"}
-        for name, value in {**told, "OMNIBUS_EXECUTOR_COMPONENTS": "none"}.items():
+    with serve_hub(Hub({"o/tiny": {"config.json": b"{}", "model.safetensors": b"weights"}})) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "OMNIBUS_EXECUTOR_DOWNLOAD": "1"}
+        environment |= {"OMNIBUS_EXECUTOR_CHECKPOINT": "o/tiny", "OMNIBUS_EXECUTOR_MODEL": "m"}
+        for name, value in {**environment, "OMNIBUS_EXECUTOR_COMPONENTS": "none"}.items():
             monkeypatch.setenv(name, value)
         service = ExecutorService(read_settings(ExecutorSettings))
 

@@ -18,7 +18,7 @@ COMPONENTS = sorted(engines._TRANSFORMERS_RUNNERS)
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def check_threads() -> Iterator[None]:
     """Fail if a thread of a component is left."""
     yield
     left = [
@@ -27,7 +27,7 @@ def threads() -> Iterator[None]:
     assert left == []
 
 
-def runner(component: str, checkpoint: Path) -> Runner:
+def make_runner(component: str, checkpoint: Path) -> Runner:
     family = FAMILY.get(component, "qwen2_5_omni")
     settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), components=component, threads=1)
     return engines.transformers(component, settings)
@@ -35,17 +35,17 @@ def runner(component: str, checkpoint: Path) -> Runner:
 
 @pytest.mark.parametrize("component", COMPONENTS)
 async def test_what_was_never_loaded_can_be_closed(component: str, tmp_path: Path) -> None:
-    await runner(component, tmp_path).close()
+    await make_runner(component, tmp_path).close()
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
 async def test_what_could_not_be_loaded_can_be_closed(component: str, tmp_path: Path) -> None:
-    made = runner(component, tmp_path)
+    new_runner = make_runner(component, tmp_path)
 
     with pytest.raises(Exception):  # noqa: B017 - whatever the library says of an empty directory
-        await made.load()
+        await new_runner.load()
 
-    await made.close()
+    await new_runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +56,21 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("component", FAMILY)
 async def test_loading_is_no_work(component: str, checkpoints: dict[str, Path]) -> None:
-    made = runner(component, checkpoints[FAMILY[component]])
+    new_runner = make_runner(component, checkpoints[FAMILY[component]])
 
-    await made.load()
+    await new_runner.load()
 
-    assert made.busy == 0.0
-    assert made.stats()["parameters"] > 0
-    await made.close()
+    assert new_runner.busy == 0.0
+    assert new_runner.stats()["parameters"] > 0
+    await new_runner.close()
 
 
 async def test_calls_are_made_one_after_another_without_gradients_and_are_timed() -> None:
     compute, weight = Compute("compute", 1), torch.ones(2, requires_grad=True)
 
-    made = await compute(lambda: (weight * 2, threading.current_thread().name))
+    result = await compute(lambda: (weight * 2, threading.current_thread().name))
 
-    assert not made[0].requires_grad
-    assert made[1].startswith("compute")
+    assert not result[0].requires_grad
+    assert result[1].startswith("compute")
     assert compute.clock.seconds > 0.0
     await compute.close()

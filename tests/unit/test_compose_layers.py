@@ -32,31 +32,31 @@ UNWATCHED = {"jaeger"}
 ONCE = {"models"}
 
 
-def load(name: str) -> dict[str, Any]:
+def load_layer(name: str) -> dict[str, Any]:
     return yaml.safe_load((HERE / name).read_text())
 
 
-def services(*names: str) -> dict[str, dict[str, Any]]:
+def merge_services(*names: str) -> dict[str, dict[str, Any]]:
     """Return the services of these layers merged; environments and volumes are added up."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name in names:
-        for service, told in load(name)["services"].items():
-            known = found.setdefault(service, {})
-            env = {**known.get("environment", {}), **told.get("environment", {})}
-            volumes = [*known.get("volumes", []), *told.get("volumes", [])]
-            known.update(told)
-            known.update({"environment": env, "volumes": volumes})
-    return found
+        for service, spec in load_layer(name)["services"].items():
+            entry = result.setdefault(service, {})
+            env = {**entry.get("environment", {}), **spec.get("environment", {})}
+            volumes = [*entry.get("volumes", []), *spec.get("volumes", [])]
+            entry.update(spec)
+            entry.update({"environment": env, "volumes": volumes})
+    return result
 
 
-ALL = services(*LAYERS)
-OURS = {name for name, service in services(BASE).items() if "build" in service} - ONCE
+ALL = merge_services(*LAYERS)
+OURS = {name for name, service in merge_services(BASE).items() if "build" in service} - ONCE
 
 
 @pytest.mark.parametrize("layer", LAYERS[1:])
 def test_a_layer_changes_services_that_there_are(layer: str):
-    base = services(BASE)
-    fresh = {name for name, service in services(layer).items() if name not in base}
+    base = merge_services(BASE)
+    fresh = {name for name, service in merge_services(layer).items() if name not in base}
 
     assert all("image" in ALL[name] for name in fresh)
     assert fresh == FRESH.get(layer, set())
@@ -101,16 +101,16 @@ def test_images_of_others_have_a_version(name: str):
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_what_is_mounted_is_there(name: str):
-    named = {volume for layer in LAYERS for volume in load(layer).get("volumes", {})}
+    volume_names = {volume for layer in LAYERS for volume in load_layer(layer).get("volumes", {})}
     sources = [volume.split(":")[0] for volume in ALL[name]["volumes"]]
 
-    assert [source for source in sources if source not in named and not (HERE / source).exists()] == []
+    assert [source for source in sources if source not in volume_names and not (HERE / source).exists()] == []
     assert all(volume.endswith(":ro") for volume in ALL[name]["volumes"] if volume.startswith("."))
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_a_service_serves_metrics_and_is_watched_there(name: str):
-    service = services(BASE)[name]
+    service = merge_services(BASE)[name]
 
     assert service["environment"]["OMNIBUS_SERVICE_METRICS_PORT"] == str(PORT)
     assert f"127.0.0.1/{PORT} && printf 'GET /readyz " in service["healthcheck"]["test"][-1]
@@ -119,10 +119,10 @@ def test_a_service_serves_metrics_and_is_watched_there(name: str):
 
 def test_prometheus_asks_every_service_of_ours():
     [job] = yaml.safe_load((observed.HERE / "prometheus.yml").read_text())["scrape_configs"]
-    [found] = job["dns_sd_configs"]
+    [config] = job["dns_sd_configs"]
 
-    assert set(found["names"]) == OURS
-    assert found["port"] == PORT
+    assert set(config["names"]) == OURS
+    assert config["port"] == PORT
     assert {label["target_label"] for label in job["relabel_configs"]} == {"service"}
 
 
@@ -140,11 +140,11 @@ def test_grafana_finds_the_dashboards_and_their_source():
     sources = yaml.safe_load((provisioning / "datasources/omnibus.yaml").read_text())["datasources"]
     grafana = ALL["grafana"]
     mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
-    uids = set(re.findall(r'"uid": "(omnibus)"', json.dumps(observed.dashboards())))
+    uids = set(re.findall(r'"uid": "(omnibus)"', json.dumps(observed.read_dashboards())))
 
     assert mounts["../observability/grafana/dashboards"] == provider["options"]["path"]
     assert mounts["../observability/grafana/provisioning"] == grafana["environment"]["GF_PATHS_PROVISIONING"]
-    assert Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).stem in observed.dashboards()
+    assert Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]).stem in observed.read_dashboards()
     assert uids <= {source["uid"] for source in sources}
     assert {source["url"].split("//")[1].split(":")[0] for source in sources} <= ALL.keys()
 
@@ -156,66 +156,68 @@ def test_images_have_what_sends_traces():
 
 
 def test_what_the_gateway_is_closed_with_comes_from_the_environment_and_is_off_without_it():
-    told = services(BASE)["gateway"]["environment"]
-    passed = {name: value for name, value in told.items() if str(value).startswith("${")}
+    environment = merge_services(BASE)["gateway"]["environment"]
+    variables = {name: value for name, value in environment.items() if str(value).startswith("${")}
 
-    unset = {name: re.fullmatch(r"\$\{(\w+):-(.*)\}", value).groups() for name, value in passed.items()}
-    assert {name: variable for name, (variable, _) in unset.items()} == {name: name for name in passed}
-    assert passed.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_STORE_SECRET"}
+    unset = {name: re.fullmatch(r"\$\{(\w+):-(.*)\}", value).groups() for name, value in variables.items()}
+    assert {name: variable for name, (variable, _) in unset.items()} == {name: name for name in variables}
+    assert variables.keys() == {"OMNIBUS_GATEWAY_KEYS", "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_STORE_SECRET"}
     assert load_settings(GatewaySettings, {name: value for name, (_, value) in unset.items()}) == GatewaySettings()
 
 
 def test_all_services_send_their_traces_to_the_backend():
-    layer = services(OBSERVABILITY)
+    layer = merge_services(OBSERVABILITY)
 
     assert {layer[name]["environment"].get("OTEL_EXPORTER_OTLP_ENDPOINT") for name in OURS} == {"http://jaeger:4318"}
-    assert not any("OTEL_EXPORTER_OTLP_ENDPOINT" in service["environment"] for service in services(BASE).values())
+    assert not any("OTEL_EXPORTER_OTLP_ENDPOINT" in service["environment"] for service in merge_services(BASE).values())
 
 
 def test_executors_share_one_gpu_where_there_is_one():
-    layer = services(GPU)
-    executors = {name for name, service in services(BASE).items() if "OMNIBUS_EXECUTOR_MODEL" in service["environment"]}
-    reserved = {name: _devices(service) for name, service in layer.items() if "deploy" in service}
+    layer = merge_services(GPU)
+    executors = {
+        name for name, service in merge_services(BASE).items() if "OMNIBUS_EXECUTOR_MODEL" in service["environment"]
+    }
+    devices_by_service = {name: _read_devices(service) for name, service in layer.items() if "deploy" in service}
 
-    assert reserved.keys() == executors
-    assert all(devices["capabilities"] == ["gpu"] for devices in reserved.values())
+    assert devices_by_service.keys() == executors
+    assert all(devices["capabilities"] == ["gpu"] for devices in devices_by_service.values())
     assert {layer[name]["environment"]["OMNIBUS_EXECUTOR_DEVICE"] for name in executors} == {"cuda"}
 
 
-def _devices(service: Mapping[str, Any]) -> dict[str, Any]:
+def _read_devices(service: Mapping[str, Any]) -> dict[str, Any]:
     [devices] = service["deploy"]["resources"]["reservations"]["devices"]
     return devices
 
 
 @pytest.mark.parametrize("layers", [[BASE], [BASE, GPU]])
 def test_the_sidecar_may_fill_the_arena(layers: list[str]):
-    sidecar = services(*layers)["sidecar"]
+    sidecar = merge_services(*layers)["sidecar"]
     arena = int(sidecar["environment"].get("OMNIBUS_SIDECAR_ARENA_MIB", "256"))
 
-    assert _mib(sidecar["mem_limit"]) > arena
+    assert _to_mib(sidecar["mem_limit"]) > arena
 
 
 def test_whoever_touches_tensors_sees_the_arena_and_the_sidecar():
-    shm = load(BASE)["volumes"]["shm"]["driver_opts"]
+    shm = load_layer(BASE)["volumes"]["shm"]["driver_opts"]
     at = {
-        name: {"shm:/dev/shm:nocopy", "run:/run/omnibus"} <= set(told["volumes"])
-        for name, told in services(BASE).items()
+        name: {"shm:/dev/shm:nocopy", "run:/run/omnibus"} <= set(spec["volumes"])
+        for name, spec in merge_services(BASE).items()
     }
 
     assert (shm["type"], shm["device"]) == ("tmpfs", "tmpfs")
     assert {name for name, sees in at.items() if sees} == OURS - {"planner"}
 
 
-def _mib(size: str) -> int:
+def _to_mib(size: str) -> int:
     return int(size[:-1]) * {"m": 1, "g": 1024}[size[-1]]
 
 
 def test_the_plan_asks_for_the_executors_that_there_are():
-    declared = json.loads((HERE / "models.json").read_text())["models"]
+    models = json.loads((HERE / "models.json").read_text())["models"]
     options = {
         (model, option, tuple(spec["components"]))
-        for model, told in declared.items()
-        for option, spec in told["options"].items()
+        for model, declaration in models.items()
+        for option, spec in declaration["options"].items()
     }
     running = {
         (
@@ -223,24 +225,24 @@ def test_the_plan_asks_for_the_executors_that_there_are():
             env["OMNIBUS_EXECUTOR_OPTION"],
             tuple(env["OMNIBUS_EXECUTOR_COMPONENTS"].split(",")),
         )
-        for service in services(BASE).values()
+        for service in merge_services(BASE).values()
         if "OMNIBUS_EXECUTOR_MODEL" in (env := service["environment"])
     }
 
     assert running == options
 
 
-@pytest.mark.parametrize("name", sorted(name for name in services(BASE) if "build" in services(BASE)[name]))
+@pytest.mark.parametrize("name", sorted(name for name in merge_services(BASE) if "build" in merge_services(BASE)[name]))
 def test_no_service_is_killed_while_it_may_drain(name: str):
     if name in ONCE:
         return
-    grace = float(services(BASE)[name]["stop_grace_period"].removesuffix("s"))
+    grace = float(merge_services(BASE)[name]["stop_grace_period"].removesuffix("s"))
 
     assert grace >= ServiceSettings().drain_seconds(name) + 5
 
 
 def test_every_service_knows_all_servers_that_may_be_lost():
-    layer = services(AVAILABLE)
+    layer = merge_services(AVAILABLE)
     bus = {layer[name]["environment"]["OMNIBUS_BUS_URL"] for name in OURS}
     stores = {layer[name]["environment"]["OMNIBUS_STORE_URL"] for name in ("gateway", "planner")}
     addresses = {f"{name}:26379" for name in layer if name.startswith("sentinel")}
@@ -252,11 +254,11 @@ def test_every_service_knows_all_servers_that_may_be_lost():
 
 
 def test_servers_of_a_cluster_lead_to_each_other():
-    layer = services(AVAILABLE)
+    layer = merge_services(AVAILABLE)
     names = {name for name in layer if name.startswith("nats")}
 
     for name in names:
         command = layer[name]["command"]
-        told = dict(pairwise(command))
-        assert told["--name"] == name
-        assert set(re.findall(r"//([\w-]+):", told["--routes"])) == names - {name}
+        options = dict(pairwise(command))
+        assert options["--name"] == name
+        assert set(re.findall(r"//([\w-]+):", options["--routes"])) == names - {name}

@@ -29,42 +29,42 @@ ALIKE = {
 LIMITS = {"cpus": "cpus", "mem_limit": "memory", "pids_limit": "pids"}
 
 
-def load(name: str) -> dict[str, Any]:
+def load_layer(name: str) -> dict[str, Any]:
     return yaml.safe_load((HERE / name).read_text())
 
 
-def everywhere() -> list[tuple[str, str, dict[str, Any]]]:
+def list_services() -> list[tuple[str, str, dict[str, Any]]]:
     """Return layer, service and its settings."""
-    return [(name, service, told) for name in LAYERS for service, told in load(name)["services"].items()]
+    return [(name, service, spec) for name in LAYERS for service, spec in load_layer(name)["services"].items()]
 
 
-BASE = load("compose.yaml")["services"]
-EACH = pytest.mark.parametrize(("layer", "service", "told"), everywhere(), ids=lambda each: str(each)[:30])
+BASE = load_layer("compose.yaml")["services"]
+EACH = pytest.mark.parametrize(("layer", "service", "told"), list_services(), ids=lambda each: str(each)[:30])
 
 
-def nodes(node: yaml.Node) -> Iterator[yaml.Node]:
+def walk_nodes(node: yaml.Node) -> Iterator[yaml.Node]:
     yield node
     if isinstance(node, yaml.MappingNode):
         for pair in node.value:
             for one in pair:
-                yield from nodes(one)
+                yield from walk_nodes(one)
     elif isinstance(node, yaml.SequenceNode):
         for one in node.value:
-            yield from nodes(one)
+            yield from walk_nodes(one)
 
 
-def tree(name: str) -> list[yaml.Node]:
-    return list(nodes(yaml.compose((HERE / name).read_text(), yaml.SafeLoader)))
+def read_tree(name: str) -> list[yaml.Node]:
+    return list(walk_nodes(yaml.compose((HERE / name).read_text(), yaml.SafeLoader)))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_at_the_top_is_for_one_of_them(name: str):
-    assert {key for key in load(name) if not key.startswith("x-")} <= {"services", "volumes", "networks"}
+    assert {key for key in load_layer(name) if not key.startswith("x-")} <= {"services", "volumes", "networks"}
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_word_is_something_else_to_yaml_1_1(name: str):
-    plain = [node for node in tree(name) if isinstance(node, yaml.ScalarNode) and node.style is None]
+    plain = [node for node in read_tree(name) if isinstance(node, yaml.ScalarNode) and node.style is None]
 
     assert [
         node.value for node in plain if not re.fullmatch(ALIKE[node.tag.rpartition(":")[2]], node.value, re.DOTALL)
@@ -73,24 +73,24 @@ def test_no_word_is_something_else_to_yaml_1_1(name: str):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_merged_together_says_nothing_twice(name: str):
-    merged = [
-        [{key.value for key, _ in flat(one)} for one in value.value]
-        for node in tree(name)
+    merged_keys = [
+        [{key.value for key, _ in flatten_mapping(one)} for one in value.value]
+        for node in read_tree(name)
         if isinstance(node, yaml.MappingNode)
         for key, value in node.value
         if key.value == "<<" and isinstance(value, yaml.SequenceNode)
     ]
 
-    assert [one & other for together in merged for one, other in combinations(together, 2) if one & other] == []
-    assert merged or name != "compose.yaml"
+    assert [one & other for together in merged_keys for one, other in combinations(together, 2) if one & other] == []
+    assert merged_keys or name != "compose.yaml"
 
 
-def flat(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+def flatten_mapping(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """Return the pairs of a mapping, including merged ones."""
     own = [(key, value) for key, value in node.value if key.value != "<<"]
     into = [value for key, value in node.value if key.value == "<<"]
     more = [one for value in into for one in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
-    return own + [pair for one in more for pair in flat(one)]
+    return own + [pair for one in more for pair in flatten_mapping(one)]
 
 
 @EACH
@@ -117,20 +117,24 @@ def test_no_container_lives_in_another_ones_namespace(layer: str, service: str, 
 
 @EACH
 def test_what_is_waited_for_can_come(layer: str, service: str, told: dict[str, Any]):
-    known = {**BASE, **load(layer)["services"]}
+    known_services = {**BASE, **load_layer(layer)["services"]}
     for name, how in told.get("depends_on", {}).items():
-        waited = known[name]
+        dependency = known_services[name]
         assert how["condition"] in {"service_healthy", "service_completed_successfully"}
         # A one-shot service must not restart, and a healthy one needs a health check.
-        assert ("restart" not in waited) if how["condition"].endswith("successfully") else ("healthcheck" in waited)
+        assert (
+            ("restart" not in dependency)
+            if how["condition"].endswith("successfully")
+            else ("healthcheck" in dependency)
+        )
 
 
 def test_images_of_one_name_are_built_in_one_way():
-    built = [(told["image"], told["build"]) for told in BASE.values() if "build" in told]
+    builds = [(spec["image"], spec["build"]) for spec in BASE.values() if "build" in spec]
 
-    assert all(build == dict(built)[image] for image, build in built)
-    assert len(dict(built)) < len(built)
+    assert all(build == dict(builds)[image] for image, build in builds)
+    assert len(dict(builds)) < len(builds)
 
 
 def test_no_container_has_a_fixed_name():
-    assert [service for _, service, told in everywhere() if "container_name" in told] == []
+    assert [service for _, service, spec in list_services() if "container_name" in spec] == []

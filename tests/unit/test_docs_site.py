@@ -25,9 +25,9 @@ def test_a_link_of_a_code_host_leads_to_the_same_place_on_the_site(page: str, li
 
 
 def test_code_is_shown_as_it_stands():
-    fenced = "```python\ntable[0](shout.py)\n```"
+    code_block = "```python\ntable[0](shout.py)\n```"
 
-    assert docs_site.rewrite_links(f"[a](shout.py)\n\n{fenced}\n", "index.md").endswith(f"{fenced}\n")
+    assert docs_site.rewrite_links(f"[a](shout.py)\n\n{code_block}\n", "index.md").endswith(f"{code_block}\n")
 
 
 def test_a_file_is_shown_with_its_text_and_a_directory_with_what_its_modules_are():

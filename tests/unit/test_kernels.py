@@ -19,19 +19,19 @@ _PRODUCT = (
 _PRODUCT += "print(torch.backends.cpu.get_cpu_capability(), (a @ b).numpy().tobytes().hex())"
 
 
-def product(variables: Sequence[tuple[str, str]]) -> tuple[str, np.ndarray]:
+def compute_product(variables: Sequence[tuple[str, str]]) -> tuple[str, np.ndarray]:
     """Return a process's kernels with ``variables``, and a product of two matrices."""
     environment = {**os.environ, **dict(variables)}
-    shown = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _PRODUCT], env=environment, check=True, capture_output=True, timeout=120
     )
-    capability, digits = shown.stdout.decode().split()
+    capability, digits = process.stdout.decode().split()
     return capability, np.frombuffer(bytes.fromhex(digits), np.float32)
 
 
 def test_the_settings_compute_otherwise_but_for_rounding():
     (old, first), (new, second) = (
-        product([*kernels.SETTINGS[name].variables.items()]) for name in ("baseline", "avx2")
+        compute_product([*kernels.SETTINGS[name].variables.items()]) for name in ("baseline", "avx2")
     )
 
     assert (old, new) == ("DEFAULT", "AVX2")
@@ -70,14 +70,14 @@ def test_files_of_other_tests_have_the_kernels_of_the_processor():
 def test_a_wrong_row_or_weight_is_no_rounding(wrong: str):
     generator = torch.Generator().manual_seed(1)
     left, right = (torch.randn(8, 64, generator=generator) for _ in range(2))
-    expected = left @ right.T
+    reference = left @ right.T
 
     other = right.clone()
     other[0, 0] += 1e-3
-    found = left.flip(0) @ right.T if wrong == "row" else left @ other.T
+    result = left.flip(0) @ right.T if wrong == "row" else left @ other.T
 
     with pytest.raises(AssertionError, match="Mismatched elements"):
-        assert_close(found, expected)
+        assert_close(result, reference)
 
 
 def test_a_tie_is_no_choice():

@@ -4,9 +4,9 @@ from tests.mutations import MUTATIONS, ROOT, Mutation, nearest_tests
 
 
 def test_every_fault_can_be_made():
-    found = {each: (ROOT / each.path).read_text().count(each.before) for each in MUTATIONS}
+    counts = {each: (ROOT / each.path).read_text().count(each.before) for each in MUTATIONS}
 
-    assert [each.path for each, count in found.items() if count != 1] == []
+    assert [each.path for each, count in counts.items() if count != 1] == []
     assert [each.path for each in MUTATIONS if not list((ROOT / each.tests).rglob("test_*.py"))] == []
 
 
@@ -23,6 +23,6 @@ def test_the_nearest_tests_import_the_module_or_are_named_as_it(tmp_path):
     for name, text in texts.items():
         (room / name).write_text(text)
 
-    found = nearest_tests(tmp_path, Mutation("shared/omnibus/api_key.py", "a", "b", "tests/unit/bus"))
+    paths = nearest_tests(tmp_path, Mutation("shared/omnibus/api_key.py", "a", "b", "tests/unit/bus"))
 
-    assert found == [f"tests/unit/bus/test_{name}.py" for name in ("api_key", "from", "keys")]
+    assert paths == [f"tests/unit/bus/test_{name}.py" for name in ("api_key", "from", "keys")]

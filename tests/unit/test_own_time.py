@@ -10,10 +10,10 @@ async def test_it_goes_on_and_ends_with_its_block():
     async with own_time() as clock:
         while clock.seconds < 0.05:
             await asyncio.sleep(0.01)
-    counted = clock.seconds
+    elapsed = clock.seconds
     await asyncio.sleep(0.03)
 
-    assert clock.seconds == counted
+    assert clock.seconds == elapsed
 
 
 async def test_what_holds_up_the_process_does_not_count():

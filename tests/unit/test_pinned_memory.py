@@ -8,7 +8,7 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.tensors.memory import MemoryRange
 from omnibus_engines.pinned_memory import pin_memory
 from omnibus_models.device_copy import copy_to_device
-from tests.unit.sidecar.node import PATIENCE, connect, running, soon, until
+from tests.unit.sidecar.node import PATIENCE, connect_client, make_deadline, run_sidecar, wait_until
 
 _PORTABLE, _PORTABLE_READ_ONLY = 1, 9
 _REFUSED = 801  # cudaErrorNotSupported
@@ -33,45 +33,45 @@ class PlayedDriver:
         return 0
 
 
-def play(monkeypatch: pytest.MonkeyPatch, driver: PlayedDriver) -> None:
-    def check(code: int) -> None:
+def install_driver(monkeypatch: pytest.MonkeyPatch, driver: PlayedDriver) -> None:
+    def raise_error(code: int) -> None:
         if code:
             raise RuntimeError(f"CUDA error {code}")
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "check_error", check)
+    monkeypatch.setattr(torch.cuda, "check_error", raise_error)
 
 
 async def test_both_mappings_of_an_arena_are_registered_and_those_of_the_next_one(tmp_path, monkeypatch):
     driver = PlayedDriver()
-    play(monkeypatch, driver)
-    async with running(tmp_path):
-        client = await connect(tmp_path)
+    install_driver(monkeypatch, driver)
+    async with run_sidecar(tmp_path):
+        client = await connect_client(tmp_path)
         client.observe_mappings(pin_memory)
-        await until(lambda: len(driver.registered) == 2)
-        view = client.view(await client.put(np.arange(10), invocation="i", deadline=soon()))
-        found = {flags: (address, nbytes) for address, (nbytes, flags) in driver.registered.items()}
-    await until(lambda: not client.connected)
-    async with running(tmp_path):
+        await wait_until(lambda: len(driver.registered) == 2)
+        view = client.view(await client.put(np.arange(10), invocation="i", deadline=make_deadline()))
+        mappings = {flags: (address, nbytes) for address, (nbytes, flags) in driver.registered.items()}
+    await wait_until(lambda: not client.connected)
+    async with run_sidecar(tmp_path):
         await client.wait_ready(PATIENCE)
-        other = client.view(await client.put(np.arange(10), invocation="i", deadline=soon()))
-        await until(lambda: len(driver.registered) == 2 and holds(driver, other))
+        other = client.view(await client.put(np.arange(10), invocation="i", deadline=make_deadline()))
+        await wait_until(lambda: len(driver.registered) == 2 and holds_array(driver, other))
 
-    address, nbytes = found[_PORTABLE_READ_ONLY]
+    address, nbytes = mappings[_PORTABLE_READ_ONLY]
     assert address <= view.ctypes.data < address + nbytes
-    assert found[_PORTABLE][1] == nbytes
+    assert mappings[_PORTABLE][1] == nbytes
     await client.close()
     assert driver.registered == {}
 
 
-def holds(driver: PlayedDriver, array: np.ndarray) -> bool:
+def holds_array(driver: PlayedDriver, array: np.ndarray) -> bool:
     """Return True if ``array`` lies in registered memory."""
     return any(at <= array.ctypes.data < at + nbytes for at, (nbytes, _) in driver.registered.items())
 
 
 def test_what_the_driver_refuses_is_said_and_not_undone(monkeypatch, caplog):
     driver = PlayedDriver(refused=_PORTABLE_READ_ONLY)
-    play(monkeypatch, driver)
+    install_driver(monkeypatch, driver)
 
     undo = pin_memory([MemoryRange(1 << 20, 4096, is_writable=True), MemoryRange(2 << 20, 4096, is_writable=False)])
     undo()
@@ -84,10 +84,10 @@ def test_what_the_driver_refuses_is_said_and_not_undone(monkeypatch, caplog):
 def test_arrays_are_converted_on_their_device():
     arrays = [np.ones((2, 3), "float32"), np.full((1, 3), 2.5, "float32")]
 
-    found = copy_to_device(arrays, torch.device("cpu"), torch.bfloat16)
+    copies = copy_to_device(arrays, torch.device("cpu"), torch.bfloat16)
 
-    assert [each.dtype for each in found] == [torch.bfloat16] * 2
-    assert [each.float().numpy().tolist() for each in found] == [array.tolist() for array in arrays]
+    assert [each.dtype for each in copies] == [torch.bfloat16] * 2
+    assert [each.float().numpy().tolist() for each in copies] == [array.tolist() for array in arrays]
     assert copy_to_device([], torch.device("cpu"), torch.float32) == []
 
 
@@ -97,10 +97,10 @@ def test_executors_pin_only_where_that_is_set():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 async def test_a_gpu_reads_the_arena_as_pinned_memory(tmp_path):
-    async with running(tmp_path), await connect(tmp_path) as client:
+    async with run_sidecar(tmp_path), await connect_client(tmp_path) as client:
         client.observe_mappings(pin_memory)
-        view = client.view(await client.put(np.arange(1 << 16), invocation="i", deadline=soon()))
-        await until(lambda: torch.from_numpy(view).is_pinned())
+        view = client.view(await client.put(np.arange(1 << 16), invocation="i", deadline=make_deadline()))
+        await wait_until(lambda: torch.from_numpy(view).is_pinned())
 
         (copy,) = copy_to_device([view], torch.device("cuda"), torch.int64)
 

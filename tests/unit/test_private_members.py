@@ -51,11 +51,11 @@ def library_members(cls: type) -> set[str]:
 
 @pytest.mark.parametrize(("cls", "base"), SUBCLASSES, ids=lambda cls: cls.__name__)
 def test_members_that_a_subclass_reads_are_its_own_or_the_librarys(cls: type, base: type):
-    assigned = own_attributes(cls, ast.Store) | {*vars(cls)}
-    inherited = own_attributes(cls) - assigned
+    own_names = own_attributes(cls, ast.Store) | {*vars(cls)}
+    inherited_names = own_attributes(cls) - own_names
 
-    assert inherited
-    assert inherited - library_members(base) == set()
+    assert inherited_names
+    assert inherited_names - library_members(base) == set()
 
 
 @pytest.mark.parametrize("library", ["nats-py", "uvicorn"])

@@ -23,27 +23,38 @@ def test_nothing(): pass
 
 
 @pytest.fixture
-def flaky(tmp_path: Path) -> Path:
+def flaky_directory(tmp_path: Path) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_flaky.py").write_text(FLAKY)
     return tmp_path
 
 
-def test_a_test_that_fails_now_and_then_is_counted_and_its_output_kept(flaky: Path):
-    into = flaky / "logs"
-    command = [sys.executable, "-m", "tests.repeat", "--times", "3", "--busy", "1", "--into", str(into), str(flaky)]
+def test_a_test_that_fails_now_and_then_is_counted_and_its_output_kept(flaky_directory: Path):
+    into = flaky_directory / "logs"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.repeat",
+        "--times",
+        "3",
+        "--busy",
+        "1",
+        "--into",
+        str(into),
+        str(flaky_directory),
+    ]
 
-    done = subprocess.run(command, cwd=repeat.ROOT, capture_output=True, text=True, timeout=120, check=False)
+    process = subprocess.run(command, cwd=repeat.ROOT, capture_output=True, text=True, timeout=120, check=False)
 
-    assert done.returncode == 1, done.stderr
-    assert "::test_it: AssertionError: the second time" in done.stdout
-    row = done.stdout.splitlines()[-1].split(" | ")
+    assert process.returncode == 1, process.stderr
+    assert "::test_it: AssertionError: the second time" in process.stdout
+    row = process.stdout.splitlines()[-1].split(" | ")
     assert row[0].endswith("test_flaky.py")
     assert (row[1], row[2], row[-1]) == ("3", "1", "test_it (1) |")
     assert ["the second time" in each.read_text() for each in into.iterdir()] == [True]
 
 
 def test_a_run_without_results_is_a_failure(tmp_path: Path):
-    (case,) = repeat.run(str(tmp_path / "test_absent.py"), ["-p", "no:cacheprovider"], tmp_path / "absent.log")
+    (case,) = repeat.run_target(str(tmp_path / "test_absent.py"), ["-p", "no:cacheprovider"], tmp_path / "absent.log")
 
     assert case.failure == "pytest ended with 4"

@@ -62,7 +62,7 @@ def forked_cores() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[VllmRunner]:
+async def start_vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[VllmRunner]:
     """A thinker as an executor creates it from its settings."""
     settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), context=CONTEXT, **changes)
     runner = engines.vllm("thinker", settings)
@@ -75,43 +75,43 @@ async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[V
 
 
 @asynccontextmanager
-async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunner]:
+async def start_transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunner]:
     runner = ThinkRunner(ThinkerCore(family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT)))
     await runner.load()
     yield runner
     await runner.close()
 
 
-def selected(request: pytest.FixtureRequest, *names: str) -> set[tuple[str, ...]]:
+def select_values(request: pytest.FixtureRequest, *names: str) -> set[tuple[str, ...]]:
     """Values of the parameters ``names`` in this module's selected tests."""
     items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
-    found = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return {tuple(params[name] for name in names) for params in found if {*names} <= params.keys()}
+    all_params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return {tuple(params[name] for name in names) for params in all_params if {*names} <= params.keys()}
 
 
-def descriptors(pid: int | str = "self") -> list[str]:
+def list_descriptors(pid: int | str = "self") -> list[str]:
     """Shared memory of requests that a process holds."""
-    found = []
+    paths = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            paths.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except FileNotFoundError:
             continue  # the one that lists them
-    return [path for path in found if "omnibus-llm" in path]
+    return [path for path in paths if "omnibus-llm" in path]
 
 
 def engine_core(processes: Sequence[psutil.Process]) -> psutil.Process:
     """The one engine core among ``processes``."""
 
-    def title(process: psutil.Process) -> str:
+    def read_title(process: psutil.Process) -> str:
         with contextlib.suppress(psutil.NoSuchProcess):
             return " ".join(process.cmdline())
         return ""
 
-    [core] = [one for one in processes if "EngineCore" in title(one)]
+    [core] = [one for one in processes if "EngineCore" in read_title(one)]
     return core
 
 
-def sent(encoded: Sequence[Encoded]) -> list[Item]:
+def encode_items(encodings: Sequence[Encoded]) -> list[Item]:
     """Embeddings as encoders send them."""
-    return [Item(dict(one.meta), one.embeds.numpy()) for one in encoded]
+    return [Item(dict(one.meta), one.embeds.numpy()) for one in encodings]

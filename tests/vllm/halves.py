@@ -36,8 +36,8 @@ class Three:
 
 
 @asynccontextmanager
-async def three(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[Three]:
-    def made(*components: str) -> list[Any]:
+async def start_three(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[Three]:
+    def make_engines(*components: str) -> list[Any]:
         settings = ExecutorSettings(
             family=family,
             checkpoint=str(checkpoint),
@@ -49,9 +49,9 @@ async def three(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[
         return [engines.vllm(component, settings) for component in components]
 
     with pytest.MonkeyPatch.context() as patch:
-        runners = made("prefill", "decode")
+        runners = make_engines("prefill", "decode")
         patch.setenv("OMNIBUS_VLLM_KV_MIB", FAR_MIB)
-        runners += made("decode")
+        runners += make_engines("decode")
     try:
         for runner in runners:
             await runner.load()

@@ -27,27 +27,27 @@ class Format(NamedTuple):
 
 def write_checkpoint(base: Path, directory: Path, format: Format) -> tuple[Path, Path]:
     """Write ``base`` in ``format``, and with the equivalent plain weights."""
-    packed, rounded = directory / "packed", directory / "rounded"
-    for path in (packed, rounded):
+    packed_directory, rounded_directory = directory / "packed", directory / "rounded"
+    for path in (packed_directory, rounded_directory):
         shutil.copytree(base, path)
     small: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     for name, weight in load_file(base / "model.safetensors").items():
         if ".layers." in name and name.endswith("proj.weight"):
-            found, plain[name] = format.write(weight.float())
-            small |= {name.removesuffix("weight") + end: each.contiguous() for end, each in found.items()}
+            tensors, plain[name] = format.write(weight.float())
+            small |= {name.removesuffix("weight") + end: each.contiguous() for end, each in tensors.items()}
         else:
             small[name] = plain[name] = weight
-    for path, weights in ((packed, small), (rounded, plain)):
+    for path, weights in ((packed_directory, small), (rounded_directory, plain)):
         save_file(
             {name: each.contiguous() for name, each in weights.items()}, path / "model.safetensors", {"format": "pt"}
         )
-    config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": format.config}))
-    return packed, rounded
+    config = json.loads((packed_directory / "config.json").read_text())
+    (packed_directory / "config.json").write_text(json.dumps({**config, "quantization_config": format.config}))
+    return packed_directory, rounded_directory
 
 
-def _pack(values: Tensor) -> Tensor:
+def _pack_values(values: Tensor) -> Tensor:
     """Pack [..., n] of 0 to 15 into int32 [..., n / 8].
 
     The first value is in the lowest bits.
@@ -62,43 +62,43 @@ def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns values [outputs, inputs], scales [outputs, groups], and the weight that they represent.
     """
-    grouped = weight.view(len(weight), -1, GROUP)
-    scales = (grouped.abs().amax(-1, keepdim=True) / 7).to(torch.bfloat16).float()
-    values = (grouped / scales).round().clamp(-8, 7)
+    groups = weight.view(len(weight), -1, GROUP)
+    scales = (groups.abs().amax(-1, keepdim=True) / 7).to(torch.bfloat16).float()
+    values = (groups / scales).round().clamp(-8, 7)
     return (values + 8).view_as(weight), scales[..., 0], (values * scales).view_as(weight)
 
 
 def _write_gptq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    values, scales, rounded = _round_groups(weight)
+    values, scales, rounded_weight = _round_groups(weight)
     groups, outputs = scales.shape[1], len(weight)
     return {
-        "qweight": _pack(values).T,
-        "qzeros": _pack(torch.full((groups, outputs), 7.0)),  # one less, as the format has it
+        "qweight": _pack_values(values).T,
+        "qzeros": _pack_values(torch.full((groups, outputs), 7.0)),  # one less, as the format has it
         "scales": scales.T.to(torch.bfloat16),
         "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
-    }, rounded
+    }, rounded_weight
 
 
 def _write_awq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    values, scales, rounded = _round_groups(weight)
+    values, scales, rounded_weight = _round_groups(weight)
 
-    def packed(rows: Tensor) -> Tensor:
-        return _pack(rows.reshape(len(rows), -1, 8)[..., _AWQ_ORDER].reshape(len(rows), -1))
+    def pack_rows(rows: Tensor) -> Tensor:
+        return _pack_values(rows.reshape(len(rows), -1, 8)[..., _AWQ_ORDER].reshape(len(rows), -1))
 
     return {
-        "qweight": packed(values.T),
-        "qzeros": packed(torch.full((scales.shape[1], len(weight)), 8.0)),
+        "qweight": pack_rows(values.T),
+        "qzeros": pack_rows(torch.full((scales.shape[1], len(weight)), 8.0)),
         "scales": scales.T.to(torch.bfloat16),
-    }, rounded
+    }, rounded_weight
 
 
 def _write_packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    values, scales, rounded = _round_groups(weight)
+    values, scales, rounded_weight = _round_groups(weight)
     return {
-        "weight_packed": _pack(values),
+        "weight_packed": _pack_values(values),
         "weight_scale": scales.to(torch.bfloat16),
         "weight_shape": torch.tensor(weight.shape),
-    }, rounded
+    }, rounded_weight
 
 
 def _write_int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -113,7 +113,7 @@ def _write_fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": values, "weight_scale": scale}, values.float() * scale
 
 
-def _compressed(format: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+def _make_compressed(format: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
     if activations is not None:
         group["input_activations"] = {"symmetric": True, "dynamic": True, "strategy": "token", **activations}
@@ -135,7 +135,7 @@ FORMATS = {
     "awq": Format(
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, _write_awq
     ),
-    "w4a16": Format(_compressed("pack-quantized", _INT4), _write_packed),
-    "w8a8": Format(_compressed("int-quantized", {**_INT8, "strategy": "channel"}, _INT8), _write_int8),
-    "fp8": Format(_compressed("float-quantized", {**_FP8, "strategy": "channel"}, _FP8), _write_fp8),
+    "w4a16": Format(_make_compressed("pack-quantized", _INT4), _write_packed),
+    "w8a8": Format(_make_compressed("int-quantized", {**_INT8, "strategy": "channel"}, _INT8), _write_int8),
+    "fp8": Format(_make_compressed("float-quantized", {**_FP8, "strategy": "channel"}, _FP8), _write_fp8),
 }

@@ -13,10 +13,10 @@ from omnibus.errors import BadRequest, Fatal, NotFound
 from omnibus_llm.vllm.runner import VllmRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter
 from tests.oracles import language as oracle
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import IN_PROCESS, vllm
-from tests.vllm.halves import Three, three
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
+from tests.vllm.conftest import IN_PROCESS, start_vllm
+from tests.vllm.halves import Three, start_three
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -41,53 +41,55 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def merged(base: Path, adapters: dict[str, Path]) -> dict[str, Path]:
-    found = {name: merge_adapter(base, path, path.with_name(f"merged-{name}")) for name, path in adapters.items()}
-    return {"": base, **found}
+def merged_paths(base: Path, adapters: dict[str, Path]) -> dict[str, Path]:
+    paths = {name: merge_adapter(base, path, path.with_name(f"merged-{name}")) for name, path in adapters.items()}
+    return {"": base, **paths}
 
 
-def setting(adapters: dict[str, Path]) -> str:
+def make_setting(adapters: dict[str, Path]) -> str:
     return msgspec.json.encode({name: str(path) for name, path in adapters.items()}).decode()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
-    async with vllm("qwen2", base, batch=8, adapters=setting(adapters)) as made:
-        yield made
+    async with start_vllm("qwen2", base, batch=8, adapters=make_setting(adapters)) as new_runner:
+        yield new_runner
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(base: Path, adapters: dict[str, Path]) -> AsyncIterator[Three]:
-    async with three("qwen2", base, adapters=setting(adapters)) as made:
-        yield made
+    async with start_three("qwen2", base, adapters=make_setting(adapters)) as new_engines:
+        yield new_engines
 
 
-def expected(merged: dict[str, Path], name: str, number: int) -> list[int]:
-    return oracle.answer(merged[name], text(number), TOKENS)[0]
+def make_reference(merged_paths: dict[str, Path], name: str, number: int) -> list[int]:
+    return oracle.generate_answer(merged_paths[name], make_text_chat(number), TOKENS)[0]
 
 
 async def test_requests_of_all_adapters_answer_as_the_merged_models(
-    runner: VllmRunner, merged: dict[str, Path]
+    runner: VllmRunner, merged_paths: dict[str, Path]
 ) -> None:
-    asked = [(name, number, job(text(number), max_tokens=TOKENS, ignore_eos=False, adapter=name))
+    requests = [(name, number, make_chat_job(make_text_chat(number), max_tokens=TOKENS, ignore_eos=False, adapter=name))
              for number in (3, 8) for name in NAMES]  # fmt: skip
 
-    await asyncio.gather(*(run(runner, one) for _, _, one in asked))
+    await asyncio.gather(*(finish_job(runner, one) for _, _, one in requests))
 
-    assert [one.ids for _, _, one in asked] == [expected(merged, name, number) for name, number, _ in asked]
-    assert len({tuple(one.ids) for _, _, one in asked[:3]}) == len(NAMES)
+    assert [one.ids for _, _, one in requests] == [
+        make_reference(merged_paths, name, number) for name, number, _ in requests
+    ]
+    assert len({tuple(one.ids) for _, _, one in requests[:3]}) == len(NAMES)
 
 
 async def test_one_adapter_reads_nothing_that_another_left_in_the_prefix_cache(
-    runner: VllmRunner, merged: dict[str, Path]
+    runner: VllmRunner, merged_paths: dict[str, Path]
 ) -> None:
     prompt = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 8}]
     hits = []
     for name in (*NAMES, "poet"):
         before = runner.stats()["prefix_hits"]
-        one = job(prompt, max_tokens=TOKENS, ignore_eos=False, adapter=name)
-        await run(runner, one)
-        assert one.ids == oracle.answer(merged[name], prompt, TOKENS)[0]
+        one = make_chat_job(prompt, max_tokens=TOKENS, ignore_eos=False, adapter=name)
+        await finish_job(runner, one)
+        assert one.ids == oracle.generate_answer(merged_paths[name], prompt, TOKENS)[0]
         hits.append(runner.stats()["prefix_hits"] - before)
 
     assert hits[:3] == [0, 0, 0]
@@ -95,19 +97,19 @@ async def test_one_adapter_reads_nothing_that_another_left_in_the_prefix_cache(
 
 
 @pytest.mark.parametrize("near", [False, True])
-async def test_both_halves_have_the_adapter(engines: Three, merged: dict[str, Path], near: bool) -> None:
+async def test_both_halves_have_the_adapter(engines: Three, merged_paths: dict[str, Path], near: bool) -> None:
     halves = engines.halves(near)
-    asked = [job(text(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in NAMES]
+    jobs = [make_chat_job(make_text_chat(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in NAMES]
 
-    answers = await asyncio.gather(*(halves.answer(one) for one in asked))
+    answers = await asyncio.gather(*(halves.answer(one) for one in jobs))
 
-    assert [one.ids for one in answers] == [expected(merged, name, 5) for name in NAMES]
+    assert [one.ids for one in answers] == [make_reference(merged_paths, name, 5) for name in NAMES]
     await engines.until_idle()
 
 
 async def test_an_unknown_adapter_is_not_found(runner: VllmRunner) -> None:
     with pytest.raises(NotFound, match="no adapter 'captain'"):
-        await run(runner, job(text(1), adapter="captain"))
+        await finish_job(runner, make_chat_job(make_text_chat(1), adapter="captain"))
 
 
 async def test_an_adapter_of_another_model_keeps_the_engine_from_starting(
@@ -116,57 +118,62 @@ async def test_an_adapter_of_another_model_keeps_the_engine_from_starting(
     other = widen_adapter(adapters["poet"], tmp_path / "other")
 
     with pytest.raises(Fatal, match="adapter other cannot be loaded"):
-        async with vllm("qwen2", base, adapters=setting({"other": other})):
+        async with start_vllm("qwen2", base, adapters=make_setting({"other": other})):
             pass
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def loading(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
+async def loading_runner(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
     """Load adapters with requests, one at a time."""
     root = str(adapters["poet"].parent)
-    async with vllm("qwen2", base, batch=8, adapters_dir=root, adapter_slots=1, adapter_rank=8) as made:
-        yield made
+    async with start_vllm("qwen2", base, batch=8, adapters_dir=root, adapter_slots=1, adapter_rank=8) as new_runner:
+        yield new_runner
 
 
-def brought(adapters: dict[str, Path], name: str, number: int = 3) -> MemoryJob:
+def make_adapter_job(adapters: dict[str, Path], name: str, number: int = 3) -> MemoryJob:
     """A request with the adapter that it brings."""
     root = adapters["poet"].parent
-    found, _ = describe_adapter(name, str(root), "")
-    source = {"path": found.path, "sha256": found.sha256}
-    return job(text(number), max_tokens=TOKENS, ignore_eos=False, adapter=name, adapter_source=source)
+    description, _ = describe_adapter(name, str(root), "")
+    source = {"path": description.path, "sha256": description.sha256}
+    return make_chat_job(
+        make_text_chat(number), max_tokens=TOKENS, ignore_eos=False, adapter=name, adapter_source=source
+    )
 
 
 async def test_adapters_that_come_with_requests_take_the_place_of_one_another(
-    loading: VllmRunner, adapters: dict[str, Path], merged: dict[str, Path]
+    loading_runner: VllmRunner, adapters: dict[str, Path], merged_paths: dict[str, Path]
 ) -> None:
     for name in ("pirate", "poet", "pirate"):
-        one, plain = brought(adapters, name), job(text(3), max_tokens=TOKENS, ignore_eos=False)
-        await asyncio.gather(run(loading, one), run(loading, plain))
+        one, plain = (
+            make_adapter_job(adapters, name),
+            make_chat_job(make_text_chat(3), max_tokens=TOKENS, ignore_eos=False),
+        )
+        await asyncio.gather(finish_job(loading_runner, one), finish_job(loading_runner, plain))
 
-        assert one.ids == expected(merged, name, 3)
-        assert plain.ids == expected(merged, "", 3)
-        assert loading.stats()["loaded_adapters"] == 1
+        assert one.ids == make_reference(merged_paths, name, 3)
+        assert plain.ids == make_reference(merged_paths, "", 3)
+        assert loading_runner.stats()["loaded_adapters"] == 1
 
-    together = [brought(adapters, name, number) for number in (5, 8) for name in RANKS]
-    await asyncio.gather(*(run(loading, one) for one in together))
+    together = [make_adapter_job(adapters, name, number) for number in (5, 8) for name in RANKS]
+    await asyncio.gather(*(finish_job(loading_runner, one) for one in together))
     names = [one.inputs["params"]["adapter"] for one in together]
     assert [one.ids for one in together] == [
-        expected(merged, name, number) for name, number in zip(names, (5, 5, 8, 8), strict=True)
+        make_reference(merged_paths, name, number) for name, number in zip(names, (5, 5, 8, 8), strict=True)
     ]
 
 
 async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
-    loading: VllmRunner, adapters: dict[str, Path], merged: dict[str, Path]
+    loading_runner: VllmRunner, adapters: dict[str, Path], merged_paths: dict[str, Path]
 ) -> None:
     if not (wide := adapters["poet"].with_name("wide")).exists():
         widen_adapter(adapters["poet"], wide)
     with pytest.raises(BadRequest, match="'wide'.* does not fit this model"):
-        await run(loading, brought(adapters, "wide"))
+        await finish_job(loading_runner, make_adapter_job(adapters, "wide"))
 
-    one = brought(adapters, "poet")
-    await run(loading, one)
-    assert one.ids == expected(merged, "poet", 3)
-    assert loading.stats()["restarts"] == 0
+    one = make_adapter_job(adapters, "poet")
+    await finish_job(loading_runner, one)
+    assert one.ids == make_reference(merged_paths, "poet", 3)
+    assert loading_runner.stats()["restarts"] == 0
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni"])
@@ -175,16 +182,18 @@ async def test_a_model_that_sees_has_adapters_of_its_language_model(
 ) -> None:
     checkpoint = build(family)
     adapter = write_adapter(checkpoint, tmp_path / "pirate", 1, rank=4)
-    merged = merge_adapter(checkpoint, adapter, tmp_path / "merged")
+    merged_path = merge_adapter(checkpoint, adapter, tmp_path / "merged")
 
-    async def answers(path: Path, *names: str, **more: str) -> list[list[int]]:
-        async with vllm(family, path, batch=4, **more) as runner:
-            asked = [job(text(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in names]
-            for one in asked:
-                await run(runner, one)
-        return [one.ids for one in asked]
+    async def answer_all(path: Path, *names: str, **more: str) -> list[list[int]]:
+        async with start_vllm(family, path, batch=4, **more) as runner:
+            jobs = [
+                make_chat_job(make_text_chat(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in names
+            ]
+            for one in jobs:
+                await finish_job(runner, one)
+        return [one.ids for one in jobs]
 
-    found = await answers(checkpoint, "pirate", "", adapters=setting({"pirate": adapter}))
+    results = await answer_all(checkpoint, "pirate", "", adapters=make_setting({"pirate": adapter}))
 
-    assert found == [*await answers(merged, ""), *await answers(checkpoint, "")]
-    assert found[0] != found[1]
+    assert results == [*await answer_all(merged_path, ""), *await answer_all(checkpoint, "")]
+    assert results[0] != results[1]

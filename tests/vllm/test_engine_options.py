@@ -11,9 +11,9 @@ import pytest
 
 from omnibus.errors import BadRequest
 from tests.oracles import language as oracle
-from tests.unit.jobs import run
-from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import IN_PROCESS, vllm
+from tests.unit.jobs import finish_job
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
+from tests.vllm.conftest import IN_PROCESS, start_vllm
 
 pytestmark = IN_PROCESS
 
@@ -21,23 +21,25 @@ TOKENS = 48
 SAID = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 6}]
 
 
-@pytest.mark.parametrize(("computed", "by_rows"), [([0, 9], True), ([6, 9], True), ([7, 9], False), ([None, 9], False)])
-def test_steps_that_read_no_media_begin_with_token_ids(computed: list[int | None], by_rows: bool) -> None:
+@pytest.mark.parametrize(
+    ("token_counts", "by_rows"), [([0, 9], True), ([6, 9], True), ([7, 9], False), ([None, 9], False)]
+)
+def test_steps_that_read_no_media_begin_with_token_ids(token_counts: list[int | None], by_rows: bool) -> None:
     """The first request may have an image at tokens 2 to 6."""
     from omnibus_llm.vllm.v032.worker import by_token_ids  # imports vLLM, which not each environment has
 
     picture = SimpleNamespace(mm_position=SimpleNamespace(offset=2, length=5))
-    states = [SimpleNamespace(mm_features=[], num_computed_tokens=count) for count in computed]
-    if computed[0] is not None:
+    states = [SimpleNamespace(mm_features=[], num_computed_tokens=count) for count in token_counts]
+    if token_counts[0] is not None:
         states[0].mm_features = [picture]
     runner = SimpleNamespace(
         supports_mm_inputs=True,
         requests=dict(enumerate(states)),
         input_batch=SimpleNamespace(req_ids=range(len(states))),
     )
-    prepared = by_token_ids(runner, lambda *_: runner.supports_mm_inputs)
+    prepare = by_token_ids(runner, lambda *_: runner.supports_mm_inputs)
 
-    assert (prepared(None, 2), runner.supports_mm_inputs) == (by_rows, True)
+    assert (prepare(None, 2), runner.supports_mm_inputs) == (by_rows, True)
 
 
 async def test_the_engine_is_told_how_to_quantise(
@@ -46,7 +48,7 @@ async def test_the_engine_is_told_how_to_quantise(
     monkeypatch.setenv("OMNIBUS_VLLM_QUANTIZATION", "nothing-like-it")
 
     with pytest.raises(ValueError, match="nothing-like-it"):
-        async with vllm("qwen2", build("qwen2")):
+        async with start_vllm("qwen2", build("qwen2")):
             pass
 
 
@@ -59,15 +61,17 @@ async def test_guessed_tokens_change_no_greedy_answer_and_save_steps(
     if guesses == "a model":  # the best there is: itself
         monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(base))
 
-    async with vllm("qwen2", base, batch=4) as runner:
-        asked = [(each, job(each, max_tokens=TOKENS, ignore_eos=False)) for each in (SAID, text(5))]
-        await asyncio.gather(*(run(runner, one) for _, one in asked))
+    async with start_vllm("qwen2", base, batch=4) as runner:
+        requests = [
+            (each, make_chat_job(each, max_tokens=TOKENS, ignore_eos=False)) for each in (SAID, make_text_chat(5))
+        ]
+        await asyncio.gather(*(finish_job(runner, one) for _, one in requests))
         stats = runner.stats()
 
-    for messages, one in asked:
-        assert one.ids == oracle.answer(base, messages, TOKENS)[0]
+    for messages, one in requests:
+        assert one.ids == oracle.generate_answer(base, messages, TOKENS)[0]
     assert stats["guessed_tokens"] >= stats["accepted_tokens"] > 0
-    assert stats["tokens"] == sum(len(one.ids) for _, one in asked)
+    assert stats["tokens"] == sum(len(one.ids) for _, one in requests)
     if guesses == "a model":
         assert stats["accepted_tokens"] > 0.7 * stats["guessed_tokens"]
 
@@ -83,7 +87,7 @@ async def test_a_model_with_other_tokens_guesses_nothing(
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(other))
 
     with pytest.raises(BadRequest, match="the same tokenizer"):
-        async with vllm("qwen2", base):
+        async with start_vllm("qwen2", base):
             pass
 
 
@@ -91,5 +95,5 @@ async def test_a_model_that_speaks_and_halves_guess_nothing(omni: Path, monkeypa
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
 
     with pytest.raises(BadRequest, match="SPECULATIVE_TOKENS=0"):
-        async with vllm("qwen2_5_omni", omni):
+        async with start_vllm("qwen2_5_omni", omni):
             pass

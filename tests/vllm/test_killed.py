@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from omnibus.bus import subjects
-from tests.e2e.questions import ask, image
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.questions import make_image, make_question
+from tests.e2e.system import VL, System, declare_model, start_system
 from tests.e2e.watch import Watch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
 
-QUESTION = ask(image(1), "describe the image")
+QUESTION = make_question(make_image(1), "describe the image")
 TOKENS, KNOWN = 800, 250
 _BACK_WITHIN = 300.0  # seconds; an engine that was killed imports and loads again, on a busy machine
 OPTIONS = {
@@ -31,7 +31,7 @@ OPTIONS = {
 THINKERS = [f"qwen2_5-vl-tiny-L-{number}" for number in range(2)]
 
 
-class Answer(NamedTuple):
+class VllmAnswer(NamedTuple):
     """One streamed answer; ``tokens`` are those of its usage."""
 
     id: str
@@ -42,25 +42,25 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
-    declared = declaration("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
+    model = declare_model("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
     settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_GATEWAY_QUARANTINE": "0"}  # one input is killed repeatedly
-    with running(tmp_path_factory.mktemp("killed"), {VL: declared}, **settings) as system:
+    with start_system(tmp_path_factory.mktemp("killed"), {VL: model}, **settings) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
 async def pids(system: System) -> AsyncIterator[dict[str, int]]:
-    found = await system.whole(_BACK_WITHIN)
+    executor_pids = await system.whole(_BACK_WITHIN)
     await system.becomes_ready()
-    yield found
+    yield executor_pids
     await system.ledger_is_empty()
 
 
-async def stream(http: httpx.AsyncClient, **more: Any) -> Answer:
+async def stream_answer(http: httpx.AsyncClient, **more: Any) -> VllmAnswer:
     body = {"model": VL, "messages": QUESTION.messages, "max_tokens": TOKENS, "ignore_eos": True, "seed": 5, **more}
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     text, finish, tokens = "", "", {}
-    async with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+    async with http.stream("POST", "/v1/chat/completions", json=request) as answer:
         id = answer.headers["x-request-id"]
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
@@ -70,20 +70,20 @@ async def stream(http: httpx.AsyncClient, **more: Any) -> Answer:
                 for choice in event["choices"]:
                     text += choice["delta"].get("content") or ""
                     finish = choice["finish_reason"] or finish
-    return Answer(id, text, finish, tokens)
+    return VllmAnswer(id, text, finish, tokens)
 
 
-async def generated(system: System, executor: str) -> int:
+async def count_generated(system: System, executor: str) -> int:
     """Tokens that the engine of ``executor`` has generated."""
-    found: asyncio.Queue[bytes] = asyncio.Queue()
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
     async with asyncio.timeout(10), system.bus() as bus:
-        stop = await bus.subscribe("omnibus.test.stats", lambda delivery: found.put_nowait(delivery.data))
+        stop = await bus.subscribe("omnibus.test.stats", lambda delivery: queue.put_nowait(delivery.data))
         bus.publish("$SRV.STATS", b"", reply="omnibus.test.stats")
         while True:
-            said = json.loads(await found.get())
-            if (said.get("metadata") or {}).get("executor") == executor:
+            stats = json.loads(await queue.get())
+            if (stats.get("metadata") or {}).get("executor") == executor:
                 await stop()
-                return int(said["endpoints"][0]["data"]["tokens"])
+                return int(stats["endpoints"][0]["data"]["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -97,26 +97,26 @@ async def test_an_answer_goes_on_in_the_other_engine_behind_its_tokens(
     system: System, pids: dict[str, int], sampling: dict[str, Any]
 ) -> None:
     async with system.http() as http:
-        whole = await stream(http, **sampling)
+        whole = await stream_answer(http, **sampling)
         async with Watch.on(system) as watch:
-            asking = asyncio.create_task(stream(http, **sampling))
-            sent = await watch.first(subjects.task_subject("think-qwen2_5-vl-tiny-thinker"))
-            victim = sent.subject.rpartition(".")[2]
+            asking = asyncio.create_task(stream_answer(http, **sampling))
+            delivery = await watch.first(subjects.task_subject("think-qwen2_5-vl-tiny-thinker"))
+            victim = delivery.subject.rpartition(".")[2]
             [survivor] = {*THINKERS} - {victim}
-            before = await generated(system, survivor)
-            await watch.until(lambda: sum(len(watch.ids(id)) for id in invocations(watch)) >= KNOWN)
+            before = await count_generated(system, survivor)
+            await watch.until(lambda: sum(len(watch.ids(id)) for id in list_invocations(watch)) >= KNOWN)
             os.kill(pids[victim], signal.SIGKILL)
             answer = await asking
 
     assert (answer.text, answer.finish, answer.tokens) == (whole.text, whole.finish, whole.tokens)
     assert answer.tokens["completion_tokens"] == TOKENS
     [move] = (await system.record(answer.id))[1]["moves"]
-    [resumed] = [count for output, count in move["resumed"].items() if output.endswith(".text")]
+    [resume_count] = [count for output, count in move["resumed"].items() if output.endswith(".text")]
     assert move["again"] == [1], "not the encoder"
-    assert resumed >= KNOWN
-    again = await generated(system, survivor) - before - (TOKENS - resumed)
-    assert again <= 0.2 * resumed
+    assert resume_count >= KNOWN
+    again = await count_generated(system, survivor) - before - (TOKENS - resume_count)
+    assert again <= 0.2 * resume_count
 
 
-def invocations(watch: Watch) -> set[str]:
+def list_invocations(watch: Watch) -> set[str]:
     return {one.inv for one in watch.replies()}

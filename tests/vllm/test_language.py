@@ -13,10 +13,10 @@ import pytest_asyncio
 from omnibus.errors import BadRequest
 from omnibus_llm.vllm.runner import VllmRunner
 from tests.oracles import language as oracle
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import IN_PROCESS, descriptors, vllm
-from tests.vllm.halves import Three, three
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
+from tests.vllm.conftest import IN_PROCESS, list_descriptors, start_vllm
+from tests.vllm.halves import Three, start_three
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,9 +24,9 @@ TOKENS = 24
 BLOCK_TOKENS = 32  # of the KV cache on a CPU
 FAMILIES = [pytest.param(name, marks=pytest.mark.cell("vllm", name, "tokens")) for name in ("qwen2", "qwen3")]
 CHATS = [
-    *(text(number) for number in range(10)),
+    *(make_text_chat(number) for number in range(10)),
     [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 30}],  # several steps
-    [*text(3), {"role": "assistant", "content": "a red mat."}, *text(5)],
+    [*make_text_chat(3), {"role": "assistant", "content": "a red mat."}, *make_text_chat(5)],
 ]
 
 
@@ -42,57 +42,57 @@ def checkpoint(family: str, build: Callable[[str], Path]) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner(family: str, checkpoint: Path) -> AsyncIterator[VllmRunner]:
-    async with vllm(family, checkpoint, batch=8) as made:
-        yield made
+    async with start_vllm(family, checkpoint, batch=8) as new_runner:
+        yield new_runner
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(family: str, checkpoint: Path) -> AsyncIterator[Three]:
-    async with three(family, checkpoint) as made:
-        yield made
+    async with start_three(family, checkpoint) as new_engines:
+        yield new_engines
 
 
-def jobs() -> list[MemoryJob]:
-    return [job(chat, max_tokens=TOKENS, ignore_eos=False) for chat in CHATS]
+def make_jobs() -> list[MemoryJob]:
+    return [make_chat_job(chat, max_tokens=TOKENS, ignore_eos=False) for chat in CHATS]
 
 
-def said(answers: list[MemoryJob]) -> list[tuple[list[int], str]]:
+def read_answers(answers: list[MemoryJob]) -> list[tuple[list[int], str]]:
     return [(one.ids, one.text) for one in answers]
 
 
 @pytest.mark.parametrize("shape", ["L"])
 async def test_a_whole_one_says_what_generate_says(runner: VllmRunner, checkpoint: Path, shape: str) -> None:
-    asked = jobs()
+    requests = make_jobs()
 
-    await asyncio.gather(*(run(runner, one) for one in asked))
+    await asyncio.gather(*(finish_job(runner, one) for one in requests))
 
-    assert said(asked) == [oracle.answer(checkpoint, chat, TOKENS) for chat in CHATS]
+    assert read_answers(requests) == [oracle.generate_answer(checkpoint, chat, TOKENS) for chat in CHATS]
     with pytest.raises(BadRequest, match="use text"):
-        await run(runner, job([{"role": "user", "content": [{"type": "image"}]}]))
+        await finish_job(runner, make_chat_job([{"role": "user", "content": [{"type": "image"}]}]))
 
 
 @pytest.mark.parametrize("shape", ["P>D", "PD"])
 async def test_halves_say_what_generate_says(engines: Three, checkpoint: Path, shape: str) -> None:
     halves = engines.halves(near=shape == "PD")
 
-    answers = await asyncio.gather(*(halves.answer(one) for one in jobs()))
+    answers = await asyncio.gather(*(halves.answer(one) for one in make_jobs()))
 
-    assert said(answers) == [oracle.answer(checkpoint, chat, TOKENS) for chat in CHATS]
+    assert read_answers(answers) == [oracle.generate_answer(checkpoint, chat, TOKENS) for chat in CHATS]
     await engines.until_idle()
-    assert descriptors() == []
+    assert list_descriptors() == []
 
 
 @pytest.mark.parametrize("shape", ["L"])
 async def test_several_answers_to_one_prompt_find_it_in_the_prefix_cache(runner: VllmRunner, shape: str) -> None:
     prompt = [{"role": "user", "content": "the quick brown fox jumps over a warm red mat and sleeps " * 12}]
     before = runner.stats()["prefix_hits"]
-    asked = [job(prompt, max_tokens=8, temperature=1.0, seed=seed) for seed in range(4)]
+    requests = [make_chat_job(prompt, max_tokens=8, temperature=1.0, seed=seed) for seed in range(4)]
 
-    await asyncio.gather(*(run(runner, one) for one in asked))
+    await asyncio.gather(*(finish_job(runner, one) for one in requests))
 
-    length = asked[0].outputs["text"].items[-1].data["usage"]["prompt_tokens"]
+    length = requests[0].outputs["text"].items[-1].data["usage"]["prompt_tokens"]
     assert runner.stats()["prefix_hits"] - before >= 3 * (length - 2 * BLOCK_TOKENS)
-    alone = job(prompt, max_tokens=8, temperature=1.0, seed=2)
-    await run(runner, alone)
-    assert alone.ids == asked[2].ids
-    assert len({tuple(one.ids) for one in asked}) > 1
+    alone = make_chat_job(prompt, max_tokens=8, temperature=1.0, seed=2)
+    await finish_job(runner, alone)
+    assert alone.ids == requests[2].ids
+    assert len({tuple(one.ids) for one in requests}) > 1

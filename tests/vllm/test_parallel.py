@@ -15,10 +15,10 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus_engines import registry as engines
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.tiny import _language
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.llm.halves import Halves
-from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import CONTEXT, IN_PROCESS, transformers
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
+from tests.vllm.conftest import CONTEXT, IN_PROCESS, start_transformers
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -37,11 +37,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def texts() -> list[MemoryJob]:
-    return [job(text(number), max_tokens=3 + 2 * number) for number in range(8)]
+def make_text_jobs() -> list[MemoryJob]:
+    return [make_chat_job(make_text_chat(number), max_tokens=3 + 2 * number) for number in range(8)]
 
 
-def made(checkpoint: Path, degree: int) -> tuple[Any, Any]:
+def make_halves(checkpoint: Path, degree: int) -> tuple[Any, Any]:
     """Prefill and decode in one engine with several workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIBUS_VLLM_TENSOR_PARALLEL", str(degree))
@@ -54,18 +54,18 @@ def made(checkpoint: Path, degree: int) -> tuple[Any, Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runners(checkpoint: Path) -> AsyncIterator[Runners]:
     """Halves by the degree of their engine."""
-    found = {degree: made(checkpoint, degree) for degree in (1, 2)}
+    halves = {degree: make_halves(checkpoint, degree) for degree in (1, 2)}
     async with AsyncExitStack() as stack:
-        for pair in found.values():
+        for pair in halves.values():
             for runner in pair:
                 stack.push_async_callback(runner.close)
                 await runner.load()
-        yield found
+        yield halves
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reference(checkpoint: Path) -> AsyncIterator[ThinkRunner]:
-    async with transformers("qwen3", checkpoint) as whole:
+    async with start_transformers("qwen3", checkpoint) as whole:
         yield whole
 
 
@@ -73,21 +73,25 @@ async def reference(checkpoint: Path) -> AsyncIterator[ThinkRunner]:
 async def test_halves_of_any_degree_say_what_transformers_says(
     runners: Runners, reference: ThinkRunner, prefill: int, decode: int
 ) -> None:
-    halves, jobs, wholes = Halves(runners[prefill][0], runners[decode][1], near=False), texts(), texts()
+    halves, jobs, wholes = (
+        Halves(runners[prefill][0], runners[decode][1], near=False),
+        make_text_jobs(),
+        make_text_jobs(),
+    )
 
     answers = await asyncio.gather(*(halves.answer(one) for one in jobs))
-    await asyncio.gather(*(run(reference, one) for one in wholes))
+    await asyncio.gather(*(finish_job(reference, one) for one in wholes))
 
     assert [one.ids for one in answers] == [one.ids for one in wholes]
 
 
 @pytest.mark.parametrize(("prefill", "decode"), DEGREES)
 async def test_sampled_answers_go_on_where_prefill_was(runners: Runners, prefill: int, decode: int) -> None:
-    def asked() -> MemoryJob:
-        return job(text(40), max_tokens=16, temperature=1.0, top_p=0.9, seed=5)
+    def make_request() -> MemoryJob:
+        return make_chat_job(make_text_chat(40), max_tokens=16, temperature=1.0, top_p=0.9, seed=5)
 
-    near = await Halves(*runners[1], near=True).answer(asked())
-    far = await Halves(runners[prefill][0], runners[decode][1], near=False).answer(asked())
+    near = await Halves(*runners[1], near=True).answer(make_request())
+    far = await Halves(runners[prefill][0], runners[decode][1], near=False).answer(make_request())
 
     assert far.ids == near.ids
 
@@ -100,7 +104,7 @@ async def test_each_worker_has_a_part_of_the_weights_and_caches_travel_with_all_
 
 
 async def test_heads_that_cannot_be_divided_are_refused_before_workers_start(checkpoint: Path) -> None:
-    prefill, _ = made(checkpoint, 3)
+    prefill, _ = make_halves(checkpoint, 3)
 
     with pytest.raises(BadRequest, match="cannot be split over 3 GPUs"):
         await prefill.load()

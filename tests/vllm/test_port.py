@@ -40,11 +40,11 @@ DECODER = {
 }
 
 
-def launch(checkpoint: Path) -> Launch:
+def make_launch(checkpoint: Path) -> Launch:
     return Launch("thinker", checkpoint, "cpu", "float32", 4, 256, 64, 32 << 20, 0.9, 1, True, 1)
 
 
-def asked(ids: Sequence[int]) -> Generation:
+def make_generation(ids: Sequence[int]) -> Generation:
     sampling = TokenSamplingParams(max_tokens=TOKENS, ignore_eos=True)
     return Generation(str(ids), ids, (), None, None, None, sampling, frozenset())
 
@@ -52,15 +52,15 @@ def asked(ids: Sequence[int]) -> Generation:
 def test_the_prefix_cache_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
     tiny.build("qwen2_5_vl", tmp_path)
 
-    assert build_engine_arguments(launch(tmp_path)).enable_prefix_caching is None
-    without = dataclasses.replace(launch(tmp_path), prefix_cache=False)
+    assert build_engine_arguments(make_launch(tmp_path)).enable_prefix_caching is None
+    without = dataclasses.replace(make_launch(tmp_path), prefix_cache=False)
     assert build_engine_arguments(without).enable_prefix_caching is False
 
 
 def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
     from omnibus_llm.vllm.v032.inputs import engine_input  # imports vLLM, which not each environment has
 
-    plain = asked([5, 6, 7])
+    plain = make_generation([5, 6, 7])
 
     assert engine_input(plain).get("cache_salt") is None
     assert engine_input(dataclasses.replace(plain, cache_salt="apart"))["cache_salt"] == "apart"
@@ -82,7 +82,7 @@ async def test_sockets_are_closed_although_the_core_exits_while_it_is_killed(
 
     shut_down = engine_utils.shutdown
     monkeypatch.setattr(engine_utils, "shutdown", shut_down_late)
-    core = VllmEngineProcess(launch(build("qwen2")))
+    core = VllmEngineProcess(make_launch(build("qwen2")))
     await core.start()
     resources = core._llm.engine_core.resources
     await core.stop()
@@ -92,48 +92,48 @@ async def test_sockets_are_closed_although_the_core_exits_while_it_is_killed(
     assert resources.output_socket.closed
 
 
-async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
+async def generate_answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
     async with aclosing(core.generate(generation)) as stream:
         return [token async for tokens in stream for token in tokens.ids]
 
 
-async def delivered(core: VllmEngineProcess, generation: Generation, tasks: set[object]) -> list[int]:
-    found: list[int] = []
+async def deliver_answer(core: VllmEngineProcess, generation: Generation, tasks: set[object]) -> list[int]:
+    token_ids: list[int] = []
 
-    def consume(tokens: Tokens) -> bool:
+    def consume_tokens(tokens: Tokens) -> bool:
         tasks.add(asyncio.current_task())
-        found.extend(tokens.ids)
+        token_ids.extend(tokens.ids)
         return False
 
-    await core.deliver(generation, consume)
-    return found
+    await core.deliver(generation, consume_tokens)
+    return token_ids
 
 
 async def fail_or_stop(core: VllmEngineProcess, ids: Sequence[int]) -> None:
     """Send one request with unusable tokens, and one that ends: both must stop."""
 
-    def fail(_: Tokens) -> bool:
+    def raise_error(_: Tokens) -> bool:
         raise ValueError("of no use")
 
     with pytest.raises(ValueError, match="of no use"):
-        await core.deliver(asked(ids), fail)
-    taken: list[Tokens] = []
+        await core.deliver(make_generation(ids), raise_error)
+    batches: list[Tokens] = []
 
-    def stop(tokens: Tokens) -> bool:
-        taken.append(tokens)
+    def stop_after_one(tokens: Tokens) -> bool:
+        batches.append(tokens)
         return True
 
-    await core.deliver(asked(ids), stop)
-    assert [len(tokens.ids) for tokens in taken] == [1]
+    await core.deliver(make_generation(ids), stop_after_one)
+    assert [len(tokens.ids) for tokens in batches] == [1]
     assert core._llm.output_processor.get_num_unfinished_requests() == 0
 
 
 @torch.no_grad()
-def greedy(model: Any, ids: Sequence[int]) -> list[int]:
-    given = torch.tensor([list(ids)])
+def generate_greedy(model: Any, ids: Sequence[int]) -> list[int]:
+    prompt = torch.tensor([list(ids)])
     out = model.generate(
-        input_ids=given,
-        attention_mask=torch.ones_like(given),
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
         max_new_tokens=TOKENS,
         min_new_tokens=TOKENS,
         do_sample=False,
@@ -154,22 +154,24 @@ async def test_qwen3_text(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     prompts = [list(range(20 + n, 24 + 9 * n)) for n in range(6)]
 
-    core = VllmEngineProcess(launch(tmp_path))
+    core = VllmEngineProcess(make_launch(tmp_path))
     try:
         await core.start()
-        answers = await asyncio.gather(*(answer(core, asked(ids)) for ids in prompts))
+        answers = await asyncio.gather(*(generate_answer(core, make_generation(ids)) for ids in prompts))
         tasks: set[object] = set()
-        handed = await asyncio.gather(*(delivered(core, asked(ids), tasks) for ids in prompts))
+        delivered_answers = await asyncio.gather(
+            *(deliver_answer(core, make_generation(ids), tasks) for ids in prompts)
+        )
         await fail_or_stop(core, prompts[0])
     finally:
         await core.stop()
 
-    assert answers == handed == [greedy(model, ids) for ids in prompts]
+    assert answers == delivered_answers == [generate_greedy(model, ids) for ids in prompts]
     assert len(tasks) == 1  # that which reads from the engine core: none is woken for a token
 
 
 async def test_heads_that_the_kernels_do_not_take_are_named_before_the_start(tmp_path: Path) -> None:
-    core = VllmEngineProcess(launch(tiny.build("qwen2_5_vl", tmp_path / "narrow")))
+    core = VllmEngineProcess(make_launch(tiny.build("qwen2_5_vl", tmp_path / "narrow")))
 
     with pytest.raises(Fatal, match="heads of 16"):
         await core.start()

@@ -10,8 +10,8 @@ import torch
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, PromptLayout
 from tests.unit.models import files
-from tests.unit.models.split import encode
-from tests.unit.models.test_qwen2_5_vl import IMAGE, VIDEO, text, user
+from tests.unit.models.split import encode_files
+from tests.unit.models.test_qwen2_5_vl import IMAGE, VIDEO, make_text, make_user_message
 
 pytestmark = pytest.mark.vllm
 
@@ -21,9 +21,11 @@ def test_positions_of_a_long_video_are_vllms_own(tmp_path: Path, name: str, clas
     checkpoint = tiny.build(name, tmp_path / name)
     family = families.family_of(checkpoint)
     thinker = family.load("thinker", checkpoint)
-    media = {"video": [files.film(30), files.film(8, 1, fps=1)], "image": [files.picture(1)]}
-    prompt = thinker.prompt([user(text("see"), VIDEO, IMAGE, text("and"), VIDEO, text("what happens?"))])
-    items = encode([family.load("vision", checkpoint)], prompt.modalities, media)
+    media = {"video": [files.make_film(30), files.make_film(8, 1, fps=1)], "image": [files.make_picture(1)]}
+    prompt = thinker.prompt(
+        [make_user_message(make_text("see"), VIDEO, IMAGE, make_text("and"), VIDEO, make_text("what happens?"))]
+    )
+    items = encode_files([family.load("vision", checkpoint)], prompt.modalities, media)
 
     layout = thinker.layout(prompt, items)
 
@@ -48,15 +50,15 @@ def count_in_vllm(class_name: str, config: Any, layout: PromptLayout, items: lis
     features = []
     for item, start in zip(items, layout.starts, strict=True):
         modality = item.meta["modality"]
-        given = {f"{modality}_grid_thw": torch.tensor(item.meta["grid_thw"])}
+        fields = {f"{modality}_grid_thw": torch.tensor(item.meta["grid_thw"])}
         if modality == "video" and hasattr(
             config.vision_config, "tokens_per_second"
         ):  # Qwen2-VL's processor names none
-            given["second_per_grid_ts"] = torch.tensor(item.meta["second_per_grid"])
-        data = MultiModalKwargsItem({key: MultiModalFieldElem(value, field) for key, value in given.items()})
+            fields["second_per_grid_ts"] = torch.tensor(item.meta["second_per_grid"])
+        data = MultiModalKwargsItem({key: MultiModalFieldElem(value, field) for key, value in fields.items()})
         place = PlaceholderRange(offset=start, length=item.embeds.shape[0])
         features.append(MultiModalFeatureSpec(data, modality, str(start), place))
     counter = SimpleNamespace(config=config)
     counter.iter_mm_grid_thw = MethodType(model.iter_mm_grid_thw, counter)
-    found: tuple[torch.Tensor, int] = model.get_mrope_input_positions(counter, list(layout.ids), features)
-    return found
+    positions: tuple[torch.Tensor, int] = model.get_mrope_input_positions(counter, list(layout.ids), features)
+    return positions

@@ -9,9 +9,9 @@ import torch
 
 from omnibus.errors import Fatal
 from tests.oracles import language as oracle
-from tests.unit.jobs import run
-from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import IN_PROCESS, vllm
+from tests.unit.jobs import finish_job
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
+from tests.vllm.conftest import IN_PROCESS, start_vllm
 from tests.vllm.quantised import FORMATS, write_checkpoint
 
 pytestmark = IN_PROCESS
@@ -31,10 +31,10 @@ if not HAS_KERNELS:
 async def test_a_format_without_kernels_is_refused_before_an_engine_starts(
     build: Callable[[str], Path], tmp_path: Path, format: str
 ) -> None:
-    packed, _ = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
+    packed_directory, _ = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
 
     with pytest.raises(Fatal, match=r"need AVX-512, .* use services\.engines:transformers"):
-        async with vllm("qwen2", packed, batch=4, dtype="bfloat16"):
+        async with start_vllm("qwen2", packed_directory, batch=4, dtype="bfloat16"):
             pass
 
 
@@ -42,11 +42,16 @@ async def test_a_format_without_kernels_is_refused_before_an_engine_starts(
 async def test_a_quantised_checkpoint_is_served_as_it_is(
     build: Callable[[str], Path], tmp_path: Path, format: str
 ) -> None:
-    packed, rounded = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
+    packed_directory, rounded_directory = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
 
-    async with vllm("qwen2", packed, batch=4, dtype="bfloat16") as runner:
-        asked = [(text(number), job(text(number), max_tokens=SAME_TOKENS)) for number in QUESTIONS[format]]
-        for _, one in asked:
-            await run(runner, one)
+    async with start_vllm("qwen2", packed_directory, batch=4, dtype="bfloat16") as runner:
+        requests = [
+            (make_text_chat(number), make_chat_job(make_text_chat(number), max_tokens=SAME_TOKENS))
+            for number in QUESTIONS[format]
+        ]
+        for _, one in requests:
+            await finish_job(runner, one)
 
-    assert [one.ids for _, one in asked] == [oracle.answer(rounded, said, SAME_TOKENS)[0] for said, _ in asked]
+    assert [one.ids for _, one in requests] == [
+        oracle.generate_answer(rounded_directory, messages, SAME_TOKENS)[0] for messages, _ in requests
+    ]

@@ -14,13 +14,13 @@ from omnibus.errors import BadRequest
 from omnibus_llm.vllm.runner import VllmRunner
 from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
-from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
+from tests.e2e.questions import VL_QUESTIONS, Question, make_image, make_question, make_video
 from tests.oracles import qwen3_vl as oracle
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.conftest import greedy
-from tests.unit.llm.runners.test_thinker import job
-from tests.unit.models.split import encode
-from tests.vllm.conftest import IN_PROCESS, descriptors, sent, vllm
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.conftest import decode_greedily
+from tests.unit.llm.runners.test_thinker import make_chat_job
+from tests.unit.models.split import encode_files
+from tests.vllm.conftest import IN_PROCESS, encode_items, list_descriptors, start_vllm
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,7 +28,9 @@ TOKENS = 24
 QUESTIONS = {
     **VL_QUESTIONS,
     # Longer than a step: the second part of its rows is taken from the same items.
-    "more than a step": ask(image(4, 250, 250), video(8, 5), "and", image(5, 120, 200), "describe"),
+    "more than a step": make_question(
+        make_image(4, 250, 250), make_video(8, 5), "and", make_image(5, 120, 200), "describe"
+    ),
 }
 
 
@@ -39,8 +41,8 @@ def checkpoint(build: Callable[[str], Path]) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
-    async with vllm("qwen3_vl", checkpoint, batch=8) as made:
-        yield made
+    async with start_vllm("qwen3_vl", checkpoint, batch=8) as new_runner:
+        yield new_runner
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,10 @@ def vision(checkpoint: Path) -> Any:
     return load_family("qwen3_vl").load("vision", checkpoint)
 
 
-def asked(vision: Any, question: Question) -> MemoryJob:
+def make_request(vision: Any, question: Question) -> MemoryJob:
     kinds = [kind for kind, _ in question.parts if kind != "text"]
-    items = sent(encode([vision], kinds, question.media))
-    return job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
+    items = encode_items(encode_files([vision], kinds, question.media))
+    return make_chat_job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
 
 
 async def test_it_holds_the_language_model_alone(runner: VllmRunner, checkpoint: Path) -> None:
@@ -63,35 +65,38 @@ async def test_it_holds_the_language_model_alone(runner: VllmRunner, checkpoint:
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_it_says_what_the_whole_model_says(runner: VllmRunner, checkpoint: Path, vision: Any, name: str) -> None:
     question = QUESTIONS[name]
-    ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)
+    ids, text = oracle.generate_answer(checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await run(runner, asked(vision, question))
+    answer = await finish_job(runner, make_request(vision, question))
 
     assert (answer.ids, answer.text) == (ids, text)
 
 
 @pytest.mark.cell("vllm", "qwen3_vl", "tokens", shape="L")
 async def test_requests_at_once_each_get_their_own_answer(runner: VllmRunner, checkpoint: Path, vision: Any) -> None:
-    questions = [ask(image(seed % 5), video(1 + seed % 3, seed), "describe") for seed in range(8)]
-    questions += [ask(image(seed), "describe the image") if seed % 3 else ask(f"{seed} cats") for seed in range(12)]
-    expected = [oracle.answer(checkpoint, one.plain, one.media, TOKENS)[0] for one in questions]
-    jobs = [asked(vision, question) for question in questions]
+    questions = [make_question(make_image(seed % 5), make_video(1 + seed % 3, seed), "describe") for seed in range(8)]
+    questions += [
+        make_question(make_image(seed), "describe the image") if seed % 3 else make_question(f"{seed} cats")
+        for seed in range(12)
+    ]
+    reference = [oracle.generate_answer(checkpoint, one.plain, one.media, TOKENS)[0] for one in questions]
+    jobs = [make_request(vision, question) for question in questions]
 
-    await asyncio.gather(*(run(runner, one) for one in jobs))
+    await asyncio.gather(*(finish_job(runner, one) for one in jobs))
 
-    assert [one.ids for one in jobs] == expected
-    assert descriptors() == []
+    assert [one.ids for one in jobs] == reference
+    assert list_descriptors() == []
 
 
 async def test_equal_embeddings_at_other_seconds_are_another_video(
     runner: VllmRunner, checkpoint: Path, vision: Any
 ) -> None:
-    early = asked(vision, VL_QUESTIONS["video"])
+    early = make_request(vision, VL_QUESTIONS["video"])
     [item] = early.inputs["items"]
-    late = job(VL_QUESTIONS["video"].plain, [item._replace(data={**item.data, "seconds": [100.5, 200.5]})])
+    late = make_chat_job(VL_QUESTIONS["video"].plain, [item._replace(data={**item.data, "seconds": [100.5, 200.5]})])
 
-    await run(runner, early)
-    await run(runner, late)
+    await finish_job(runner, early)
+    await finish_job(runner, late)
 
     assert early.ids[:16] != late.ids[:16]
 
@@ -100,27 +105,27 @@ async def test_equal_embeddings_at_other_seconds_are_another_video(
 async def test_frames_that_are_equal_are_read_once_and_seen_each(
     runner: VllmRunner, checkpoint: Path, vision: Any
 ) -> None:
-    question = ask(video(3), video(3), "describe")
-    items = asked(vision, question).inputs["items"]
+    question = make_question(make_video(3), make_video(3), "describe")
+    items = make_request(vision, question).inputs["items"]
     still = [item._replace(array=np.tile(item.array[:4], (item.data["grid_thw"][0], 1))) for item in items]
     thinker = load_family("qwen3_vl").load("thinker", checkpoint)
     media = [Encoded(torch.from_numpy(item.array), item.data) for item in still]
-    expected = greedy(thinker, thinker.assemble_prefill(thinker.prompt(question.plain), media), TOKENS)
+    reference = decode_greedily(thinker, thinker.assemble_prefill(thinker.prompt(question.plain), media), TOKENS)
 
-    answer = await run(runner, job(question.plain, still, max_tokens=TOKENS))
+    answer = await finish_job(runner, make_chat_job(question.plain, still, max_tokens=TOKENS))
 
-    assert answer.ids == expected
+    assert answer.ids == reference
 
 
 async def test_rows_without_their_deeper_levels_are_refused_and_the_engine_hears_nothing(
     runner: VllmRunner, vision: Any
 ) -> None:
-    heard = runner.stats()["prompt_tokens"]
-    [item] = asked(vision, VL_QUESTIONS["image"]).inputs["items"]
+    token_count = runner.stats()["prompt_tokens"]
+    [item] = make_request(vision, VL_QUESTIONS["image"]).inputs["items"]
     plain = item._replace(array=np.ascontiguousarray(item.array[:, :64]))
 
     with pytest.raises(BadRequest, match="192"):
-        await run(runner, job(VL_QUESTIONS["image"].plain, [plain]))
+        await finish_job(runner, make_chat_job(VL_QUESTIONS["image"].plain, [plain]))
 
-    assert runner.stats()["prompt_tokens"] == heard
-    assert descriptors() == []
+    assert runner.stats()["prompt_tokens"] == token_count
+    assert list_descriptors() == []

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_llm.vllm.runner import VllmRunner
-from tests.unit.jobs import run
-from tests.unit.llm.runners.test_shaped_answers import job
-from tests.vllm.conftest import IN_PROCESS, transformers, vllm
+from tests.unit.jobs import finish_job
+from tests.unit.llm.runners.test_shaped_answers import make_job
+from tests.vllm.conftest import IN_PROCESS, start_transformers, start_vllm
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -47,30 +47,30 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def checkpoint(build: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the shared checkpoint with recommended penalty and bound."""
-    made = shutil.copytree(build("qwen3"), tmp_path_factory.mktemp("sampling") / "qwen3")
-    path = made / "generation_config.json"
+    directory = shutil.copytree(build("qwen3"), tmp_path_factory.mktemp("sampling") / "qwen3")
+    path = directory / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3, "max_new_tokens": 16}))
-    return made
+    return directory
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(checkpoint: Path) -> AsyncIterator[tuple[ThinkRunner, VllmRunner]]:
-    async with transformers("qwen3", checkpoint) as own, vllm("qwen3", checkpoint, batch=8) as other:
+    async with start_transformers("qwen3", checkpoint) as own, start_vllm("qwen3", checkpoint, batch=8) as other:
         yield own, other
 
 
 async def test_tokens_and_text_are_the_same(engines: tuple[ThinkRunner, VllmRunner]) -> None:
     answers = []
     for engine in engines:
-        asked = {name: job(**{"max_tokens": 16, "ignore_eos": True, **params}) for name, params in CASES.items()}
-        await asyncio.gather(*(run(engine, each) for each in asked.values()))
-        answers.append({name: (each.ids, each.text, each.end("text")["finish_reason"]) for name, each in asked.items()})
+        jobs = {name: make_job(**{"max_tokens": 16, "ignore_eos": True, **params}) for name, params in CASES.items()}
+        await asyncio.gather(*(finish_job(engine, each) for each in jobs.values()))
+        answers.append({name: (each.ids, each.text, each.end("text")["finish_reason"]) for name, each in jobs.items()})
 
     for name in CASES:
         assert answers[0][name] == answers[1][name], name
     own = {name: answer[0] for name, answer in answers[0].items()}
-    unchanged = {name for name, ids in own.items() if ids == own["plain"]}
-    assert unchanged == {"plain", "truncated to fit"}
+    same_names = {name for name, ids in own.items() if ids == own["plain"]}
+    assert same_names == {"plain", "truncated to fit"}
     assert own["words"] == [41] * 16  # token 40 is F
 
 
@@ -78,13 +78,13 @@ async def test_what_a_request_does_not_name_is_as_the_checkpoint_recommends(
     engines: tuple[ThinkRunner, VllmRunner],
 ) -> None:
     for engine in engines:
-        silent, named, neutral = (
-            job(max_tokens=None, ignore_eos=True),
-            job(max_tokens=16, ignore_eos=True, repetition_penalty=1.3),
-            job(max_tokens=16, ignore_eos=True, repetition_penalty=1.0),
+        silent, explicit, neutral = (
+            make_job(max_tokens=None, ignore_eos=True),
+            make_job(max_tokens=16, ignore_eos=True, repetition_penalty=1.3),
+            make_job(max_tokens=16, ignore_eos=True, repetition_penalty=1.0),
         )
 
-        await asyncio.gather(*(run(engine, each) for each in (silent, named, neutral)))
+        await asyncio.gather(*(finish_job(engine, each) for each in (silent, explicit, neutral)))
 
-        assert silent.ids == named.ids != neutral.ids
+        assert silent.ids == explicit.ids != neutral.ids
         assert len(silent.ids) == 16

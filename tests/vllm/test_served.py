@@ -13,7 +13,7 @@ import pytest
 
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS
-from tests.e2e.system import VL, System, declaration, missing_stages, running
+from tests.e2e.system import VL, System, declare_model, missing_stages, start_system
 from tests.e2e.vl.test_client_gone import LONG, tokens_after_leaving
 from tests.e2e.watch import Watch
 from tests.vllm.conftest import engine_core
@@ -36,14 +36,14 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
-    declared = declaration("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
+    model = declare_model("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
     settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_UP_FORK_SERVER": "0"}  # its executors start as in production
-    with running(tmp_path_factory.mktemp("served"), {VL: declared}, **settings) as system:
+    with start_system(tmp_path_factory.mktemp("served"), {VL: model}, **settings) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(system: System) -> AsyncIterator[None]:
+async def ready_system(system: System) -> AsyncIterator[None]:
     await system.whole()
     await system.becomes_ready()
     yield

@@ -15,10 +15,10 @@ from omnibus_llm.engine.params import TextGenerationParams
 from omnibus_llm.runners.answer_shape import answer_grammar
 from omnibus_llm.vllm.runner import VllmRunner
 from tests.oracles import shaped
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.runners.test_shaped_answers import CHAT, TOOL_CALL, TOOLS, calls, job
-from tests.vllm.conftest import IN_PROCESS, vllm
-from tests.vllm.halves import three
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.runners.test_shaped_answers import CHAT, TOOL_CALL, TOOLS, make_job, read_calls
+from tests.vllm.conftest import IN_PROCESS, start_vllm
+from tests.vllm.halves import start_three
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,72 +30,74 @@ def checkpoint(build: Callable[[str], Path]) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
-    async with vllm("qwen3", checkpoint, batch=8) as made:
-        yield made
+    async with start_vllm("qwen3", checkpoint, batch=8) as new_runner:
+        yield new_runner
 
 
 async def test_answers_are_those_of_generate(runner: VllmRunner, checkpoint: Path) -> None:
-    asked = {name: job(**params) for name, params in shaped.CASES.items()}
+    jobs = {name: make_job(**params) for name, params in shaped.CASES.items()}
 
-    for each in asked.values():  # alone: who else is in a step changes its rounding, and some tokens are nearly tied
-        await run(runner, each)
+    for each in jobs.values():  # alone: who else is in a step changes its rounding, and some tokens are nearly tied
+        await finish_job(runner, each)
 
     for name, params in shaped.CASES.items():
         grammar = answer_grammar(runner._core.reader, TextGenerationParams(**params)) or ""
-        wanted = shaped.answer(checkpoint, CHAT, 48, params, grammar)
-        assert (asked[name].ids, asked[name].text) == wanted, name
+        reference = shaped.generate_answer(checkpoint, CHAT, 48, params, grammar)
+        assert (jobs[name].ids, jobs[name].text) == reference, name
 
 
 async def test_forced_calls_hold_to_their_schemas_whoever_is_beside_them(runner: VllmRunner) -> None:
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-    asked = [job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
-    named = [job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
+    jobs = [make_job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
+    clock_jobs = [make_job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
 
-    await asyncio.gather(*(run(runner, each) for each in (*asked, *named)))
+    await asyncio.gather(*(finish_job(runner, each) for each in (*jobs, *clock_jobs)))
 
-    for each in (*asked, *named):
-        [(name, arguments)] = calls(each)
+    for each in (*jobs, *clock_jobs):
+        [(name, arguments)] = read_calls(each)
         jsonschema.validate(arguments, schemas[name])
-    assert {name for each in named for name, _ in calls(each)} == {"clock"}
+    assert {name for each in clock_jobs for name, _ in read_calls(each)} == {"clock"}
 
 
 async def test_probabilities_are_those_of_the_model(runner: VllmRunner, checkpoint: Path) -> None:
-    asked = job(logprobs=3, max_tokens=10)
+    request = make_job(logprobs=3, max_tokens=10)
 
-    await run(runner, asked)
+    await finish_job(runner, request)
 
-    told = [each for item in asked.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])]
-    wanted = shaped.logprobs(checkpoint, CHAT, asked.ids)
-    assert "".join(text for text, _, _ in told) == asked.text
-    for row, id, (_, own, best) in zip(wanted, asked.ids, told, strict=True):
+    entries = [
+        each for item in request.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])
+    ]
+    reference = shaped.compute_logprobs(checkpoint, CHAT, request.ids)
+    assert "".join(text for text, _, _ in entries) == request.text
+    for row, id, (_, own, best) in zip(reference, request.ids, entries, strict=True):
         assert own == pytest.approx(float(row[id]), abs=1e-3)
         assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
 
 
 async def test_an_answer_begins_again_where_it_goes_by_its_tokens(runner: VllmRunner) -> None:
     params: dict[str, Any] = {"structured_outputs": {"json": shaped.CITY}}
-    whole = job(**params)
-    await run(runner, whole)
+    whole = make_job(**params)
+    await finish_job(runner, whole)
     again = MemoryJob(whole._inputs, resumes={"text": {"ids": whole.ids[:7]}})
 
-    await run(runner, again)
+    await finish_job(runner, again)
 
     assert (again.ids, json.loads(again.text)) == (whole.ids, json.loads(whole.text))
 
 
 async def test_a_schema_that_cannot_be_used_is_refused_and_nobody_else_notices(runner: VllmRunner) -> None:
     with pytest.raises(BadRequest, match="cannot be used"):
-        await run(runner, job(structured_outputs={"json": {"type": "string", "pattern": "(?=a)"}}))
+        await finish_job(runner, make_job(structured_outputs={"json": {"type": "string", "pattern": "(?=a)"}}))
 
-    answer = job(max_tokens=4)
-    await run(runner, answer)
+    answer = make_job(max_tokens=4)
+    await finish_job(runner, answer)
     assert len(answer.ids) == 4
 
 
 async def test_halves_apart_refuse_what_goes_by_all_tokens_and_together_they_obey(checkpoint: Path) -> None:
-    async with three("qwen3", checkpoint) as engines:
-        asked = job(structured_outputs={"json": shaped.CITY})
+    async with start_three("qwen3", checkpoint) as engines:
+        request = make_job(structured_outputs={"json": shaped.CITY})
         with pytest.raises(BadRequest, match="vLLM halves on two executors"):
-            await engines.halves(near=False).answer(job(structured_outputs={"json": shaped.CITY}))
-        answer = await engines.halves(near=True).answer(asked)
+            await engines.halves(near=False).answer(make_job(structured_outputs={"json": shaped.CITY}))
+        answer = await engines.halves(near=True).answer(request)
     jsonschema.validate(json.loads(answer.text), shaped.CITY)

@@ -11,24 +11,24 @@ import pytest_asyncio
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.families import load_family
 from tests.e2e.questions import OMNI_QUESTIONS
-from tests.unit.jobs import run
-from tests.vllm.conftest import IN_PROCESS, descriptors, transformers
-from tests.vllm.halves import Three, three
-from tests.vllm.test_omni import CUTS, SPEECH, cut_params, end_of, job
+from tests.unit.jobs import finish_job
+from tests.vllm.conftest import IN_PROCESS, list_descriptors, start_transformers
+from tests.vllm.halves import Three, start_three
+from tests.vllm.test_omni import CUTS, SPEECH, cut_params, end_of, make_job
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def omni_three(omni: Path) -> AsyncIterator[Three]:
-    async with three("qwen2_5_omni", omni) as made:
-        yield made
+    async with start_three("qwen2_5_omni", omni) as new_engines:
+        yield new_engines
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reference(omni: Path) -> AsyncIterator[ThinkRunner]:
-    async with transformers("qwen2_5_omni", omni) as made:
-        yield made
+    async with start_transformers("qwen2_5_omni", omni) as new_reference:
+        yield new_reference
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +43,14 @@ def encoders(omni: Path) -> list[Any]:
 async def test_halves_write_and_speak_as_a_thinker_does(
     omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, shape: str
 ) -> None:
-    halves, asked, whole = (
+    halves, request, whole = (
         omni_three.halves(shape == "PD"),
-        *(job(OMNI_QUESTIONS[name], encoders, voice="Ethan") for _ in "ab"),
+        *(make_job(OMNI_QUESTIONS[name], encoders, voice="Ethan") for _ in "ab"),
     )
 
-    answer = await halves.answer(asked, *SPEECH)
-    silent = await halves.answer(job(OMNI_QUESTIONS[name], encoders))
-    await run(reference, whole)
+    answer = await halves.answer(request, *SPEECH)
+    silent = await halves.answer(make_job(OMNI_QUESTIONS[name], encoders))
+    await finish_job(reference, whole)
 
     first = halves.made[0][0]
     assert answer.ids == silent.ids == whole.ids
@@ -61,7 +61,7 @@ async def test_halves_write_and_speak_as_a_thinker_does(
     assert answer.end("rows") == whole.end("rows")
     assert silent.outputs["rows"].items == []
     await omni_three.until_idle()
-    assert descriptors() == []
+    assert list_descriptors() == []
 
 
 @pytest.mark.parametrize("shape", ["P>D", "PD"])
@@ -70,13 +70,13 @@ async def test_halves_speak_all_of_an_answer_that_is_cut(
     omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, shape: str
 ) -> None:
     question, halves = OMNI_QUESTIONS["image and audio"], omni_three.halves(shape == "PD")
-    free = await run(reference, job(question, encoders, voice="Ethan"))
-    asked, whole = (job(question, encoders, voice="Ethan", **cut_params(free.text, name)) for _ in range(2))
+    free = await finish_job(reference, make_job(question, encoders, voice="Ethan"))
+    request, whole = (make_job(question, encoders, voice="Ethan", **cut_params(free.text, name)) for _ in range(2))
 
-    answer = await halves.answer(asked, *SPEECH)
-    await run(reference, whole)
+    answer = await halves.answer(request, *SPEECH)
+    await finish_job(reference, whole)
 
     assert (answer.text, end_of(answer)) == (whole.text, end_of(whole))
     np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), rtol=0, atol=1e-4)
     await omni_three.until_idle()
-    assert descriptors() == []
+    assert list_descriptors() == []

@@ -14,31 +14,31 @@ import pytest
 from omnibus.families import catalog
 from tests import models_oracle as oracle
 from tests import observed
-from tests.e2e.metrics.conftest import scraped
-from tests.e2e.omni.speech import same, spoken, wanted, whole_model
+from tests.e2e.metrics.conftest import scrape_metrics
+from tests.e2e.omni.speech import assert_same_speech, make_speech_body, read_spoken, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
-from tests.e2e.shapes.test_shapes import said
-from tests.e2e.system import OMNI, VL, System, declaration, running
+from tests.e2e.shapes.test_shapes import send_question
+from tests.e2e.system import OMNI, VL, System, declare_model, start_system
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
 
 TOKENS = 24
 
 
-def declared(family: str, checkpoint: Path, shape: str) -> dict[str, Any]:
+def declare_vllm_model(family: str, checkpoint: Path, shape: str) -> dict[str, Any]:
     option = {**catalog.find_family(family)["options"][shape], "engine": "omnibus_engines:vllm"}
-    return declaration(family, checkpoint, options={shape: option}, paths=[{"options": [shape], "share": 1}])
+    return declare_model(family, checkpoint, options={shape: option}, paths=[{"options": [shape], "share": 1}])
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path, omni: Path) -> Iterator[System]:
-    models = {VL: declared("qwen2_5_vl", vl, "EL"), OMNI: declared("qwen2_5_omni", omni, "M")}
-    with running(tmp_path_factory.mktemp("together"), models, OMNIBUS_VLLM_KV_MIB="32") as system:
+    models = {VL: declare_vllm_model("qwen2_5_vl", vl, "EL"), OMNI: declare_vllm_model("qwen2_5_omni", omni, "M")}
+    with start_system(tmp_path_factory.mktemp("together"), models, OMNIBUS_VLLM_KV_MIB="32") as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(system: System) -> None:
+async def ready_system(system: System) -> None:
     await system.whole()
     await system.becomes_ready()
 
@@ -50,7 +50,7 @@ async def test_ids_and_text_are_those_of_the_whole_model(system: System, vl: Pat
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl, question.plain, question.media, TOKENS)
 
-    answer = await said(system, question, shape)
+    answer = await send_question(system, question, shape)
 
     assert answer == (text, ids)
     await system.ledger_is_empty()
@@ -64,27 +64,29 @@ async def test_it_says_and_sounds_what_the_whole_model_does(system: System, omni
     question = OMNI_QUESTIONS[name]
 
     async with system.http() as http:
-        answer = await http.post("/v1/chat/completions", json=wanted(question), headers={"x-omnibus-path": shape})
+        answer = await http.post(
+            "/v1/chat/completions", json=make_speech_body(question), headers={"x-omnibus-path": shape}
+        )
 
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-omnibus-path"] == shape
-    same(spoken(answer.json()), whole_model(omni, question))
+    assert_same_speech(read_spoken(answer.json()), whole_model(omni, question))
     await system.ledger_is_empty()
 
 
 def generated_tokens(texts: Sequence[str]) -> float:
-    found = re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", "\n".join(texts), re.MULTILINE)
-    return sum(map(float, found))
+    counts = re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", "\n".join(texts), re.MULTILINE)
+    return sum(map(float, counts))
 
 
 async def test_panels_and_alerts_of_vllm_ask_only_for_what_it_emits(system: System) -> None:
     body = {"model": VL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-    before = generated_tokens((await scraped(system))["llm"])
+    before = generated_tokens((await scrape_metrics(system))["llm"])
 
     async with system.http() as http:
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
-    texts = (await scraped(system))["llm"]
+    texts = (await scrape_metrics(system))["llm"]
 
-    assert observed.unanswered(observed.expressions(observed.VLLM), observed.samples(texts)) == []
+    assert observed.find_unanswered(observed.read_expressions(observed.VLLM), observed.read_samples(texts)) == []
     assert generated_tokens(texts) - before == 5
     assert [text.count("# TYPE process_resident_memory_bytes") for text in texts] == [1, 1]

@@ -46,17 +46,17 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=[*SPEAKING, *PAINTING], action="append", help="parts, to train some at once")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(_THREADS)
-    chosen.directory.mkdir(parents=True, exist_ok=True)
-    wanted = chosen.only or [*SPEAKING, *PAINTING]
-    if any(name in SPEAKING for name in wanted):
-        _speaking(chosen.directory, chosen.seed, wanted)
-    if any(name in PAINTING for name in wanted):
-        _painting(chosen.directory, chosen.seed, wanted)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    targets = options.only or [*SPEAKING, *PAINTING]
+    if any(name in SPEAKING for name in targets):
+        _speaking(options.directory, options.seed, targets)
+    if any(name in PAINTING for name in targets):
+        _painting(options.directory, options.seed, targets)
 
 
-def _speaking(directory: Path, seed: int, wanted: Container[str]) -> None:
+def _speaking(directory: Path, seed: int, targets: Container[str]) -> None:
     model = omni.build(seed)
     dit, vocoding = model.token2wav.code2wav_dit_model, model.token2wav.code2wav_bigvgan_model
     parts = [
@@ -65,17 +65,17 @@ def _speaking(directory: Path, seed: int, wanted: Container[str]) -> None:
         Part("bands", dit, lambda: vocoder.learn_bands(model, seed)),
         Part("sound", vocoding, lambda: vocoder.learn_sound(model, seed)),
     ]
-    if _learnt(directory, parts, wanted):
+    if _learnt(directory, parts, targets):
         loop.say(f"thinker: {thinker.examined(model, seed + 1)}")
         loop.say(f"talker: {talker.examined(model, seed + 1)}")
         omni.save(model, directory / omni.FAMILY)
         checkpoint_io.write_manifest(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
 
 
-def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
+def _painting(directory: Path, seed: int, targets: Container[str]) -> None:
     components: dict[str, Any] = painter.build(seed)
     autoencoder = components["vae"]
-    both = nn.ModuleList([components["text_encoder"], components["transformer"]])
+    pair = nn.ModuleList([components["text_encoder"], components["transformer"]])
 
     def learn() -> None:
         vae.measure(autoencoder, seed)
@@ -83,31 +83,31 @@ def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
 
     parts = [
         Part("vae", autoencoder, lambda: vae.learn(autoencoder, seed)),
-        Part("painter", both, learn, after="vae"),
+        Part("painter", pair, learn, after="vae"),
     ]
-    if _learnt(directory, parts, wanted):
+    if _learnt(directory, parts, targets):
         vae.measure(autoencoder, seed)
         painter.save(components, directory / painter.FAMILY)
         checkpoint_io.write_manifest(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
 
 
 def _learnt(directory: Path, parts: list[Part], wanted: Container[str]) -> bool:
-    """Train the ``wanted`` of ``parts`` that ``directory`` lacks.
+    """Train the ``targets`` of ``parts`` that ``directory`` lacks.
 
     Returns True if all have been trained.
     """
-    found = set()
+    done_names = set()
     for part in parts:
         path = directory / f"{part.name}.pt"
         if part.name in wanted and not path.exists():
-            if part.after and part.after not in found:
+            if part.after and part.after not in done_names:
                 raise SystemExit(f"{part.name} learns from {part.after}, which is not in {directory}: train that first")
             part.learn()
             torch.save(part.module.state_dict(), path)
         if path.exists():
             part.module.load_state_dict(torch.load(path, weights_only=True))
-            found.add(part.name)
-    return len(found) == len(parts)
+            done_names.add(part.name)
+    return len(done_names) == len(parts)
 
 
 if __name__ == "__main__":

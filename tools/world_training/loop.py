@@ -28,35 +28,35 @@ def train(
     because it needs fewer steps for layers of transformers. Rates decay as for all ``steps``, even if a stage ends at
     ``until``.
     """
-    learned = [parameter.requires_grad_() for parameter in parameters]
-    turned = {id(matrix) for matrix in matrices}
+    trainable = [parameter.requires_grad_() for parameter in parameters]
+    matrix_ids = {id(matrix) for matrix in matrices}
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
-            [each for each in learned if id(each) not in turned], lr=rate, betas=(0.9, 0.98), weight_decay=_DECAY
+            [each for each in trainable if id(each) not in matrix_ids], lr=rate, betas=(0.9, 0.98), weight_decay=_DECAY
         )
     ]
-    if turned:
-        whole = [each for each in learned if id(each) in turned]
+    if matrix_ids:
+        whole = [each for each in trainable if id(each) in matrix_ids]
         optimizers.append(torch.optim.Muon(whole, lr=_MUON * rate, weight_decay=_DECAY))
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _share(step, steps, warm)) for each in optimizers]
-    began, told, count = time.monotonic(), 0.0, until or steps
+    began, mean_loss, count = time.monotonic(), 0.0, until or steps
     bar = ProgressBar()
     for step in range(count):
-        for parameter in learned:
+        for parameter in trainable:
             parameter.grad = None
-        found = loss(step)
-        found.backward()
-        nn.utils.clip_grad_norm_(learned, _CLIPPED)
+        value = loss(step)
+        value.backward()
+        nn.utils.clip_grad_norm_(trainable, _CLIPPED)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
-        told += float(found.detach()) / _TOLD
+        mean_loss += float(value.detach()) / _TOLD
         bar.update(f"training {name}", step + 1, count)
         if (step + 1) % _TOLD == 0:
-            say(f"{name}: step {step + 1} of {steps}, loss {told:.4f}, {time.monotonic() - began:.0f} s")
-            told = 0.0
+            say(f"{name}: step {step + 1} of {steps}, loss {mean_loss:.4f}, {time.monotonic() - began:.0f} s")
+            mean_loss = 0.0
     bar.close()
-    for parameter in learned:
+    for parameter in trainable:
         parameter.requires_grad_(False)
 
 

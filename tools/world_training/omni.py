@@ -41,28 +41,28 @@ def build(seed: int) -> Any:
     from transformers import Qwen2_5OmniForConditionalGeneration
 
     torch.manual_seed(seed)
-    made = tokenizer()
-    model = Qwen2_5OmniForConditionalGeneration(_config(made))
-    _qwen.set_greedy(model.generation_config, made)
+    text_tokenizer = tokenizer()
+    model = Qwen2_5OmniForConditionalGeneration(_config(text_tokenizer))
+    _qwen.set_greedy(model.generation_config, text_tokenizer)
     return model
 
 
 def save(model: Any, directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
-    made = tokenizer()
+    text_tokenizer = tokenizer()
     checkpoint_io.to_bfloat16(model).save_pretrained(directory)
     checkpoint_io.declare_float32(directory / "config.json")
-    _processor(made).save_pretrained(directory)
-    torch.save(voices(made), directory / "spk_dict.pt")
+    _processor(text_tokenizer).save_pretrained(directory)
+    torch.save(voices(text_tokenizer), directory / "spk_dict.pt")
     path = directory / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "talker_max_new_tokens": _MAX_CODES}, indent=2) + "\n")
 
 
-def voices(made: Any) -> dict[str, dict[str, Any]]:
+def voices(text_tokenizer: Any) -> dict[str, dict[str, Any]]:
     """Return each speaker's features: its first speech token and its voice's audio."""
     return {
         name: {
-            "bos_token": made.convert_tokens_to_ids(_BEGINS[name]),
+            "bos_token": text_tokenizer.convert_tokens_to_ids(_BEGINS[name]),
             "cond": torch.full((1, MEL), sign),
             "ref_mel": torch.full((1, REFERENCE, MEL), sign),
         }
@@ -70,7 +70,7 @@ def voices(made: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _processor(made: Any) -> Any:
+def _processor(text_tokenizer: Any) -> Any:
     from transformers import (
         Qwen2_5OmniProcessor,
         Qwen2VLImageProcessor,
@@ -86,21 +86,21 @@ def _processor(made: Any) -> Any:
         return_attention_mask=True,
     )  # fmt: skip
     images, videos = Qwen2VLImageProcessor(**geometry), Qwen2VLVideoProcessor(**geometry, cap_pixels_per_frame=False)
-    return Qwen2_5OmniProcessor(images, videos, ears, made, chat_template=TEMPLATE)
+    return Qwen2_5OmniProcessor(images, videos, ears, text_tokenizer, chat_template=TEMPLATE)
 
 
-def _config(made: Any) -> Any:
+def _config(text_tokenizer: Any) -> Any:
     from transformers import Qwen2_5OmniConfig
 
-    media = qwen2_5_omni.media_ids(made)
+    media = qwen2_5_omni.media_ids(text_tokenizer)
     return Qwen2_5OmniConfig(
-        thinker_config=_thinker(made, media),
-        talker_config=_talker(made, media),
+        thinker_config=_thinker(text_tokenizer, media),
+        talker_config=_talker(text_tokenizer, media),
         token2wav_config={"dit_config": _dit(), "bigvgan_config": _bigvgan()},
     )
 
 
-def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
+def _thinker(text_tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     audio = {
         "num_mel_bins": 128,
         "encoder_layers": 2,
@@ -124,20 +124,20 @@ def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
         "patch_size": PATCH,
     }
     words = {
-        **_qwen.text_config(made),
+        **_qwen.text_config(text_tokenizer),
         "hidden_size": _HIDDEN,
         "intermediate_size": 2 * _HIDDEN,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "max_position_embeddings": _CONTEXT,
     }
-    user = made.convert_tokens_to_ids("user")
+    user = text_tokenizer.convert_tokens_to_ids("user")
     return {"audio_config": audio, "vision_config": vision, "text_config": words, "user_token_id": user, **media}
 
 
-def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
+def _talker(text_tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     return {
-        **qwen2_5_omni.codec_entries(made, CODES),
+        **qwen2_5_omni.codec_entries(text_tokenizer, CODES),
         "embedding_size": _HIDDEN,
         "hidden_size": _SPEAKING,
         "intermediate_size": 2 * _SPEAKING,

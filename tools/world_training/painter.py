@@ -30,14 +30,14 @@ class Reader:
     def read(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Hidden states [B, T, H] and their mask, bool [B, T]."""
         ids = [torch.tensor(self._tokenizer(TEMPLATE.format(prompt))["input_ids"]) for prompt in prompts]
-        padded = nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        token_ids = nn.utils.rnn.pad_sequence(ids, batch_first=True)
         hidden = self._encoder.get_decoder()(
-            inputs_embeds=self._encoder.get_input_embeddings()(padded),
-            position_ids=torch.arange(padded.shape[1]).expand(3, *padded.shape),
+            inputs_embeds=self._encoder.get_input_embeddings()(token_ids),
+            position_ids=torch.arange(token_ids.shape[1]).expand(3, *token_ids.shape),
             use_cache=False,
         ).last_hidden_state
         lengths = torch.tensor([len(one) for one in ids])
-        return hidden[:, SKIPPED_TOKENS:], torch.arange(SKIPPED_TOKENS, padded.shape[1]) < lengths[:, None]
+        return hidden[:, SKIPPED_TOKENS:], torch.arange(SKIPPED_TOKENS, token_ids.shape[1]) < lengths[:, None]
 
 
 def learn(components: dict[str, Any], seed: int) -> None:
@@ -60,9 +60,9 @@ def begin(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
 
 def polish(components: dict[str, Any], seed: int, steps: int = POLISHING) -> None:
     """Learn the rest, by smaller steps of Muon: with noise of all sizes, as edges need it."""
-    both = nn.ModuleList([components["transformer"], components["text_encoder"].model.language_model])
+    modules = nn.ModuleList([components["transformer"], components["text_encoder"].model.language_model])
     loss = _lesson(components, seed, lambda generator: torch.rand(BATCH, generator=generator))
-    loop.train("polish", both.parameters(), loss, steps, POLISHING_RATE, loop.layers(both))
+    loop.train("polish", modules.parameters(), loss, steps, POLISHING_RATE, loop.layers(modules))
 
 
 def _lesson(
@@ -76,18 +76,18 @@ def _lesson(
 
     transformer, reader = components["transformer"], Reader(components)
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    shown = _latents(components["vae"], seed)
+    examples = _latents(components["vae"], seed)
 
     def loss(step: int) -> Tensor:
-        chosen = torch.randint(len(shown[1]), (BATCH,), generator=generator)
-        wishes = [dialogues.sample_image_prompt(random, shown[1][index]) for index in chosen.tolist()]
+        indices = torch.randint(len(examples[1]), (BATCH,), generator=generator)
+        wishes = [dialogues.sample_image_prompt(random, examples[1][index]) for index in indices.tolist()]
         prompts = ["" if random.random() < _UNGUIDED else wish for wish in wishes]
         embeds, mask = reader.read(prompts)
-        clear = QwenImagePipeline._pack_latents(shown[0][chosen], BATCH, *shown[0].shape[1:])
+        clear = QwenImagePipeline._pack_latents(examples[0][indices], BATCH, *examples[0].shape[1:])
         noise = torch.randn(clear.shape, generator=generator)
         sigma = noisy(generator)
         side = painter.LATENT_SIDE // 2
-        [found] = transformer(
+        [prediction] = transformer(
             hidden_states=torch.lerp(clear, noise, sigma[:, None, None]),
             timestep=sigma,
             encoder_hidden_states=embeds,
@@ -95,7 +95,7 @@ def _lesson(
             img_shapes=[[(1, side, side)]] * BATCH,
             return_dict=False,
         )
-        return nn.functional.mse_loss(found, noise - clear)
+        return nn.functional.mse_loss(prediction, noise - clear)
 
     return loss
 
@@ -104,6 +104,6 @@ def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.Shape
     """Latents of many images [n, channels, 8, 8], of deviation 1, and their scenes."""
     pool = pools.pictures(scenes.training_scenes(), _PICTURES, seed)
     with vae.flat(), torch.no_grad():
-        found = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])
+        latents = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])
     mean, deviation = (torch.tensor(getattr(autoencoder.config, name)) for name in ("latents_mean", "latents_std"))
-    return (found - mean[:, None, None]) / deviation[:, None, None], pool.scenes
+    return (latents - mean[:, None, None]) / deviation[:, None, None], pool.scenes

@@ -33,12 +33,12 @@ def build(seed: int) -> dict[str, Any]:
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     torch.manual_seed(seed)
-    made = tokenizer()
+    text_tokenizer = tokenizer()
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(**qwen_image.SCHEDULE),
         "vae": AutoencoderKLQwenImage(**_vae()),
-        "text_encoder": Qwen2_5_VLForConditionalGeneration(_reader(made)),
-        "tokenizer": made,
+        "text_encoder": Qwen2_5_VLForConditionalGeneration(_reader(text_tokenizer)),
+        "tokenizer": text_tokenizer,
         "transformer": QwenImageTransformer2DModel(**_transformer()),
     }
 
@@ -52,16 +52,16 @@ def save(components: dict[str, Any], directory: Path) -> None:
     checkpoint_io.declare_float32(directory / "text_encoder" / "config.json")
 
 
-def _reader(made: Any) -> Any:
+def _reader(text_tokenizer: Any) -> Any:
     from transformers import Qwen2_5_VLConfig
 
-    words = {**_qwen.text_config(made), "hidden_size": _READING, "max_position_embeddings": _CONTEXT}
+    words = {**_qwen.text_config(text_tokenizer), "hidden_size": _READING, "max_position_embeddings": _CONTEXT}
     # The pipeline has no use for its eyes, which are there because the class has them.
     eyes = {
         **_qwen.vision_config(), "depth": 1, "fullatt_block_indexes": [0], "hidden_size": 16, "intermediate_size": 16,
         "num_heads": 1, "out_hidden_size": _READING, "patch_size": 4,
     }  # fmt: skip
-    return Qwen2_5_VLConfig(text_config=words, vision_config=eyes, **qwen2_5_vl.media_entries(made))
+    return Qwen2_5_VLConfig(text_config=words, vision_config=eyes, **qwen2_5_vl.media_entries(text_tokenizer))
 
 
 def _transformer() -> dict[str, Any]:

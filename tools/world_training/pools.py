@@ -34,22 +34,22 @@ class Sounds:
 def pictures(of: Sequence[ShapeScene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
     """``count`` images, all scenes equally often; see ``scenes.drawn``."""
     random = np.random.default_rng(seed)
-    chosen = [of[index % len(of)] for index in range(count)]
-    return Pictures(torch.from_numpy(np.stack([scenes.draw_scene(scene, random, wild) for scene in chosen])), chosen)
+    samples = [of[index % len(of)] for index in range(count)]
+    return Pictures(torch.from_numpy(np.stack([scenes.draw_scene(scene, random, wild) for scene in samples])), samples)
 
 
 def tones(hearing: Any, count: int, seed: int) -> Sounds:
     """``count`` audio clips of tones through the extractor of the library."""
     random = np.random.default_rng(seed)
-    heard = [dialogues.sample_tones(random) for _ in range(count)]
-    features = [listened(hearing, tone_synth.synthesize_tones(list(tones), random)) for tones in heard]
-    return Sounds(features, [" ".join(tones) for tones in heard])
+    tone_lists = [dialogues.sample_tones(random) for _ in range(count)]
+    features = [listened(hearing, tone_synth.synthesize_tones(list(tones), random)) for tones in tone_lists]
+    return Sounds(features, [" ".join(tones) for tones in tone_lists])
 
 
 def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
-    prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.INPUT_RATE_HERTZ)), "audio")
-    features: Tensor = prepared.features["features"]
+    inputs = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.INPUT_RATE_HERTZ)), "audio")
+    features: Tensor = inputs.features["features"]
     return features.clone()  # a view would keep all of the silence after it in memory
 
 

@@ -30,8 +30,8 @@ class Lesson:
         self._cut_share = cut_share
         self._thinker, self._talker = model.thinker, model.talker
         self._random = np.random.default_rng(seed)
-        made = omni.tokenizer()
-        begins = [voice["bos_token"] for voice in omni.voices(made).values()]
+        text_tokenizer = omni.tokenizer()
+        begins = [voice["bos_token"] for voice in omni.voices(text_tokenizer).values()]
         config = model.config.talker_config
         self._marks = torch.tensor([*begins, config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
@@ -48,29 +48,31 @@ class Lesson:
         media = (batch.ids == config.image_token_id) | (batch.ids == config.audio_token_id)
         rows = hidden + texts.masked_fill(media[..., None], 0)
         lines = [self._line(batch, row, rows[row], marks) for row in range(len(batch.talks))]
-        labels = nn.utils.rnn.pad_sequence([said for _, _, said in lines], batch_first=True, padding_value=-100)
-        inputs = nn.utils.rnn.pad_sequence([given for given, _, _ in lines], batch_first=True)
+        labels = nn.utils.rnn.pad_sequence(
+            [label_row for _, _, label_row in lines], batch_first=True, padding_value=-100
+        )
+        inputs = nn.utils.rnn.pad_sequence([input_row for input_row, _, _ in lines], batch_first=True)
         places = nn.utils.rnn.pad_sequence([place for _, place, _ in lines], batch_first=True)
         return inputs, places.permute(2, 0, 1), labels
 
     def _line(self, batch: Batch, row: int, rows: Tensor, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One answer: [T, H], [T, 3] and [T]."""
         talker = self._talker
-        asked = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
+        question_length = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
         words = int((batch.labels[row] >= 0).sum()) - 1  # the end of the answer is never read
         if self._cut_share and self._random.random() < self._cut_share:
             words = int(self._random.integers(1, words + 1))
         text = " ".join(batch.talks[row].answer.split()[:words])  # each word is one token
-        said = torch.tensor([*tone_synth.speech_codes(text), talker.codec_eos_token])
-        before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), said[:-1]])
+        codes = torch.tensor([*tone_synth.speech_codes(text), talker.codec_eos_token])
+        before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), codes[:-1]])
         voice = marks[int(self._random.integers(len(tone_synth.VOICES)))]
-        given = torch.cat([voice[None], rows[asked : asked + words], marks[-2:-1]])
-        given = torch.cat([given, marks[-1:].expand(len(before) - len(given), -1)])
-        speech = given + talker.get_input_embeddings()(before)
-        more = batch.positions[:, row, :asked].max() + 1 + torch.arange(len(before))
-        places = torch.cat([batch.positions[:, row, :asked].T, more[:, None].expand(-1, 3)])
-        labels = torch.cat([torch.full((asked + 1,), -100), said])
-        return torch.cat([rows[:asked], speech]), places, labels
+        hidden = torch.cat([voice[None], rows[question_length : question_length + words], marks[-2:-1]])
+        hidden = torch.cat([hidden, marks[-1:].expand(len(before) - len(hidden), -1)])
+        speech = hidden + talker.get_input_embeddings()(before)
+        more = batch.positions[:, row, :question_length].max() + 1 + torch.arange(len(before))
+        places = torch.cat([batch.positions[:, row, :question_length].T, more[:, None].expand(-1, 3)])
+        labels = torch.cat([torch.full((question_length + 1,), -100), codes])
+        return torch.cat([rows[:question_length], speech]), places, labels
 
 
 def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -99,9 +101,9 @@ def _learn_stage(model: Any, seed: int, steps: int, rate: float, cut_share: floa
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))
-        said = labels >= 0
+        mask = labels >= 0
         hidden = spoken(model.talker, inputs, positions)
-        return nn.functional.cross_entropy(model.talker.codec_head(hidden[said]), labels[said])
+        return nn.functional.cross_entropy(model.talker.codec_head(hidden[mask]), labels[mask])
 
     loop.train("talker", model.talker.parameters(), loss, steps, rate)
 

@@ -112,22 +112,24 @@ class Teacher:
 
     def batches(self, count: int, parts: int) -> list[Batch]:
         """``count`` questions in ``parts``, sorted by length to reduce padding."""
-        asked = sorted(self._questions(count), key=self._length)
+        questions = sorted(self._questions(count), key=self._length)
         size = -(-count // parts)
-        return [self._together(asked[begin : begin + size]) for begin in range(0, count, size)]
+        return [self._together(questions[begin : begin + size]) for begin in range(0, count, size)]
 
     def _questions(self, count: int, kind: str = "") -> list[Question]:
-        chosen = (
+        kinds = (
             [kind] * count if kind else self._random.choice(list(self._shares), count, p=list(self._shares.values()))
         )
-        shown = self._random.integers(len(self._pictures.scenes), size=count)
-        heard = self._random.integers(len(self._tones.words), size=count)
-        return [self._question(*one) for one in zip(map(str, chosen), shown, heard, strict=True)]
+        picture_indices = self._random.integers(len(self._pictures.scenes), size=count)
+        tone_indices = self._random.integers(len(self._tones.words), size=count)
+        return [self._question(*one) for one in zip(map(str, kinds), picture_indices, tone_indices, strict=True)]
 
-    def _question(self, kind: str, shown: int, heard: int) -> Question:
-        scene, tones = self._pictures.scenes[shown], tuple(self._tones.words[heard].split())
+    def _question(self, kind: str, picture_index: int, tone_index: int) -> Question:
+        scene, tones = self._pictures.scenes[picture_index], tuple(self._tones.words[tone_index].split())
         talk = dialogues.sample_question(self._random, kind, scene, tones)
-        return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
+        return Question(
+            talk, picture_index if talk.scene else None, self._tones.features[tone_index] if talk.tones else None
+        )
 
     def _length(self, question: Question) -> int:
         """Approximate number of ids of a question and its answer."""
@@ -140,33 +142,37 @@ class Teacher:
             self._prompts[key] = self._reader.prompt(talk.messages)
         return self._prompts[key]
 
-    def _together(self, asked: Sequence[Question]) -> Batch:
-        seen = [each.picture for each in asked if each.picture is not None]
-        pixels = pools.patches(self._pictures.pixels[torch.tensor(seen)], self._generator) if seen else None
+    def _together(self, questions: Sequence[Question]) -> Batch:
+        picture_indices = [each.picture for each in questions if each.picture is not None]
+        pixels = (
+            pools.patches(self._pictures.pixels[torch.tensor(picture_indices)], self._generator)
+            if picture_indices
+            else None
+        )
         side = scenes.SIDE // omni.PATCH
-        grids = torch.tensor([[1, side, side]] * len(seen)) if seen else None
-        mels = [each.mel for each in asked if each.mel is not None]
-        return self._laid_out([each.talk for each in asked], pixels, grids, mels)
+        grids = torch.tensor([[1, side, side]] * len(picture_indices)) if picture_indices else None
+        mels = [each.mel for each in questions if each.mel is not None]
+        return self._laid_out([each.talk for each in questions], pixels, grids, mels)
 
     def _laid_out(
-        self, asked: Sequence[Dialogue], pixels: Tensor | None, grids: Tensor | None, mels: list[Tensor]
+        self, talks: Sequence[Dialogue], pixels: Tensor | None, grids: Tensor | None, mels: list[Tensor]
     ) -> Batch:
         lines: list[tuple[list[int], list[int], Tensor]] = []
         waiting = iter(mels)
-        for talk in asked:
+        for talk in talks:
             lengths = [next(waiting).shape[1] if kind == "audio" else 0 for kind in talk.media]
             ids, positions = self._spread(talk, lengths)
             answer = [*self._tokenizer(talk.answer)["input_ids"], self._end]
             more = positions.max() + 1 + torch.arange(len(answer))
             lines.append((ids, answer, torch.cat([positions, more.expand(3, -1)], 1)))
         longest = max(len(ids) + len(answer) for ids, answer, _ in lines)
-        padded = torch.full((len(lines), longest), self._pad)
-        labels, places = torch.full_like(padded, -100), torch.zeros(3, *padded.shape, dtype=torch.long)
+        token_ids = torch.full((len(lines), longest), self._pad)
+        labels, places = torch.full_like(token_ids, -100), torch.zeros(3, *token_ids.shape, dtype=torch.long)
         for row, (ids, answer, positions) in enumerate(lines):
             whole = torch.tensor(ids + answer)
-            padded[row, : len(whole)], places[:, row, : len(whole)] = whole, positions
+            token_ids[row, : len(whole)], places[:, row, : len(whole)] = whole, positions
             labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place predicts the next word
-        return Batch(asked, padded, labels, places, pixels, grids, mels)
+        return Batch(talks, token_ids, labels, places, pixels, grids, mels)
 
     def _spread(self, talk: Dialogue, frames: Sequence[int]) -> tuple[list[int], Tensor]:
         """Ids and positions [3, T] of a question in the service's layout."""
@@ -191,24 +197,24 @@ class Teacher:
 
 def answered(thinker: Any, batch: Batch) -> Tensor:
     """Hidden states [B, T, H] of a batch."""
-    config, embedded = thinker.config, thinker.get_input_embeddings()(batch.ids)
+    config, embeds = thinker.config, thinker.get_input_embeddings()(batch.ids)
     if batch.pixels is not None:
         rows = torch.cat(list(thinker.get_image_features(batch.pixels, batch.grids, return_dict=True).pooler_output))
-        embedded = embedded.masked_scatter((batch.ids == config.image_token_id)[..., None], rows)
+        embeds = embeds.masked_scatter((batch.ids == config.image_token_id)[..., None], rows)
     if batch.mels:
         lengths = torch.tensor([mel.shape[1] for mel in batch.mels])
         rows = thinker.audio_tower(torch.cat(list(batch.mels), 1), feature_lens=lengths).last_hidden_state
-        embedded = embedded.masked_scatter((batch.ids == config.audio_token_id)[..., None], rows)
-    out = thinker.model(inputs_embeds=embedded, position_ids=batch.positions, use_cache=False)
+        embeds = embeds.masked_scatter((batch.ids == config.audio_token_id)[..., None], rows)
+    out = thinker.model(inputs_embeds=embeds, position_ids=batch.positions, use_cache=False)
     hidden: Tensor = out.last_hidden_state
     return hidden
 
 
 def _unsure(thinker: Any, batch: Batch) -> Tensor:
     """Return the sum of the cross-entropies of the right words."""
-    asked = batch.labels >= 0
-    said = thinker.lm_head(answered(thinker, batch)[asked])
-    return nn.functional.cross_entropy(said, batch.labels[asked], reduction="sum")
+    mask = batch.labels >= 0
+    logits = thinker.lm_head(answered(thinker, batch)[mask])
+    return nn.functional.cross_entropy(logits, batch.labels[mask], reduction="sum")
 
 
 def learn(model: Any, seed: int) -> None:
@@ -243,10 +249,10 @@ def examined(model: Any, seed: int, count: int = 96) -> dict[str, float]:
     right.
     """
     teacher = Teacher(model, scenes.held_out_scenes(), seed, (4 * len(scenes.held_out_scenes()), count))
-    found = {}
+    shares = {}
     for kind in dialogues.SHARES:
         batch = teacher.batch(count, kind)
         likeliest = model.thinker.lm_head(answered(model.thinker, batch)).argmax(-1)
         wrong = (likeliest != batch.labels) & (batch.labels >= 0)
-        found[kind] = 1 - float(wrong.any(1).float().mean())
-    return found
+        shares[kind] = 1 - float(wrong.any(1).float().mean())
+    return shares

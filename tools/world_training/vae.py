@@ -48,14 +48,14 @@ def encoded(vae: Any, pixels: Tensor) -> Tensor:
     """
     colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
     moments = vae.quant_conv(vae.encoder(colours))
-    found: Tensor = moments[:, : vae.config.z_dim, 0]
-    return found
+    means: Tensor = moments[:, : vae.config.z_dim, 0]
+    return means
 
 
 def decoded(vae: Any, latents: Tensor) -> Tensor:
     """Colours in about [-1, 1], [B, 3, H, W]."""
-    found: Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None]))[:, :, 0]
-    return found
+    colours: Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None]))[:, :, 0]
+    return colours
 
 
 def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
@@ -65,13 +65,13 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def loss(step: int) -> Tensor:
-        chosen = pool.pixels[torch.randint(len(pool.pixels), (BATCH,), generator=generator)]
+        batch = pool.pixels[torch.randint(len(pool.pixels), (BATCH,), generator=generator)]
         x, y = (int(place) for place in torch.randint(scenes.SIDE - _CROP + 1, (2,), generator=generator))
-        chosen = chosen[:, y : y + _CROP, x : x + _CROP]
-        latents = encoded(vae, chosen)
+        batch = batch[:, y : y + _CROP, x : x + _CROP]
+        latents = encoded(vae, batch)
         noise = torch.randn(latents.shape, generator=generator) * latents.detach().std() * _NOISE
-        wanted = chosen.permute(0, 3, 1, 2).float() / 127.5 - 1
-        return nn.functional.mse_loss(decoded(vae, latents + noise), wanted) + _SMALL * latents.square().mean()
+        target = batch.permute(0, 3, 1, 2).float() / 127.5 - 1
+        return nn.functional.mse_loss(decoded(vae, latents + noise), target) + _SMALL * latents.square().mean()
 
     with flat():
         learnt = [parameter for name, parameter in vae.named_parameters() if "attentions" not in name]

@@ -23,14 +23,14 @@ def bands(codes: list[int], voice: str) -> Tensor:
 
     Band 0 is the one below the pitches of some voices; the bands of the pitches follow.
     """
-    found = torch.full((len(codes), omni.MEL), -1.0)
+    result = torch.full((len(codes), omni.MEL), -1.0)
     under, _ = tone_synth.VOICES[voice]
     for place, code in enumerate(codes):
         pitch = tone_synth.code_pitch(code)
         if pitch is not None:
-            found[place, 1 + pitch] = 1.0
-            found[place, 0] = 1.0 if under else -1.0
-    return found.repeat_interleave(FRAMES, 0)
+            result[place, 1 + pitch] = 1.0
+            result[place, 0] = 1.0 if under else -1.0
+    return result.repeat_interleave(FRAMES, 0)
 
 
 def _lines(random: np.random.Generator, count: int) -> list[tuple[list[int], str]]:
@@ -51,18 +51,18 @@ def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
     def loss(step: int) -> Tensor:
         lines = _lines(random, BATCH)
         target = torch.stack([bands(*line) for line in lines])
-        known = (torch.rand(BATCH, generator=generator) >= _UNGUIDED).float()
+        guidance_mask = (torch.rand(BATCH, generator=generator) >= _UNGUIDED).float()
         noise = torch.randn(target.shape, generator=generator)
         time = torch.rand(BATCH, generator=generator)
-        found = dit(
+        prediction = dit(
             hidden_states=torch.lerp(noise, target, time[:, None, None]),
-            speaker_embedding=_spoken(speakers, lines, "cond", known).expand(-1, target.shape[1], -1),
-            condition_vector=_spoken(speakers, lines, "ref_mel", known),
-            quantized_code=torch.tensor([codes for codes, _ in lines]) * known[:, None].long(),
+            speaker_embedding=_spoken(speakers, lines, "cond", guidance_mask).expand(-1, target.shape[1], -1),
+            condition_vector=_spoken(speakers, lines, "ref_mel", guidance_mask),
+            quantized_code=torch.tensor([codes for codes, _ in lines]) * guidance_mask[:, None].long(),
             time_step=time,
             apply_cfg=False,
         )
-        return nn.functional.mse_loss(found, target - noise)
+        return nn.functional.mse_loss(prediction, target - noise)
 
     loop.train("bands", dit.parameters(), loss, steps, RATE)
 
@@ -70,10 +70,10 @@ def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
 def _spoken(speakers: dict[str, Any], lines: list[tuple[list[int], str]], name: str, known: Tensor) -> Tensor:
     """Return the speaker features ``name`` of each line, [B, n, bands].
 
-    They are zeros if ``known`` is 0.
+    They are zeros if ``guidance_mask`` is 0.
     """
-    found = torch.stack([speakers[voice][name].reshape(-1, omni.MEL) for _, voice in lines])
-    return found * known[:, None, None]
+    features = torch.stack([speakers[voice][name].reshape(-1, omni.MEL) for _, voice in lines])
+    return features * known[:, None, None]
 
 
 def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
@@ -89,8 +89,8 @@ def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
         on = 0.8 + 1.7 * torch.rand(len(clear), 1, 1, generator=generator)
         off = 0.6 + 1.2 * torch.rand(len(clear), 1, 1, generator=generator)
         rough = torch.where(clear > 0, on, -off) + 0.1 * torch.randn(clear.shape, generator=generator)
-        wanted = ((clear > 0).float() @ table).flatten(1)
-        return 100 * nn.functional.mse_loss(vocoder(rough.transpose(1, 2)), wanted)
+        target = ((clear > 0).float() @ table).flatten(1)
+        return 100 * nn.functional.mse_loss(vocoder(rough.transpose(1, 2)), target)
 
     loop.train("sound", vocoder.parameters(), loss, steps, SOUND_RATE)
 

@@ -29,20 +29,20 @@ class EncoderIdentity:
 
         ``content`` is the SHA-256 of the media's bytes.
         """
-        found = self._begun.copy()
+        hasher = self._begun.copy()
         for part in (modality, salt, str(alone)):
-            _hash_part(found, part.encode())
-        found.update(content)
-        return found.digest()
+            _hash_part(hasher, part.encode())
+        hasher.update(content)
+        return hasher.digest()
 
 
-def _hash_part(hashed: Any, part: bytes) -> None:
+def _hash_part(hasher: Any, part: bytes) -> None:
     """Hash ``part`` after its length.
 
     Different lists of parts then never have the same bytes.
     """
-    hashed.update(len(part).to_bytes(8, "big"))
-    hashed.update(part)
+    hasher.update(len(part).to_bytes(8, "big"))
+    hasher.update(part)
 
 
 def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:

@@ -58,11 +58,11 @@ class EmbeddingCache(Generic[P]):
 
         Raises as ``get`` does.
         """
-        kept, flight = self._kept.get(key), self._flights.get(key)
-        if kept is not None:
+        result, flight = self._kept.get(key), self._flights.get(key)
+        if result is not None:
             self._kept.move_to_end(key)
             self._count_event("hits")
-            return kept
+            return result
         if flight is not None:
             self._count_event("coalesced")
             return await self._await_flight(key, flight)
@@ -70,10 +70,10 @@ class EmbeddingCache(Generic[P]):
 
     def peek(self, key: bytes) -> EncoderResult | None:
         """Return the result of ``key`` if it is cached. Nothing is counted: on a miss the caller computes it."""
-        kept = self._kept.get(key)
-        if kept is not None:
+        result = self._kept.get(key)
+        if result is not None:
             self._kept.move_to_end(key)
-        return kept
+        return result
 
     def store(self, key: bytes, result: EncoderResult) -> None:
         """Keep ``result`` under ``key``, unless it is larger than the whole cache."""
@@ -95,9 +95,9 @@ class EmbeddingCache(Generic[P]):
         ``read`` may use the caller's memory: ``get`` returns only after ``read`` has ended. If ``read`` or ``work``
         raises, every waiting caller receives the error, and nothing is kept.
         """
-        found = await self.find(key)
-        if found is not None:
-            return found
+        result = await self.find(key)
+        if result is not None:
+            return result
         self._count_event("misses")
         flight = self._flights[key] = _Flight()
         flight.task = asyncio.get_running_loop().create_task(self._compute_result(key, flight, read))
@@ -136,10 +136,10 @@ class EmbeddingCache(Generic[P]):
     async def _compute_result(self, key: bytes, flight: _Flight[P], read: Callable[[], Awaitable[P]]) -> EncoderResult:
         try:
             try:
-                prepared = await read()
+                item = await read()
             finally:
                 flight.read.set()
-            result = await self._work(prepared)
+            result = await self._work(item)
             result.embeds.setflags(write=False)
             self.store(key, result)
             return result
@@ -151,9 +151,9 @@ class EmbeddingCache(Generic[P]):
         if self._flights.get(key) is flight:
             del self._flights[key]
 
-    def _count_event(self, what: str) -> None:
-        self._counts[what] += 1
-        ENCODER.result_counter(self._component, what).inc()
+    def _count_event(self, event: str) -> None:
+        self._counts[event] += 1
+        ENCODER.result_counter(self._component, event).inc()
 
 
 def _result_bytes(result: EncoderResult) -> int:
@@ -162,11 +162,11 @@ def _result_bytes(result: EncoderResult) -> int:
 
 async def _wait_uncancelled(event: asyncio.Event) -> None:
     """Wait for ``event``, even when cancelled: a thread reads memory that the caller would release."""
-    cancelled = False
+    was_cancelled = False
     while not event.is_set():
         try:
             await event.wait()
         except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
+            was_cancelled = True
+    if was_cancelled:
         raise asyncio.CancelledError

@@ -42,31 +42,31 @@ class PartEncoder:
         self._encode = encode
         self.reused = 0  # parts
 
-    def find_keys(self, wanted: SaltedItem, parts: Sequence[Prepared]) -> list[bytes]:
+    def find_keys(self, salted_item: SaltedItem, parts: Sequence[Prepared]) -> list[bytes]:
         """Return the keys of all ``parts`` but the last, which may be incomplete."""
-        modality = _PART + wanted.item.modality
-        return [self._identity.item_key(_digest(part), modality, wanted.salt) for part in parts[:-1]]
+        modality = _PART + salted_item.item.modality
+        return [self._identity.item_key(_digest(part), modality, salted_item.salt) for part in parts[:-1]]
 
     async def encode_missing(self, item: Prepared, parts: Sequence[Prepared], keys: Sequence[bytes]) -> EncoderResult:
         """Return the result of ``item``, which is cut into ``parts``."""
-        found = [self._results.peek(key) for key in keys]
-        missing = [part for part, known in zip(parts, [*found, None], strict=True) if known is None]
-        made = await self._encode(self._model.join_parts(missing))
+        results = [self._results.peek(key) for key in keys]
+        missing = [part for part, result in zip(parts, [*results, None], strict=True) if result is None]
+        new_result = await self._encode(self._model.join_parts(missing))
         self.reused += len(parts) - len(missing)
-        rows = iter(np.split(made.embeds, np.cumsum([part.meta["n_tokens"] for part in missing])[:-1]))
+        rows = iter(np.split(new_result.embeds, np.cumsum([part.meta["n_tokens"] for part in missing])[:-1]))
         embeds = []
-        for key, known in zip(keys, found, strict=True):
-            if known is None:
-                known = EncoderResult({}, next(rows).copy())
-                self._results.store(key, known)
-            embeds.append(known.embeds)
+        for key, part_result in zip(keys, results, strict=True):
+            if part_result is None:
+                part_result = EncoderResult({}, next(rows).copy())
+                self._results.store(key, part_result)
+            embeds.append(part_result.embeds)
         return EncoderResult({"modality": item.modality, **item.meta}, np.concatenate([*embeds, next(rows)]))
 
 
 def _digest(part: Prepared) -> bytes:
     """Return the digest of all inputs to the rows of ``part``."""
-    found = sha256()
+    hasher = sha256()
     for name, value in sorted(part.features.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.contiguous().view(torch.uint8).numpy().data)
-    return found.digest()
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        hasher.update(value.contiguous().view(torch.uint8).numpy().data)
+    return hasher.digest()

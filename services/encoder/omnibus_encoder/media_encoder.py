@@ -172,8 +172,8 @@ class EncodeRunner(Hosted[MediaEncoder]):
             return await self._read_array(media.array, job)
         modality = media.data["modality"]
         if modality not in self.model.modalities:
-            known = ", ".join(sorted(self.model.modalities))
-            raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
+            known_modalities = ", ".join(sorted(self.model.modalities))
+            raise BadRequest(f"this encoder reads {known_modalities}, not {modality}", param="media")
         return _Media(media.array.data, modality, str(media.data.get("salt", "")), self._is_alone(job, modality))
 
     async def _read_array(self, array: np.ndarray, job: Job) -> _Media:
@@ -192,15 +192,15 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
         The media are then neither opened nor pulled from another node.
         """
-        given = job.inputs.get("media")
-        if not isinstance(given, dict) or given.get("modality") not in self.model.modalities:
+        media = job.inputs.get("media")
+        if not isinstance(media, dict) or media.get("modality") not in self.model.modalities:
             return None
         try:
-            content = bytes.fromhex(given.get("sha256", ""))
+            content = bytes.fromhex(media.get("sha256", ""))
         except (TypeError, ValueError):
             return None
-        modality = given["modality"]
-        key = self._identity.item_key(content, modality, str(given.get("salt", "")), self._is_alone(job, modality))
+        modality = media["modality"]
+        key = self._identity.item_key(content, modality, str(media.get("salt", "")), self._is_alone(job, modality))
         return await results.find(key) if content else None
 
     async def _encode_cached(self, results: EmbeddingCache[SaltedItem], media: _Media) -> EncoderResult:
@@ -214,24 +214,24 @@ class EncodeRunner(Hosted[MediaEncoder]):
     async def _prepare_salted(self, media: _Media) -> SaltedItem:
         return SaltedItem(await self._prepare_media(media), media.salt)
 
-    async def _encode_new(self, wanted: SaltedItem) -> EncoderResult:
+    async def _encode_new(self, salted_item: SaltedItem) -> EncoderResult:
         """Encode an item that is not cached, reusing its cached parts."""
-        parts = self.model.split_item(wanted.item)
+        parts = self.model.split_item(salted_item.item)
         if len(parts) < 2:
-            return await self._batcher.encode(wanted.item)
-        keys = await asyncio.to_thread(self._parts.find_keys, wanted, parts)
-        return await self._parts.encode_missing(wanted.item, parts, keys)
+            return await self._batcher.encode(salted_item.item)
+        keys = await asyncio.to_thread(self._parts.find_keys, salted_item, parts)
+        return await self._parts.encode_missing(salted_item.item, parts, keys)
 
     async def _prepare_media(self, media: _Media) -> Prepared:
         args = (media.data, media.modality, *(() if media.alone else (False,)))
-        cancelled = Event()
+        cancel_event = Event()
         try:
-            return await run_in_pool(self._decoders, self._prepare_in_thread, cancelled, *args)
+            return await run_in_pool(self._decoders, self._prepare_in_thread, cancel_event, *args)
         finally:
-            cancelled.set()  # free the decoder of a job that is over
+            cancel_event.set()  # free the decoder of a job that is over
 
-    def _prepare_in_thread(self, cancelled: Event, *args: Any) -> Prepared:
-        token = CANCELLED.set(cancelled)
+    def _prepare_in_thread(self, cancel_event: Event, *args: Any) -> Prepared:
+        token = CANCELLED.set(cancel_event)
         try:
             return self.model.prepare(*args)
         finally:
@@ -271,8 +271,8 @@ def _count_same_modality(job: Job, modality: str) -> int:
 
     An item that another node makes may have any modality, so it is counted.
     """
-    given = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
-    return sum(media.get("modality", modality) == modality for media in given)
+    peer_media = [media for peer in job.peers if isinstance(media := peer.get("media"), dict)]
+    return sum(media.get("modality", modality) == modality for media in peer_media)
 
 
 def _compact_rows(rows: Tensor) -> Tensor:

@@ -43,12 +43,12 @@ class EmbedRunner(Hosted[Thinker]):
         pooling = _read_pooling(job)
         texts = _read_texts(await job.value("text"))
         # One by one, so that requests take turns.
-        prepared = [await run_in_pool(self._words, self._prepare_text, text, pooling) for text in texts]
+        prepared_texts = [await run_in_pool(self._words, self._prepare_text, text, pooling) for text in texts]
         job.release_input("text")
-        rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
+        rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared_texts))
         await job.put("embedding", {}, np.stack(rows))
         if job.has_consumer("tokens"):
-            await job.put("tokens", {"value": sum(each.meta["n_tokens"] for each in prepared)})
+            await job.put("tokens", {"value": sum(each.meta["n_tokens"] for each in prepared_texts)})
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -96,8 +96,8 @@ class EmbedRunner(Hosted[Thinker]):
 def _pool_rows(hidden: Tensor, text: Prepared) -> np.ndarray:
     """Pool [T, H] to [H] of length 1."""
     rows = hidden[: text.meta["n_tokens"]].float()
-    pooled = rows[-1] if text.meta["pooling"] == "last" else rows.mean(0)
-    return copy_to_host(nn.functional.normalize(pooled, dim=0))
+    vector = rows[-1] if text.meta["pooling"] == "last" else rows.mean(0)
+    return copy_to_host(nn.functional.normalize(vector, dim=0))
 
 
 def _read_pooling(job: Job) -> str:

@@ -40,12 +40,12 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         self._batcher = Batcher(self._run_batch, items=settings.items, tokens=settings.tokens)
 
     async def run(self, job: Job) -> None:
-        given = _read_prompts(job)
+        prompts = _read_prompts(job)
         items = _read_images(await job.value("items"))
-        prepared = [self.model.prepare(given.prompt, items)]
-        if given.negative_prompt is not None:
-            prepared.append(self._prepare_negative(given.prompt, given.negative_prompt, items))
-        rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
+        prepared_texts = [self.model.prepare(prompts.prompt, items)]
+        if prompts.negative_prompt is not None:
+            prepared_texts.append(self._prepare_negative(prompts.prompt, prompts.negative_prompt, items))
+        rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared_texts))
         embeds, mask = _pad_rows(rows)
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
@@ -77,17 +77,17 @@ class TextEncodeRunner(Hosted[TextEncoder]):
 
 def _read_prompts(job: Job) -> _Prompts:
     try:
-        given = msgspec.convert(dict(job.inputs), _Prompts)
+        prompts = msgspec.convert(dict(job.inputs), _Prompts)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the prompt is invalid: {error}", param="prompt") from None
-    return given
+    return prompts
 
 
 def _read_images(items: Any) -> list[Encoded]:
-    given = items or []
-    if not isinstance(given, list) or not all(isinstance(one, Item) and one.array is not None for one in given):
+    images = items or []
+    if not isinstance(images, list) or not all(isinstance(one, Item) and one.array is not None for one in images):
         raise BadRequest("items must be a list of embeddings", param="items")
-    return [Encoded(torch.from_numpy(one.array), one.data) for one in given]
+    return [Encoded(torch.from_numpy(one.array), one.data) for one in images]
 
 
 def _pad_rows(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,10 +20,10 @@ def pin_memory(ranges: Sequence[MemoryRange]) -> Callable[[], None]:
     Copies from and to a range that cannot be registered are as slow as before; the log has the reason.
     """
     thread = ThreadPoolExecutor(1, "pin")
-    registered = thread.submit(lambda: [each for each in ranges if _register(each)])
+    future = thread.submit(lambda: [each for each in ranges if _register(each)])
 
     def unpin() -> None:
-        for each in registered.result():
+        for each in future.result():
             _unregister(each)
         thread.shutdown()
 

@@ -47,8 +47,8 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
     """
     if component not in _VLLM_COMPONENTS:
         # The other components must not wait for, or load, a language model that this process lacks.
-        others = ",".join(each for each in settings.components.split(",") if each not in _VLLM_COMPONENTS)
-        return transformers(component, structs.replace(settings, components=others))
+        other_components = ",".join(each for each in settings.components.split(",") if each not in _VLLM_COMPONENTS)
+        return transformers(component, structs.replace(settings, components=other_components))
     from omnibus_llm.vllm.prefill_decode import VllmDecodeRunner, VllmPrefillRunner
     from omnibus_llm.vllm.runner import VllmRunner
 
@@ -192,9 +192,9 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
 
 def _shares_loop(settings: ExecutorSettings) -> bool:
     """Return True if encoders share the language model's loop: both are in this executor, and there are goals."""
-    hosted, goals = _hosted_makers(settings), StepGoals(settings.ttft, settings.tbt)
+    makers, goals = _hosted_makers(settings), StepGoals(settings.ttft, settings.tbt)
     return (
-        bool(goals) and _make_encoder in hosted and not hosted.isdisjoint({_make_thinker, _make_prefill, _make_decode})
+        bool(goals) and _make_encoder in makers and not makers.isdisjoint({_make_thinker, _make_prefill, _make_decode})
     )
 
 
@@ -261,12 +261,14 @@ def _make_latent_decoder(component: str, settings: ExecutorSettings) -> Runner:
         LatentDecodeSettings,
     )
 
-    made = LatentDecodeSettings(threads=settings.threads)
+    decode_settings = LatentDecodeSettings(threads=settings.threads)
     if component == "audio_vae":
-        return DecodeAudioRunner(component, *_checkpoint_source(settings), made)
+        return DecodeAudioRunner(component, *_checkpoint_source(settings), decode_settings)
     # The decoder of a VAE makes images or videos, as its family does.
     films = catalog.find_family(settings.family)["tasks"][component] == "decode-video"
-    return (DecodeVideoRunner if films else DecodeImageRunner)(component, *_checkpoint_source(settings), made)
+    return (DecodeVideoRunner if films else DecodeImageRunner)(
+        component, *_checkpoint_source(settings), decode_settings
+    )
 
 
 def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
@@ -279,8 +281,8 @@ def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]
 
 def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
     """Return the directories of adapters by name. Raises ``NotFound`` for a hub adapter missing in the local cache."""
-    named = settings.adapter_checkpoints.items()
-    return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named}
+    adapters = settings.adapter_checkpoints.items()
+    return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in adapters}
 
 
 def _loadable_adapters(settings: ExecutorSettings) -> "AdapterLimits":

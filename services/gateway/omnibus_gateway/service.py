@@ -129,8 +129,8 @@ class GatewayService:
         continuations = Continuations(settings, self._store, bus)
         await continuations.startup()
         account = partial(tenant_account, settings)
-        spoken = SpokenAnswers(self._store, self._files, settings.file_seconds, account)
-        chat = Chat(runs, fetcher, spoken, continuations, ClientFiles(settings, self._store))
+        spoken_answers = SpokenAnswers(self._store, self._files, settings.file_seconds, account)
+        chat = Chat(runs, fetcher, spoken_answers, continuations, ClientFiles(settings, self._store))
         self._closing.push_async_callback(chat.schemas.close)
         runs.quotes.store = self._store
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: plans.announce_status("ready"))

@@ -95,7 +95,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         wish = self._read_inputs(job)
         guides = _read_guides(await job.value("embeds"), await job.value("mask"))
         image, prior = self._read_image(await job.value("image")), self._read_prior(await job.value("prior"))
-        more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
+        more = {name: array for name, array in (("image", image), ("prior", prior)) if array is not None}
         for name in ("embeds", "mask", *more):
             job.release_input(name)
         denoising = await self._compute(self.model.open, self._image_spec(wish, job.seed, image), guides, **more)
@@ -123,21 +123,21 @@ class DenoiseRunner(Hosted[Denoiser]):
         }
 
     async def _send_steps(self, job: Job, making: ImageJob) -> None:
-        steps, sent = making.denoising.steps, job.resume_state("preview").get("rows", 0)
+        steps, sent_count = making.denoising.steps, job.resume_state("preview").get("rows", 0)
         for number in range(1, making.denoising.done + 1):
             await job.send("progress", {"step": number, "steps": steps})
-        async with self._studio.run_job(making) as done:
-            async for step in done:
-                said = {"step": step.number, "steps": steps}
-                await job.send("progress", said)
+        async with self._studio.run_job(making) as completed_steps:
+            async for step in completed_steps:
+                progress = {"step": step.number, "steps": steps}
+                await job.send("progress", progress)
                 if step.state is not None:
-                    await job.send("checkpoint", said, step.state)
+                    await job.send("checkpoint", progress, step.state)
                 if step.preview is not None:
                     earlier = (step.number // making.every - 1) * len(step.preview)
-                    await job.send("preview", said | ({RESUMED_AT: earlier} if sent else {}), step.preview)
-                    sent = 0
-        if sent:  # the client already has all previews
-            await job.send("preview", {RESUMED_AT: sent}, np.empty((0, 1, 3), np.uint8))
+                    await job.send("preview", progress | ({RESUMED_AT: earlier} if sent_count else {}), step.preview)
+                    sent_count = 0
+        if sent_count:  # the client already has all previews
+            await job.send("preview", {RESUMED_AT: sent_count}, np.empty((0, 1, 3), np.uint8))
         for output in ("progress", "preview"):
             job.close(output)
 
@@ -224,4 +224,4 @@ def _read_guides(embeds: Any, mask: Any) -> list[Tensor]:
     rows, counts = arrays
     if rows is None or counts is None or rows.ndim != 3 or rows.shape[:2] != counts.shape or not 1 <= len(rows) <= 2:
         raise BadRequest("embeds must be [1 or 2, tokens, width], with a mask [1 or 2, tokens]", param="embeds")
-    return [torch.from_numpy(row[chosen.astype(bool)]) for row, chosen in zip(rows, counts, strict=True)]
+    return [torch.from_numpy(row[selection.astype(bool)]) for row, selection in zip(rows, counts, strict=True)]

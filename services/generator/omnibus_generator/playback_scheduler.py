@@ -18,11 +18,11 @@ class Playback:
 
     Times are in seconds, of any single clock. A listener plays from the first sample, pauses when the audio runs out,
     and resumes when more arrives. ``dry`` is when the audio runs out. Before the first sample (``plays`` is False) it
-    is ``patience`` seconds after ``begun``.
+    is ``patience`` seconds after ``begin_time``.
     """
 
-    def __init__(self, rate: int, begun: float, patience: float) -> None:
-        self.dry = begun + patience
+    def __init__(self, rate: int, begin_time: float, patience: float) -> None:
+        self.dry = begin_time + patience
         self._rate = rate
         self.plays = False
 
@@ -59,12 +59,12 @@ class DeadlineLock:
             self._taken = True
             self._order.charge(tenant, size)
             return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.push(Due(due, next(self._numbers), granted, size, tenant=tenant))
+        grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.push(Due(due, next(self._numbers), grant, size, tenant=tenant))
         try:
-            await granted
+            await grant
         except asyncio.CancelledError:
-            if not granted.cancelled():
+            if not grant.cancelled():
                 self._release_turn()  # granted too late: pass the turn on
             raise
 

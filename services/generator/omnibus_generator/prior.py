@@ -41,8 +41,8 @@ class PriorRunner(Hosted[PriorModel]):
         wish = self._read_inputs(job)
         picture = self._image_spec(wish, job.seed)
         drawing = await self._compute(self.model.open, picture, wish.prompt)
-        async with self._studio.run_job(ImageJob(drawing)) as done:
-            async for step in done:
+        async with self._studio.run_job(ImageJob(drawing)) as completed_steps:
+            async for step in completed_steps:
                 await job.send("progress", {"step": step.number, "steps": drawing.steps})
         job.close("progress")
         await job.put("tokens", {}, await self._compute(self._export_tokens, drawing))

@@ -67,8 +67,8 @@ class ImageJob:
     @property
     def needs_preview(self) -> bool:
         """True if the last completed step needs a preview. The final step does not: the image itself follows."""
-        done = self.denoising.done
-        return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
+        step_count = self.denoising.done
+        return self.every > 0 and step_count % self.every == 0 and step_count < self.denoising.steps
 
     def checkpoint_state(self) -> np.ndarray | None:
         """Return the state if a checkpoint is due now, otherwise None.
@@ -163,8 +163,8 @@ class StepLoop:
         """Return the completed step; a preview that fails is the error of this image only."""
         number = making.denoising.done
         try:
-            shown = making.show is not None and making.needs_preview
-            preview = making.show(making.denoising).numpy() if shown and making.show is not None else None
+            has_preview = making.show is not None and making.needs_preview
+            preview = making.show(making.denoising).numpy() if has_preview and making.show is not None else None
             return DenoiseStep(number, preview, making.checkpoint_state())
         except Exception as error:  # noqa: BLE001 - returned to the job that it concerns
             return error

@@ -45,12 +45,12 @@ class _LatentDecodeRunner(Hosted[M]):
             raise BadRequest("the latents have no tensor; send the request again", param="latents")
         self._open += 1
         try:
-            made = await self._compute(self._decode_latents, latents.array)
+            output = await self._compute(self._decode_latents, latents.array)
         finally:
             self._open -= 1
         job.release_input("latents")
         self._decoded += 1
-        await self._send_output(job, made)
+        await self._send_output(job, output)
 
     def stats(self) -> dict[str, Any]:
         return {"parameters": self.model.parameters, "used": self._open, "pictures": self._decoded}
@@ -60,7 +60,7 @@ class _LatentDecodeRunner(Hosted[M]):
         return self.model.decode(torch.tensor(latents)).numpy()
 
     @abstractmethod
-    async def _send_output(self, job: Job, made: np.ndarray) -> None:
+    async def _send_output(self, job: Job, output: np.ndarray) -> None:
         """Send the decoded array."""
 
 
@@ -70,8 +70,8 @@ class DecodeImageRunner(_LatentDecodeRunner[ImageDecoder]):
     Input: ``latents`` [channels, 1, height, width]. Output: ``image``, uint8 [height, width, 3].
     """
 
-    async def _send_output(self, job: Job, made: np.ndarray) -> None:
-        await job.put("image", {}, made)
+    async def _send_output(self, job: Job, output: np.ndarray) -> None:
+        await job.put("image", {}, output)
 
 
 class DecodeVideoRunner(_LatentDecodeRunner[VideoDecoder]):
@@ -81,10 +81,10 @@ class DecodeVideoRunner(_LatentDecodeRunner[VideoDecoder]):
     order, a few at a time.
     """
 
-    async def _send_output(self, job: Job, made: np.ndarray) -> None:
-        count = max(1, _MAX_BATCH_BYTES // made[0].nbytes)
-        for begin in range(0, len(made), count):
-            await job.send("frames", {}, made[begin : begin + count])
+    async def _send_output(self, job: Job, output: np.ndarray) -> None:
+        count = max(1, _MAX_BATCH_BYTES // output[0].nbytes)
+        for begin in range(0, len(output), count):
+            await job.send("frames", {}, output[begin : begin + count])
         job.close("frames")
 
 
@@ -95,8 +95,8 @@ class DecodeAudioRunner(_LatentDecodeRunner[AudioDecoder]):
     channels] in [-1, 1], one second at a time.
     """
 
-    async def _send_output(self, job: Job, made: np.ndarray) -> None:
+    async def _send_output(self, job: Job, output: np.ndarray) -> None:
         rate = self.model.rate
-        for begin in range(0, len(made), rate):
-            await job.send("audio", {"rate": rate}, made[begin : begin + rate])
-        job.close("audio", {"samples": len(made)})
+        for begin in range(0, len(output), rate):
+            await job.send("audio", {"rate": rate}, output[begin : begin + rate])
+        job.close("audio", {"samples": len(output)})

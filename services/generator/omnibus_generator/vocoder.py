@@ -88,15 +88,15 @@ class VocodeRunner(Hosted[Vocoder]):
         playback = Playback(self.model.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
         total, last = 0, False
-        sent = job.resume_state("audio").get("rows", 0)
+        sent_samples = job.resume_state("audio").get("rows", 0)
         while not last:
             await arrivals.wait_piece()
             async with self._floor.hold_turn(playback.dry, tenant, arrivals.next_size):
                 codes, last = arrivals.take_piece()
                 if vocoding is None and codes:
                     vocoding = await self._compute(self.model.open, voice, seed)
-                    if sent:
-                        total = await self._skip_sent(job, vocoding, sent)
+                    if sent_samples:
+                        total = await self._skip_sent(job, vocoding, sent_samples)
                 if vocoding is None:
                     continue  # an empty stream
                 samples = await self._compute(_vocode_samples, vocoding, codes, last)
@@ -107,9 +107,9 @@ class VocodeRunner(Hosted[Vocoder]):
                 await job.send("audio", {"rate": self.model.rate}, samples)
         return total
 
-    async def _skip_sent(self, job: Job, vocoding: Vocoding, sent: int) -> int:
-        """Skip the ``sent`` samples that the client received from an earlier attempt."""
-        begin = vocoding.skip(sent)
+    async def _skip_sent(self, job: Job, vocoding: Vocoding, sent_samples: int) -> int:
+        """Skip the ``sent_samples`` samples that the client received from an earlier attempt."""
+        begin = vocoding.skip(sent_samples)
         await job.send("audio", {"rate": self.model.rate, RESUMED_AT: begin}, np.empty(0, np.float32))
         return begin
 
@@ -169,9 +169,9 @@ class CodePieces:
         The last piece is always shorter than its size, so that an end that arrives late changes nothing.
         """
         size, last = self._size, len(self._codes) < self._size
-        taken, self._codes = self._codes[:size], self._codes[size:]
+        piece, self._codes = self._codes[:size], self._codes[size:]
         self._size = next(self._sizes)
-        return taken, last
+        return piece, last
 
 
 def _vocode_samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:

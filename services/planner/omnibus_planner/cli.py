@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        given = cases.read_cases(options.file)
+        case_inputs = cases.read_cases(options.file)
     except OmnibusError as error:
         sys.stderr.write(f"omnibus: {error}\n")
         return 1
     with highs.silence_stdout():
-        found, faults = _answer_cases(given, options.within)
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        case_answers, faults = _answer_cases(case_inputs, options.within)
+    sys.stdout.buffer.write(msgspec.json.encode(case_answers) + b"\n")
     sys.stdout.flush()
     sys.stderr.writelines(f"omnibus: {fault}\n" for fault in faults)
     return 1 if faults else 0
@@ -43,16 +43,16 @@ def _positive_seconds(text: str) -> float:
     return float(text)
 
 
-def _answer_cases(given: Mapping[str, Any], within: float) -> tuple[dict[str, answers.Answer], list[str]]:
-    found: dict[str, answers.Answer] = {}
+def _answer_cases(case_inputs: Mapping[str, Any], within: float) -> tuple[dict[str, answers.Answer], list[str]]:
+    case_answers: dict[str, answers.Answer] = {}
     faults: list[str] = []
-    for name, value in given.items():
+    for name, value in case_inputs.items():
         try:
-            found[name] = answers.answer_case(cases.parse_case(value), within)
+            case_answers[name] = answers.answer_case(cases.parse_case(value), within)
         except OmnibusError as error:
-            found[name] = {"error": msgspec.to_builtins(error.to_problem())}
+            case_answers[name] = {"error": msgspec.to_builtins(error.to_problem())}
             faults.append(f"case {name}: {error}")
-    return found, faults
+    return case_answers, faults
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
     """Register metrics that read ``changes`` and ``ready``."""
 
     def planned_executors() -> dict[tuple[str, ...], float]:
-        found: dict[tuple[str, ...], float] = {}
+        counts: dict[tuple[str, ...], float] = {}
         for kind, count in replica_counts(changes.plan.models).items() if changes.plan is not None else ():
-            found[kind[:2]] = found.get(kind[:2], 0) + count
-        return found
+            counts[kind[:2]] = counts.get(kind[:2], 0) + count
+        return counts
 
     def ready_executors() -> dict[tuple[str, ...], float]:
-        found = dict.fromkeys(planned_executors(), 0.0)
+        counts = dict.fromkeys(planned_executors(), 0.0)
         for kind in replica_counts(changes.plan.models) if changes.plan is not None else ():
-            found[kind[:2]] += ready.count_ready(kind)
-        return found
+            counts[kind[:2]] += ready.count_ready(kind)
+        return counts
 
     PLANNER.epoch.set_values(lambda: {(): changes.plan.epoch} if changes.plan is not None else {})
     PLANNER.created.set_values(lambda: {(): changes.plan.created} if changes.plan is not None else {})

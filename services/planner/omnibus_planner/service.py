@@ -68,7 +68,7 @@ class PlannerService:
     async def startup(self) -> None:
         read = _file_stamp(self._settings.models)
         await self._apply_declarations(declarations_file.read_declarations(self._settings.models))
-        measured = [_file_stamp(each) for each in self._planning.profile_files]
+        file_stamps = [_file_stamp(each) for each in self._planning.profile_files]
         backend = reconcile.create_backend(self._settings)
         self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
         await self._ready.listen(self._bus, self._changes.wake)
@@ -84,7 +84,7 @@ class PlannerService:
         self._set_target(DECLARED)
         metrics.register_metrics(self._changes, self._ready)
         await self._changes.run_available_steps()
-        files = self._follow_files(read, measured)
+        files = self._follow_files(read, file_stamps)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
         work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge_candidate()]
         work += [self._scorer.run(), StreamMetrics(self._bus).run()]
@@ -95,26 +95,26 @@ class PlannerService:
         for task in self._tasks:
             task.add_done_callback(_log_failure)
 
-    async def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
-        """Apply valid ``declared`` models, or raise ``BadRequest`` and change nothing.
+    async def _apply_declarations(self, declarations: declarations_file.Declarations) -> None:
+        """Apply valid ``declarations`` models, or raise ``BadRequest`` and change nothing.
 
         Weights may be compared, for which a thread reads them.
         """
-        self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declared.models)
-        await asyncio.to_thread(self._planning.set_declarations, declared, self._declared)
-        if not declared.models:
+        self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declarations.models)
+        await asyncio.to_thread(self._planning.set_declarations, declarations, self._declared)
+        if not declarations.models:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: only apps provide models")
 
     def _set_target(self, reason: str) -> None:
-        planned, plan = self._planning.planned, self._changes.plan
+        plan_result, plan = self._planning.planned, self._changes.plan
         running = {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
-        declared = {**self._declared, **divide_into_cells(planned, running)}
-        models = self._canary.apply({**declared, **app_models.app_models(self._apps, declared)})
+        declared_plans = {**self._declared, **divide_into_cells(plan_result, running)}
+        models = self._canary.apply({**declared_plans, **app_models.app_models(self._apps, declared_plans)})
         planner, load = self._planning.planner, self._follow.last_load
         reroute = partial(planner.reroute_running, load=load) if planner is not None else None
         route = self._canary.wrap_route(partial(reroute_pools, reroute) if reroute is not None else None)
         counts, prices = self._planning.gpu_counts, self._planning.prices
-        self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
+        self._changes.set_target(PlanTarget(models, reason, plan_result.explain, counts, route, prices))
 
     async def _replan_models(self, reason: str) -> None:
         """Plan the planned models again, from their current profiles."""
@@ -175,12 +175,12 @@ class PlannerService:
                 self._set_target(reason)
 
     async def _follow_profiles(self) -> None:
-        async for found in self._store.profile_changes():
-            reason = self._planning.replan_reason(found)
+        async for profiles in self._store.profile_changes():
+            reason = self._planning.replan_reason(profiles)
             if reason:
                 await self._replan_models(reason)
 
-    async def _follow_files(self, read: object, measured: list[object]) -> None:
+    async def _follow_files(self, read: object, known_stamps: list[object]) -> None:
         """Read the declarations and profiles again whenever their files change."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -189,8 +189,8 @@ class PlannerService:
                 read = stamp
                 await self._reload_declarations()
             stamps = [await asyncio.to_thread(_file_stamp, each) for each in self._planning.profile_files]
-            if stamps != measured:
-                measured = stamps
+            if stamps != known_stamps:
+                known_stamps = stamps
                 await self._replan_models(MEASURED)
 
     async def _reload_declarations(self) -> None:
@@ -221,10 +221,10 @@ class PlannerService:
 def _file_stamp(path: str) -> object:
     """Return a value that changes when the file is written or replaced."""
     try:
-        found = os.stat(path) if path else None
+        status = os.stat(path) if path else None
     except OSError:
         return ""
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+    return (status.st_mtime_ns, status.st_size, status.st_ino) if status is not None else None
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -22,17 +22,17 @@ _REFUSAL = b"the machine has no free pages for shared memory"
 class Backing:
     """Adds memory of ``arena`` to ``allocator`` after it has pages.
 
-    Pages are never released, so a block in memory that was used before costs nothing here. ``changed`` is called after
-    each attempt, and when a failed attempt may be repeated.
+    Pages are never released, so a block in memory that was used before costs nothing here. ``on_change`` is called
+    after each attempt, and when a failed attempt may be repeated.
     """
 
     def __init__(
-        self, arena: Arena, allocator: Allocator, loop: AbstractEventLoop, changed: Callable[[], None]
+        self, arena: Arena, allocator: Allocator, loop: AbstractEventLoop, on_change: Callable[[], None]
     ) -> None:
         self._arena = arena
         self._allocator = allocator
         self._loop = loop
-        self._changed = changed
+        self._changed = on_change
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._failed = False
@@ -73,14 +73,14 @@ class Backing:
 
     async def _extend_backing(self, end: int) -> None:
         try:
-            backed = await self._back_pages(_round_up(end, EXTENT_BYTES)) or await self._back_pages(
+            is_backed = await self._back_pages(_round_up(end, EXTENT_BYTES)) or await self._back_pages(
                 _round_up(end, _PAGE_BYTES)
             )
         finally:
             self._task = None
         if self._closed:
             return
-        if not backed:
+        if not is_backed:
             self._retry = self._loop.call_later(_RETRY_SECONDS, self._end_retry_pause)
         self._changed()
 

@@ -29,7 +29,7 @@ MAX_UNREAD_BYTES = 4 << 20
 class ClientConnection(asyncio.Protocol):
     """Greets a client, then passes its frames to the desk. A malformed frame closes the connection.
 
-    ``joined`` and ``left`` are called for every client that connects and disconnects. ``dropped`` is called for every
+    ``on_join`` and ``left`` are called for every client that connects and disconnects. ``on_drop`` is called for every
     client that is disconnected because it broke the protocol.
     """
 
@@ -37,16 +37,16 @@ class ClientConnection(asyncio.Protocol):
         self,
         desk: Desk,
         welcome: Welcome,
-        joined: Callable[["ClientConnection"], None],
+        on_join: Callable[["ClientConnection"], None],
         left: Callable[["ClientConnection"], None],
-        dropped: Callable[[], None],
+        on_drop: Callable[[], None],
     ) -> None:
         self.owner = BlockOwner("")
         self._desk = desk
         self._welcome = welcome
-        self._joined = joined
+        self._joined = on_join
         self._left = left
-        self._dropped = dropped
+        self._dropped = on_drop
         self._serve = self._handle_hello
         self._reader = FrameReader()
         self._out: list[bytes] = []

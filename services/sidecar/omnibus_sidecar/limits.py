@@ -48,10 +48,10 @@ def require(nbytes: int, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
 
 def memory_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> int | None:
     """Return the limit in bytes of the tightest control group (version 2); None without a limit."""
-    found = [
+    limits = [
         limit for path in _group_directories(groups, root) if (limit := _read_number(path / "memory.max")) is not None
     ]
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def _free_bytes(group: Path) -> int | None:
@@ -59,15 +59,15 @@ def _free_bytes(group: Path) -> int | None:
 
     File caches do not count as used: the kernel evicts them.
     """
-    limit, used = _read_number(group / "memory.max"), _read_number(group / "memory.current")
-    if limit is None or used is None:
+    limit, used_bytes = _read_number(group / "memory.max"), _read_number(group / "memory.current")
+    if limit is None or used_bytes is None:
         return None
     try:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cached = int(stat["inactive_file"]) + int(stat["active_file"])
+        cached_bytes = int(stat["inactive_file"]) + int(stat["active_file"])
     except (OSError, ValueError, LookupError):
-        cached = 0
-    return limit - used + cached
+        cached_bytes = 0
+    return limit - used_bytes + cached_bytes
 
 
 def _group_directories(groups: Path, root: Path) -> list[Path]:

@@ -57,8 +57,8 @@ def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
 
     def labelled_values(key: str) -> Callable[[], Values]:
         def values() -> Values:
-            found = snapshot().get(key)  # None on a single node
-            counts = {} if found is None else _BAD_BY_KEY.get(key, {}) | found
+            bad_counts = snapshot().get(key)  # None on a single node
+            counts = {} if bad_counts is None else _BAD_BY_KEY.get(key, {}) | bad_counts
             return {(label,): float(count) for label, count in counts.items()}
 
         return values

@@ -98,8 +98,8 @@ class PeerDiscovery:
             self._warn_of_namesake(status)
             return
         if status.state == "gone":
-            known = plane.addresses.get(status.node)
-            if known is not None and known.boot == status.boot:
+            known_address = plane.addresses.get(status.node)
+            if known_address is not None and known_address.boot == status.boot:
                 del plane.addresses[status.node]
             return
         plane.addresses[status.node] = PeerAddress(status.host, status.port, status.boot)

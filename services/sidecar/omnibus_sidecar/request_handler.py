@@ -82,7 +82,7 @@ class Desk:
 
     def __init__(self, settings: SidecarConfig, arena: Arena, boot: int, loop: AbstractEventLoop) -> None:
         self.settings = settings
-        self.allocator = Allocator(arena.size, backed=0, header=HEADER_BYTES)
+        self.allocator = Allocator(arena.size, backed_size=0, header=HEADER_BYTES)
         self.backing = Backing(arena, self.allocator, loop, self._on_backing_changed)
         self.ledger = Ledger(self.allocator, arena, boot, HEADER_BYTES, self._start_grace)
         self.ledger.clear_on_free = settings.clear_on_free

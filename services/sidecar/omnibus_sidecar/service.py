@@ -34,21 +34,21 @@ class SidecarService:
     """The sidecar of one node."""
 
     def __init__(self) -> None:
-        wanted = environment.read_settings(environment.SidecarSettings)
-        directory = Path(wanted.socket).parent
+        settings = environment.read_settings(environment.SidecarSettings)
+        directory = Path(settings.socket).parent
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(directory)
         self._sidecar = Sidecar(
             SidecarConfig(
-                node=wanted.node_name,
-                socket=wanted.socket,
-                arena=f"omnibus-{subject_token(wanted.node_name)}",
-                size=wanted.arena_mib * MIB,
-                clear_on_free=wanted.clear,
-                peers=_peer_config(wanted),
+                node=settings.node_name,
+                socket=settings.socket,
+                arena=f"omnibus-{subject_token(settings.node_name)}",
+                size=settings.arena_mib * MIB,
+                clear_on_free=settings.clear,
+                peers=_peer_config(settings),
             )
         )
-        self._host = wanted.advertise or wanted.host
+        self._host = settings.advertise or settings.host
         self._bus: NatsBus | None = None
         self._nodes: PeerDiscovery | None = None
 
@@ -80,44 +80,44 @@ class SidecarService:
             await self._sidecar.stop()
 
 
-def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
+def _peer_config(settings: environment.SidecarSettings) -> PeerConfig | None:
     """Return the settings of pulls; None on a single node.
 
     Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS.
     """
-    if not wanted.host:
+    if not settings.host:
         return None
-    _check_transport(wanted)
-    secret = credentials.read_secret(wanted.secret_file) if wanted.secret_file else b""
-    client, server = credentials.load_tls(wanted.tls_ca, wanted.tls_cert, wanted.tls_key)
+    _check_transport(settings)
+    secret = credentials.read_secret(settings.secret_file) if settings.secret_file else b""
+    client, server = credentials.load_tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
     if not secret and server is None:
         raise BadRequest(
             "OMNIBUS_SIDECAR_HOST opens this node to others: set OMNIBUS_SIDECAR_SECRET_FILE, the same for all nodes, "
             "or OMNIBUS_SIDECAR_TLS_CA, OMNIBUS_SIDECAR_TLS_CERT and OMNIBUS_SIDECAR_TLS_KEY"
         )
-    if not 0 < wanted.incoming <= 1 or wanted.links < 1 or min(wanted.connect, wanted.stall) <= 0:
+    if not 0 < settings.incoming <= 1 or settings.links < 1 or min(settings.connect, settings.stall) <= 0:
         raise BadRequest(
             "OMNIBUS_SIDECAR_INCOMING must be above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
             "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL above 0"
         )
     return PeerConfig(
-        host=wanted.host,
-        port=wanted.port,
+        host=settings.host,
+        port=settings.port,
         secret=secret,
         tls_client=client,
         tls_server=server,
-        transport=wanted.transport,
-        links=wanted.links,
-        incoming=wanted.incoming,
-        connect_seconds=wanted.connect,
-        stall_seconds=wanted.stall,
+        transport=settings.transport,
+        links=settings.links,
+        incoming=settings.incoming,
+        connect_seconds=settings.connect,
+        stall_seconds=settings.stall,
     )
 
 
-def _check_transport(wanted: environment.SidecarSettings) -> None:
-    if wanted.transport not in ("tcp", "ucx"):
-        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT must be tcp or ucx, not {wanted.transport!r}")
-    if wanted.transport == "ucx" and wanted.tls_ca:
+def _check_transport(settings: environment.SidecarSettings) -> None:
+    if settings.transport not in ("tcp", "ucx"):
+        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT must be tcp or ucx, not {settings.transport!r}")
+    if settings.transport == "ucx" and settings.tls_ca:
         raise BadRequest(
             "UCX sends bytes unencrypted, but OMNIBUS_SIDECAR_TLS_CA requires encryption: use "
             "OMNIBUS_SIDECAR_SECRET_FILE alone with OMNIBUS_SIDECAR_TRANSPORT=ucx, or TLS with tcp"

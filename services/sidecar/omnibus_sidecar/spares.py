@@ -31,7 +31,7 @@ class SpareBlocks:
     """Grants, uses and recalls spares of ``ledger``.
 
     ``size`` is the bytes of the arena. ``make_room`` starts to allocate pages for so many bytes. ``start_grace`` starts
-    the time in which a client may still write. ``set_due`` sets when a block expires. ``settled`` is called when a
+    the time in which a client may still write. ``set_due`` sets when a block expires. ``on_settle`` is called when a
     recall is over.
     """
 
@@ -43,7 +43,7 @@ class SpareBlocks:
         make_room: Callable[[int], None],
         start_grace: Callable[[BlockLease], None],
         set_due: Callable[[BlockLease, float], None],
-        settled: Callable[[], None],
+        on_settle: Callable[[], None],
     ) -> None:
         self.used = 0  # tensors so far
         self.recalls = 0
@@ -53,7 +53,7 @@ class SpareBlocks:
         self._make_room = make_room
         self._start_grace = start_grace
         self._set_due = set_due
-        self._settled = settled
+        self._settled = on_settle
         self._clients: dict[BlockOwner, SpareClient] = {}
         self._recall_until = 0.0  # in the loop's seconds; 0: nothing is recalled
         self._ended: dict[bytes, BlockOwner] = {}

@@ -54,11 +54,11 @@ async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
     try:
         async with asyncio.timeout(DRAW_TIMEOUT_SECONDS):
             with use(runtime):
-                given = app.serve(request)
-                if isinstance(given, AsyncIterator):
-                    await anext(given, None)
+                response = app.serve(request)
+                if isinstance(response, AsyncIterator):
+                    await anext(response, None)
                 else:
-                    await given
+                    await response
     except _GraphDrawn:
         pass
     except TimeoutError:
@@ -67,8 +67,8 @@ async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
         _raise_with_line(app, error)
     nodes = runtime.segment.nodes if runtime.segment is not None else ()
     calls = [
-        {"task": node.task, "uses": [f"{origin}.{output}" for origin, output in node.uses], "pinned": pinned}
-        for node, pinned in zip(nodes, _pins(runtime.segment), strict=True)
+        {"task": node.task, "uses": [f"{origin}.{output}" for origin, output in node.uses], "pinned": pin}
+        for node, pin in zip(nodes, _pins(runtime.segment), strict=True)
     ]
     return {"sample": body, "graph": calls}
 
@@ -85,17 +85,19 @@ def sample_request(app: LoadedApp) -> Any:
 def _sample_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    for given in ("default", "const"):
-        if given in schema:
-            return schema[given]
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
     for several in ("examples", "enum"):
         if schema.get(several):
             return schema[several][0]
     if schema.get("anyOf"):
         return _sample_value(schema["anyOf"][0], root)
     if "properties" in schema:
-        needed = schema.get("required", ())
-        return {name: _sample_value(each, root) for name, each in schema["properties"].items() if name in needed}
+        required_names = schema.get("required", ())
+        return {
+            name: _sample_value(each, root) for name, each in schema["properties"].items() if name in required_names
+        }
     return _SAMPLES.get(str(schema.get("type")))
 
 

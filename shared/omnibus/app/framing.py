@@ -63,13 +63,13 @@ def read_load_message(end: socket.socket) -> LoadApp | None:
 
 def _receive_exactly(end: socket.socket, count: int) -> bytes:
     """Return ``count`` bytes, or none if the other end is closed first."""
-    found = bytearray()
-    while len(found) < count:
-        more = end.recv(count - len(found))
+    data = bytearray()
+    while len(data) < count:
+        more = end.recv(count - len(data))
         if not more:
             return b""
-        found += more
-    return bytes(found)
+        data += more
+    return bytes(data)
 
 
 def to_worker(body: bytes) -> ToWorker:

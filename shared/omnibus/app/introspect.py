@@ -42,12 +42,12 @@ class LoadedApp:
     def find_line(self, error: BaseException) -> FrameSummary | None:
         """Return the innermost line of the app's file in the traceback. The traceback is that of ``error`` or of its
         causes."""
-        found: FrameSummary | None = None
+        line: FrameSummary | None = None
         cause: BaseException | None = error
         while cause is not None:
             frames = [frame for frame in extract_tb(cause.__traceback__) if frame.filename == self.file]
-            found, cause = frames[-1] if frames else found, cause.__cause__
-        return found
+            line, cause = frames[-1] if frames else line, cause.__cause__
+        return line
 
     @property
     def file(self) -> str:
@@ -55,25 +55,28 @@ class LoadedApp:
         return str(self.serve.__code__.co_filename)
 
 
-def load_app(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> LoadedApp:
+def load_app(source: AppSource, text: str = "", restrictions: tuple[str, ...] = ()) -> LoadedApp:
     """Load an app. Raises ``BadRequest`` with the name of the module and the problem."""
     module = load_module(source, text)
     try:
-        return _describe_module(module, source, restricted)
+        return _describe_module(module, source, restrictions)
     except BadRequest as error:
         raise BadRequest(f"the module {module.__name__} is not an app: {error.message}", param=error.param) from error
 
 
-def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[str, ...]) -> LoadedApp:
+def _describe_module(module: ModuleType, source: AppSource, restrictions: tuple[str, ...]) -> LoadedApp:
     app, serve = _app_declaration(module), _serve_function(module)
-    taken, given = _serve_types(serve)
-    streams, answer = _answer_type(serve, given)
-    if app.model and (taken, given) != (ChatInput, ChatOutput):
+    request_type, return_type = _serve_types(serve)
+    streams, answer = _answer_type(serve, return_type)
+    if app.model and (request_type, return_type) != (ChatInput, ChatOutput):
         raise BadRequest(
             f"with the model {app.model!r}, `serve` must be `async def serve(request: ChatInput) -> ChatOutput`"
         )
-    chat = taken is ChatInput
-    request, response = _type_adapter(taken, "request"), _type_adapter(answer, "answer") if _is_typed(answer) else None
+    chat = request_type is ChatInput
+    request, response = (
+        _type_adapter(request_type, "request"),
+        _type_adapter(answer, "answer") if _is_typed(answer) else None,
+    )
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
         doc=inspect.cleandoc(module.__doc__ or "")[:_MAX_DOC_CHARS],
@@ -83,7 +86,7 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
         request={} if chat else _json_schema(request, "validation"),  # the gateway defines the requests of clients
         response=_json_schema(response, "serialization") if response is not None else _untyped_schema(answer),
         streams=streams,
-        restricted=restricted,
+        restricted=restrictions,
         chat=chat,
     )
     _check_names(description)
@@ -111,11 +114,11 @@ def _app_declaration(module: ModuleType) -> App:
 
 def module_tasks(module: ModuleType) -> list[UnitTask]:
     """Return the unit tasks of all tasks in the module. Lists and dicts are included."""
-    found: list[Any] = []
+    tasks: list[Any] = []
     for value in vars(module).values():
         elements = value.values() if type(value) is dict else value if type(value) in (list, tuple, set) else [value]
-        found += [element for element in elements if isinstance(element, UnitTask | CompositeTask)]
-    return tasks_of(found)
+        tasks += [element for element in elements if isinstance(element, UnitTask | CompositeTask)]
+    return tasks_of(tasks)
 
 
 def _task_record(task: UnitTask, source: AppSource) -> TaskRecord:
@@ -149,8 +152,8 @@ def _code_origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
     if file is None:
         return source.root, ""
     path = Path(file).resolve()
-    mounted = bool(source.root) and path.is_relative_to(Path(source.root).resolve())
-    return source.root if mounted else "", sha256(path.read_bytes()).hexdigest()
+    is_mounted = bool(source.root) and path.is_relative_to(Path(source.root).resolve())
+    return source.root if is_mounted else "", sha256(path.read_bytes()).hexdigest()
 
 
 # serve
@@ -162,8 +165,12 @@ def _serve_function(module: ModuleType) -> Callable[[Any], Any]:
         raise BadRequest("it has no `serve`: write `async def serve(request): ...`")
     if not inspect.iscoroutinefunction(serve) and not inspect.isasyncgenfunction(serve):
         raise BadRequest("its `serve` must be `async def`")
-    taken = list(inspect.signature(serve).parameters.values())
-    if not taken or taken[0].kind not in _POSITIONAL or any(each.default is each.empty for each in taken[1:]):
+    arguments = list(inspect.signature(serve).parameters.values())
+    if (
+        not arguments
+        or arguments[0].kind not in _POSITIONAL
+        or any(each.default is each.empty for each in arguments[1:])
+    ):
         raise BadRequest("its `serve` must take one argument, the request")
     return serve
 
@@ -181,16 +188,16 @@ def _serve_types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
     return hints.get(first, Any), hints.get("return", Any)
 
 
-def _answer_type(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
+def _answer_type(serve: Callable[[Any], Any], annotation: Any) -> tuple[bool, Any]:
     """Return whether ``serve`` streams, and the type of its answer. For a stream, this is the type of a part."""
-    origin = get_origin(given) or given
+    origin = get_origin(annotation) or annotation
     if origin in _ITERATORS or origin is Stream:
-        return True, next(iter(get_args(given)), Any)
+        return True, next(iter(get_args(annotation)), Any)
     if inspect.isasyncgenfunction(serve):
-        if given is not Any:
+        if annotation is not Any:
             raise BadRequest("its `serve` yields, so it must be annotated `-> AsyncIterator[...]`, or not at all")
         return True, Any
-    return False, given
+    return False, annotation
 
 
 def _is_typed(answer: Any) -> bool:
@@ -203,12 +210,12 @@ def _untyped_schema(answer: Any) -> dict[str, Any]:
     return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
 
 
-def _type_adapter(kind: Any, what: str) -> TypeAdapter[Any]:
+def _type_adapter(kind: Any, role: str) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(kind)
     except PydanticUserError as error:
         raise BadRequest(
-            f"the type of its {what}, {kind!r}, cannot be checked: use a pydantic model, a dataclass, or types of JSON "
+            f"the type of its {role}, {kind!r}, cannot be checked: use a pydantic model, a dataclass, or types of JSON "
             f"({str(error).splitlines()[0]})"
         ) from error
 

@@ -37,9 +37,9 @@ def read_only(paths: Iterable[Path]) -> bool:
     if version < 1:
         return False
     size = 24 if version >= _WITH_SCOPES else 16 if version >= _WITH_TCP else 8
-    files = _RIGHTS[max(known for known in _RIGHTS if known <= version)]
-    requested = _Rules(files, _CONNECT_AND_BIND_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
-    rules = call(_CREATE, ctypes.byref(requested), ctypes.c_size_t(size), 0)
+    files = _RIGHTS[max(abi for abi in _RIGHTS if abi <= version)]
+    ruleset = _Rules(files, _CONNECT_AND_BIND_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
+    rules = call(_CREATE, ctypes.byref(ruleset), ctypes.c_size_t(size), 0)
     if rules < 0:
         return False
     try:

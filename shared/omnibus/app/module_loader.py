@@ -65,8 +65,8 @@ def _import_from_root(root: Path, name: str) -> ModuleType:
         raise BadRequest(f"cannot load {name}: unknown directory {str(root)!r}")
     importlib.invalidate_caches()
     top = name.partition(".")[0]
-    found = PathFinder.find_spec(top, [str(root)])
-    if found is None or not _is_below_root(root, found):
+    spec = PathFinder.find_spec(top, [str(root)])
+    if spec is None or not _is_below_root(root, spec):
         raise BadRequest(f"unknown module {top} in {root}")
     if top in sys.modules:
         raise BadRequest(f"the module name {top} is in use by Python: give the app's module another name")
@@ -77,8 +77,8 @@ def _import_from_root(root: Path, name: str) -> ModuleType:
     for package, inner in pairwise(packages):
         _import_module(package)
         with _ImportErrors(inner):
-            found = importlib.util.find_spec(inner)
-        if found is None or not _is_below_root(root, found):
+            spec = importlib.util.find_spec(inner)
+        if spec is None or not _is_below_root(root, spec):
             raise BadRequest(f"unknown module {inner} in {root}")
     return _import_module(name)
 

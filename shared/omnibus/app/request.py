@@ -48,10 +48,10 @@ class ServeRequest:
         if self._over:
             raise _request_over_error()
         frame = self._encode_submission(segment, step)
-        answered = self._segments[step] = asyncio.get_running_loop().create_future()
+        future = self._segments[step] = asyncio.get_running_loop().create_future()
         self._link.send(frame)
         try:
-            await answered
+            await future
         finally:
             del self._segments[step]
         sources: dict[tuple[int, str], Source] = {}
@@ -65,10 +65,10 @@ class ServeRequest:
             raise _request_over_error()
         number = next(self._media_numbers)
         frame = _encode_media(protocol.PlaceMedia(self.id, number, modality, data))
-        placed = self._media[number] = asyncio.get_running_loop().create_future()
+        future = self._media[number] = asyncio.get_running_loop().create_future()
         self._link.send(frame)
         try:
-            return await placed
+            return await future
         finally:
             del self._media[number]
 
@@ -76,8 +76,8 @@ class ServeRequest:
         try:
             return framing.encode_message(protocol.Submit(self.id, step, segment))
         except TooLarge as error:
-            what = f"a graph of {len(segment.nodes)} calls is too large: reduce loops, or split the request"
-            raise TooLarge(f"{what} ({error.message})") from error
+            text = f"a graph of {len(segment.nodes)} calls is too large: reduce loops, or split the request"
+            raise TooLarge(f"{text} ({error.message})") from error
 
     def choice_point(self, site: int) -> float:
         """Return a point of a Kronecker sequence, one per choice. The shares of choices are met evenly, also in
@@ -87,14 +87,14 @@ class ServeRequest:
     # Messages of the gateway
 
     def resolve_submission(self, step: int, error: OmnibusError | None = None) -> None:
-        answered = self._segments.get(step)
-        if answered is not None and not answered.done():
-            answered.set_result(None) if error is None else answered.set_exception(error)
+        future = self._segments.get(step)
+        if future is not None and not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
 
     def resolve_media(self, number: int, literal: dict[str, Any], error: OmnibusError | None = None) -> None:
-        placed = self._media.get(number)
-        if placed is not None and not placed.done():
-            placed.set_result(literal) if error is None else placed.set_exception(error)
+        future = self._media.get(number)
+        if future is not None and not future.done():
+            future.set_result(literal) if error is None else future.set_exception(error)
 
     def receive_items(self, message: protocol.Items) -> None:
         source = self._sources.get((message.step, message.node, message.output))
@@ -133,10 +133,10 @@ class ServeRequest:
                 late = DeadlineExceeded(f"the app {self._app_name} did not answer within its deadline")
                 return protocol.RequestFailed(self.id, late.to_problem())
             log.exception("%s: the app's serve failed", self._order.run)
-            what = f"the app {self._app_name} failed: {type(error).__name__}"
-            shown = f"{what}: {error}{self._line_of(error)}" if self._show_errors else what
-            failed = AppFailed(f"{shown}; the gateway's log has more under {self._order.run}")
-            return protocol.RequestFailed(self.id, failed.to_problem())
+            text = f"the app {self._app_name} failed: {type(error).__name__}"
+            message = f"{text}: {error}{self._line_of(error)}" if self._show_errors else text
+            failure = AppFailed(f"{message}; the gateway's log has more under {self._order.run}")
+            return protocol.RequestFailed(self.id, failure.to_problem())
         return protocol.RequestEnd(self.id)
 
     def _line_of(self, error: BaseException) -> str:
@@ -155,23 +155,23 @@ class ServeRequest:
 
     async def _call_serve(self) -> None:
         value = responses.parse_request(self._app.request, self._order.body)
-        given = self._app.serve(value)
-        if hasattr(given, "__aiter__"):
-            await self._send_parts(given)
+        answer = self._app.serve(value)
+        if hasattr(answer, "__aiter__"):
+            await self._send_parts(answer)
             return
-        given = await given
+        answer = await answer
         if self._order.kind == protocol.CHAT:
-            await self._send_chat(responses.chat_outputs(given))
+            await self._send_chat(responses.chat_outputs(answer))
         elif self._app.description.streams:
-            await self._send_parts(given)
+            await self._send_parts(answer)
         else:
-            body = await responses.encode_answer(self._app.response, given)
+            body = await responses.encode_answer(self._app.response, answer)
             self._link.send(_encode_frame(protocol.ServeAnswer(self.id, body)))
 
-    async def _send_parts(self, given: Any) -> None:
-        if not hasattr(given, "__aiter__"):
-            raise AppFailed(f"`serve` is annotated as a stream, but returned a value of type {type(given).__name__}")
-        async with aclosing(_iterate_closing(given)) as parts:
+    async def _send_parts(self, answer: Any) -> None:
+        if not hasattr(answer, "__aiter__"):
+            raise AppFailed(f"`serve` is annotated as a stream, but returned a value of type {type(answer).__name__}")
+        async with aclosing(_iterate_closing(answer)) as parts:
             async for part in parts:
                 await self._send_with_backpressure(
                     protocol.AnswerPart(self.id, await responses.encode_answer(self._app.response, part))
@@ -186,8 +186,8 @@ class ServeRequest:
         self._link.send(
             _encode_frame(protocol.ServeAnswer(self.id, await responses.encode_answer(None, list(outputs)), refs))
         )
-        made = {name: value for name, value in outputs.items() if name not in refs}
-        await gather_calls(*(self._send_output(name, value) for name, value in made.items()))
+        computed_outputs = {name: value for name, value in outputs.items() if name not in refs}
+        await gather_calls(*(self._send_output(name, value) for name, value in computed_outputs.items()))
 
     async def _send_output(self, name: str, value: Any) -> None:
         async with aclosing(_iterate_closing(responses.iterate_items(name, value))) as items:
@@ -276,9 +276,9 @@ def _encode_frame(message: protocol.WorkerMessage) -> bytes:
         raise AppFailed(f"`serve` returned too much at once: {error.message}") from error
 
 
-async def _iterate_closing(given: Any) -> AsyncGenerator[Any, None]:
+async def _iterate_closing(answer: Any) -> AsyncGenerator[Any, None]:
     """Yield the parts of ``given``, then close it if possible."""
-    parts = aiter(given)
+    parts = aiter(answer)
     try:
         async for part in parts:
             yield part

@@ -126,10 +126,10 @@ def chat_outputs(output: Any) -> dict[str, Any]:
     """Return the present outputs of a chat, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
     if not isinstance(output, ChatOutput):
         raise AppFailed(f"`serve` of a chat app must return a `ChatOutput`, not {_describe_value(output)}")
-    found = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
-    if not found:
+    outputs = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
+    if not outputs:
         raise AppFailed("`serve` returned a `ChatOutput` without text and audio: set at least one")
-    return found
+    return outputs
 
 
 def direct_source(name: str, value: Any) -> Source | None:
@@ -140,15 +140,15 @@ def direct_source(name: str, value: Any) -> Source | None:
 
 async def iterate_items(name: str, value: Any) -> AsyncIterator[Item]:
     """Yield items of a chat's output that the app computes."""
-    made = _MAKERS[name]
+    make_items = _MAKERS[name]
     if type(value) is Result and value.kind != "stream":
         value = await value
     if hasattr(value, "__aiter__"):
         async for part in value:
-            for item in made(part):
+            for item in make_items(part):
                 yield item
     else:
-        for item in made(value):
+        for item in make_items(value):
             yield item
 
 

@@ -57,20 +57,20 @@ def restrict_process(link: int, memory: int) -> tuple[str, ...]:
     readable = list(_readable_paths())
     _limit_resources(memory)
     os.nice(NICE_INCREMENT)
-    held = ["limits"]
+    restrictions = ["limits"]
     alone = _leave_network()
     if _switch_user(readable):
-        held.append("own-user")
+        restrictions.append("own-user")
     if alone or _leave_network():
-        held.append("no-network")
+        restrictions.append("no-network")
     _without_privileges()
-    held.append("privileges")
+    restrictions.append("privileges")
     if landlock.read_only(readable):
-        held.append("read-only")
+        restrictions.append("read-only")
     if seccomp.install_filter():
-        held.append("calls")
-    _check_restrictions(held)
-    return tuple(held)
+        restrictions.append("calls")
+    _check_restrictions(restrictions)
+    return tuple(restrictions)
 
 
 def die_with_parent() -> None:
@@ -79,13 +79,13 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def _check_restrictions(held: list[str]) -> None:
-    files = "own-user" in held or "read-only" in held
-    network = "no-network" in held or "calls" in held
+def _check_restrictions(restrictions: list[str]) -> None:
+    files = "own-user" in restrictions or "read-only" in restrictions
+    network = "no-network" in restrictions or "calls" in restrictions
     if not (files and network):
         raise NoSandbox(
             f"this machine cannot restrict uploaded code's access to its {'network' if files else 'files'} (only "
-            f"{', '.join(held)}): use a kernel with Landlock and seccomp, or install the app"
+            f"{', '.join(restrictions)}): use a kernel with Landlock and seccomp, or install the app"
         )
 
 
@@ -116,11 +116,11 @@ def _limit_resources(memory: int) -> None:
         _lower_limit(none, 0)
 
 
-def _lower_limit(what: int, most: int) -> None:
+def _lower_limit(limit: int, most: int) -> None:
     """Lower a limit for good. A limit that is already lower does not change."""
-    _, hard = resource.getrlimit(what)
+    _, hard = resource.getrlimit(limit)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+    resource.setrlimit(limit, (most, most))
 
 
 def _leave_network() -> bool:

@@ -128,10 +128,10 @@ def install_filter() -> bool:
 
     Needs ``PR_SET_NO_NEW_PRIVS`` and a process of one thread.
     """
-    found = _MACHINES.get(platform.machine())
-    if found is None:
+    constants = _MACHINES.get(platform.machine())
+    if constants is None:
         return False
-    steps = list(_filter_steps(*found))
+    steps = list(_filter_steps(*constants))
     filters = (_Filter * len(steps))(*(_Filter(*step) for step in steps))
     program = _Program(len(steps), filters)
     return ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) == 0

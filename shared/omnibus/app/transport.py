@@ -19,9 +19,9 @@ class WorkerLink(asyncio.Protocol):
     that error, or with None when the other end is closed.
     """
 
-    def __init__(self, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]) -> None:
+    def __init__(self, receive: Callable[[bytes], None], on_loss: Callable[[OmnibusError | None], None]) -> None:
         self._receive = receive
-        self._lost = lost
+        self._lost = on_loss
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frames = Frames()
@@ -31,10 +31,10 @@ class WorkerLink(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, end: socket.socket, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]
+        cls, end: socket.socket, receive: Callable[[bytes], None], on_loss: Callable[[OmnibusError | None], None]
     ) -> "WorkerLink":
         """Take over ``end``, a connected Unix socket."""
-        link = cls(receive, lost)
+        link = cls(receive, on_loss)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
         return link
 

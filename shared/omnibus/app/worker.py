@@ -80,10 +80,10 @@ class AppWorker:
         task = self._tasks[message.id] = asyncio.get_running_loop().create_task(request.run(), name=message.run)
         task.add_done_callback(lambda ended: self._forget_request(message.id, ended))
 
-    def _forget_request(self, id: int, ended: asyncio.Task[None]) -> None:
+    def _forget_request(self, id: int, task: asyncio.Task[None]) -> None:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
-        if ended.cancelled() and self._link is not None:  # cancelled before its first step, so it sent no end
+        if task.cancelled() and self._link is not None:  # cancelled before its first step, so it sent no end
             self._link.send(framing.encode_message(protocol.RequestEnd(id)))
 
     def _send_pong(self) -> None:
@@ -138,8 +138,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _load_app(order: protocol.LoadApp, link: int) -> LoadedApp:
-    held = restrict_process(link, order.memory) if order.source.kind == UPLOAD else ()
-    return load_app(order.source, order.text, held)
+    restrictions = restrict_process(link, order.memory) if order.source.kind == UPLOAD else ()
+    return load_app(order.source, order.text, restrictions)
 
 
 if __name__ == "__main__":

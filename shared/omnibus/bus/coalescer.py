@@ -94,11 +94,11 @@ class Outbox:
     def _end_growth(self) -> None:
         """Send the pieces of this turn, or wait for the next ones."""
         now = monotonic()
-        due, expected = self._released_at + PIECE_FLUSH_SECONDS, now + (now - self._grown_at)
+        due, next_piece = self._released_at + PIECE_FLUSH_SECONDS, now + (now - self._grown_at)
         self._grows, self._grown_at = False, now
         if not self._held:
             return
-        if expected >= due:
+        if next_piece >= due:
             self.flush()
         elif self._release is None:
             self._release = asyncio.get_running_loop().call_later(due - now, self.flush)
@@ -109,9 +109,9 @@ class Outbox:
             self._release.cancel()
             self._release = None
         self._released_at = monotonic()
-        held, self._held = self._held, []
+        pieces, self._held = self._held, []
         self._soon = True  # no further flush is necessary
-        for piece in held:
+        for piece in pieces:
             try:
                 piece.flush_held()
             except OmnibusError as error:  # receivers notice the loss by their deadlines

@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 def subject_matches(pattern: str, subject: str) -> bool:
     """Return whether ``subject`` matches by NATS rules: ``*`` is one token, ``>`` one or more."""
-    wanted, given = pattern.split("."), subject.split(".")
-    for position, part in enumerate(wanted):
+    pattern_parts, subject_parts = pattern.split("."), subject.split(".")
+    for position, part in enumerate(pattern_parts):
         if part == ">":
-            return len(given) > position
-        if position >= len(given) or part not in ("*", given[position]):
+            return len(subject_parts) > position
+        if position >= len(subject_parts) or part not in ("*", subject_parts[position]):
             return False
-    return len(wanted) == len(given)
+    return len(pattern_parts) == len(subject_parts)
 
 
 class MemoryBus:
@@ -79,13 +79,13 @@ class MemoryBus:
         for pattern, queue, handler in self._subscribers:
             if subject_matches(pattern, delivery.subject):
                 groups.setdefault((pattern, queue), []).append(handler) if queue else plain.append(handler)
-        chosen = plain + [members[next(self._turn) % len(members)] for members in groups.values()]
-        for handler in chosen:
+        handlers = plain + [members[next(self._turn) % len(members)] for members in groups.values()]
+        for handler in handlers:
             try:
                 handler(delivery)
             except Exception:  # as with a real connection, other handlers still get the message
                 log.exception("handler of %s failed", delivery.subject)
-        if not chosen and delivery.reply:
+        if not handlers and delivery.reply:
             self._deliver_message(Delivery(delivery.reply, b"", refused=True))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
@@ -154,38 +154,40 @@ class MemoryBus:
             raise BusUnavailable(f"no stream has taken {subject}")
         if id in self._records:
             return self._records[id][1].number
-        last = max((kept.number for kept in self._stored_messages(stream) if kept.subject == subject), default=0)
+        last = max(
+            (message.number for message in self._stored_messages(stream) if message.subject == subject), default=0
+        )
         if last != after:
             raise Conflict(f"another client has written to {subject}")
         self.publish_record(subject, data, id)
         return self._records[id][1].number
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
-        kept = self._stored_messages(stream)
-        return [each for each in kept if subject_matches(subject, each.subject) and each.number > after]
+        messages = self._stored_messages(stream)
+        return [each for each in messages if subject_matches(subject, each.subject) and each.number > after]
 
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         return [
-            Delivery(kept.subject, kept.data)
-            for kept in self._stored_messages(stream)
-            if subject_matches(subject, kept.subject)
+            Delivery(message.subject, message.data)
+            for message in self._stored_messages(stream)
+            if subject_matches(subject, message.subject)
         ]
 
     async def read_latest(self, stream: StreamSpec, count: int, below: int = 0) -> list[Stored]:
-        return [kept for kept in self._stored_messages(stream) if kept.number < (below or math.inf)][-count:]
+        return [message for message in self._stored_messages(stream) if message.number < (below or math.inf)][-count:]
 
     async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
-        gone = [
+        purged_ids = [
             id
-            for id, (keeps, kept) in self._records.items()
-            if keeps == stream and subject_matches(subject, kept.subject)
+            for id, (keeps, message) in self._records.items()
+            if keeps == stream and subject_matches(subject, message.subject)
         ]
-        for id in gone:
+        for id in purged_ids:
             del self._records[id]
-        return len(gone)
+        return len(purged_ids)
 
     def _stored_messages(self, stream: StreamSpec) -> list[Stored]:
-        return [kept for keeps, kept in self._records.values() if keeps == stream]
+        return [message for keeps, message in self._records.values() if keeps == stream]
 
     async def list_streams(self) -> list[StreamState]:
         return []

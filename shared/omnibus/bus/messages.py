@@ -341,16 +341,16 @@ def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
         yield _HEAD + b",".join(batch) + _TAIL
 
 
-def decode_message(decode: Any, body: bytes, what: str) -> Any:
+def decode_message(decode: Any, body: bytes, kind: str) -> Any:
     """Decode the message in ``body``. Raises ``ProtocolError``, which calls it ``what``."""
     try:
         message = decode(body)
     except UNREADABLE as error:
         raise ProtocolError(
-            f"not a {what} of wire version {WIRE_VERSION}: {explain_unreadable(body, error)}"
+            f"not a {kind} of wire version {WIRE_VERSION}: {explain_unreadable(body, error)}"
         ) from error
     if message.v != WIRE_VERSION:
-        raise ProtocolError(f"{what} of wire version {message.v}, this build reads {WIRE_VERSION}: update one side")
+        raise ProtocolError(f"{kind} of wire version {message.v}, this build reads {WIRE_VERSION}: update one side")
     return message
 
 

@@ -29,13 +29,13 @@ class PullLog:
 
         If it raises, the time counts, but not the bytes.
         """
-        began, pulled = time.perf_counter(), 0
+        began, pull_bytes = time.perf_counter(), 0
         try:
             yield
-            pulled = _count_bytes(handle, rows)
+            pull_bytes = _count_bytes(handle, rows)
         finally:
             nbytes, seconds = self._costs.get((*key, handle.node), (0, 0.0))
-            self._costs[*key, handle.node] = (nbytes + pulled, seconds + time.perf_counter() - began)
+            self._costs[*key, handle.node] = (nbytes + pull_bytes, seconds + time.perf_counter() - began)
 
     def costs(self) -> tuple[PullCost, ...]:
         """Return the costs by output."""

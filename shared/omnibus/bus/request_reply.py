@@ -17,14 +17,14 @@ async def request_replies(
 
     Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``.
     """
-    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-    stop = await bus.subscribe(inbox, arrived.put_nowait)
+    deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+    stop = await bus.subscribe(inbox, deliveries.put_nowait)
     try:
         bus.publish(subject, data, reply=inbox, headers=headers)
         while True:
             try:
                 async with asyncio.timeout(timeout):
-                    delivery = await arrived.get()
+                    delivery = await deliveries.get()
             except TimeoutError as error:
                 raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
             if delivery.refused:

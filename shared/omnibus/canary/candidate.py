@@ -85,11 +85,11 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     def next_candidate(self, **fields: Any) -> "Candidate":
         """Return a new candidate for the same model. It includes the changes that were promoted before."""
-        taken = self.state == "promoted"
+        is_promoted = self.state == "promoted"
         base = {change.option: change for change in self.base}
-        for change in self.changes if taken else ():
+        for change in self.changes if is_promoted else ():
             base[change.option] = base[change.option].merge_change(change) if change.option in base else change
-        path = self.path if taken and self.path else self.base_path
+        path = self.path if is_promoted and self.path else self.base_path
         return Candidate(model=self.model, base=tuple(base.values()), base_path=path, **fields)
 
     def describe(self) -> str:

@@ -93,12 +93,12 @@ class _Question(NamedTuple):
 
 def judge_shadow(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
     """Return the verdict on pairs of runs: red if any question is red, green if all are green."""
-    pairs, failed = counts.get(PAIRS, 0), counts.get(FAILED, 0)
-    whole = pairs - failed
+    pairs, failure_count = counts.get(PAIRS, 0), counts.get(FAILED, 0)
+    whole = pairs - failure_count
     return _judge(
         rules,
         [
-            _Question("it failed", failed, pairs, rules.failed),
+            _Question("it failed", failure_count, pairs, rules.failed),
             _Question("it was slower", counts.get(SLOWER, 0), whole, rules.slower),
             _Question("outputs differed", counts.get(DIFFERED, 0), whole, rules.differed),
         ],
@@ -107,15 +107,15 @@ def judge_shadow(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
 
 def judge_canary(rules: GateRules, counts: Mapping[str, int]) -> Judgement:
     """Return the verdict on a canary. It depends on pairs of runs and on users' requests."""
-    served, failed = counts.get(SERVED, 0), counts.get(SERVED_FAILED, 0)
+    request_count, failure_count = counts.get(SERVED, 0), counts.get(SERVED_FAILED, 0)
     users = _judge(
         rules,
         [
-            _Question("users' requests failed", failed, served, rules.failed),
+            _Question("users' requests failed", failure_count, request_count, rules.failed),
             _Question(
                 "users' requests took longer than 19 of 20 others",
                 counts.get(SERVED_SLOW, 0),
-                served - failed,
+                request_count - failure_count,
                 Bounds(0.1, 0.4),
             ),
         ],

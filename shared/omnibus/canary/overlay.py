@@ -10,11 +10,11 @@ from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
 
 def overlay_models(models: Mapping[str, ModelPlan], candidates: Iterable[Candidate]) -> dict[str, ModelPlan]:
     """Return ``models`` with the changes of ``candidates``. A candidate that does not fit its model changes nothing."""
-    found = dict(models)
+    result = dict(models)
     for candidate in candidates:
-        if candidate.model in found:
-            found[candidate.model] = overlay_model(found[candidate.model], candidate)
-    return found
+        if candidate.model in result:
+            result[candidate.model] = overlay_model(result[candidate.model], candidate)
+    return result
 
 
 def overlay_model(model: ModelPlan, candidate: Candidate) -> ModelPlan:
@@ -41,16 +41,16 @@ def is_candidate_option(name: str) -> bool:
     return name.endswith(CANDIDATE_MARK)
 
 
-def find_control(paths: Iterable[Path], tried: Path, candidate: Candidate) -> Path | None:
+def find_control(paths: Iterable[Path], candidate_path: Path, candidate: Candidate) -> Path | None:
     """Return the path of ``paths`` to compare with path ``tried`` of ``candidate``. It has the same options without the
     mark.
 
     If the candidate is another path, or there is no such path, it is compared with the busiest one.
     """
-    others = [path for path in paths if not path.is_candidate]
-    plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in tried.options.items()}
-    same = next((path for path in others if path.options == plain), None) if not candidate.path else None
-    return same or max(others, key=lambda path: path.rate, default=None)
+    plain_paths = [path for path in paths if not path.is_candidate]
+    plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in candidate_path.options.items()}
+    same = next((path for path in plain_paths if path.options == plain), None) if not candidate.path else None
+    return same or max(plain_paths, key=lambda path: path.rate, default=None)
 
 
 def _promote(model: ModelPlan, changes: Iterable[OptionChange], through: tuple[str, ...]) -> ModelPlan:
@@ -75,14 +75,14 @@ def _whole_path(model: ModelPlan, through: tuple[str, ...], paths: tuple[Path, .
 def _add_beside(model: ModelPlan, candidate: Candidate) -> ModelPlan:
     if not {*candidate.path, *(change.option for change in candidate.changes)} <= model.options.keys():
         return model
-    added = dict(_candidate_options(model, candidate))
-    renamed = {name.removesuffix(CANDIDATE_MARK): name for name in added}
+    new_options = dict(_candidate_options(model, candidate))
+    candidate_names = {name.removesuffix(CANDIDATE_MARK): name for name in new_options}
     share = candidate.share if candidate.state == "canary" else 0.0
     types = {
-        kind: (*paths, *_candidate_paths(model, candidate, paths, renamed, share))
+        kind: (*paths, *_candidate_paths(model, candidate, paths, candidate_names, share))
         for kind, paths in model.types.items()
     }
-    return msgspec.structs.replace(model, options={**model.options, **added}, types=types)
+    return msgspec.structs.replace(model, options={**model.options, **new_options}, types=types)
 
 
 def _candidate_options(model: ModelPlan, candidate: Candidate) -> Iterator[tuple[str, DeploymentOption]]:
@@ -98,19 +98,19 @@ def _candidate_options(model: ModelPlan, candidate: Candidate) -> Iterator[tuple
 
 
 def _candidate_paths(
-    model: ModelPlan, candidate: Candidate, paths: tuple[Path, ...], renamed: Mapping[str, str], share: float
+    model: ModelPlan, candidate: Candidate, paths: tuple[Path, ...], candidate_names: Mapping[str, str], share: float
 ) -> Iterator[Path]:
     """Yield the candidate's path for a request type. There is none if the candidate does not change ``paths``."""
     total = sum(path.rate for path in paths)
     rate = share / (1.0 - share) * total
     if candidate.path:
         options = _path_options(model, candidate.path, paths[0].options if paths else {})
-        yield _build_path({part: renamed[option] for part, option in options.items()}, rate)
+        yield _build_path({part: candidate_names[option] for part, option in options.items()}, rate)
         return
-    affected = [path for path in paths if not renamed.keys().isdisjoint(path.options.values())]
-    if affected:
-        busiest = max(affected, key=lambda path: path.rate)
-        yield _build_path({part: renamed.get(option, option) for part, option in busiest.options.items()}, rate)
+    affected_paths = [path for path in paths if not candidate_names.keys().isdisjoint(path.options.values())]
+    if affected_paths:
+        busiest = max(affected_paths, key=lambda path: path.rate)
+        yield _build_path({part: candidate_names.get(option, option) for part, option in busiest.options.items()}, rate)
 
 
 def _path_options(model: ModelPlan, through: tuple[str, ...], parts: Iterable[str]) -> dict[str, str]:

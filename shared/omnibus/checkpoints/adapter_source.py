@@ -38,8 +38,8 @@ def open_adapter(name: str, source: AdapterSource, root: str, setting: str) -> L
 
     Raises as ``describe_adapter``, and ``Conflict`` if its files changed after it was loaded.
     """
-    found, adapter = describe_adapter(source.path, root, setting)
-    if found.sha256 != source.sha256:
+    current, adapter = describe_adapter(source.path, root, setting)
+    if current.sha256 != source.sha256:
         raise Conflict(f"the files of the adapter {name!r} have changed since it was loaded: load it again")
     return adapter
 

@@ -135,12 +135,18 @@ def _compare_targets(targets: Any, modules: Mapping[str, Any]) -> None:
     if not isinstance(targets, list):
         return
     ends = tuple(f".{target}" for target in targets)
-    others = [module for module in modules if not f".{module}".endswith(ends)]
-    if others:
-        raise BadRequest(f"{WEIGHTS_FILE} adapts {_list_names(others)}, not among target_modules of {CONFIG_FILE}")
-    lost = [target for target in targets if not any(f".{module}".endswith(f".{target}") for module in modules)]
-    if lost:
-        raise BadRequest(f"target_modules has {_list_names(sorted(lost))}, of which {WEIGHTS_FILE} has no weights")
+    other_modules = [module for module in modules if not f".{module}".endswith(ends)]
+    if other_modules:
+        raise BadRequest(
+            f"{WEIGHTS_FILE} adapts {_list_names(other_modules)}, not among target_modules of {CONFIG_FILE}"
+        )
+    missing_targets = [
+        target for target in targets if not any(f".{module}".endswith(f".{target}") for module in modules)
+    ]
+    if missing_targets:
+        raise BadRequest(
+            f"target_modules has {_list_names(sorted(missing_targets))}, of which {WEIGHTS_FILE} has no weights"
+        )
 
 
 def _list_names(names: list[str]) -> str:

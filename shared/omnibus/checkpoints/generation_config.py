@@ -50,25 +50,25 @@ def read_sampling(directory: Path) -> dict[str, float]:
     Names of the talker's values begin with ``talker_``. A file that cannot be read has no values.
     """
     try:
-        found = json.loads((directory / FILE).read_text())
+        config = json.loads((directory / FILE).read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         return {}
-    talker = dict(_read_part(found, TALKER))
+    talker = dict(_read_part(config, TALKER))
     return {
-        **dict(_read_part(found, "")),
-        **dict(_read_part(found, THINKER)),
+        **dict(_read_part(config, "")),
+        **dict(_read_part(config, THINKER)),
         **{f"{TALKER}{name}": talker[name] for name in _OF_TALKERS if name in talker},
     }
 
 
-def _read_part(found: Mapping[str, Any], part: str) -> Iterator[tuple[str, float]]:
+def _read_part(config: Mapping[str, Any], part: str) -> Iterator[tuple[str, float]]:
     """Yield the values of ``part``, whose settings begin with its name."""
     for name, (least, most) in BOUNDS.items():
-        value, called = found.get(f"{part}{name}"), _CALLED.get(name, name)
+        value, parameter = config.get(f"{part}{name}"), _CALLED.get(name, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
             continue
-        yield called, max(0, int(value)) if called in _WHOLE else float(value)
-    if found.get(f"{part}do_sample") is False:
+        yield parameter, max(0, int(value)) if parameter in _WHOLE else float(value)
+    if config.get(f"{part}do_sample") is False:
         yield "temperature", 0.0

@@ -29,9 +29,9 @@ def resolve_checkpoint(checkpoint: str) -> Path:
 
     Raises as ``find_checkpoint``, and ``BadRequest`` for GGUF.
     """
-    found = find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
-    require_safetensors(found)
-    return found
+    directory = find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+    require_safetensors(directory)
+    return directory
 
 
 def require_safetensors(path: Path) -> None:
@@ -54,13 +54,13 @@ def find_checkpoint(checkpoint: str) -> Path:
             f"{checkpoint or 'nothing'} is not a directory of a checkpoint, nor an id of the Hugging Face hub such as "
             "Qwen/Qwen2.5-VL-7B-Instruct"
         )
-    found = _cached_directory(checkpoint)
-    if found is None:
+    directory = _cached_directory(checkpoint)
+    if directory is None:
         raise NotFound(
             f"{checkpoint} is not a directory, nor in this machine's cache of the Hugging Face hub: download it "
             f"with `omnibus models get {checkpoint}`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors"
         )
-    return found
+    return directory
 
 
 def download_checkpoint(checkpoint: str) -> Path:
@@ -70,27 +70,27 @@ def download_checkpoint(checkpoint: str) -> Path:
     Raises ``BadRequest`` for an invalid id, ``NotFound`` for one that is unknown to the hub, ``Forbidden`` for one that
     requires permission, and ``HubUnavailable``.
     """
-    named = _ID.fullmatch(checkpoint)
-    if named is None:
+    match = _ID.fullmatch(checkpoint)
+    if match is None:
         raise BadRequest(f"{checkpoint} is not an id of the Hugging Face hub such as Qwen/Qwen2.5-VL-7B-Instruct")
-    id, revision = named.groups()
+    id, revision = match.groups()
     client = _hub_client()
     try:
-        found = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_METADATA_PATTERNS)))
-        client.snapshot_download(id, revision=revision, allow_patterns=[*_METADATA_PATTERNS, *_weight_files(found)])
+        directory = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_METADATA_PATTERNS)))
+        client.snapshot_download(id, revision=revision, allow_patterns=[*_METADATA_PATTERNS, *_weight_files(directory)])
     except Exception as error:  # the client's own errors and those of the HTTP library that it happens to use
         raise _hub_error(checkpoint, error) from error
-    return found
+    return directory
 
 
 def _cached_directory(checkpoint: str) -> Path | None:
-    named = _ID.fullmatch(checkpoint)
-    id, revision = named.groups() if named else ("", None)
+    match = _ID.fullmatch(checkpoint)
+    id, revision = match.groups() if match else ("", None)
     client = _hub_client()
     for kind in _CONFIG_FILES:
-        found = client.try_to_load_from_cache(id, kind, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent
+        file = client.try_to_load_from_cache(id, kind, revision=revision)
+        if isinstance(file, str):
+            return Path(file).parent
     return None
 
 
@@ -107,8 +107,8 @@ def _pipeline_parts(directory: Path) -> list[str]:
     index = directory / _CONFIG_FILES[0]
     if not index.exists():
         return []
-    found: dict[str, Any] = json.loads(index.read_text())
-    return [name for name, kind in found.items() if isinstance(kind, list) and kind[0] is not None]
+    parts: dict[str, Any] = json.loads(index.read_text())
+    return [name for name, kind in parts.items() if isinstance(kind, list) and kind[0] is not None]
 
 
 def _hub_client() -> Any:

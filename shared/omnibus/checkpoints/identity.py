@@ -75,10 +75,10 @@ class ComponentIdentity:
                 return f"{name} is {here} here and {there} there"
         for name in sorted(self.tensors.keys() ^ other.tensors.keys()):
             return f"the weight {name} is only {'here' if name in self.tensors else 'there'}"
-        for name, mine in sorted(self.tensors.items()):
-            theirs = other.tensors[name]
-            if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-                return f"the weight {name} is {mine.describe()} here and {theirs.describe()} there"
+        for name, tensor in sorted(self.tensors.items()):
+            other_tensor = other.tensors[name]
+            if (tensor.dtype, tensor.shape) != (other_tensor.dtype, other_tensor.shape):
+                return f"the weight {name} is {tensor.describe()} here and {other_tensor.describe()} there"
         differing = sorted(name for name, content in self.contents.items() if other.contents[name] != content)
         if differing:
             return f"{len(differing)} of {len(self.contents)} weights have other values, {differing[0]} is the first"
@@ -95,8 +95,8 @@ def read_identity(
     """
     if not prefixes.get(component) or not directory.is_dir():
         return None
-    files, lost = find_weight_files(directory)
-    if lost:
+    files, missing_files = find_weight_files(directory)
+    if missing_files:
         return None
     try:
         tensors = {name: each for file in files for name, each in _component_tensors(file, component, prefixes)}
@@ -150,8 +150,8 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _digest(value: Any) -> str:

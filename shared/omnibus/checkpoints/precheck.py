@@ -12,7 +12,7 @@ _CONFIG_FILES = ("model_index.json", "config.json")
 _MAX_NAMED = 3
 
 
-def require_usable(directory: Path, family: str, known: Collection[str]) -> None:
+def require_usable(directory: Path, family: str, families: Collection[str]) -> None:
     """Raise ``BadRequest`` if ``directory`` is not a usable checkpoint of ``family``. This includes missing and
     truncated weights.
 
@@ -20,14 +20,16 @@ def require_usable(directory: Path, family: str, known: Collection[str]) -> None
     checks each component.
     """
     name, config = _read_config(directory)
-    named = str(config.get("model_type") or config.get("_class_name") or "")
-    if named != family and named in known:
-        raise BadRequest(f"{directory} is a checkpoint of the family {named}, not of {family}")
+    model_type = str(config.get("model_type") or config.get("_class_name") or "")
+    if model_type != family and model_type in families:
+        raise BadRequest(f"{directory} is a checkpoint of the family {model_type}, not of {family}")
     parts = _pipeline_parts(config) if name == _CONFIG_FILES[0] else [""]
-    lost = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
-    if lost:
-        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
-        raise BadRequest(f"{directory} lacks the weights {', '.join(lost[:_MAX_NAMED])}{more}: download it again")
+    missing_files = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
+    if missing_files:
+        more = f" and {len(missing_files) - _MAX_NAMED} more" if len(missing_files) > _MAX_NAMED else ""
+        raise BadRequest(
+            f"{directory} lacks the weights {', '.join(missing_files[:_MAX_NAMED])}{more}: download it again"
+        )
     for part in parts:
         _check_headers(directory / part)
 

@@ -47,7 +47,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             file.seek(0)
             length = struct.unpack("<Q", file.read(8))[0]
             header = json.loads(file.read(length)) if length <= min(_MAX_HEADER_BYTES, size) else None
-        found = dict(_parse_tensors(header))
+        tensors = dict(_parse_tensors(header))
         whole = 8 + length + max((each["data_offsets"][1] for each in _tensor_entries(header)), default=0)
     except OSError as error:
         raise BadRequest(f"{path.name} cannot be read: {error.strerror}") from error
@@ -55,7 +55,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         raise BadRequest(f"{path.name} is not a safetensors file: download it again") from None
     if size < whole:
         raise BadRequest(f"{path.name} is truncated, it has {size} of {whole} bytes: download it again")
-    return found
+    return tensors
 
 
 def _shard_names(index: Path) -> set[str]:

@@ -53,38 +53,38 @@ def tensor_digests(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors.values():
         by_file.setdefault(tensor.file, []).append(tensor)
-    found = {file: _file_digests(file, own) for file, own in by_file.items()}
-    return {name: found[tensor.file][tensor.name] for name, tensor in tensors.items()}
+    digests = {file: _file_digests(file, own) for file, own in by_file.items()}
+    return {name: digests[tensor.file][tensor.name] for name, tensor in tensors.items()}
 
 
 def _file_digests(file: Path, tensors: list[StoredTensor]) -> dict[str, str]:
     """Return the digests of ``tensors`` by their names in ``file``. Missing ones are computed and kept."""
     stamp, cache = _file_stamp(file), _cache_path(file)
-    kept = _read_kept(cache, stamp)
-    lacking = [tensor for tensor in tensors if tensor.name not in kept]
+    digests = _read_kept(cache, stamp)
+    lacking = [tensor for tensor in tensors if tensor.name not in digests]
     if lacking:
         with file.open("rb") as data:
-            kept |= {tensor.name: _content_digest(data, tensor) for tensor in lacking}
+            digests |= {tensor.name: _content_digest(data, tensor) for tensor in lacking}
         if _file_stamp(file) == stamp:  # else the file changed meanwhile, and is read again next time
-            _write_kept(cache, stamp, kept)
-    return kept
+            _write_kept(cache, stamp, digests)
+    return digests
 
 
 def _content_digest(data: BinaryIO, tensor: StoredTensor) -> str:
-    found, left = blake2b(digest_size=16), tensor.nbytes
+    digest, left = blake2b(digest_size=16), tensor.nbytes
     data.seek(tensor.begin)
     while left > 0:
         piece = data.read(min(left, _READ_BYTES))
         if not piece:
             raise OSError(f"{tensor.file.name} was truncated while it was read")
-        found.update(piece)
+        digest.update(piece)
         left -= len(piece)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _file_stamp(file: Path) -> list[int]:
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _cache_path(file: Path) -> Path:
@@ -94,8 +94,8 @@ def _cache_path(file: Path) -> Path:
 
 def _read_kept(cache: Path, stamp: list[int]) -> dict[str, str]:
     try:
-        found: dict[str, Any] = json.loads(cache.read_text())
-        return dict(found["digests"]) if found["stamp"] == stamp else {}
+        entry: dict[str, Any] = json.loads(cache.read_text())
+        return dict(entry["digests"]) if entry["stamp"] == stamp else {}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
 

@@ -34,7 +34,7 @@ def _add_keys(commands: Any) -> None:
         dest="keys_command", required=True, metavar="COMMAND"
     )
     create = own.add_parser("create", help="make a key for a tenant; prints it once")
-    listed = own.add_parser("list", help="list the keys, without their secrets")
+    list_command = own.add_parser("list", help="list the keys, without their secrets")
     revoke = own.add_parser("revoke", help="revoke a key")
     create.add_argument("tenant", metavar="TENANT", help="the tenant; its keys share one place in the queue")
     add = create.add_argument
@@ -46,6 +46,6 @@ def _add_keys(commands: Any) -> None:
     add("--note", default="", metavar="TEXT", help="shown by `omnibus keys list`")
     add("--offline", action="store_true", help="store nothing; print the key and its record for a file of keys")
     revoke.add_argument("id", metavar="KEY", help="the id in `omnibus keys list`")
-    for command in (create, listed, revoke):
-        add_output_options(command, names="ids" if command is listed else "")
+    for command in (create, list_command, revoke):
+        add_output_options(command, names="ids" if command is list_command else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")

@@ -26,24 +26,24 @@ async def run_adapters(options: argparse.Namespace) -> int:
 
 
 def _list_adapters(there: Gateway, options: argparse.Namespace) -> None:
-    found = [model for model in there.call("GET", _MODELS)["data"] if model["parent"]]
+    adapters = [model for model in there.call("GET", _MODELS)["data"] if model["parent"]]
     if options.json:
-        print_json(found)
+        print_json(adapters)
     elif options.quiet:
-        print_names(model["id"] for model in found)
+        print_names(model["id"] for model in adapters)
     else:
-        rows = [[model["id"], model["parent"], model["root"]] for model in found]
+        rows = [[model["id"], model["parent"], model["root"]] for model in adapters]
         print("\n".join(table_lines(["ADAPTER", "MODEL", "ROOT"], rows)))
 
 
 def _add_adapter(there: Gateway, options: argparse.Namespace) -> None:
-    wanted = {"lora_name": options.name, "lora_path": options.path, "load_inplace": options.replace}
-    there.call_text("POST", _LOAD, wanted | ({"base_model_name": options.model} if options.model else {}))
-    made = there.call("GET", f"{_MODELS}/{quote(options.name)}")
+    body = {"lora_name": options.name, "lora_path": options.path, "load_inplace": options.replace}
+    there.call_text("POST", _LOAD, body | ({"base_model_name": options.model} if options.model else {}))
+    adapter = there.call("GET", f"{_MODELS}/{quote(options.name)}")
     if options.json:
-        print_json(made)
+        print_json(adapter)
     else:
-        print(f"the adapter {made['id']} of {made['parent']} is loaded: requests call it as a model")
+        print(f"the adapter {adapter['id']} of {adapter['parent']} is loaded: requests call it as a model")
 
 
 def _remove_adapter(there: Gateway, options: argparse.Namespace) -> None:

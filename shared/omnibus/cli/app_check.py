@@ -51,14 +51,14 @@ async def _draw_graph(target: str | None, request: str | None) -> dict[str, Any]
         *([json.dumps(app_target.parse_request(request))] if request else []),
     ]
     try:
-        found: dict[str, Any] = await run_module.call_module(
+        graph: dict[str, Any] = await run_module.call_module(
             "omnibus.app.draw", *arguments, within=LOAD_TIMEOUT_SECONDS, env=_worker_environment()
         )
     except BadRequest as error:
         if request is None and error.message.startswith("`serve` does not take"):
             return {"note": error.message}
         raise
-    return found
+    return graph
 
 
 async def describe_app(target: str | None, upload: str | None = None) -> protocol.Description:
@@ -92,9 +92,11 @@ def _schema_text(schema: dict[str, Any]) -> str:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return str(schema.get("title") or schema.get("type") or "any JSON")
-    needed = schema.get("required", ())
-    named = [f"{name}{'' if name in needed else '?'}: {_type_text(field)}" for name, field in properties.items()]
-    return f"{{{', '.join(named)}}}"
+    required_names = schema.get("required", ())
+    fields = [
+        f"{name}{'' if name in required_names else '?'}: {_type_text(field)}" for name, field in properties.items()
+    ]
+    return f"{{{', '.join(fields)}}}"
 
 
 def _type_text(field: Any) -> str:
@@ -107,8 +109,8 @@ def _type_text(field: Any) -> str:
 
 def _app_source(target: str | None, upload: str | None) -> tuple[AppSource, str]:
     if upload is not None:
-        given = app_target.source_body(None, upload, "")
-        return AppSource(UPLOAD, given["name"]), given["upload"]
+        body = app_target.source_body(None, upload, "")
+        return AppSource(UPLOAD, body["name"]), body["upload"]
     if target is None:
         raise BadRequest("name a module, a file, or `--upload FILE`")
     if not app_target.is_file(target):
@@ -118,19 +120,19 @@ def _app_source(target: str | None, upload: str | None) -> tuple[AppSource, str]
 
 
 def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(LOAD_TIMEOUT_SECONDS)
-        argv = [sys.executable, "-m", "omnibus.app.worker", str(theirs.fileno())]
-        with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_worker_environment(), **_NO_STDIO) as worker:
-            theirs.close()
+    local_end, worker_end = socket.socketpair()
+    with local_end, worker_end:
+        local_end.settimeout(LOAD_TIMEOUT_SECONDS)
+        argv = [sys.executable, "-m", "omnibus.app.worker", str(worker_end.fileno())]
+        with subprocess.Popen(argv, pass_fds=[worker_end.fileno()], env=_worker_environment(), **_NO_STDIO) as worker:
+            worker_end.close()
             try:
-                ours.sendall(framing.encode_message(protocol.LoadApp(source, text)))
-                return _read_worker_answer(ours)
+                local_end.sendall(framing.encode_message(protocol.LoadApp(source, text)))
+                return _read_worker_answer(local_end)
             except TimeoutError:
                 raise DeadlineExceeded(f"{source.module} did not load within {LOAD_TIMEOUT_SECONDS:g} s") from None
             finally:
-                ours.close()  # ends the worker
+                local_end.close()  # ends the worker
                 _stop_worker(worker)
 
 
@@ -143,11 +145,11 @@ def _worker_environment() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1"), "PYTHONPATH": path}
 
 
-def _read_worker_answer(ours: socket.socket) -> protocol.Description:
+def _read_worker_answer(local_end: socket.socket) -> protocol.Description:
     frames, body = framing.Frames(), b""
     while not body:
         try:
-            data = ours.recv(1 << 16)
+            data = local_end.recv(1 << 16)
         except ConnectionError:
             data = b""
         if not data:

@@ -73,11 +73,13 @@ def _chooses_models(options: argparse.Namespace) -> bool:
 
 async def _declare_tiny_models(app: Description, bar: ProgressBar) -> str:
     """Declare the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
-    named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
-    others = [model for model in named if model not in catalog.LOCAL]
-    if others:
-        raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
-    return await tiny_models(list(named), report=bar.update) if named else NO_MODELS
+    models = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
+    other_models = [model for model in models if model not in catalog.LOCAL]
+    if other_models:
+        raise BadRequest(
+            f"{app.name} needs {', '.join(other_models)}: declare it in a file and name that with --models FILE"
+        )
+    return await tiny_models(list(models), report=bar.update) if models else NO_MODELS
 
 
 def _choose_port(port: int | None, once: bool) -> int:

@@ -74,8 +74,8 @@ def _read_text(path: Path) -> str:
 
 def parse_request(text: str | None) -> Any:
     """Parse the request from JSON ``text``. ``-`` reads stdin, and None means ``{}``. Raises ``BadRequest``."""
-    given = sys.stdin.read() if text == "-" else text
+    json_text = sys.stdin.read() if text == "-" else text
     try:
-        return {} if given is None else json.loads(given)
+        return {} if json_text is None else json.loads(json_text)
     except ValueError as error:
         raise BadRequest(f"the request must be JSON: {error}") from error

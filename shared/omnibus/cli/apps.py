@@ -39,8 +39,8 @@ def register_app(
     """Register an app and return the gateway's description of it. ``canary`` contains the options of a canary of a new
     version."""
     body = {"source": app_target.source_body(target, upload, there.apps_dir), **(canary or {})}
-    found: dict[str, Any] = there.call("POST", APPS, body)
-    return found
+    description: dict[str, Any] = there.call("POST", APPS, body)
+    return description
 
 
 def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None:
@@ -75,11 +75,11 @@ def _canary_body(options: argparse.Namespace) -> dict[str, Any]:
     return {"canary": {"last": options.canary, "tolerance": options.tolerance, "score": options.score}}
 
 
-def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: str) -> int:
+def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, change: str) -> int:
     if options.json:
         print_json(app)
         return 0
-    print(f"{app['name']} is {what}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
+    print(f"{app['name']} is {change}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
     if canary := app.get("canary"):
         left = len(canary["calls"]) - canary["compared"]
         calls = "1 recorded call was" if canary["compared"] == 1 else f"{canary['compared']} recorded calls were"
@@ -117,14 +117,14 @@ def _show_app(there: Gateway, options: argparse.Namespace) -> int:
         print_json(app)
         return 0
     problem = (app["worker"] or {}).get("problem")
-    named = {
+    details = {
         "version": str(app["version"]),
         "state": _worker_state(app["worker"]),
         "problem": f"version {problem['version']}: {problem['message']}" if problem else "",
         "source": _source_text(app["source"]),
         "updated": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(app["updated"])),
     }
-    print("\n".join(field_lines({**describe_fields(app), **named})))
+    print("\n".join(field_lines({**describe_fields(app), **details})))
     return 0
 
 
@@ -134,11 +134,11 @@ def _invoke_app(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _unregister_app(there: Gateway, options: argparse.Namespace) -> int:
-    gone = there.call("DELETE", _app_url_path(options.name))
+    app = there.call("DELETE", _app_url_path(options.name))
     if options.json:
-        print_json(gone)
+        print_json(app)
     else:
-        print(f"{gone['name']} is unregistered")
+        print(f"{app['name']} is unregistered")
     return 0
 
 

@@ -42,7 +42,7 @@ async def _connect(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[
     return store, bus
 
 
-def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, done: str) -> None:
+def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, verb: str) -> None:
     if options.json:
         print_json(manifest)
         return
@@ -50,5 +50,5 @@ def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, done:
         f"{manifest.keys} keys of the store",
         *(f"{count} messages of {name}" for name, count in manifest.streams.items()),
     ]
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
-    print(f"{', '.join(counts)} {done} {options.file}, made at {made} by omnibus {manifest.version}")
+    creation_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
+    print(f"{', '.join(counts)} {verb} {options.file}, made at {creation_time} by omnibus {manifest.version}")

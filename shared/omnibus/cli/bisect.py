@@ -45,11 +45,11 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
     bus = await connect_bus(options)
     try:
         ready = await _ready_executors(bus)
-        found = list[BisectedSegment]()
+        segments = list[BisectedSegment]()
         for record in await records.find_segments(bus, options.id):
             stages = await _bisect_segment(bus, record, ready, options)
             responsible = stages[-1].find_responsible(options.wrong) if stages and stages[-1].differs else []
-            found.append(BisectedSegment(record.invocation, stages, responsible))
+            segments.append(BisectedSegment(record.invocation, stages, responsible))
             if responsible:
                 break
     finally:
@@ -57,12 +57,12 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
     epochs = await _first_epochs(options)
     kinds = {status.id: ExecutorKind(status.model, status.option, status.origin) for status in ready}
     if options.json:
-        print_json(_report(found, kinds, epochs))
+        print_json(_report(segments, kinds, epochs))
     else:
-        print("\n".join(line for segment in found for line in _report_lines(segment, kinds, epochs)))
-    if found[-1].responsible:
+        print("\n".join(line for segment in segments for line in _report_lines(segment, kinds, epochs)))
+    if segments[-1].responsible:
         return 1
-    if not any(stage.is_compared for segment in found for stage in segment.stages):
+    if not any(stage.is_compared for segment in segments for stage in segment.stages):
         return report_not_compared(
             "no stage has recorded outputs, or another executor that can run it; OMNIBUS_GATEWAY_RECORD=stages keeps "
             "outputs, and --runs 2 compares an executor with itself",
@@ -74,16 +74,16 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
 async def _bisect_segment(
     bus: NatsBus, record: Record, ready: Sequence[ExecutorStatus], options: argparse.Namespace
 ) -> list[StageComparison]:
-    recorded, ended = record
-    able = [[status.id for status in ready if node.task in status.tasks] for node in recorded.nodes]
-    earlier = await _find_earlier(bus, options.after, recorded)
+    invocation, end = record
+    able = [[status.id for status in ready if node.task in status.tasks] for node in invocation.nodes]
+    earlier = await _find_earlier(bus, options.after, invocation)
 
     async def run(route: tuple[str, ...]) -> Mapping[str, str]:
         if earlier is not None:
             await _run_route(bus, earlier, route)
-        return await _run_route(bus, recorded, route)
+        return await _run_route(bus, invocation, route)
 
-    return await compare_stages(recorded, ended, able, run, options.runs)
+    return await compare_stages(invocation, end, able, run, options.runs)
 
 
 async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
@@ -93,26 +93,26 @@ async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
     return sorted(ready.ready_statuses(), key=lambda status: status.id)
 
 
-async def _find_earlier(bus: NatsBus, id: str, recorded: Invocation) -> Invocation | None:
+async def _find_earlier(bus: NatsBus, id: str, original: Invocation) -> Invocation | None:
     """Return the graph of request ``id`` with the stages of ``recorded``.
 
     It must run before ``recorded``. Returns None if ``id`` is empty, or if a later segment has no such graph.
     """
     if not id:
         return None
-    tasks = [node.task for node in recorded.nodes]
+    tasks = [node.task for node in original.nodes]
     for record in await records.find_segments(bus, id):
         if [node.task for node in record.invocation.nodes] == tasks:
             return record.invocation
-    if recorded.parent:
+    if original.parent:
         return None
-    raise BadRequest(f"{id} has other stages than {recorded.id}: name a request of the same type", param="after")
+    raise BadRequest(f"{id} has other stages than {original.id}: name a request of the same type", param="after")
 
 
-async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -> Mapping[str, str]:
+async def _run_route(bus: NatsBus, invocation: Invocation, route: Sequence[str]) -> Mapping[str, str]:
     headers = {"Omnibus-Route": ",".join(route), "Omnibus-Digests": "all"}
     last: dict[str, Any] = {}
-    async for part in bus.request_stream(REPLAY, encode_invocation(recorded), REPLAY_IDLE_SECONDS, headers):
+    async for part in bus.request_stream(REPLAY, encode_invocation(invocation), REPLAY_IDLE_SECONDS, headers):
         last = json.loads(part)
     if last.get("status") == "done":
         return dict(last["digests"])
@@ -122,29 +122,29 @@ async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -
 
 async def _first_epochs(options: argparse.Namespace) -> dict[ExecutorKind, int]:
     """Return the first plan epoch that has each kind of executor; empty without a store."""
-    found: dict[ExecutorKind, int] = {}
+    epochs: dict[ExecutorKind, int] = {}
     with suppress(OmnibusError):
         store = Store(plans.store_settings(options))
         try:
             for entry in await store.plan_history(1000):
                 for kind in replica_counts(entry.plan.models) if entry.plan is not None else ():
-                    found[kind] = entry.epoch
+                    epochs[kind] = entry.epoch
         finally:
             await store.close()
-    return found
+    return epochs
 
 
 def _report(
-    found: Sequence[BisectedSegment],
+    segments: Sequence[BisectedSegment],
     kinds: Mapping[str, ExecutorKind],
     epochs: Mapping[ExecutorKind, int],
 ) -> dict[str, Any]:
-    last = found[-1]
+    last = segments[-1]
     return {
         "segment": last.recorded.id,
         "stage": last.stages[-1].component if last.responsible else "",
         "stages": [
-            {"segment": each.recorded.id, **msgspec.to_builtins(stage)} for each in found for stage in each.stages
+            {"segment": each.recorded.id, **msgspec.to_builtins(stage)} for each in segments for stage in each.stages
         ],
         "responsible": [
             {"executor": each, **kinds[each]._asdict(), "since_epoch": epochs.get(kinds[each], 0)}
@@ -166,14 +166,14 @@ def _output_row(output: ExecutorOutputs, kind: ExecutorKind, epochs: Mapping[Exe
 def _report_lines(
     segment: BisectedSegment, kinds: Mapping[str, ExecutorKind], epochs: Mapping[ExecutorKind, int]
 ) -> list[str]:
-    recorded, found, responsible = segment
-    lines = [f"{recorded.id}  {recorded.model}  plan epoch {recorded.epoch}"]
-    for stage in found:
+    invocation, stages, responsible = segment
+    lines = [f"{invocation.id}  {invocation.model}  plan epoch {invocation.epoch}"]
+    for stage in stages:
         lines.append(f"  [{stage.node}] {stage.component}  compared with {stage.reference}")
         rows = [_output_row(each, kinds[each.executor], epochs) for each in stage.outputs]
         lines += [f"      {line}" for line in (table_lines(rows[0], rows[1:]) if rows else ())]
     if responsible:
         versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))
-        return [*lines, f"first difference: {found[-1].component} on {', '.join(responsible)}, version {versions}"]
-    unknown = ", ".join(stage.component for stage in found if not stage.is_compared)
+        return [*lines, f"first difference: {stages[-1].component} on {', '.join(responsible)}, version {versions}"]
+    unknown = ", ".join(stage.component for stage in stages if not stage.is_compared)
     return [*lines, f"no stage differs on any executor that is up{f'; not compared: {unknown}' if unknown else ''}"]

@@ -111,33 +111,33 @@ async def _abort_candidate(store: Store, options: argparse.Namespace) -> None:
 
 
 async def _require_candidate(store: Store, model: str) -> Candidate:
-    found = (await store.candidates()).get(model)
-    if found is None:
+    candidate = (await store.candidates()).get(model)
+    if candidate is None:
         raise NotFound(f"there is no candidate for {model!r}: see `omnibus canary status`")
-    return found
+    return candidate
 
 
 async def _show_status(store: Store, options: argparse.Namespace) -> None:
-    found = [
+    entries = [
         (each, await store.counts(each.id), await store.findings(each.id))
         for each in (await store.candidates()).values()
     ]
     if options.json:
-        print_json([{**msgspec.to_builtins(each), "counts": counts, "findings": bad} for each, counts, bad in found])
-    elif found:
-        rows = [_status_row(each, counts) for each, counts, _ in found]
+        print_json([{**msgspec.to_builtins(each), "counts": counts, "findings": bad} for each, counts, bad in entries])
+    elif entries:
+        rows = [_status_row(each, counts) for each, counts, _ in entries]
         head = ["MODEL", "STATE", "WHAT", "COMPARED", "FAILED", "SLOWER", "DIFFERED", "SERVED"]
         print("\n".join(table_lines(head, rows)))
-        for each, _, findings in found:
+        for each, _, findings in entries:
             print("\n".join(_detail_lines(each, findings)))
     else:
         print("no candidate was started yet: omnibus canary start --help")
 
 
 def _status_row(candidate: Candidate, counts: Mapping[str, int]) -> list[str]:
-    served = f"{counts.get(SERVED, 0)}, {counts.get(SERVED_FAILED, 0)} failed" if counts.get(SERVED) else "-"
+    served_text = f"{counts.get(SERVED, 0)}, {counts.get(SERVED_FAILED, 0)} failed" if counts.get(SERVED) else "-"
     numbers = [str(counts.get(name, 0)) for name in (PAIRS, FAILED, SLOWER, DIFFERED)]
-    return [candidate.model, candidate.state, candidate.describe(), *numbers, served]
+    return [candidate.model, candidate.state, candidate.describe(), *numbers, served_text]
 
 
 def _detail_lines(candidate: Candidate, findings: list[dict[str, Any]]) -> list[str]:

@@ -41,8 +41,8 @@ async def compare_invocations(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{key: value for key, value in row._asdict().items() if key != "is_result"} for row in rows])
     else:
-        marked = [[*row[:4], _MARKS[row.same]] for row in rows]
-        print("\n".join(table_lines(["NODE", "VALUE", *options.ids, ""], marked)))
+        marked_rows = [[*row[:4], _MARKS[row.same]] for row in rows]
+        print("\n".join(table_lines(["NODE", "VALUE", *options.ids, ""], marked_rows)))
     outputs = [row for row in rows if row.value.startswith("→") and row.second != _PLAYED]
     if any(row.same is False for row in outputs):
         return 1
@@ -81,9 +81,9 @@ def _pair_values(
     one: Step | None, other: Step | None, side: str
 ) -> Iterator[tuple[StepValue | None, StepValue | None]]:
     """Yield the values of both steps by name, None if missing."""
-    found = [{value.name: value for value in getattr(step, side)} if step is not None else {} for step in (one, other)]
-    for name in dict.fromkeys([*found[0], *found[1]]):
-        yield found[0].get(name), found[1].get(name)
+    values = [{value.name: value for value in getattr(step, side)} if step is not None else {} for step in (one, other)]
+    for name in dict.fromkeys([*values[0], *values[1]]):
+        yield values[0].get(name), values[1].get(name)
 
 
 def _is_same(one: StepValue | None, other: StepValue | None) -> bool | None:
@@ -94,9 +94,9 @@ def _is_same(one: StepValue | None, other: StepValue | None) -> bool | None:
         left, right = getattr(one, key), getattr(other, key)
         if left and right:
             return bool(left == right)
-    known = [value.text for value in (one, other) if value.text]
-    if len(known) == 2 and (known[0] != known[1] or len(known[0]) < MAX_SHOWN_CHARS):
-        return known[0] == known[1]
+    texts = [value.text for value in (one, other) if value.text]
+    if len(texts) == 2 and (texts[0] != texts[1] or len(texts[0]) < MAX_SHOWN_CHARS):
+        return texts[0] == texts[1]
     return None
 
 

@@ -51,18 +51,18 @@ async def _list_letters(bus: NatsBus, options: argparse.Namespace) -> int:
 
 async def _read_letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
     """Return the last ``limit`` letters, newest first, without those of other versions."""
-    found: list[DeadLetter] = []
+    letters: list[DeadLetter] = []
     below = 0
-    while len(found) < limit and (stored := await dead_letters.list_dead_letters(bus, READ_BATCH_COUNT, below)):
-        below = stored[-1].number
-        for each in stored:
+    while len(letters) < limit and (messages := await dead_letters.list_dead_letters(bus, READ_BATCH_COUNT, below)):
+        below = messages[-1].number
+        for each in messages:
             try:
-                found.append(dead_letters.decode_dead_letter(each.data))
+                letters.append(dead_letters.decode_dead_letter(each.data))
             except ProtocolError:
                 continue
         if below <= 1:
             break
-    return found[:limit]
+    return letters[:limit]
 
 
 def _time_text(letter: DeadLetter) -> str:

@@ -42,28 +42,28 @@ async def run_demo(options: argparse.Namespace) -> int:
     chatting = [name for name, family in models.items() if "thinker" in catalog.FAMILIES[family]["components"]]
     if options.model not in chatting:
         raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
-    trained, speaks = options.model in catalog.WORLD, speaking[options.model]
+    is_trained, speaks = options.model in catalog.WORLD, speaking[options.model]
     await _check_files(options, speaks)
-    shown = (
+    sample = (
         await _make_sample(options)
-        if trained
+        if is_trained
         else demo_world.DemoSample(demo_media.make_image(), demo_media.make_audio())
     )
-    content = _message_content(options, speaks, shown)
-    _print_line(_TRAINED if trained else _RANDOM)
+    content = _message_content(options, speaks, sample)
+    _print_line(_TRAINED if is_trained else _RANDOM)
     began = time.monotonic()
     _print_line("starting NATS, Valkey, the services and the model ...")
     log = io.StringIO()
     try:
-        async with _demo_stack(options.model, shown, log) as stack:
+        async with _demo_stack(options.model, sample, log) as stack:
             took = time.monotonic() - began
             _print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             id, answer = await asyncio.to_thread(_send_request, stack.url, options, content, speaks)
-            if trained and speaks:
-                await _print_verdict(options, shown.answer, answer)
-            if shown.wish:
+            if is_trained and speaks:
+                await _print_verdict(options, sample.answer, answer)
+            if sample.wish:
                 await demo_drawing.draw_and_describe(
-                    stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png")
+                    stack.url, sample.wish, options.model, Path(options.out).with_suffix(".png")
                 )
             await _print_record(stack, id)
     except Exception as error:
@@ -79,10 +79,10 @@ async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
     if options.audio and not speaks:
         raise BadRequest(f"{options.model} does not accept audio: omit --audio or use --model {MODEL}")
     _check_output(Path(options.out))
-    given = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
-    if given:
+    files = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
+    if files:
         await run_module.call_module(
-            "omnibus_gateway.media", *given, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
+            "omnibus_gateway.media", *files, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
         )
 
 
@@ -92,11 +92,11 @@ def _check_output(out: Path) -> None:
 
 
 @asynccontextmanager
-async def _demo_stack(model: str, shown: demo_world.DemoSample, log: io.StringIO) -> AsyncIterator[Stack]:
+async def _demo_stack(model: str, sample: demo_world.DemoSample, log: io.StringIO) -> AsyncIterator[Stack]:
     """Run a stack with ``model``. If the demo generates an image, also run the model for that."""
     with ProgressBar() as bar:
-        declared = await tiny_models([model, *([demo_drawing.MODEL] if shown.wish else [])], report=bar.update)
-        async with Stack(declared, log=Log(log), passing=True, report=bar.update) as stack:
+        declarations = await tiny_models([model, *([demo_drawing.MODEL] if sample.wish else [])], report=bar.update)
+        async with Stack(declarations, log=Log(log), passing=True, report=bar.update) as stack:
             bar.close()
             yield stack
 
@@ -111,27 +111,27 @@ async def _make_sample(options: argparse.Namespace) -> demo_world.DemoSample:
     """Make a scene and tones that the model was not trained on. The right answer is unknown if you bring your own media
     or question."""
     with tempfile.TemporaryDirectory() as directory:
-        made = await demo_world.make_sample(Path(directory), options.seed)
+        sample = await demo_world.make_sample(Path(directory), options.seed)
     own = options.image or options.audio or options.video or options.prompt != PROMPT
-    return demo_world.DemoSample(made.picture, made.sound) if own else made
+    return demo_world.DemoSample(sample.picture, sample.sound) if own else sample
 
 
 async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -> None:
     """Print whether the answer is right. Also print the words that a decoder of tones finds in its audio."""
-    described = await demo_world.describe_media(Path(options.out))
+    description = await demo_world.describe_media(Path(options.out))
     if right:
         _print_line(f"expected answer: {right}: {demo_world.verdict_text(answer == right)}")
-    same = "the same" if described == answer else "something else"
-    _print_line(f"tones decoded without a model: {described}: {same}")
+    same = "the same" if description == answer else "something else"
+    _print_line(f"tones decoded without a model: {description}: {same}")
 
 
 def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_world.DemoSample) -> list[dict[str, Any]]:
+def _message_content(options: argparse.Namespace, speaks: bool, sample: demo_world.DemoSample) -> list[dict[str, Any]]:
     """Return the content parts of the request: your files, or a generated image and audio clip."""
-    image = Path(options.image).read_bytes() if options.image else shown.picture
+    image = Path(options.image).read_bytes() if options.image else sample.picture
     if not options.image and sys.stdout.isatty():
         _print_line(f"{demo_world.terminal_image(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
@@ -140,7 +140,7 @@ def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_worl
             {"type": "video_url", "video_url": {"url": _data_url("video/mp4", Path(options.video).read_bytes())}}
         )
     if speaks:
-        audio = Path(options.audio).read_bytes() if options.audio else shown.sound
+        audio = Path(options.audio).read_bytes() if options.audio else sample.sound
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
         data = base64.b64encode(audio).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
@@ -211,18 +211,18 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
 
 async def _print_record(stack: Stack, id: str) -> None:
     """Print the route of the request, from its record."""
-    invocation, ended = await find_record(stack.bus, id)
+    invocation, end = await find_record(stack.bus, id)
     for _ in range(20):
-        if ended is not None:
+        if end is not None:
             break
         await asyncio.sleep(0.05)
-        invocation, ended = await find_record(stack.bus, id)
-    _print_line("\nits route\n" + "\n".join(invocation_lines(invocation, ended)))
+        invocation, end = await find_record(stack.bus, id)
+    _print_line("\nits route\n" + "\n".join(invocation_lines(invocation, end)))
     program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
     width = max(len(look) for look in looks)
-    lines = [f"  {program} {look:<{width}}  {what}" for look, what in looks.items()]
+    lines = [f"  {program} {look:<{width}}  {purpose}" for look, purpose in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
     _print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
 

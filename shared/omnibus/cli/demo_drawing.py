@@ -28,9 +28,9 @@ async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> Non
     await asyncio.to_thread(out.write_bytes, image)
     if sys.stdout.isatty():
         _print_line(f"\n{demo_world.terminal_image(image)}\n")
-    seen = {"a program without a model": await demo_world.describe_media(out)}
-    seen[looking] = await asyncio.to_thread(_describe_image, url, looking, image)
-    for name, words in seen.items():
+    descriptions = {"a program without a model": await demo_world.describe_media(out)}
+    descriptions[looking] = await asyncio.to_thread(_describe_image, url, looking, image)
+    for name, words in descriptions.items():
         _print_line(f"{name} sees: {words}: {demo_world.verdict_text(words == wish)}")
 
 
@@ -38,7 +38,7 @@ def _generate_image(url: str, wish: str) -> bytes:
     import openai
 
     try:
-        made = _openai_client(url).images.generate(
+        response = _openai_client(url).images.generate(
             model=MODEL,
             prompt=wish,
             size=_IMAGE_SIZE,
@@ -46,13 +46,13 @@ def _generate_image(url: str, wish: str) -> bytes:
         )
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
-    return base64.b64decode((made.data or [])[0].b64_json or "")
+    return base64.b64decode((response.data or [])[0].b64_json or "")
 
 
-def _describe_image(url: str, model: str, encoded: bytes) -> str:
+def _describe_image(url: str, model: str, png: bytes) -> str:
     import openai
 
-    image = f"data:image/png;base64,{base64.b64encode(encoded).decode()}"
+    image = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _QUESTION}]
     try:
         answer = _openai_client(url).chat.completions.create(

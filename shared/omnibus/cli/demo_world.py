@@ -25,8 +25,8 @@ class DemoSample(NamedTuple):
 async def make_sample(directory: Path, seed: int | None) -> DemoSample:
     """Return a sample that was not in the training data. It is random without a ``seed``. The files are written to
     ``directory``."""
-    chosen = [] if seed is None else ["--seed", str(seed)]
-    answer, wish = (await _run_world("make", str(directory), *chosen)).splitlines()
+    seed_arguments = [] if seed is None else ["--seed", str(seed)]
+    answer, wish = (await _run_world("make", str(directory), *seed_arguments)).splitlines()
     return DemoSample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
 
 
@@ -39,13 +39,13 @@ def verdict_text(right: bool) -> str:
     return "right" if right else "wrong"
 
 
-def terminal_image(encoded: bytes) -> str:
+def terminal_image(data: bytes) -> str:
     """Return an image as text for a terminal with colours: two rows of pixels in each row of characters."""
     import io
 
     from PIL import Image
 
-    image = Image.open(io.BytesIO(encoded)).convert("RGB").resize((_IMAGE_COLUMNS, _IMAGE_COLUMNS))
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize((_IMAGE_COLUMNS, _IMAGE_COLUMNS))
     dots = [[image.getpixel((x, y)) for x in range(_IMAGE_COLUMNS)] for y in range(_IMAGE_COLUMNS)]
     lines = ("".join(map(_half_block, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
     return "\n".join(f"  {line}\033[0m" for line in lines)
@@ -57,7 +57,7 @@ def _half_block(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str
 
 
 async def _run_world(*arguments: str) -> str:
-    ended = await run_module.run_module("omnibus_models.world", *arguments, within=_TIMEOUT_SECONDS)
-    if ended.code:
-        raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{ended.said[-2000:]}")
-    return ended.output.strip()
+    result = await run_module.run_module("omnibus_models.world", *arguments, within=_TIMEOUT_SECONDS)
+    if result.code:
+        raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{result.said[-2000:]}")
+    return result.output.strip()

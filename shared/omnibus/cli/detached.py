@@ -40,8 +40,8 @@ async def start_detached(options: argparse.Namespace) -> int:
         if state is None:
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
-            shown = [line for line in lines if line.startswith('{"error"')] if options.json else lines
-            print("\n".join((shown or lines)[-_SHOWN_LINES:]), file=sys.stderr)
+            error_lines = [line for line in lines if line.startswith('{"error"')] if options.json else lines
+            print("\n".join((error_lines or lines)[-_SHOWN_LINES:]), file=sys.stderr)
             return child.returncode or 1
     if options.json:
         print_json(run_summary(state))
@@ -71,11 +71,11 @@ async def _wait_until_ready(child: asyncio.subprocess.Process, bar: ProgressBar)
     try:
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
             while child.returncode is None:
-                found = next((state for state in runs.list_runs() if state.pid == child.pid), None)
-                if found is not None and found.ready:
-                    return found
-                if found is not None and found.executors:
-                    bar.update("loading weights", found.loaded, found.executors)
+                run = next((state for state in runs.list_runs() if state.pid == child.pid), None)
+                if run is not None and run.ready:
+                    return run
+                if run is not None and run.executors:
+                    bar.update("loading weights", run.loaded, run.executors)
                 await asyncio.sleep(_POLL_SECONDS)
             return None
     except TimeoutError:

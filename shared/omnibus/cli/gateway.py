@@ -91,11 +91,11 @@ def _parse_json(body: bytes) -> Any:
         raise Fatal("the server is not an Omnibus gateway: its response is not JSON") from error
 
 
-def _response_error(refused: urllib.error.HTTPError) -> OmnibusError:
+def _response_error(response: urllib.error.HTTPError) -> OmnibusError:
     try:
-        return _typed_error(json.loads(refused.read())["error"])
+        return _typed_error(json.loads(response.read())["error"])
     except (ValueError, KeyError, TypeError):
-        return Fatal(f"the gateway answered {refused.code} {refused.reason}")
+        return Fatal(f"the gateway answered {response.code} {response.reason}")
 
 
 def _typed_error(detail: dict[str, Any]) -> OmnibusError:

@@ -81,43 +81,43 @@ async def show_invocation(options: argparse.Namespace) -> int:
     try:
         if options.id.startswith(SESSION_PREFIX):
             return await show_session(bus, options)
-        found = await records.find_record(bus, options.id)
+        record = await records.find_record(bus, options.id)
     finally:
         await bus.drain()
     if options.json:
-        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": build_waterfall(*found)}
+        whole = {"invocation": record.invocation, "end": record.ended, "waterfall": build_waterfall(*record)}
         print_json(whole)
         return 0
-    print("\n".join(invocation_lines(*found)))
+    print("\n".join(invocation_lines(*record)))
     return 0
 
 
-def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[str]:
+def invocation_lines(invocation: Invocation, end: EndRecord | None) -> list[str]:
     """Return the full record of one invocation, as lines."""
     origin = f"  step {invocation.step} of {invocation.parent}" if invocation.parent else ""
     again = f"  replay of {invocation.replay_of}" if invocation.replay_of else ""
     lines = [f"{invocation.id}  {invocation.model}  seed {invocation.seed}{origin}{again}"]
-    if ended is None:
+    if end is None:
         return [*lines, *graph_lines(invocation), "it has not ended yet"]
-    moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
-    lines += [*graph_lines(invocation, ended.route), *waterfall_lines(build_waterfall(invocation, ended))]
-    lines.append(f"status  {ended.status}{moved}")
-    if ended.usage is not None:
-        lines += usage_lines(ended.usage)
-    answer = ended.answer
+    retry_text = f", after {end.attempts} attempts" if end.attempts > 1 else ""
+    lines += [*graph_lines(invocation, end.route), *waterfall_lines(build_waterfall(invocation, end))]
+    lines.append(f"status  {end.status}{retry_text}")
+    if end.usage is not None:
+        lines += usage_lines(end.usage)
+    answer = end.answer
     if answer.text:
         lines.append(f"answer  {answer.text[:200]!r}")
     if answer.audio_seconds:
         lines.append(f"audio   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
-    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
-    if ended.segments:
-        lines.append(f"then    {', '.join(ended.segments)}  (segments that used these results: show them by their ids)")
-    if ended.called is not UNSET:
-        lines.append(f"called  {', '.join(ended.called)}  (images that its model called for)")
-    if ended.caller is not UNSET:
-        lines.append(f"for     {ended.caller}  (its model called for this image)")
-    if ended.problem is not None:
-        lines.append(f"problem {ended.problem.code}: {ended.problem.message}")
+    lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in end.outputs.items() if digest]
+    if end.segments:
+        lines.append(f"then    {', '.join(end.segments)}  (segments that used these results: show them by their ids)")
+    if end.called is not UNSET:
+        lines.append(f"called  {', '.join(end.called)}  (images that its model called for)")
+    if end.caller is not UNSET:
+        lines.append(f"for     {end.caller}  (its model called for this image)")
+    if end.problem is not None:
+        lines.append(f"problem {end.problem.code}: {end.problem.message}")
     return lines
 
 
@@ -176,8 +176,8 @@ def start_text(part: dict[str, Any]) -> str:
 
 def verdict_text(part: dict[str, Any]) -> str:
     """Return how a replay compares with its record. The text lists the compared values."""
-    compared = "".join(f"\n  compared {each}" for each in part.get("compared", ()))
+    comparisons = "".join(f"\n  compared {each}" for each in part.get("compared", ()))
     if part.get("identical"):
-        return f"identical to the recorded answer{compared}"
+        return f"identical to the recorded answer{comparisons}"
     verdict = "not compared" if part.get("identical") is None else "DIFFERENT"
-    return f"{verdict}: {part.get('why', '')}{compared}"
+    return f"{verdict}: {part.get('why', '')}{comparisons}"

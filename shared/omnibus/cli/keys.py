@@ -25,11 +25,11 @@ async def run_keys(options: argparse.Namespace) -> int:
             await store.put_key(record)
             _print_new_key(key, record, options)
         elif options.keys_command == "revoke":
-            gone = await store.drop_key(options.id)
+            revoked_key = await store.drop_key(options.id)
             if options.json:
-                print_json(gone)
+                print_json(revoked_key)
             else:
-                print(f"the key {gone.id} of {gone.tenant} is revoked")
+                print(f"the key {revoked_key.id} of {revoked_key.tenant} is revoked")
         else:
             _print_keys(sorted((await store.keys()).values(), key=lambda each: (each.tenant, each.created)), options)
     finally:
@@ -64,12 +64,12 @@ def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> 
     print(f"a key of {record.tenant}, called {record.id}: it is shown only now and is not stored")
 
 
-def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:
+def _print_keys(keys: list[KeyRecord], options: argparse.Namespace) -> None:
     if options.json:
-        print_json(found)
+        print_json(keys)
         return
     if options.quiet:
-        print_names(each.id for each in found)
+        print_names(each.id for each in keys)
         return
     rows = [
         [
@@ -82,6 +82,6 @@ def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:
             time.strftime("%Y-%m-%d", time.localtime(each.created)) if each.created else "-",
             each.note,
         ]
-        for each in found
+        for each in keys
     ]
     print("\n".join(table_lines(["KEY", "TENANT", "WEIGHT", "RATE", "AT ONCE", "GPU-S/S", "SINCE", "NOTE"], rows)))

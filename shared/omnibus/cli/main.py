@@ -77,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED_EXIT_CODE
 
 
-def _run_command(given: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     try:
-        options = _build_parser().parse_args(given)
+        options = _build_parser().parse_args(argv)
     except UsageError as error:
-        print_error(ProblemDetails(USAGE, str(error)), "--json" in given)
+        print_error(ProblemDetails(USAGE, str(error)), "--json" in argv)
         sys.exit(USAGE_EXIT_CODE)
     if options.command == "up":
-        options.arguments = given
+        options.arguments = argv
     runs.choose_run(options)
     try:
         code = asyncio.run(_dispatch_command(options))
@@ -94,11 +94,11 @@ def _run_command(given: list[str]) -> int:
         ignore_closed_pipe()
         return PIPE_CLOSED_EXIT_CODE
     except (OmnibusError, OSError) as error:
-        known = error if isinstance(error, OmnibusError) else explain_os_error(error)
-        if known is None:
+        problem = error if isinstance(error, OmnibusError) else explain_os_error(error)
+        if problem is None:
             raise
-        print_error(known, getattr(options, "json", False))
-        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(known, Rejected) else 1
+        print_error(problem, getattr(options, "json", False))
+        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(problem, Rejected) else 1
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
@@ -190,7 +190,7 @@ def _add_demo(commands: Any) -> None:
 def _add_dead_letters(commands: Any) -> None:
     dead = commands.add_parser("deadletters", help="inputs that crashed or failed an engine; try them again")
     own = dead.add_subparsers(dest="dead_command", metavar="COMMAND")
-    listed = own.add_parser("list", help="the last ones (also without a command)")
+    list_command = own.add_parser("list", help="the last ones (also without a command)")
     show = own.add_parser("show", help="show one: the reason, the lost executors, the sizes of its inputs")
     retry = own.add_parser("retry", help="run the input again under a new id; delete the letter if it succeeds")
     remove = own.add_parser("remove", help="delete one")
@@ -198,12 +198,12 @@ def _add_dead_letters(commands: Any) -> None:
         command.add_argument("id", help="an invocation of `omnibus deadletters`")
     retry.add_argument("--keep", action="store_true", help="do not delete the letter when the input succeeds")
     dead.set_defaults(limit=20, json=False, quiet=False, nats=None)  # words before and after the command mean the same
-    for command in (dead, listed, show, retry, remove):
+    for command in (dead, list_command, show, retry, remove):
         add = partial(command.add_argument, default=argparse.SUPPRESS)
         add("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
-        names = "invocations" if command in (dead, listed) else ""
+        names = "invocations" if command in (dead, list_command) else ""
         add_output_options(command, names=names, default=argparse.SUPPRESS)
-        if command in (dead, listed):
+        if command in (dead, list_command):
             add("--limit", type=int, metavar="N", help="letters to list (default 20)")
 
 
@@ -222,7 +222,7 @@ def _add_app(commands: Any) -> None:
     register = own.add_parser("register", help="serve an app at all gateways")
     update = own.add_parser("update", help="serve a new version, or reload the code; the old one serves meanwhile")
     check = own.add_parser("check", help="load an app here, describe it and draw its graph; nothing needs to run")
-    listed = own.add_parser("list", help="the registered apps")
+    list_command = own.add_parser("list", help="the registered apps")
     show = own.add_parser("show", help="all about one app")
     invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they arrive")
     unregister = own.add_parser("unregister", help="end an app; its requests finish")
@@ -247,9 +247,9 @@ def _add_app(commands: Any) -> None:
         "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"
     )
     tasks = commands.add_parser("tasks", help="unit tasks: who uses them and who runs them")
-    for command in (register, update, check, listed, show, invoke, unregister, run, tasks):
-        add_output_options(command, names={listed: "names", tasks: "names"}.get(command, ""))
-    for command in (register, update, listed, show, invoke, unregister, tasks):
+    for command in (register, update, check, list_command, show, invoke, unregister, run, tasks):
+        add_output_options(command, names={list_command: "names", tasks: "names"}.get(command, ""))
+    for command in (register, update, list_command, show, invoke, unregister, tasks):
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")
 
 

@@ -80,35 +80,41 @@ async def _show_model(options: argparse.Namespace) -> int:
 
 async def _check_checkpoint(options: argparse.Namespace) -> int:
     report = await examine_checkpoint(options.checkpoint, options.dtype, options.adapter)
-    declared = models_format.shortest_declaration(report, options.checkpoint, options.adapter)
+    declaration = models_format.shortest_declaration(report, options.checkpoint, options.adapter)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
-        result = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
+        result = {
+            "complete": report.complete,
+            "faults": faults,
+            "declaration": declaration if report.complete else None,
+        }
         result["identities"] = _encoder_identities(report)
         print_json({**msgspec.to_builtins(report), **result})
     else:
-        print("\n".join(models_format.check_lines(report, declared, _encoder_identities(report))))
+        print("\n".join(models_format.check_lines(report, declaration, _encoder_identities(report))))
     return 0 if report.complete else 1
 
 
 def _encoder_identities(report: Report) -> dict[str, str]:
     """Return the identity of each encoder whose weights are present. Models share executors of equal encoders."""
-    known = KNOWN.get(report.family)
-    found: dict[str, str] = {}
-    for component, kind in known.tasks.items() if known is not None and report.complete else ():
-        if kind == "encode" and known is not None:
-            identity = read_identity(Path(report.path), report.family, component, known.weights, encodes=True)
-            found |= {component: identity.digest} if identity is not None else {}
-    return found
+    spec = KNOWN.get(report.family)
+    identities: dict[str, str] = {}
+    for component, kind in spec.tasks.items() if spec is not None and report.complete else ():
+        if kind == "encode" and spec is not None:
+            identity = read_identity(Path(report.path), report.family, component, spec.weights, encodes=True)
+            identities |= {component: identity.digest} if identity is not None else {}
+    return identities
 
 
 async def _download_checkpoint(options: argparse.Namespace) -> int:
-    shown = not options.json
-    silent = {} if shown and sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # the client draws its own
-    found = await run_module.call_module(
-        "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, env=silent, show=shown
+    is_shown = not options.json
+    silent = (
+        {} if is_shown and sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    )  # the client draws its own
+    path = await run_module.call_module(
+        "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, env=silent, show=is_shown
     )
-    _print_path(options, {"id": options.id, "path": found})
+    _print_path(options, {"id": options.id, "path": path})
     return 0
 
 
@@ -138,8 +144,8 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequenc
     """
     directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    found = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
-    arguments = [str(directory), *([dtype] if dtype or found else []), *found]
+    adapter_paths = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
+    arguments = [str(directory), *([dtype] if dtype or adapter_paths else []), *adapter_paths]
     report = await run_module.call_module(
         "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline
     )
@@ -148,22 +154,22 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequenc
 
 def _find_family(name: str) -> str:
     """Return the family with this name, or whose tiny model has it; empty if unknown."""
-    named: dict[str, str] = {
-        **{known.tiny: family for family, known in KNOWN.items()},
+    families: dict[str, str] = {
+        **{spec.tiny: family for family, spec in KNOWN.items()},
         **{each: each for each in KNOWN},
     }
-    return named.get(name) or (name if name in plugins.family_names() else "")
+    return families.get(name) or (name if name in plugins.family_names() else "")
 
 
 async def _current_plan(options: argparse.Namespace) -> Plan | None:
     """Return the current plan, or None if no Omnibus is running. Raises if the named store cannot be reached."""
-    named = bool(options.store)
+    has_store = bool(options.store)
     store: Store | None = None
     try:
         store = Store(plans.store_settings(options))
         return await store.plan(0)
     except (StageUnavailable, StoreUnavailable):
-        if named or "OMNIBUS_STORE_URL" in os.environ:
+        if has_store or "OMNIBUS_STORE_URL" in os.environ:
             raise
         return None
     finally:

@@ -10,12 +10,12 @@ def add_models_command(commands: Any) -> None:
     own = commands.add_parser("models", help="model families, and the components of checkpoints").add_subparsers(
         dest="models_command", required=True, metavar="COMMAND"
     )
-    listed = own.add_parser("list", help="the families there are, and the models that run")
+    list_command = own.add_parser("list", help="the families there are, and the models that run")
     show = own.add_parser("show", help="components, options, paths and memory of a family or a checkpoint")
     check = own.add_parser("check", help="check whether a checkpoint can be split and served, and how")
     get = own.add_parser("get", help="download a checkpoint from the Hugging Face hub; prints where it is")
     tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
-    listed.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
+    list_command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
     check.add_argument("checkpoint", metavar="PATH|ID", help="a directory, or an id that the hub's cache has")
     check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
@@ -26,8 +26,8 @@ def add_models_command(commands: Any) -> None:
         command.add_argument(
             "--dtype", default="", metavar="NAME", help="of the weights in memory (default: as stored)"
         )
-    for command in (listed, show, check, get, tiny):
-        add_output_options(command, names="families" if command is listed else "")
+    for command in (list_command, show, check, get, tiny):
+        add_output_options(command, names="families" if command is list_command else "")
 
 
 def add_adapters_command(commands: Any) -> None:
@@ -35,7 +35,7 @@ def add_adapters_command(commands: Any) -> None:
     own = commands.add_parser("adapters", help="LoRA adapters, while the system serves").add_subparsers(
         dest="adapters_command", required=True, metavar="COMMAND"
     )
-    listed = own.add_parser("list", help="the adapters that requests may call, and the models that they change")
+    list_command = own.add_parser("list", help="the adapters that requests may call, and the models that they change")
     add = own.add_parser("add", help="load an adapter, which requests then call by NAME")
     remove = own.add_parser("remove", help="unload one that was added; requests under way finish with it")
     for command in (add, remove):
@@ -43,6 +43,6 @@ def add_adapters_command(commands: Any) -> None:
     add.add_argument("path", metavar="DIR", help="below OMNIBUS_GATEWAY_ADAPTERS_DIR, absolute or from there")
     add.add_argument("--model", metavar="NAME", help="the model that it changes, if several run")
     add.add_argument("--replace", action="store_true", help="replace the adapter with this name")
-    for command in (listed, add, remove):
-        add_output_options(command, names="names" if command is listed else "")
+    for command in (list_command, add, remove):
+        add_output_options(command, names="names" if command is list_command else "")
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")

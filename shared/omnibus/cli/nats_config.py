@@ -47,8 +47,8 @@ def unit_tasks(path: str) -> dict[str, list[str]]:
     A shared component belongs to the model that declares it. Raises ``BadRequest`` that names the file.
     """
     try:
-        declared = msgspec.json.decode(Path(path).read_bytes(), type=_Declarations)
-        models = {name: _tasks_of(name, model) for name, model in declared.models.items()}
+        declarations = msgspec.json.decode(Path(path).read_bytes(), type=_Declarations)
+        models = {name: _tasks_of(name, model) for name, model in declarations.models.items()}
     except (OSError, msgspec.MsgspecError) as error:
         raise BadRequest(f"--models {path}: {error}") from error
     except BadRequest as error:

@@ -21,8 +21,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if invalid := _INVALID_CHOICE.search(message):
-            known = re.findall(r"'([^']*)'", invalid["known"])
-            meant = did_you_mean(invalid["word"], known)
-            there = f"; there is {', '.join(known)}" if not meant and len(known) <= _MAX_LISTED else ""
-            message = f"there is no {invalid['of'].lower()} {invalid['word']!r}{meant}{there}"
+            choices = re.findall(r"'([^']*)'", invalid["known"])
+            suggestion = did_you_mean(invalid["word"], choices)
+            there = f"; there is {', '.join(choices)}" if not suggestion and len(choices) <= _MAX_LISTED else ""
+            message = f"there is no {invalid['of'].lower()} {invalid['word']!r}{suggestion}{there}"
         raise UsageError(f"{message} (`{self.prog} --help`)")

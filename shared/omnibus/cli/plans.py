@@ -56,15 +56,15 @@ def store_settings(options: argparse.Namespace) -> StoreSettings:
 async def _show_plan(store: Store, options: argparse.Namespace) -> None:
     plan = await _require_plan(store, options.epoch)
     stand = await store.plan_state()
-    staged = await store.staged_plan() if stand.staged and plan.epoch == stand.epoch else None
-    planned = {**replica_counts(plan.models), **(replica_counts(staged.models) if staged is not None else {})}
-    up = await _count_ready(options, planned)
+    next_plan = await store.staged_plan() if stand.staged and plan.epoch == stand.epoch else None
+    counts = {**replica_counts(plan.models), **(replica_counts(next_plan.models) if next_plan is not None else {})}
+    up = await _count_ready(options, counts)
     problems = await store.plan_problems() if plan.epoch == stand.epoch else {}
     score = await store.plan_score(plan.epoch)
     if options.json:
         result = {
             "plan": msgspec.to_builtins(plan),
-            "staged": msgspec.to_builtins(staged),
+            "staged": msgspec.to_builtins(next_plan),
             "pin": stand.pin,
             "problems": msgspec.to_builtins(problems),
             "score": msgspec.to_builtins(score),
@@ -73,22 +73,26 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
         print_json(result)
         return
     lacks = (
-        plan_format.missing_executors(replica_counts(staged.models), up)
-        if staged is not None and up is not None
+        plan_format.missing_executors(replica_counts(next_plan.models), up)
+        if next_plan is not None and up is not None
         else ""
     )
-    lines = [*plan_format.state_lines(plan, staged, lacks, stand.pin, problems), "", *plan_format.plan_lines(plan, up)]
-    if celled := plan_format.cell_shares_by_model(plan):
-        lines += ["", *plan_format.cell_lines(plan, celled, await store.cell_shares())]
-    scored = list(score_lines(score))
-    print("\n".join([*lines, *([""] if scored else []), *scored]))
+    lines = [
+        *plan_format.state_lines(plan, next_plan, lacks, stand.pin, problems),
+        "",
+        *plan_format.plan_lines(plan, up),
+    ]
+    if shares := plan_format.cell_shares_by_model(plan):
+        lines += ["", *plan_format.cell_lines(plan, shares, await store.cell_shares())]
+    score_text = list(score_lines(score))
+    print("\n".join([*lines, *([""] if score_text else []), *score_text]))
 
 
 async def _diff_plans(store: Store, options: argparse.Namespace) -> None:
     before, after = await _plans_to_compare(store, options.epochs)
     rows = list(plan_differences(before, after))
     if options.json:
-        changes = [{"what": what, "before": old, "after": new} for what, old, new in rows]
+        changes = [{"what": subject, "before": old, "after": new} for subject, old, new in rows]
         print_json({"before": before.epoch, "after": after.epoch, "changes": changes})
     elif rows:
         print("\n".join(table_lines(["WHAT", f"EPOCH {before.epoch}", f"EPOCH {after.epoch}"], rows)))
@@ -105,9 +109,9 @@ async def _plans_to_compare(store: Store, epochs: list[int]) -> tuple[Plan, Plan
     current = await _require_plan(store, 0)
     if epochs:
         return await _require_plan(store, epochs[0]), current
-    staged = await store.staged_plan()
-    if staged is not None:
-        return current, staged
+    next_plan = await store.staged_plan()
+    if next_plan is not None:
+        return current, next_plan
     earlier = [each.plan for each in await store.plan_history(2) if each.epoch < current.epoch]
     if not earlier or earlier[0] is None:
         raise NotFound(f"there is no plan before epoch {current.epoch} to compare it with")
@@ -142,10 +146,10 @@ async def _rollback_plan(store: Store, options: argparse.Namespace) -> None:
 
 
 async def _resume_planning(store: Store, options: argparse.Namespace) -> None:
-    pinned = (await store.plan_state()).pin
+    epoch = (await store.plan_state()).pin
     await store.unpin_plan()
-    text = f"epoch {pinned} is no longer pinned: the planner plans again" if pinned else "no epoch was pinned"
-    _print_result(options, {"pin": 0, "was": pinned}, text)
+    text = f"epoch {epoch} is no longer pinned: the planner plans again" if epoch else "no epoch was pinned"
+    _print_result(options, {"pin": 0, "was": epoch}, text)
 
 
 def _print_result(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
@@ -178,13 +182,13 @@ async def _show_or_set_cells(store: Store, options: argparse.Namespace) -> None:
 
 async def _set_cell(store: Store, options: argparse.Namespace, plan: Plan) -> None:
     """Set the part that a cell gets, if given. Raises ``NotFound`` and ``BadRequest``."""
-    known = plan_format.cell_shares_by_model(plan)
-    if options.model not in known:
-        raise NotFound(f"model {options.model} has no cells in the plan; {', '.join(known) or 'no model'} has")
+    cells = plan_format.cell_shares_by_model(plan)
+    if options.model not in cells:
+        raise NotFound(f"model {options.model} has no cells in the plan; {', '.join(cells) or 'no model'} has")
     if options.cell is None:
         return
-    if options.cell not in known[options.model]:
-        raise NotFound(f"model {options.model} has no cell {options.cell}; it has {', '.join(known[options.model])}")
+    if options.cell not in cells[options.model]:
+        raise NotFound(f"model {options.model} has no cell {options.cell}; it has {', '.join(cells[options.model])}")
     if options.part is None or not (math.isfinite(options.part) and options.part >= 0):
         raise BadRequest("give the part of its planned share that the cell gets: 0 drains it, 1 is as planned")
     await store.put_cell_share(options.model, options.cell, options.part)
@@ -192,15 +196,15 @@ async def _set_cell(store: Store, options: argparse.Namespace, plan: Plan) -> No
 
 async def _require_plan(store: Store, epoch: int) -> Plan:
     """Return the plan of ``epoch``, 0 for the current one. Raises ``NotFound``."""
-    found = await store.plan(epoch)
-    if found is None:
-        named = f"no plan of epoch {epoch}: `omnibus plan history` lists those that are stored"
-        raise NotFound(f"there is {named if epoch else 'no plan yet'}")
-    return found
+    stored_plan = await store.plan(epoch)
+    if stored_plan is None:
+        missing = f"no plan of epoch {epoch}: `omnibus plan history` lists those that are stored"
+        raise NotFound(f"there is {missing if epoch else 'no plan yet'}")
+    return stored_plan
 
 
 async def _count_ready(
-    options: argparse.Namespace, planned: Mapping[ExecutorKind, int]
+    options: argparse.Namespace, counts: Mapping[ExecutorKind, int]
 ) -> dict[ExecutorKind, int] | None:
     """Return the number of ready executors of each kind. Returns None if no bus is known or reachable."""
     url = _bus_url(options)
@@ -213,8 +217,8 @@ async def _count_ready(
     try:
         ready = ReadyExecutors()
         await ready.listen(bus)
-        await ready.wait_for_kinds(planned, CENSUS_WAIT_SECONDS)
-        return {kind: ready.count_ready(kind) for kind in planned}
+        await ready.wait_for_kinds(counts, CENSUS_WAIT_SECONDS)
+        return {kind: ready.count_ready(kind) for kind in counts}
     finally:
         await bus.drain()
 

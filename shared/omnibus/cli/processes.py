@@ -60,15 +60,15 @@ async def show_status(options: argparse.Namespace) -> int:
 async def stop_runs(options: argparse.Namespace) -> int:
     """Stop one run, or all of them, and wait for the end. Raises ``DeadlineExceeded``."""
     remove_leftovers()
-    ended = runs.list_runs() if options.all else [runs.read_state()]
-    for state in ended:
+    states = runs.list_runs() if options.all else [runs.read_state()]
+    for state in states:
         os.kill(state.pid, signal.SIGTERM)
-    for state in ended:
+    for state in states:
         await _wait_for_end(state)
         if not options.json:
             print(f"{state.name} is down")
     if options.json:
-        print_json([run_summary(state) for state in ended])
+        print_json([run_summary(state) for state in states])
     return 0
 
 
@@ -76,14 +76,14 @@ async def print_logs(options: argparse.Namespace) -> int:
     """Print the last lines of a run. With ``--follow``, also print new lines until the run ends."""
     state = runs.read_state()
     file = Path(state.directory) / LOG_FILE
-    logged = {line.split(" ", 1)[0] for line in file.read_text().splitlines()} - {""}
-    if unknown := set(options.process) - logged:
+    processes = {line.split(" ", 1)[0] for line in file.read_text().splitlines()} - {""}
+    if unknown := set(options.process) - processes:
         raise NotFound(
             f"no process {', '.join(sorted(unknown))} of {state.name} has logged anything; "
-            f"there is {', '.join(sorted(logged))}"
+            f"there is {', '.join(sorted(processes))}"
         )
-    chosen = [line for line in file.read_text().splitlines() if _is_chosen(line, options.process)]
-    for line in chosen[-options.lines :] if options.lines > 0 else []:
+    selected_lines = [line for line in file.read_text().splitlines() if _is_chosen(line, options.process)]
+    for line in selected_lines[-options.lines :] if options.lines > 0 else []:
         _print_log_line(line, options.json)
     if options.follow:
         await _follow_file(file, state, options)

@@ -53,40 +53,40 @@ async def profile_model(options: argparse.Namespace) -> int:
     output = io.StringIO()
     try:
         with ProgressBar(silent=options.json, lines=True) as bar:
-            measured = await run.run_profiling(spec, keeper, Log(output, {"NO_COLOR": "1"}), partial(_report, bar))
+            result = await run.run_profiling(spec, keeper, Log(output, {"NO_COLOR": "1"}), partial(_report, bar))
     except BaseException as error:
         _print_failure(error, output, keeper)
         raise
     plot_file = out.with_name(f"{out.name.removesuffix('.json')}.svg")
-    write_file(out, msgspec.json.format(profile.encode_profile(measured), indent=1) + b"\n")
-    write_file(plot_file, plot.render_svg(measured).encode())
+    write_file(out, msgspec.json.format(profile.encode_profile(result), indent=1) + b"\n")
+    write_file(plot_file, plot.render_svg(result).encode())
     if store is not None:
-        await _store_profile(store, measured)
-    option_notes = [note for found in keeper.found.values() for note in found.notes]
-    notes = [*spec.workload.notes, *spec.notes, *option_notes, *contradictions(measured)]
-    _print_profile(options, measured, keeper.found, notes, [str(out), str(plot_file)])
+        await _store_profile(store, result)
+    option_notes = [note for measurement in keeper.found.values() for note in measurement.notes]
+    notes = [*spec.workload.notes, *spec.notes, *option_notes, *contradictions(result)]
+    _print_profile(options, result, keeper.found, notes, [str(out), str(plot_file)])
     keeper.remove()
     return 0
 
 
-def _report(bar: ProgressBar, option: str, done: int, count: int, words: str) -> None:
-    bar.update(option or "omnibus", done, count, words)
+def _report(bar: ProgressBar, option: str, done_count: int, count: int, words: str) -> None:
+    bar.update(option or "omnibus", done_count, count, words)
 
 
 async def _make_spec(options: argparse.Namespace, bar: ProgressBar) -> run.ProfilingSpec:
     """Return the requested run. Raises ``BadRequest`` for unknown names before anything is started."""
     _check_options(options)
-    name, declared = await _find_declarations(options, bar)
-    subject = measured_model.find_subject(name, declared)
+    name, declarations = await _find_declarations(options, bar)
+    subject = measured_model.find_subject(name, declarations)
     device = options.gpu or _default_device()
     degrees, notes = _parallel_degrees(options.tp, device)
-    chosen = experiments.choose_options(subject, options.option, options.all_options)
+    selected_options = experiments.choose_options(subject, options.option, options.all_options)
     return run.ProfilingSpec(
         subject=subject,
         workload=workload.read_workload(
             Path(options.workload), subject, RowSampling(options.sample, options.seed, options.scale)
         ),
-        options=experiments.vary_options(chosen, _whole_numbers("--batch", options.batch), degrees),
+        options=experiments.vary_options(selected_options, _whole_numbers("--batch", options.batch), degrees),
         how=MeasureSettings(
             options.seconds,
             options.requests,
@@ -106,8 +106,10 @@ def _parallel_degrees(text: str, device: str) -> tuple[list[int], tuple[str, ...
     """Return the degrees of tensor parallelism to measure. Also return notes on the omitted ones."""
     degrees = [each for each in _whole_numbers("--tp", text) if each > 1]
     if degrees and device == CPU:
-        named = ", ".join(map(str, degrees))
-        return [], (f"tensor parallelism of {named} is not measured: executors run on processors here, not on GPUs",)
+        degree_list = ", ".join(map(str, degrees))
+        return [], (
+            f"tensor parallelism of {degree_list} is not measured: executors run on processors here, not on GPUs",
+        )
     return degrees, ()
 
 
@@ -167,13 +169,13 @@ async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> t
     """Return the model, and the declarations that contain it."""
     app = options.app
     if options.models:
-        declared = await load_declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
-        known = measured_model.model_names(declared)
-        if app not in known and _is_app(app):
+        declarations = await load_declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
+        declared_models = measured_model.model_names(declarations)
+        if app not in declared_models and _is_app(app):
             return _choose_model(
-                app, [each for each in await _called_models(app) if each in known], options.model
-            ), declared
-        return app, declared
+                app, [each for each in await _called_models(app) if each in declared_models], options.model
+            ), declarations
+        return app, declarations
     if app in catalog.LOCAL:
         family = catalog.find_family(catalog.LOCAL[app])
         measured_model.chat_components(app, family["components"], family["tasks"])  # before anything is built
@@ -183,8 +185,8 @@ async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> t
             f"{app} is a family: name its tiny model, {KNOWN[app].tiny}, or one of yours and its file, --models FILE"
         )
     if not _is_app(app):
-        named = ", ".join(catalog.LOCAL)
-        raise BadRequest(f"unknown model or app {app!r}: use {named}, or name a file with --models FILE")
+        model_list = ", ".join(catalog.LOCAL)
+        raise BadRequest(f"unknown model or app {app!r}: use {model_list}, or name a file with --models FILE")
     tiny = [each for each in await _called_models(app) if each in catalog.LOCAL]
     name = _choose_model(app, tiny, options.model)
     return name, await tiny_models([name], report=bar.update)
@@ -200,13 +202,13 @@ async def _called_models(app: str) -> list[str]:
     return list(dict.fromkeys(task.model for task in description.tasks if task.model and not task.own))
 
 
-def _choose_model(app: str, models: list[str], chosen: str) -> str:
-    if chosen and chosen not in models:
-        raise BadRequest(f"{app} does not use {chosen}; it uses {', '.join(models) or 'no model that is known here'}")
-    if not chosen and len(models) != 1:
+def _choose_model(app: str, models: list[str], model: str) -> str:
+    if model and model not in models:
+        raise BadRequest(f"{app} does not use {model}; it uses {', '.join(models) or 'no model that is known here'}")
+    if not model and len(models) != 1:
         many = f"uses {', '.join(models)}: choose one with --model" if models else "uses no model that is known here"
         raise BadRequest(f"{app} {many}")
-    return chosen or models[0]
+    return model or models[0]
 
 
 def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
@@ -220,10 +222,10 @@ def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
     return msgspec.structs.replace(settings, url=options.store or runs.read_state().store_url)
 
 
-async def _store_profile(settings: StoreSettings, measured: ModelProfile) -> None:
+async def _store_profile(settings: StoreSettings, profile: ModelProfile) -> None:
     store = Store(settings)
     try:
-        await store.put_profile(measured)
+        await store.put_profile(profile)
     finally:
         await store.close()
 
@@ -233,61 +235,63 @@ def _print_failure(error: BaseException, output: io.StringIO, keeper: PartialPro
     lines = output.getvalue().splitlines()
     if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
         print("\n".join(lines[-12:]), file=sys.stderr)
-    done = [name for name, found in keeper.found.items() if found.option.is_measured]
-    if done and keeper.path.exists():
-        print(f"{', '.join(done)} kept in {keeper.path}: go on with --resume", file=sys.stderr)
+    measured_options = [name for name, measurement in keeper.found.items() if measurement.option.is_measured]
+    if measured_options and keeper.path.exists():
+        print(f"{', '.join(measured_options)} kept in {keeper.path}: go on with --resume", file=sys.stderr)
 
 
 def _print_profile(
     options: argparse.Namespace,
-    measured: ModelProfile,
-    found: dict[str, OptionMeasurement],
+    profile: ModelProfile,
+    measurements: dict[str, OptionMeasurement],
     notes: list[str],
     files: list[str],
 ) -> None:
     if options.json:
-        result = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
-        rates = {name: each.rate for name, each in measured.options.items()}
+        result = {"model": profile.model, "profile": files[0], "plot": files[1], "notes": notes}
+        rates = {name: each.rate for name, each in profile.options.items()}
         print_json({**result, "rates": rates})
         return
-    kinds = list(measured.types)
+    kinds = list(profile.types)
     head = ["OPTION", "REQ/S", "BUSY", *(f"S OF {kind or 'ANY'}" for kind in kinds), "START S", "GB"]
     print(
         "\n".join(
-            table_lines(head, [row for name in measured.options for row in _option_rows(name, measured, found[name])])
+            table_lines(
+                head, [row for name in profile.options for row in _option_rows(name, profile, measurements[name])]
+            )
         )
     )
     print("".join(f"\n{note}" for note in notes) + f"\n{'   '.join(files)}")
 
 
-def _option_rows(name: str, measured: ModelProfile, found: OptionMeasurement) -> Iterator[list[str]]:
+def _option_rows(name: str, profile: ModelProfile, measurement: OptionMeasurement) -> Iterator[list[str]]:
     """Yield the row of an option. More rows follow, for the components that other options ran before it."""
-    option = measured.options[name]
-    busy = f"{min(found.busy, 1):.0%}" if found.busy >= 0 else ""
+    option = profile.options[name]
+    busy = f"{min(measurement.busy, 1):.0%}" if measurement.busy >= 0 else ""
     if not option.is_measured:
-        yield [name, "not measured", *[""] * (len(measured.types) + 3)]
+        yield [name, "not measured", *[""] * (len(profile.types) + 3)]
         return
     roles = dict.fromkeys(
         tuple(
             part
             for part in option.components
-            if part not in work.components and part in _used_components(measured, work.type)
+            if part not in work.components and part in _used_components(profile, work.type)
         )
         for work in option.work
     )
-    for done in sorted(roles, key=len):
+    for earlier_parts in sorted(roles, key=len):
         seconds = {
             work.type: f"{work.seconds:.3g}"
             for work in option.work
-            if {*work.components} == {*_used_components(measured, work.type)} & {*option.components} - {*done}
-            and {*done} <= {*_used_components(measured, work.type)}
+            if {*work.components} == {*_used_components(profile, work.type)} & {*option.components} - {*earlier_parts}
+            and {*earlier_parts} <= {*_used_components(profile, work.type)}
         }
-        cells = [seconds.get(kind, "") for kind in measured.types]
-        if not done:
+        cells = [seconds.get(kind, "") for kind in profile.types]
+        if not earlier_parts:
             yield [name, f"{option.rate:.3g}", busy, *cells, f"{option.start_s:.2f}", f"{option.memory_gb:.2f}"]
         else:
-            yield [f"  after {'+'.join(done)}", "", "", *cells, "", ""]
+            yield [f"  after {'+'.join(earlier_parts)}", "", "", *cells, "", ""]
 
 
-def _used_components(measured: ModelProfile, kind: str) -> tuple[str, ...]:
-    return measured.types[kind].components if kind in measured.types else ()
+def _used_components(profile: ModelProfile, kind: str) -> tuple[str, ...]:
+    return profile.types[kind].components if kind in profile.types else ()

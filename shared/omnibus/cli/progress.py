@@ -40,20 +40,20 @@ class ProgressBar:
     ) -> None:
         self.close()
 
-    def update(self, what: str, done: int, count: int, words: str = "") -> None:
+    def update(self, phase: str, done_count: int, count: int, words: str = "") -> None:
         """Show that ``done`` of ``count`` units of ``what`` are done. ``words`` describe the present unit."""
         if self._lines:
-            print(f"{what}: {words or 'done'} ({done} of {count})", file=self._stream, flush=True)
+            print(f"{phase}: {words or 'done'} ({done_count} of {count})", file=self._stream, flush=True)
         if not self._drawn:
             return
         bar = self._progress = self._progress or self._open()
-        begins = self._task is None or what != self._what
-        if self._task is None or what != self._what:
+        begins = self._task is None or phase != self._what
+        if self._task is None or phase != self._what:
             for task in bar.task_ids:
                 bar.remove_task(task)
-            self._task, self._what = bar.add_task(what, total=count, words=words), what
-        bar.update(self._task, completed=done, total=count, words=words)
-        if begins or done >= count or time.monotonic() - self._refreshed >= _REFRESH_SECONDS:
+            self._task, self._what = bar.add_task(phase, total=count, words=words), phase
+        bar.update(self._task, completed=done_count, total=count, words=words)
+        if begins or done_count >= count or time.monotonic() - self._refreshed >= _REFRESH_SECONDS:
             self._refresh()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ _FOLLOWS_RUN = frozenset({"--nats", "--store", "--url"})
 
 def add_run_commands(commands: Any) -> None:
     """Add the commands to ``commands`` of ``omnibus``."""
-    listed = commands.add_parser("ps", help="the runs of `omnibus up` on this machine")
+    list_command = commands.add_parser("ps", help="the runs of `omnibus up` on this machine")
     status = commands.add_parser("status", help="show one run: its addresses, processes, models and missing parts")
     down = commands.add_parser("down", help="end a run; its requests finish")
     logs = commands.add_parser("logs", help="print the logs of the processes of a run")
@@ -24,7 +24,7 @@ def add_run_commands(commands: Any) -> None:
     settings = commands.add_parser("settings", help="all settings, and the values that they have in this shell")
     settings.add_argument("words", nargs="*", metavar="WORD", help="only settings with these words in their names")
     settings.add_argument("--set", action="store_true", help="only those that are set in this shell")
-    add_output_options(listed, names="names")
+    add_output_options(list_command, names="names")
     add_output_options(status, names="`ready`, or the missing parts,")
     add_output_options(down)
     add_output_options(logs, json='print lines of JSON: {"process": ..., "text": ...}')

@@ -22,23 +22,23 @@ async def show_session(bus: NatsBus, options: argparse.Namespace) -> int:
     return 0
 
 
-def session_lines(found: SessionTimeline) -> Iterator[str]:
+def session_lines(timeline: SessionTimeline) -> Iterator[str]:
     """Yield the counts, responses and then all events of a session."""
-    cut = sum(each.reason == "turn_detected" for each in found.responses)
-    yield f"{found.id}  {found.model}  {found.over or 'open, or can be resumed'}"
+    cut = sum(each.reason == "turn_detected" for each in timeline.responses)
+    yield f"{timeline.id}  {timeline.model}  {timeline.over or 'open, or can be resumed'}"
     counts = [
-        f"turns {len(found.turns)}",
-        f"responses {len(found.responses)}",
+        f"turns {len(timeline.turns)}",
+        f"responses {len(timeline.responses)}",
         f"interrupted {cut}",
-        f"resumed {len(found.resumed)}",
-        f"errors {found.errors}",
+        f"resumed {len(timeline.resumed)}",
+        f"errors {timeline.errors}",
     ]
     yield f"counts  {', '.join(counts)}"
-    for number, each in enumerate(found.responses, 1):
-        waited = f"first output after {each.waited * 1000:.0f} ms" if each.waited is not None else "no output"
-        heard = f", heard {each.truncated_ms} ms" if each.truncated_ms is not None else ""
-        made = f"  {', '.join(each.invocations)}" if each.invocations else ""
-        yield f"  [{number}] {each.status:<11} {waited}, {each.audio_seconds:.2f} s of audio{heard}{made}"
+    for number, each in enumerate(timeline.responses, 1):
+        wait = f"first output after {each.waited * 1000:.0f} ms" if each.waited is not None else "no output"
+        truncation = f", heard {each.truncated_ms} ms" if each.truncated_ms is not None else ""
+        ids = f"  {', '.join(each.invocations)}" if each.invocations else ""
+        yield f"  [{number}] {each.status:<11} {wait}, {each.audio_seconds:.2f} s of audio{truncation}{ids}"
     yield "times   seconds since it began"
-    for at, what in found.moments:
-        yield f"  {at:9.3f}  {what}"
+    for at, event in timeline.moments:
+        yield f"  {at:9.3f}  {event}"

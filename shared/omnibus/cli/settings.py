@@ -43,8 +43,8 @@ def _variables() -> Iterator[Variable]:
 
 def _lines(variable: Variable) -> list[str]:
     default = str(variable.default).lower() if isinstance(variable.default, bool) else variable.default
-    shown = "empty" if default in ("", None) else f"{default}"
+    default_text = "empty" if default in ("", None) else f"{default}"
     unit = "" if variable.unit in ("text", "yes or no") else f" {variable.unit}"
     here = "" if variable.value is None else f"   here: {variable.value}"
     text = textwrap.wrap(variable.meaning, _LINE_WIDTH, initial_indent="    ", subsequent_indent="    ")
-    return [f"{variable.name}   default: {shown}{unit}{here}", *text]
+    return [f"{variable.name}   default: {default_text}{unit}{here}", *text]

@@ -33,28 +33,28 @@ def add_size_command(commands: Any) -> None:
 
 async def print_size(options: argparse.Namespace) -> int:
     """Print the needs of a workload, or the costs of each kind. Raises ``BadRequest``."""
-    measured = read_measurements()
+    measurements = read_measurements()
     if not options.workload:
         if options.json:
-            print_json(measured)
+            print_json(measurements)
         else:
-            print("\n".join([*kind_lines(measured), "", f"Measured on {measured.machine}."]))
+            print("\n".join([*kind_lines(measurements), "", f"Measured on {measurements.machine}."]))
         return 0
     for name in ("seconds", "keep_days", "tensor_mib"):
         if not (isfinite(getattr(options, name)) and getattr(options, name) >= 0):
             raise BadRequest(f"--{name.replace('_', '-')} must be 0 or more")
     rates = dict(map(_parse_rate, options.workload))
-    found = compute_sizing(
-        rates, measured, seconds=options.seconds, keep_days=options.keep_days, tensor_mib=options.tensor_mib
+    needs = compute_sizing(
+        rates, measurements, seconds=options.seconds, keep_days=options.keep_days, tensor_mib=options.tensor_mib
     )
     if options.json:
-        print_json(found)
+        print_json(needs)
     else:
-        print("\n".join(sizing_lines(found, rates, options.keep_days)))
+        print("\n".join(sizing_lines(needs, rates, options.keep_days)))
     return 0
 
 
-def kind_lines(measured: Measurements) -> Iterator[str]:
+def kind_lines(measurements: Measurements) -> Iterator[str]:
     """Yield a table of the costs of one request of each kind."""
     head = ["KIND", "CPU MS", "OF GATEWAY", "ARENA", "BUS", "DISK", "WHAT"]
     rows = [
@@ -65,29 +65,29 @@ def kind_lines(measured: Measurements) -> Iterator[str]:
             *(size_text(nbytes) for nbytes in (cost.arena_bytes, cost.bus_bytes, cost.disk_bytes)),
             cost.what,
         ]
-        for name, cost in measured.kinds.items()
+        for name, cost in measurements.kinds.items()
     ]
     yield from table_lines(head, rows)
 
 
-def sizing_lines(found: Sizing, rates: dict[str, float], keep_days: float) -> Iterator[str]:
+def sizing_lines(needs: Sizing, rates: dict[str, float], keep_days: float) -> Iterator[str]:
     """Yield the needs of a workload."""
-    cores = ", ".join(f"{name} {busy:.2f}" for name, busy in found.cores.items() if busy >= 0.005)
+    cores = ", ".join(f"{name} {busy:.2f}" for name, busy in needs.cores.items() if busy >= 0.005)
     yield from field_lines(
         {
             "workload": ", ".join(f"{rate:g} req/s of {kind}" for kind, rate in rates.items()),
-            "CPU": f"{found.total_cores:.1f} cores with room for bursts; busy: {cores or 'hardly'}",
-            "gateways": f"{found.gateways}, each one core at most",
-            "memory": f"{size_text(found.memory_mib * MIB)} for services; {size_text(found.executor_mib * MIB)} and "
+            "CPU": f"{needs.total_cores:.1f} cores with room for bursts; busy: {cores or 'hardly'}",
+            "gateways": f"{needs.gateways}, each one core at most",
+            "memory": f"{size_text(needs.memory_mib * MIB)} for services; {size_text(needs.executor_mib * MIB)} and "
             "its weights for each executor",
-            "arena": f"{size_text(found.arena_mib * MIB)}: OMNIBUS_SIDECAR_ARENA_MIB={found.arena_mib:.0f} or more, on "
+            "arena": f"{size_text(needs.arena_mib * MIB)}: OMNIBUS_SIDECAR_ARENA_MIB={needs.arena_mib:.0f} or more, on "
             "one node",
-            "disk": f"{size_text(found.disk_mib * MIB)} for records of {keep_days:g} days",
-            "bus": f"{size_text(found.bus_mib_s * MIB)}/s",
+            "disk": f"{size_text(needs.disk_mib * MIB)} for records of {keep_days:g} days",
+            "bus": f"{size_text(needs.bus_mib_s * MIB)}/s",
         }
     )
     yield ""
-    yield f"From figures measured on {found.machine}; engines are not in them: `omnibus profile` measures those."
+    yield f"From figures measured on {needs.machine}; engines are not in them: `omnibus profile` measures those."
 
 
 def _parse_rate(text: str) -> tuple[str, float]:

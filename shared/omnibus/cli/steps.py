@@ -78,8 +78,8 @@ def _value_text(value: StepValue) -> str:
     digest = (value.digest or value.sha256)[:_DIGEST_CHARS]
     size = f"{size_text(value.nbytes)} " if value.nbytes else ""
     kind = value.mime if value.mime not in ("", "*/*") else ""
-    kept = "not kept" if _is_missing(value) else ""
-    return f"{value.name}: {' '.join(filter(None, [size.strip(), kind, f'sha256 {digest}…' if digest else '', kept]))}"
+    note = "not kept" if _is_missing(value) else ""
+    return f"{value.name}: {' '.join(filter(None, [size.strip(), kind, f'sha256 {digest}…' if digest else '', note]))}"
 
 
 def _save_contents(gateway: Gateway, id: str, step: Step, directory: Path) -> None:

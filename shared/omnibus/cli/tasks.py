@@ -10,12 +10,12 @@ from omnibus.cli.output import print_json, print_names
 
 async def list_tasks(options: argparse.Namespace) -> int:
     there = gateway.find_gateway(options)
-    found = (await asyncio.to_thread(there.call, "GET", "/v1/tasks"))["data"]
+    tasks = (await asyncio.to_thread(there.call, "GET", "/v1/tasks"))["data"]
     if options.json:
-        print_json(found)
+        print_json(tasks)
         return 0
     if options.quiet:
-        print_names(task["name"] for task in found)
+        print_names(task["name"] for task in tasks)
         return 0
     rows = [
         [
@@ -26,7 +26,7 @@ async def list_tasks(options: argparse.Namespace) -> int:
             ", ".join(task["users"]) or "-",
             ", ".join(f"{executor['id']} {executor['state']}" for executor in task["executors"]) or "none",
         ]
-        for task in found
+        for task in tasks
     ]
     print("\n".join(table_lines(["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"], rows)))
     return 0

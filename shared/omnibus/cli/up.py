@@ -135,16 +135,16 @@ def _resolve_paths(text: str, directory: Path) -> str:
     declarations in another directory.
     """
     try:
-        declared = json.loads(text)
-        models = list(declared["models"].values())
+        declarations = json.loads(text)
+        models = list(declarations["models"].values())
         profiles = [model["planned"] for model in models if model.get("planned", {}).get("profile")]
-        for planned in profiles:
-            planned["profile"] = str(directory / planned["profile"])
-        named = [(model, "checkpoint") for model in models]
-        named += [(model["adapters"], name) for model in models for name in model.get("adapters", ())]
-        checkpoints = [(owner, name) for owner, name in named if owner.get(name, "").startswith(("./", "../"))]
+        for plan_settings in profiles:
+            plan_settings["profile"] = str(directory / plan_settings["profile"])
+        references = [(model, "checkpoint") for model in models]
+        references += [(model["adapters"], name) for model in models for name in model.get("adapters", ())]
+        checkpoints = [(owner, name) for owner, name in references if owner.get(name, "").startswith(("./", "../"))]
         for owner, name in checkpoints:
             owner[name] = str((directory / owner[name]).resolve())
     except (ValueError, LookupError, TypeError, AttributeError):  # the planner reports the error
         return text
-    return json.dumps(declared) if profiles or checkpoints else text
+    return json.dumps(declarations) if profiles or checkpoints else text

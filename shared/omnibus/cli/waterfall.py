@@ -27,30 +27,30 @@ def graph_lines(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator
         yield f"  [{index}] {node.component:<8} on {executor:<32} {f'← {feeds}' if feeds else ''}".rstrip()
 
 
-def waterfall_lines(found: Waterfall) -> Iterator[str]:
+def waterfall_lines(waterfall: Waterfall) -> Iterator[str]:
     """Yield a bar per node, the slowest edges, and the moves."""
-    total = found.summary.seconds
+    total = waterfall.summary.seconds
     if total is None:
         return
-    first = found.summary.first
+    first = waterfall.summary.first
     after = f"{_milliseconds_text(first)} ms" if first else "-"
     yield f"times   {_milliseconds_text(total)} ms in all, first output to the client after {after}"
     columns = " ".join(f"{MARKS[name]} {name}".rjust(10) for name in PHASES)
     yield f"  {'':<12} |{'0 ms':<{BAR_COLUMNS - 12}}{_milliseconds_text(total) + ' ms':>12}| {columns}        end"
-    for row in found.nodes:
+    for row in waterfall.nodes:
         yield f"  [{row.node}] {row.component:<8} |{_phase_bar(row, max(total, 1e-6))}| {_phase_times(row)}"
-    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest_first)[
+    edges = sorted((edge for edge in waterfall.edges if not edge.local and edge.seconds), key=_slowest_first)[
         :MAX_LISTED_EDGES
     ]
     for edge in edges:
-        spent = _milliseconds_text(edge.seconds)
-        yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {spent} ms from its first output"
-    yield from map(_pull_line, found.pulls)
-    for move in found.moves:
+        milliseconds = _milliseconds_text(edge.seconds)
+        yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {milliseconds} ms from its first output"
+    yield from map(_pull_line, waterfall.pulls)
+    for move in waterfall.moves:
         why = f"{move.reason} {move.executor}".rstrip()
         yield f"moved   attempt {move.attempt} ended after {_milliseconds_text(move.at)} ms: {why}"
         if move.again:
-            names = ", ".join(f"[{node}] {found.nodes[node].component}" for node in move.again)
+            names = ", ".join(f"[{node}] {waterfall.nodes[node].component}" for node in move.again)
             yield f"again   {names}; all others continued, or were done"
         for output, count in move.resumed.items():
             yield f"resumed {output} after {count} items, which were not computed again"
@@ -86,8 +86,8 @@ def _money_text(money: float | UnsetType, currency: str | UnsetType) -> str:
 def _pull_line(pull: Pull) -> str:
     source = f"[{pull.source}].{pull.output}" if pull.source != GATEWAY else "input"
     target = f"[{pull.target}]" if pull.target != GATEWAY else "gateway"
-    crossed = f"{size_text(pull.nbytes)} from {pull.from_node} to {pull.to_node}"
-    return f"pulled  {source} → {target}  {crossed} in {_milliseconds_text(pull.seconds)} ms"
+    transfer = f"{size_text(pull.nbytes)} from {pull.from_node} to {pull.to_node}"
+    return f"pulled  {source} → {target}  {transfer} in {_milliseconds_text(pull.seconds)} ms"
 
 
 def _slowest_first(edge: Edge) -> float:

@@ -72,7 +72,7 @@ def _absolute_path(path: str) -> str:
 def _addresses(options: argparse.Namespace) -> dict[str, str]:
     """Return the addresses of the store and the bus: the named ones, the environment's, or those of the running
     ``omnibus up``."""
-    found = {"OMNIBUS_STORE_URL": options.store, "OMNIBUS_BUS_URL": options.nats}
+    variables = {"OMNIBUS_STORE_URL": options.store, "OMNIBUS_BUS_URL": options.nats}
     try:
         state = runs.read_state()
         running = {"OMNIBUS_STORE_URL": state.store_url, "OMNIBUS_BUS_URL": state.nats_url}
@@ -84,6 +84,6 @@ def _addresses(options: argparse.Namespace) -> dict[str, str]:
         running = {}
     return {
         name: value or running[name]
-        for name, value in found.items()
+        for name, value in variables.items()
         if value or (name not in os.environ and name in running)
     }

@@ -54,13 +54,13 @@ def desired_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
 
     Executors of a shared option belong to the model that lends it. Earlier plans must precede later ones.
     """
-    found: dict[ExecutorKind, DesiredExecutors] = {}
+    executors: dict[ExecutorKind, DesiredExecutors] = {}
     for each in (one for plan in plans for one in _plan_executors(plan)):
-        known = found.get(each.kind)
-        if known is not None and known.replicas >= each.replicas:
-            each = msgspec.structs.replace(known, epoch=max(known.epoch, each.epoch))
-        found[each.kind] = each
-    return found
+        existing = executors.get(each.kind)
+        if existing is not None and existing.replicas >= each.replicas:
+            each = msgspec.structs.replace(existing, epoch=max(existing.epoch, each.epoch))
+        executors[each.kind] = each
+    return executors
 
 
 def replica_counts(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
@@ -83,8 +83,8 @@ def added_replicas(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPla
 def change_groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
     """Return the changed models, grouped by those that must change together. Models are tied if one lends an option to
     the other, or if they share a unit task."""
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return sorted([names & changed for names in tied_models(before, after) if names & changed], key=min)
+    changed_models = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted([names & changed_models for names in tied_models(before, after) if names & changed_models], key=min)
 
 
 def tied_models(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
@@ -94,52 +94,52 @@ def tied_models(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan])
         for name, model in models.items():
             for tie in _model_ties(name, model):
                 ties.setdefault(tie, set()).add(name)
-    left, found = set(before.keys() | after.keys()), list[frozenset[str]]()
+    left, groups = set(before.keys() | after.keys()), list[frozenset[str]]()
     while left:
         together, fresh = set[str](), {min(left)}
         while fresh:
             together |= fresh
             fresh = {name for names in ties.values() if names & fresh for name in names} - together
-        found.append(frozenset(together & left))
+        groups.append(frozenset(together & left))
         left -= together
-    return found
+    return groups
 
 
 def _plan_executors(plan: Plan) -> Iterator[DesiredExecutors]:
     for kind, replicas in replica_counts(plan.models).items():
         model = plan.models[kind.model]
-        deployed = model.options[kind.option]
+        deployment = model.options[kind.option]
         environment = _executor_environment(kind, model)
         yield DesiredExecutors(
-            kind, replicas, deployed.service, deployed.gpus, environment, model.apps, deployed.gpu, plan.epoch
+            kind, replicas, deployment.service, deployment.gpus, environment, model.apps, deployment.gpu, plan.epoch
         )
 
 
 def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str]:
-    deployed = model.options[kind.option]
+    deployment = model.options[kind.option]
     environment = {
         "MODEL": kind.model,
         "FAMILY": model.family,
-        "CHECKPOINT": deployed.checkpoint or model.checkpoint,
+        "CHECKPOINT": deployment.checkpoint or model.checkpoint,
         "CONTEXT": str(model.context),
         "OPTION": kind.option,
         "ORIGIN": kind.origin,
-        "COMPONENTS": ",".join(deployed.components),
+        "COMPONENTS": ",".join(deployment.components),
     }
-    if all(component in model.tasks for component in deployed.components):
-        environment["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
-    if deployed.engine:
-        environment["ENGINE"] = deployed.engine
+    if all(component in model.tasks for component in deployment.components):
+        environment["TASKS"] = ",".join(model.tasks[component] for component in deployment.components)
+    if deployment.engine:
+        environment["ENGINE"] = deployment.engine
     environment |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
-    if deployed.cell:
-        environment["CELL"] = deployed.cell
-    if deployed.batch:
-        environment["BATCH"] = str(deployed.batch)
-    if deployed.dtype:
-        environment["DTYPE"] = deployed.dtype
+    if deployment.cell:
+        environment["CELL"] = deployment.cell
+    if deployment.batch:
+        environment["BATCH"] = str(deployment.batch)
+    if deployment.dtype:
+        environment["DTYPE"] = deployment.dtype
     if adapters := model.option_adapters(kind.option):
         environment["ADAPTERS"] = msgspec.json.encode(adapters).decode()
-    engine = {f"OMNIBUS_VLLM_{name.upper()}": str(value) for name, value in (deployed.vllm or {}).items()}
+    engine = {f"OMNIBUS_VLLM_{name.upper()}": str(value) for name, value in (deployment.vllm or {}).items()}
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()} | engine
 
 

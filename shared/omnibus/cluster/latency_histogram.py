@@ -20,14 +20,14 @@ def bucket_number(seconds: float) -> int:
 
 def count_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, dict[int, int]]:
     """Return counts by figure and bucket. Each row has the seconds of one request by figure."""
-    found: dict[str, dict[int, int]] = {}
+    figures: dict[str, dict[int, int]] = {}
     for row in rows:
         for figure, seconds in row.items():
-            counts = found.setdefault(figure, {})
+            counts = figures.setdefault(figure, {})
             # Inlined ``bucket_number``, as gateways count every request.
             bucket = int(log(seconds if seconds > _MIN_SECONDS else _MIN_SECONDS) * _BUCKETS_PER_E + _OFFSET)
             counts[bucket] = counts.get(bucket, 0) + 1
-    return found
+    return figures
 
 
 class LatencyHistogram:
@@ -51,10 +51,10 @@ class LatencyHistogram:
     def percentile(self, part: float) -> float:
         """Return the seconds that ``part`` of the values do not exceed. The result is exact to 2.5 %, and 0 without
         values."""
-        wanted, seen = part * self.total, 0
+        target, count_below = part * self.total, 0
         for bucket, count in sorted(self.counts.items()):
-            seen += count
-            if seen >= wanted:
+            count_below += count
+            if count_below >= target:
                 return exp((bucket + 0.5 - _OFFSET) / _BUCKETS_PER_E)
         return 0.0
 

@@ -38,27 +38,27 @@ class LoadWindow:
 
     def add_event(self, event: LoadEvent) -> float:
         """Add an event of a gateway and return its start."""
-        timed = _TimedEvent(self._clock(), event)
-        self._since = timed.begin if self._since is None else min(self._since, timed.begin)
-        self._last[event.gateway] = timed.at
-        self._events.append(timed)
-        return timed.begin
+        timed_event = _TimedEvent(self._clock(), event)
+        self._since = timed_event.begin if self._since is None else min(self._since, timed_event.begin)
+        self._last[event.gateway] = timed_event.at
+        self._events.append(timed_event)
+        return timed_event.begin
 
     def drop_expired(self) -> list[LoadEvent]:
         """Drop expired events and return them."""
-        oldest, dropped = self._clock() - self.seconds - MAX_REPORT_GAP_SECONDS, []
+        oldest, expired_events = self._clock() - self.seconds - MAX_REPORT_GAP_SECONDS, []
         while self._events and self._events[0].at <= oldest:
-            dropped.append(self._events.popleft().event)
+            expired_events.append(self._events.popleft().event)
         self._last = {gateway: at for gateway, at in self._last.items() if at > oldest}
-        return dropped
+        return expired_events
 
     def clear(self) -> list[LoadEvent]:
         """Drop all events and return them. Call this if events were missed: a gap must not look idle."""
-        dropped = [timed.event for timed in self._events]
+        events = [timed_event.event for timed_event in self._events]
         self._events.clear()
         self._last.clear()
         self._since = None
-        return dropped
+        return events
 
     @property
     def span(self) -> float:
@@ -69,24 +69,24 @@ class LoadWindow:
         """Yield each event with its factor to counts per second."""
         now = self._clock()
         ends = {gateway: at if now - at < MAX_REPORT_GAP_SECONDS else now for gateway, at in self._last.items()}
-        for timed in self._events:
-            end = ends.get(timed.event.gateway, now)
-            yield timed.event, _fraction_since(timed, end - self.seconds) / self._covered_seconds(end)
+        for timed_event in self._events:
+            end = ends.get(timed_event.event.gateway, now)
+            yield timed_event.event, _fraction_since(timed_event, end - self.seconds) / self._covered_seconds(end)
 
     def latest_events(self) -> list[LoadEvent]:
         """Return the last event of each gateway that is not silent."""
-        oldest, found = self._clock() - 2 * MAX_REPORT_GAP_SECONDS, dict[str, LoadEvent]()
-        for timed in self._events:
-            if timed.at > oldest:
-                found[timed.event.gateway] = timed.event
-        return list(found.values())
+        oldest, events = self._clock() - 2 * MAX_REPORT_GAP_SECONDS, dict[str, LoadEvent]()
+        for timed_event in self._events:
+            if timed_event.at > oldest:
+                events[timed_event.event.gateway] = timed_event.event
+        return list(events.values())
 
     def _covered_seconds(self, end: float) -> float:
         return max(MIN_WINDOW_SECONDS, min(self.seconds, end - (end if self._since is None else self._since)))
 
 
-def _fraction_since(timed: _TimedEvent, since: float) -> float:
+def _fraction_since(event: _TimedEvent, since: float) -> float:
     """Return the share of the event's time span after ``since``."""
-    if timed.begin >= since:
+    if event.begin >= since:
         return 1.0
-    return max(0.0, timed.at - since) / (timed.at - timed.begin) if timed.at > timed.begin else 0.0
+    return max(0.0, event.at - since) / (event.at - event.begin) if event.at > event.begin else 0.0

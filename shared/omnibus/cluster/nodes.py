@@ -53,10 +53,10 @@ class _NodeHistory:
 
     def pull_rate(self, source: str) -> float | None:
         """Return the bytes per second from ``source``."""
-        (began, before), (ended, after) = self._samples[0], self._samples[-1]
-        if ended <= began:
+        (began, before), (end, after) = self._samples[0], self._samples[-1]
+        if end <= began:
             return None
-        return (after.get(source, 0) - before.get(source, 0)) / (ended - began)
+        return (after.get(source, 0) - before.get(source, 0)) / (end - began)
 
 
 class NodeDirectory:
@@ -81,13 +81,13 @@ class NodeDirectory:
 
     def handle_status(self, status: NodeStatus) -> None:
         """Handle a status event. Late events of a restarted sidecar are ignored."""
-        known = self._known.get(status.node)
-        restarted = known is not None and known.status.boot != status.boot
-        if known is not None and restarted:
-            if status.boot < known.status.boot and not self.is_gone(status.node):
+        existing = self._known.get(status.node)
+        is_restarted = existing is not None and existing.status.boot != status.boot
+        if existing is not None and is_restarted:
+            if status.boot < existing.status.boot and not self.is_gone(status.node):
                 return
-            known = None
-        history = known or _NodeHistory()
+            existing = None
+        history = existing or _NodeHistory()
         history.add_status(status, self._clock())
         self._known.record(status.node, history)
         self._note_faults()

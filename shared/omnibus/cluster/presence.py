@@ -72,8 +72,8 @@ class PresenceTracker(Generic[Entry]):
 
     def get(self, id: str) -> Entry | None:
         """Return the entry of ``id``, or None if it is not present."""
-        entry, seen = self._known.get(id, (None, 0.0))
-        return entry if seen >= self._clock() - self._lost_after else None
+        entry, seen_at = self._known.get(id, (None, 0.0))
+        return entry if seen_at >= self._clock() - self._lost_after else None
 
     def last_seen(self, id: str) -> float:
         """Return the time of the last report of ``id``. It is by the clock, and minus infinity if unknown."""
@@ -86,7 +86,7 @@ class PresenceTracker(Generic[Entry]):
 
     def forget_before(self, time: float) -> None:
         """Forget all processes that have been silent since ``time``."""
-        for id in [id for id, (_, seen) in self._known.items() if seen < time]:
+        for id in [id for id, (_, seen_at) in self._known.items() if seen_at < time]:
             del self._known[id]
 
     def notify_change(self) -> None:
@@ -133,21 +133,21 @@ class ReadyExecutors:
 
     def count_present(self) -> dict[ExecutorKind, int]:
         """Return the number of present executors of each kind. This includes ready and draining ones."""
-        found: dict[ExecutorKind, int] = {}
+        counts: dict[ExecutorKind, int] = {}
         for status in self._statuses.entries().values():
             kind = ExecutorKind(status.model, status.option, status.origin)
-            found[kind] = found.get(kind, 0) + 1
-        return found
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
 
-    def count_missing(self, planned: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
+    def count_missing(self, planned_counts: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each incomplete kind. A kind is incomplete if it has fewer than in
         ``planned``."""
-        found = {kind: self.count_ready(kind) for kind in planned}
-        return {kind: count for kind, count in found.items() if count < planned[kind]}
+        ready_counts = {kind: self.count_ready(kind) for kind in planned_counts}
+        return {kind: count for kind, count in ready_counts.items() if count < planned_counts[kind]}
 
-    async def wait_for_kinds(self, planned: Mapping[ExecutorKind, int], seconds: float) -> bool:
+    async def wait_for_kinds(self, planned_counts: Mapping[ExecutorKind, int], seconds: float) -> bool:
         """Return whether all ``planned`` executors are ready within ``seconds``."""
-        return await self._statuses.wait_until(lambda: not self.count_missing(planned), seconds)
+        return await self._statuses.wait_until(lambda: not self.count_missing(planned_counts), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
         """Return whether all ``executors`` are ready within ``seconds``."""
@@ -161,9 +161,9 @@ class ReadyExecutors:
         if status.state not in ("ready", "draining"):
             self._on_gone(status.id)
             return
-        known = self._statuses.get(status.id)
+        previous = self._statuses.get(status.id)
         self._statuses.record(status.id, status)
-        if known is None or (known.state, known.origin) != (status.state, status.origin):
+        if previous is None or (previous.state, previous.origin) != (status.state, status.origin):
             self._notify_change()
 
     def _on_gone(self, executor: str) -> None:
@@ -187,18 +187,18 @@ class GatewayPlans:
         await follow_events(bus, {subjects.GATEWAY: self._on_status})
         self._publish_census()
 
-    async def wait_for_plan(self, created: float, seconds: float) -> bool:
+    async def wait_for_plan(self, plan_time: float, seconds: float) -> bool:
         """Return whether all gateways switch to this plan within ``seconds``. The plan was made at ``created``; a newer
         one counts too.
 
         A gateway that has sent nothing by then is forgotten, so that its end costs this time once.
         """
-        started = time.monotonic()
+        begin = time.monotonic()
         self._publish_census()
         plans = self._plans
-        if await plans.wait_until(lambda: all(plan >= created for plan in plans.entries().values()), seconds):
+        if await plans.wait_until(lambda: all(plan >= plan_time for plan in plans.entries().values()), seconds):
             return True
-        plans.forget_before(started)
+        plans.forget_before(begin)
         return False
 
     def _publish_census(self) -> None:

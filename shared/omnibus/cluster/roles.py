@@ -58,8 +58,8 @@ def executor_role(env: Mapping[str, str], *placement: Hashable) -> ExecutorRole 
 
 def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, ExecutorRole]:
     """Return the roles of all kinds of executors that can change theirs."""
-    wanted = desired_executors(Plan(1, 0, 0.0, dict(models)))
-    roles = {kind: executor_role(each.env, each.service, each.gpus, each.gpu) for kind, each in wanted.items()}
+    executors = desired_executors(Plan(1, 0, 0.0, dict(models)))
+    roles = {kind: executor_role(each.env, each.service, each.gpus, each.gpu) for kind, each in executors.items()}
     return {kind: role for kind, role in roles.items() if role is not None}
 
 
@@ -69,16 +69,16 @@ def find_switches(
     """Return the switches on the way from ``have`` to ``want``. One executor of each kind stays until all switches are
     done."""
     spare = {kind: count - max(1, want.get(kind, 0)) for kind, count in have.items() if kind in roles}
-    found: RoleSwitches = {}
+    switches: RoleSwitches = {}
     for kind in sorted(roles.keys() & want.keys()):
         lacks = want[kind] - have.get(kind, 0)
         for other in sorted(spare):
             count = min(lacks, spare[other])
             if count > 0 and roles[other].can_become(roles[kind]):
-                found[other, kind] = count
+                switches[other, kind] = count
                 spare[other] -= count
                 lacks -= count
-    return found
+    return switches
 
 
 def role_switches(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> RoleSwitches:
@@ -90,8 +90,8 @@ def role_switches(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan
 def switching_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
     """Return the executors that ``plans`` require together, with role switches. This is as ``desired_executors``,
     without executors of the first plan that become executors of the last one."""
-    found = desired_executors(*plans)
+    executors = desired_executors(*plans)
     if len(plans) > 1:
         for (left, _), count in role_switches(plans[0].models, plans[-1].models).items():
-            found[left] = msgspec.structs.replace(found[left], replicas=found[left].replicas - count)
-    return found
+            executors[left] = msgspec.structs.replace(executors[left], replicas=executors[left].replicas - count)
+    return executors

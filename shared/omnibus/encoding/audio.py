@@ -109,10 +109,10 @@ class StreamingAudioEncoder:
 
     def close(self) -> bytes:
         """Return the rest of the file."""
-        made = self._write_samples(self._tempo.close()) if self._tempo is not None else b""
+        data = self._write_samples(self._tempo.close()) if self._tempo is not None else b""
         if self._file is not None:
             self._file.close()
-        return made + self._out.take_written()
+        return data + self._out.take_written()
 
     def _write_samples(self, samples: Samples) -> bytes:
         if self._file is not None:
@@ -206,12 +206,12 @@ class _TempoFilter:
         return self._pull_samples()
 
     def _pull_samples(self) -> Samples:
-        made: list[Samples] = []
+        chunks: list[Samples] = []
         while True:
             try:
-                made.append(self._graph.pull().to_ndarray().reshape(-1))
+                chunks.append(self._graph.pull().to_ndarray().reshape(-1))
             except (self._av.error.BlockingIOError, self._av.error.EOFError):
-                return np.concatenate(made) if made else np.zeros(0, np.float32)
+                return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
 
 
 def _wav_header(rate: int, nbytes: int) -> bytes:

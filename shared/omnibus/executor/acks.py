@@ -43,9 +43,9 @@ class Confirmations:
 
     def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
         """Queue the times of a finished node; they also travel with its outputs."""
-        known = self._taken.get(invocation.id)
-        if known is not None:
-            known[1].append(messages.encode(hop))
+        pending = self._taken.get(invocation.id)
+        if pending is not None:
+            pending[1].append(messages.encode(hop))
         else:
             self._outbox.send(invocation.reply, messages.encode(hop), lazy=True)
 
@@ -58,10 +58,10 @@ class Confirmations:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        taken, self._taken = self._taken, {}
-        for invocation, told in taken.values():
-            accepted = Accepted(invocation.id, self._executor, invocation.attempt)
-            for message in (messages.encode(accepted), *told):
+        pending, self._taken = self._taken, {}
+        for invocation, extra_messages in pending.values():
+            acceptance = Accepted(invocation.id, self._executor, invocation.attempt)
+            for message in (messages.encode(acceptance), *extra_messages):
                 self._outbox.send(invocation.reply, message)
         records, self._records = self._records, {}
         for subject, chunks in records.items():

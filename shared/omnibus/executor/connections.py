@@ -34,26 +34,32 @@ def find_connections(invocation: Invocation, index: int, executor: str, machine:
     attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
     shape = tuple([(node.component, node.uses) for node in invocation.nodes])
     key = (index, executor, machine, invocation.route, shape, invocation.outputs, invocation.retained, places, attempt)
-    found = _known.get(key)
-    if found is None:
+    connections = _known.get(key)
+    if connections is None:
         if len(_known) >= MAX_SHAPES:
             _known.clear()
-        found = _known[key] = tuple(_connect_node(invocation, index, executor, machine))
-    return found
+        connections = _known[key] = tuple(_connect_node(invocation, index, executor, machine))
+    return connections
 
 
 def _connect_node(invocation: Invocation, index: int, executor: str, machine: str) -> list[OutputConnection]:
-    requested = {output for node, output in invocation.outputs if node == index}
-    retained = {output for node, output in invocation.retained if node == index}
+    requested_outputs = {output for node, output in invocation.outputs if node == index}
+    retained_outputs = {output for node, output in invocation.retained if node == index}
     consumers = invocation.find_consumers(index)
-    found = []
-    for output in dict.fromkeys([*requested, *retained, *consumers]):
+    connections = []
+    for output in dict.fromkeys([*requested_outputs, *retained_outputs, *consumers]):
         nodes = [node for node in consumers.get(output, ()) if invocation.starts_node(node)]
         local = tuple(node for node in nodes if invocation.route[node] == executor)
-        others = [node for node in nodes if node not in local]
-        readers = _find_readers(invocation, others, machine, output in requested, output in retained)
-        found.append(OutputConnection(output, local, readers, output in requested, output in retained, bool(nodes)))
-    return found
+        remote_nodes = [node for node in nodes if node not in local]
+        readers = _find_readers(
+            invocation, remote_nodes, machine, output in requested_outputs, output in retained_outputs
+        )
+        connections.append(
+            OutputConnection(
+                output, local, readers, output in requested_outputs, output in retained_outputs, bool(nodes)
+            )
+        )
+    return connections
 
 
 def _find_readers(

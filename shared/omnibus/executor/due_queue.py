@@ -56,11 +56,11 @@ class DueQueue(Generic[K]):
 
     def remove(self, key: K) -> None:
         for name, heap in list(self._heaps.items()):
-            kept = [due for due in heap if due.key != key]
-            if len(kept) < len(heap):
-                heapify(kept)
-                self._heaps[name] = kept
-                if not kept:
+            remaining = [due for due in heap if due.key != key]
+            if len(remaining) < len(heap):
+                heapify(remaining)
+                self._heaps[name] = remaining
+                if not remaining:
                     del self._heaps[name]
 
     def __len__(self) -> int:

@@ -34,5 +34,5 @@ class EarlyMessages:
     def drop_expired(self) -> None:
         """Drop messages that have waited for too long."""
         oldest = time.monotonic() - EDGE_WAIT_SECONDS
-        for invocation in [key for key, (arrived, _) in self._waiting.items() if arrived < oldest]:
+        for invocation in [key for key, (arrival_time, _) in self._waiting.items() if arrival_time < oldest]:
             del self._waiting[invocation]

@@ -62,21 +62,21 @@ class EnergyBill:
             log.warning("energy is no longer measured: %s", error)
             self._meter, self._charged = None, (0.0, 0.0)
             return
-        passed, computed = now - began, busy - busy_before
-        if computed <= 0 or passed <= 0:
+        wall_seconds, compute_seconds = now - began, busy - busy_before
+        if compute_seconds <= 0 or wall_seconds <= 0:
             return
-        part = min(1.0, computed / passed)
+        part = min(1.0, compute_seconds / wall_seconds)
         if self._meter.of_machine:
-            part = min(part, (cpu - cpu_before) / (self._cpus * passed))
-        kept = exp(-computed / AVERAGE_SECONDS)
+            part = min(part, (cpu - cpu_before) / (self._cpus * wall_seconds))
+        decay = exp(-compute_seconds / AVERAGE_SECONDS)
         older_joules, older_seconds = self._charged
-        self._charged = (older_joules * kept + (joules - before) * part, older_seconds * kept + computed)
+        self._charged = (older_joules * decay + (joules - before) * part, older_seconds * decay + compute_seconds)
 
     def charge_hop(self, component: str, hop: Hop) -> Hop:
         """Return ``hop`` with its joules; unchanged if nothing has been measured yet."""
-        charged, seconds = self._charged
+        total_joules, seconds = self._charged
         if not seconds:
             return hop
-        joules = round(hop.computed * charged / seconds, 6)
+        joules = round(hop.computed * total_joules / seconds, 6)
         EXECUTOR.energy.labels(component).inc(joules)
         return msgspec.structs.replace(hop, joules=joules)

@@ -44,8 +44,8 @@ class RaplMeter:
     def read_joules(self) -> float:
         for zone, before in self._last.items():
             now = self._last[zone] = _read_number(zone / "energy_uj")
-            used = now - before if now >= before else now - before + self._ranges[zone]
-            self._joules += used * _MICROJOULES
+            delta = now - before if now >= before else now - before + self._ranges[zone]
+            self._joules += delta * _MICROJOULES
         return self._joules
 
 
@@ -64,11 +64,11 @@ class NvmlMeter:
         return (self._read_counters() - self._begin) * _MILLIJOULES
 
     def _read_counters(self) -> int:
-        found = ctypes.c_ulonglong()
+        energy = ctypes.c_ulonglong()
         total = 0
         for handle in self._handles:
-            _check(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
-            total += found.value
+            _check(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)))
+            total += energy.value
         return total
 
 
@@ -86,14 +86,14 @@ def open_meter(device: str, gpus: int = 1, root: Path = POWERCAP) -> EnergyMeter
 
 def find_zones(root: Path) -> list[Path]:
     """Return the counted zones below ``root``. Raises ``OSError`` if there are none."""
-    found = [
+    zones = [
         zone
         for zone in sorted(root.iterdir())
         if _ZONE.fullmatch(zone.name) and _COUNTED_ZONES.fullmatch((zone / "name").read_text().strip())
     ]
-    if not found:
+    if not zones:
         raise FileNotFoundError(f"no processor has an energy counter below {root}")
-    return found
+    return zones
 
 
 def visible_gpus(device: str, gpus: int, visible: str) -> list[str]:
@@ -102,8 +102,8 @@ def visible_gpus(device: str, gpus: int, visible: str) -> list[str]:
     ``visible`` is CUDA_VISIBLE_DEVICES.
     """
     first = int(device.partition(":")[2] or 0)
-    known = [name.strip() for name in visible.split(",") if name.strip()] or [str(n) for n in range(first + gpus)]
-    return known[first : first + gpus]
+    devices = [name.strip() for name in visible.split(",") if name.strip()] or [str(n) for n in range(first + gpus)]
+    return devices[first : first + gpus]
 
 
 def _open_nvml(device: str, gpus: int) -> NvmlMeter:

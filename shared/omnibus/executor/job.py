@@ -81,24 +81,24 @@ class LiveJob:
 
     def connect_outputs(self, siblings: Mapping[int, Sibling]) -> None:
         """Find the readers of every output; call it once all jobs of the invocation here exist."""
-        for found in find_connections(self._invocation, self.index, self._executor, self._tensors.node):
-            self._outputs[found.output] = NodeOutput(
+        for connection in find_connections(self._invocation, self.index, self._executor, self._tensors.node):
+            self._outputs[connection.output] = NodeOutput(
                 self._source,
-                found.output,
-                [siblings[node] for node in found.local],
-                found.readers,
-                self._choose_record(found) if found.retained else None,
+                connection.output,
+                [siblings[node] for node in connection.local],
+                connection.readers,
+                self._choose_record(connection) if connection.retained else None,
                 # An attempt resumes from a checkpoint by its handle.
-                self._inline if found.consumed or found.requested else 0,
+                self._inline if connection.consumed or connection.requested else 0,
             )
-            self.answers = self.answers or found.requested
-            if self.next_edge is None and found.readers.edges:
-                self.next_edge = found.readers.edges[0]
+            self.answers = self.answers or connection.requested
+            if self.next_edge is None and connection.readers.edges:
+                self.next_edge = connection.readers.edges[0]
 
-    def _choose_record(self, found: OutputConnection) -> Record | None:
+    def _choose_record(self, connection: OutputConnection) -> Record | None:
         """Return the function that sends a retained output's chunks: checkpoints and codes are not batched."""
         # Not a method of the job: outputs that refer to their job would wait for the garbage collector.
-        urgent = not found.consumed or found.output in _URGENT_OUTPUTS
+        urgent = not connection.consumed or connection.output in _URGENT_OUTPUTS
         return self._source.send_retained if urgent else self._record
 
     # What the runner reads
@@ -110,33 +110,35 @@ class LiveJob:
     @property
     def inputs(self) -> Mapping[str, Any]:
         if self._literals is None:
-            given = self.node.inputs
-            used = self.node.uses
-            self._literals = {key: given[key] for key in given if not used or not any(find_refs(given[key]))}
+            node_inputs = self.node.inputs
+            references = self.node.uses
+            self._literals = {
+                key: node_inputs[key] for key in node_inputs if not references or not any(find_refs(node_inputs[key]))
+            }
         return self._literals
 
     @property
     def peers(self) -> Sequence[Mapping[str, Any]]:
         nodes = self._invocation.nodes
-        found: Sequence[Mapping[str, Any]] = [self.node.inputs]
+        peer_inputs: Sequence[Mapping[str, Any]] = [self.node.inputs]
         for reader in {
             reader for readers in self._invocation.find_consumers(self.index).values() for reader in readers
         }:
             read = [nodes[source] for value in nodes[reader].inputs.values() for source, _ in find_refs(value)]
-            found = max(found, [node.inputs for node in read if node.task == self.node.task], key=len)
-        return found
+            peer_inputs = max(peer_inputs, [node.inputs for node in read if node.task == self.node.task], key=len)
+        return peer_inputs
 
     def first_equal_call(self, names: Sequence[str]) -> int | None:
         nodes, own = self._invocation.nodes, self.node
         if len(nodes) == 1:
             return None
-        found = [
+        indices = [
             index
             for index, node in enumerate(nodes)
             if node is own
             or (node.task == own.task and all(node.inputs.get(name) == own.inputs.get(name) for name in names))
         ]
-        return found[0] if len(found) > 1 else None
+        return indices[0] if len(indices) > 1 else None
 
     @property
     def seed(self) -> int:

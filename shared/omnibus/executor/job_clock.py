@@ -110,25 +110,25 @@ class ComputeBill:
 
     def add_seconds(self, seconds: float, shares: Sequence[Share], kind: object = None) -> None:
         """Charge ``seconds`` of the engine to the open clocks of ``shares``."""
-        owed = seconds + self._unpaid
+        due_seconds = seconds + self._unpaid
         self._total += seconds
         whole = sum([weight for clock, weight in shares if not clock.closed])
         if not whole > 0:
-            self._unpaid = owed
+            self._unpaid = due_seconds
             return
         self._unpaid = 0.0
-        charged = owed if kind is None else self._average_seconds(kind, owed, whole)
+        cost = due_seconds if kind is None else self._average_seconds(kind, due_seconds, whole)
         for clock, weight in shares:
             if not clock.closed:
-                clock.seconds += charged * weight / whole
+                clock.seconds += cost * weight / whole
 
     def _average_seconds(self, kind: object, seconds: float, units: float) -> float:
         """Return the mean cost of ``units``, plus a part of the balance."""
         mean = self._means.setdefault(kind, [0.0, 0.0])
-        kept = exp(-seconds / AVERAGE_SECONDS)
-        mean[:] = mean[0] * kept + seconds, mean[1] * kept + units
-        expected = units * mean[0] / mean[1] + self._balance * (1.0 - kept)
-        owed, most = seconds + self._balance, MAX_BALANCE_PART * self._total
-        charged = max(0.0, owed - most, min(expected, owed + most))
-        self._balance = owed - charged
-        return charged
+        decay = exp(-seconds / AVERAGE_SECONDS)
+        mean[:] = mean[0] * decay + seconds, mean[1] * decay + units
+        estimate = units * mean[0] / mean[1] + self._balance * (1.0 - decay)
+        due_seconds, most = seconds + self._balance, MAX_BALANCE_PART * self._total
+        cost = max(0.0, due_seconds - most, min(estimate, due_seconds + most))
+        self._balance = due_seconds - cost
+        return cost

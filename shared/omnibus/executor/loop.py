@@ -195,22 +195,22 @@ class Executor:
             return
         invocation = invocation.by_own_clock(self.identity.node, time.time())
         self._refusals.note_sign_of_life(invocation.reply)
-        known = self._live.newest_attempt(invocation.id)
-        if known is not None:
-            if known.invocation.attempt >= invocation.attempt:
+        live_attempt = self._live.newest_attempt(invocation.id)
+        if live_attempt is not None:
+            if live_attempt.invocation.attempt >= invocation.attempt:
                 return
             self._live.stop_superseded(invocation)
-            known = self._live.newest_attempt(invocation.id)
-        if self._state != "ready" or self._is_full(known) or not self._vitals.is_serving:
+            live_attempt = self._live.newest_attempt(invocation.id)
+        if self._state != "ready" or self._is_full(live_attempt) or not self._vitals.is_serving:
             EXECUTOR.refused.inc()
             self._send_reply(invocation, BusyReply(invocation.id, self.identity.id, invocation.attempt))
             return
         self._start_attempt(invocation, delivery.headers, graph.may_hold_handles(delivery.data))
         self._confirmations.add_accepted(invocation)
 
-    def _is_full(self, known: LiveAttempt | None) -> bool:
+    def _is_full(self, attempt: LiveAttempt | None) -> bool:
         """Return whether the executor is full. An invocation with an earlier attempt here keeps that place."""
-        return known is None and len(self._live) >= self.identity.credits
+        return attempt is None and len(self._live) >= self.identity.credits
 
     def _start_attempt(
         self, invocation: Invocation, headers: Mapping[str, str] | None, handles: bool = True
@@ -385,11 +385,11 @@ class Executor:
             log.warning("%s: ignored a request without a reply subject", delivery.subject)
             return
         try:
-            asked = manual.select_own_nodes(delivery.data, self.identity, delivery.reply)
+            own_nodes = manual.select_own_nodes(delivery.data, self.identity, delivery.reply)
         except ProtocolError as error:
             yield msgspec.json.encode(error.to_problem())
             return
-        live = self._start_attempt(asked, delivery.headers)
+        live = self._start_attempt(own_nodes, delivery.headers)
         if live.tasks:
             await asyncio.wait(live.tasks.values())
         self._outbox.flush()

@@ -15,20 +15,20 @@ def select_own_nodes(body: bytes, me: ExecutorIdentity, reply: str) -> Invocatio
 
     All their outputs are sent to ``reply``, including unrequested ones. Raises ``ProtocolError``.
     """
-    recorded = graph.decode_invocation(body)
-    graph.verify_uses(recorded.nodes)
-    mine = [me.id if node.task in me.tasks else "" for node in recorded.nodes]
+    invocation = graph.decode_invocation(body)
+    graph.verify_uses(invocation.nodes)
+    own_route = [me.id if node.task in me.tasks else "" for node in invocation.nodes]
     outputs = [
-        (index, output) for index, route in enumerate(mine) if route for output in recorded.find_consumers(index)
+        (index, output) for index, route in enumerate(own_route) if route for output in invocation.find_consumers(index)
     ]
     return msgspec.structs.replace(
-        recorded,
+        invocation,
         id=f"hand-{os.urandom(6).hex()}",
-        route=tuple(mine),
+        route=tuple(own_route),
         reply=reply,
-        outputs=tuple(dict.fromkeys([*recorded.outputs, *outputs])),
+        outputs=tuple(dict.fromkeys([*invocation.outputs, *outputs])),
         retained=(),
         attempts=(),
         resumes=(),
-        deadline=time.time() + max(1.0, recorded.deadline - recorded.created),
+        deadline=time.time() + max(1.0, invocation.deadline - invocation.created),
     )

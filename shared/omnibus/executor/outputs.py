@@ -143,11 +143,11 @@ class NodeOutput:
         if not (self._joins and self._seq) or size > MAX_JOINED_CHARS:
             self.send_chunk(Item(data), None, last=False)
             return
-        held = self._held
-        if held:
+        pieces = self._held
+        if pieces:
             self._held_chars += size
-            if len(held) < MAX_JOINED_PIECES and self._held_chars <= MAX_JOINED_CHARS and _can_join(held[0], data):
-                held.append(data)
+            if len(pieces) < MAX_JOINED_PIECES and self._held_chars <= MAX_JOINED_CHARS and _can_join(pieces[0], data):
+                pieces.append(data)
                 self._source.outbox.note_growth()
                 return
             self.flush_held()
@@ -156,12 +156,12 @@ class NodeOutput:
 
     def flush_held(self) -> None:
         """Send the pieces of text that were held."""
-        held, self._held = self._held, []
-        if len(held) == 1:
-            self.send_chunk(Item(held[0]), None, last=False)
-        elif held:
-            cuts = tuple([len(piece.get("text", "")) for piece in held])
-            self.send_chunk(Item(_join_pieces(held)), None, last=False, cuts=cuts)
+        pieces, self._held = self._held, []
+        if len(pieces) == 1:
+            self.send_chunk(Item(pieces[0]), None, last=False)
+        elif pieces:
+            cuts = tuple([len(piece.get("text", "")) for piece in pieces])
+            self.send_chunk(Item(_join_pieces(pieces)), None, last=False, cuts=cuts)
 
     def send_chunk(
         self,

@@ -69,12 +69,12 @@ class OwnRunner:
 
 def instantiate_task(record: TaskRecord) -> Any:
     """Return the unit task of ``record``. Raises ``BadRequest`` if it differs from the registered one."""
-    found = _import_class(record)
-    _check_class(record, found)
+    task_class = _import_class(record)
+    _check_class(record, task_class)
     names = []
     for component in _component_names(record):
         try:
-            task = found(**{"model": record.model, "component": component, **record.fields})
+            task = task_class(**{"model": record.model, "component": component, **record.fields})
             names.append(task.name)
         except Exception as error:  # any error of the app's class
             raise BadRequest(
@@ -114,17 +114,17 @@ def _import_class(record: TaskRecord) -> Any:
     if record.root:
         _add_import_root(record)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         if record.root:
-            _check_origin(record, found)
+            _check_origin(record, value)
         for name in path.split("."):
-            found = getattr(found, name)
+            value = getattr(value, name)
     except BadRequest:
         raise
     except (Exception, SystemExit) as error:  # any error of the app's module
         log.error("%s cannot be imported", _describe_task(record), exc_info=error)
         raise BadRequest(f"{_describe_task(record)} cannot be imported: {_describe_error(error)}") from error
-    return found
+    return value
 
 
 def _check_root(record: TaskRecord, apps_dir: str) -> None:

@@ -96,15 +96,15 @@ def find_runners(
 
 
 def _switched_runner(there: Mapping[str, Runner], component: str, settings: ExecutorSettings) -> Runner:
-    refused = f"the engines of {' and '.join(there)} have not loaded it"
+    reason = f"the engines of {' and '.join(there)} have not loaded it"
     for runner in there.values():
         switch = getattr(runner, "switch_role", None)
         if switch is None:
             continue
         try:
-            found: Runner = switch(component, settings)
+            new_runner: Runner = switch(component, settings)
         except BadRequest as error:
-            refused = error.message
+            reason = error.message
         else:
-            return found
-    raise BadRequest(f"this executor cannot become {component}: {refused}")
+            return new_runner
+    raise BadRequest(f"this executor cannot become {component}: {reason}")

@@ -59,27 +59,27 @@ class ExecutorService:
 
         Raises ``BadRequest`` if the model or components are missing, or their unit tasks are unknown.
         """
-        wanted = settings or self.settings
-        components = [component for component in wanted.components.split(",") if component]
-        if not wanted.model or not components:
+        source = settings or self.settings
+        components = [component for component in source.components.split(",") if component]
+        if not source.model or not components:
             raise BadRequest("set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS (e.g. vision,thinker)")
-        tasks = dict(zip(_unit_task_names(wanted, components), components, strict=True))
+        tasks = dict(zip(_unit_task_names(source, components), components, strict=True))
         if len(tasks) != len(components):
             raise BadRequest(f"two of the components {components} have the same unit task: {', '.join(tasks)}")
-        name = wanted.id or f"{wanted.model}-{wanted.option}-{secrets.token_hex(3)}"
+        name = source.id or f"{source.model}-{source.option}-{secrets.token_hex(3)}"
         return ExecutorIdentity(
             id=subject_token(name),
-            model=wanted.model,
-            option=wanted.option or "+".join(components),
+            model=source.model,
+            option=source.option or "+".join(components),
             node=node,
             tasks=tasks,
-            credits=wanted.credits,
-            cell=wanted.cell,
-            origin=wanted.origin or catalog.code_origin(wanted.family, wanted.checkpoint),
-            slots=min(wanted.batch, wanted.credits),
-            device=wanted.device,
-            inline=wanted.inline,
-            sampling=_read_sampling(wanted.checkpoint, components),
+            credits=source.credits,
+            cell=source.cell,
+            origin=source.origin or catalog.code_origin(source.family, source.checkpoint),
+            slots=min(source.batch, source.credits),
+            device=source.device,
+            inline=source.inline,
+            sampling=_read_sampling(source.checkpoint, components),
         )
 
     async def startup(self) -> None:
@@ -128,13 +128,19 @@ class ExecutorService:
 
         A separate process does it, since this process cannot access the hub.
         """
-        wanted, online = self.settings, {"HF_HUB_OFFLINE": "0"}
-        if not wanted.download:
+        executor_settings, online = self.settings, {"HF_HUB_OFFLINE": "0"}
+        if not executor_settings.download:
             return
-        named = (wanted.checkpoint, *wanted.adapter_checkpoints.values(), read_settings(VllmSettings).speculative_model)
-        for checkpoint in filter(checkpoints.is_id, named):
+        sources = (
+            executor_settings.checkpoint,
+            *executor_settings.adapter_checkpoints.values(),
+            read_settings(VllmSettings).speculative_model,
+        )
+        for checkpoint in filter(checkpoints.is_id, sources):
             log.info("downloading %s unless it is present", checkpoint)
-            await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
+            await run_module.call_module(
+                "omnibus.checkpoints", checkpoint, within=executor_settings.download_seconds, env=online
+            )
 
     async def drain(self, seconds: float) -> None:
         if self._roles is not None:
@@ -150,20 +156,20 @@ class ExecutorService:
         await asyncio.to_thread(tracing.stop_tracing, TRACE_FLUSH_SECONDS)
 
 
-def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:
+def _unit_task_names(settings: ExecutorSettings, components: Sequence[str]) -> list[str]:
     """Return the unit task of each component: from the settings, or by the kinds of its family."""
-    told = [task for task in wanted.tasks.split(",") if task]
-    if told:
-        if len(told) != len(components) or any(subject_token(task) != task for task in told):
+    task_names = [task for task in settings.tasks.split(",") if task]
+    if task_names:
+        if len(task_names) != len(components) or any(subject_token(task) != task for task in task_names):
             raise BadRequest(
-                f"OMNIBUS_EXECUTOR_TASKS={wanted.tasks!r} must name one unit task for each of {', '.join(components)}"
+                f"OMNIBUS_EXECUTOR_TASKS={settings.tasks!r} must name one unit task for each of {', '.join(components)}"
             )
-        return told
-    kinds = catalog.find_family(wanted.family)["tasks"]
+        return task_names
+    kinds = catalog.find_family(settings.family)["tasks"]
     unknown = [component for component in components if component not in kinds]
     if unknown:
-        raise BadRequest(f"unknown components {unknown}; {wanted.family} has {sorted(kinds)}")
-    return [task_name(kinds[component], wanted.model, component) for component in components]
+        raise BadRequest(f"unknown components {unknown}; {settings.family} has {sorted(kinds)}")
+    return [task_name(kinds[component], settings.model, component) for component in components]
 
 
 def _read_sampling(checkpoint: str, components: Sequence[str]) -> dict[str, float] | None:
@@ -174,9 +180,9 @@ def _read_sampling(checkpoint: str, components: Sequence[str]) -> dict[str, floa
     language, talker = not {"thinker", *catalog.SPLIT}.isdisjoint(components), "talker" in components
     if not language and not talker:
         return None
-    found = generation_config.read_checkpoint_sampling(checkpoint)
+    sampling = generation_config.read_checkpoint_sampling(checkpoint)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in sampling.items()
         if (talker if name.startswith(generation_config.TALKER) else language)
     }

@@ -82,11 +82,11 @@ class Vitals:
         ``busy`` is null for an engine without it.
         """
         tells = hasattr(self._runners[component], "busy")
-        told = {
+        counters = {
             "busy": round(self._busy_seconds(component), 6) if tells else None,
             "done": self.done[component],
         }
-        return {**self._runners[component].stats(), **told}
+        return {**self._runners[component].stats(), **counters}
 
     def busy_seconds(self) -> float:
         """Return the seconds that all engines have computed."""

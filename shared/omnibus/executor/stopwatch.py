@@ -64,9 +64,9 @@ class OccupancyTimer:
     def _advance(self) -> None:
         now = self._now()
         if self._inside:
-            passed = now - self._since
-            self._seconds += passed
-            self._each += passed / self._inside
+            duration = now - self._since
+            self._seconds += duration
+            self._each += duration / self._inside
         self._since = now
 
 

@@ -44,7 +44,7 @@ class TenantOrder:
         self._now = self.rank(share)
         self._served[share.name] = self._now + size / share.weight
         if len(self._served) > _MAX_TENANTS:
-            self._served = {name: served for name, served in self._served.items() if served > self._now}
+            self._served = {name: finish_time for name, finish_time in self._served.items() if finish_time > self._now}
 
 
 def read_tenant(headers: Mapping[str, str] | None) -> TenantShare:

@@ -88,25 +88,30 @@ def find_family(name: str) -> dict[str, Any]:
     It is built in or from a plugin. Raises ``BadRequest`` with the names of all families.
     """
     if name in FAMILIES:
-        known = KNOWN[name]
+        declaration = KNOWN[name]
         return {
             "voices": [],
-            "composite": known.composite,
-            "engine": known.engine,
-            "video_limits": known.video_limits,
-            "audio_window_seconds": known.audio_window_seconds,
+            "composite": declaration.composite,
+            "engine": declaration.engine,
+            "video_limits": declaration.video_limits,
+            "audio_window_seconds": declaration.audio_window_seconds,
             **FAMILIES[name],
             **DEPLOYMENTS[name],
-            "tasks": {**known.tasks, **SPLIT, **EMBED},
-            "options": {**_prefill_decode_options(known), **_embedding_options(known), **known.more, **known.options},
+            "tasks": {**declaration.tasks, **SPLIT, **EMBED},
+            "options": {
+                **_prefill_decode_options(declaration),
+                **_embedding_options(declaration),
+                **declaration.more,
+                **declaration.options,
+            },
         }
-    found = plugins.find_family(name) if name != PYTHON else None
-    if found is None:
+    plugin = plugins.find_family(name) if name != PYTHON else None
+    if plugin is None:
         names = {*FAMILIES, *plugins.family_names()} - {PYTHON}
         raise BadRequest(
             f"there is no model family {name!r}; there is {plugins.join_names(names)}{did_you_mean(name, names)}"
         )
-    return found
+    return plugin
 
 
 def find_video_limits(name: str) -> VideoLimits | None:
@@ -130,8 +135,8 @@ def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> lis
     """
     paint = [part for part in components if tasks.get(part) in PAINTING]
     chat = [part for part in components if part not in paint]
-    both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
-    return [chat, paint] if both else [list(components)]
+    has_both = paint and not CHATTING.isdisjoint(tasks.get(part, "") for part in chat)
+    return [chat, paint] if has_both else [list(components)]
 
 
 def input_kinds(family: Mapping[str, Any]) -> list[str]:
@@ -139,8 +144,8 @@ def input_kinds(family: Mapping[str, Any]) -> list[str]:
     kinds = [*family["encoders"]]
     # A model that edits images reads one without a named encoder: that image is not part of a chat.
     seeing = {part for part, kind in family["tasks"].items() if kind in ("encode", "encode-frame")}
-    unnamed = seeing.intersection(family["components"]) - {*family["encoders"].values()}
-    return ["text", *kinds, *(["image"] if unnamed and "image" not in kinds else [])]
+    unnamed_encoders = seeing.intersection(family["components"]) - {*family["encoders"].values()}
+    return ["text", *kinds, *(["image"] if unnamed_encoders and "image" not in kinds else [])]
 
 
 def output_kinds(family: Mapping[str, Any]) -> list[str]:
@@ -179,16 +184,16 @@ def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, An
     declared without the components for that. Raises ``BadRequest`` for other options.
     """
     options = {**DEPLOYMENTS[family]["options"], **_prefill_decode_options(KNOWN[family])}
-    named = [path.split(">") for path in paths]
-    if strange := {option for path in named for option in path} - options.keys():
+    split_paths = [path.split(">") for path in paths]
+    if strange := {option for path in split_paths for option in path} - options.keys():
         raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
     [usual, *_] = component_chains(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
     return {
         "family": family,
         "checkpoint": checkpoint,
         "components": [part for each in usual for part in (SPLIT if each == "thinker" else [each])],
-        "options": {name: options[name] for path in named for name in path},
-        "paths": [{"options": path, "share": 1} for path in named],
+        "options": {name: options[name] for path in split_paths for name in path},
+        "paths": [{"options": path, "share": 1} for path in split_paths],
     }
 
 
@@ -203,26 +208,26 @@ def embedding_declaration(family: str, checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _embedding_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
-    return EMBEDS if "thinker" in known.components else {}
+def _embedding_options(declaration: FamilyDeclaration) -> dict[str, dict[str, Any]]:
+    return EMBEDS if "thinker" in declaration.components else {}
 
 
-def _prefill_decode_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
+def _prefill_decode_options(declaration: FamilyDeclaration) -> dict[str, dict[str, Any]]:
     """Return the options of ``HALVES`` whose components a family has.
 
     There are none without a language model.
     """
-    parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
+    parts = {*declaration.components, *SPLIT} if "thinker" in declaration.components else set()
     return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
 
 
 def shared_encoder_declaration(name: str, checkpoint: str) -> dict[str, Any]:
     """Return the declaration of the tiny ``name``, with its twin's image encoder."""
-    shared = TWINS[name]
+    encoder_model = TWINS[name]
     return {
         "family": LOCAL[name],
         "checkpoint": checkpoint,
-        "shares": {"vision": shared},
+        "shares": {"vision": encoder_model},
         "options": {"L": {"components": ["thinker"], "service": "llm"}},
-        "paths": [{"options": [f"{shared}/E", "L"]}],
+        "paths": [{"options": [f"{encoder_model}/E", "L"]}],
     }

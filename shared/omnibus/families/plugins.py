@@ -74,11 +74,11 @@ def find_family(name: str) -> dict[str, Any] | None:
 
 def _load_family(point: EntryPoint) -> dict[str, Any]:
     try:
-        found = msgspec.convert(_load_entry_point(point), PluginFamily)
+        family = msgspec.convert(_load_entry_point(point), PluginFamily)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{_describe_entry_point(point)} is not a family: {error}") from error
-    _check_family(point, found)
-    return msgspec.structs.asdict(found)
+    _check_family(point, family)
+    return msgspec.structs.asdict(family)
 
 
 def app_names() -> tuple[str, ...]:
@@ -96,13 +96,13 @@ def find_app_module(name: str) -> str:
         raise BadRequest(f"no plugin brings the app {name!r}; there is {join_names(app_names())}")
     if not point.attr:
         return point.module
-    found = _load_entry_point(point)
-    if isinstance(found, ModuleType):
-        return found.__name__
-    if isinstance(found, str) and found:
-        return found
+    plugin = _load_entry_point(point)
+    if isinstance(plugin, ModuleType):
+        return plugin.__name__
+    if isinstance(plugin, str) and plugin:
+        return plugin
     raise BadRequest(
-        f"{_describe_entry_point(point)} is not an app: it must be a module or its name, not {type(found).__name__}"
+        f"{_describe_entry_point(point)} is not an app: it must be a module or its name, not {type(plugin).__name__}"
     )
 
 
@@ -111,15 +111,15 @@ def current_engine(path: str) -> str:
     return _RENAMED_ENGINES.get(path, path)
 
 
-def import_object(path: str, what: str = "a plugin") -> Any:
+def import_object(path: str, origin: str = "a plugin") -> Any:
     """Return the object at ``module:name``. Raises ``BadRequest``, with ``what`` as the source."""
     module, _, name = current_engine(path).partition(":")
     if not module or not name:
-        raise BadRequest(f"{what}={path!r} must name module:function")
+        raise BadRequest(f"{origin}={path!r} must name module:function")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise BadRequest(f"{what}={path!r} must name module:function: {error}") from error
+        raise BadRequest(f"{origin}={path!r} must name module:function: {error}") from error
 
 
 def _entry_point_names(group: str) -> tuple[str, ...]:
@@ -128,11 +128,11 @@ def _entry_point_names(group: str) -> tuple[str, ...]:
 
 def _find_entry_point(group: str, name: str) -> EntryPoint | None:
     """Return the one entry point of ``group`` with ``name``, or None."""
-    found = {(point.value, _distribution_name(point)): point for point in entry_points(group=group, name=name)}
-    if len(found) > 1:
-        both = " and ".join(sorted(dist for _, dist in found))
-        raise BadRequest(f"{name!r} of {group} is brought by {both}: uninstall all but one")
-    return next(iter(found.values()), None)
+    points = {(point.value, _distribution_name(point)): point for point in entry_points(group=group, name=name)}
+    if len(points) > 1:
+        distributions = " and ".join(sorted(dist for _, dist in points))
+        raise BadRequest(f"{name!r} of {group} is brought by {distributions}: uninstall all but one")
+    return next(iter(points.values()), None)
 
 
 def _load_entry_point(point: EntryPoint) -> Any:

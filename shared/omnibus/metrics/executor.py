@@ -56,12 +56,12 @@ class _ExecutorMetrics:
         """Return the histograms of ``component``: time until inputs arrived, to first output, and to the end."""
         return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
 
-    def observe_finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
+    def observe_finished(self, component: str, start: float, ready: float, first: float, end: float) -> None:
         """Count a finished job. Times are in Unix seconds. A stream may begin before its last input arrives."""
         inputs, firsts, whole = self.job_histograms(component)
-        inputs.observe(ready - taken)
+        inputs.observe(ready - start)
         firsts.observe(max(0.0, first - ready))
-        whole.observe(end - taken)
+        whole.observe(end - start)
         self.job_counter(component, "ok").inc()
 
     @cache  # noqa: B019

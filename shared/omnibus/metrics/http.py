@@ -50,9 +50,9 @@ class ScrapeServer:
         self._discovery_file = Path(directory) / f"{self._service}-{os.getpid()}.json"
         self._discovery_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_stale_files(directory)
-        found = [{"targets": [f"{host}:{self.port}"], "labels": {"service": self._service}}]
+        targets = [{"targets": [f"{host}:{self.port}"], "labels": {"service": self._service}}]
         fresh = self._discovery_file.with_suffix(".new")
-        fresh.write_text(json.dumps(found))
+        fresh.write_text(json.dumps(targets))
         fresh.replace(self._discovery_file)
 
     async def close(self) -> None:

@@ -81,10 +81,10 @@ class TallyHistogram(Collector):
 
     def labels(self, *values: str) -> Distribution:
         """Return the distribution with these values of the labels."""
-        found = self._distributions.get(values)
-        if found is None:
-            found = self._distributions[values] = Distribution(self._bounds)
-        return found
+        distribution = self._distributions.get(values)
+        if distribution is None:
+            distribution = self._distributions[values] = Distribution(self._bounds)
+        return distribution
 
     def describe(self) -> Iterator[Metric]:
         yield self._metric_family()

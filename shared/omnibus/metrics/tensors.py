@@ -29,8 +29,8 @@ class _Transfer:
         return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
 
     def count_transfer(self, source: str, target: str, size: int, seconds: float, pieces: int = 1) -> None:
-        added = size, seconds, pieces
-        for counter, value in zip(self.edge_counters(source, target), added, strict=True):
+        amounts = size, seconds, pieces
+        for counter, value in zip(self.edge_counters(source, target), amounts, strict=True):
             counter.inc(value)
 
 

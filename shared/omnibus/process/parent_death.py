@@ -41,7 +41,7 @@ def die_with_lifeline(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    ended = select.poll()
-    ended.register(lifeline, 0)
-    if ended.poll(0):  # it was closed before: there will be no signal
+    poller = select.poll()
+    poller.register(lifeline, 0)
+    if poller.poll(0):  # it was closed before: there will be no signal
         os._exit(1)

@@ -44,13 +44,13 @@ class Backoff:
         """Return whether a process that never served has no restarts left."""
         return len(self._restarts) > self._policy.limit
 
-    def next_delay(self, lived: float = 0.0) -> float:
+    def next_delay(self, lifetime: float = 0.0) -> float:
         """Return the pause before the next restart, in seconds. The process has served for ``lived`` seconds."""
         now, policy = self._clock(), self._policy
         while self._restarts and self._restarts[0] <= now - policy.window:
             self._restarts.popleft()
         self._restarts.append(now)
-        self._streak = 0 if lived >= policy.healthy else self._streak
+        self._streak = 0 if lifetime >= policy.healthy else self._streak
         # Bounded: the power of a long streak would overflow.
         pause = policy.first * policy.factor ** min(self._streak, 64)
         self._streak += 1
@@ -73,9 +73,9 @@ async def restart_on_exit(
         began = time.monotonic()
         if not await wait_for_end(life):
             return
-        lived, following = time.monotonic() - began, None
+        lifetime, following = time.monotonic() - began, None
         while following is None:
-            pause, lived = backoff.next_delay(lived), 0.0
+            pause, lifetime = backoff.next_delay(lifetime), 0.0
             announce(pause)
             await asyncio.sleep(pause)
             following = await start()

@@ -68,8 +68,8 @@ async def call_module(
 
     Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` if it prints no result.
     """
-    ended = await run_module(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
-    return _parse_answer(module, ended)
+    result = await run_module(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
+    return _parse_answer(module, result)
 
 
 def report_answer(work: Callable[[], Any]) -> int:
@@ -82,13 +82,13 @@ def report_answer(work: Callable[[], Any]) -> int:
     return 1 if "problem" in answer else 0
 
 
-def _parse_answer(module: str, ended: ProcessResult) -> Any:
-    lines = ended.output.strip().splitlines()
+def _parse_answer(module: str, result: ProcessResult) -> Any:
+    lines = result.output.strip().splitlines()
     try:
         answer = json.loads(lines[-1])
         problem = msgspec.convert(answer["problem"], ProblemDetails) if "problem" in answer else None
     except (LookupError, ValueError, TypeError):
-        raise Fatal(f"{module} ended without an answer:\n{ended.said[-_MAX_QUOTED_CHARS:]}") from None
+        raise Fatal(f"{module} ended without an answer:\n{result.said[-_MAX_QUOTED_CHARS:]}") from None
     if problem is not None:
         raise from_problem(problem)
     return answer["answer"]

@@ -103,12 +103,12 @@ class ProcessKeeper:
 
     async def _wait_for_end(self, child: ChildProcess) -> bool:
         """Wait for the end of ``child``. Returns True to start another one."""
-        requested = True
+        is_requested = True
         try:
             await child.wait()
-            requested = False
+            is_requested = False
         finally:
-            await self._end_child(child, requested)
+            await self._end_child(child, is_requested)
         return self.spec.restart
 
     def _announce_restart(self, pause: float) -> None:
@@ -154,15 +154,15 @@ class ProcessKeeper:
         if self.spec.ready is None:
             return
         ready = asyncio.ensure_future(self.spec.ready())
-        ended = asyncio.create_task(child.wait())
+        end_task = asyncio.create_task(child.wait())
         try:
-            await asyncio.wait({ready, ended}, timeout=self.spec.ready_within, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, end_task}, timeout=self.spec.ready_within, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() or isinstance(ready.exception(), TimeoutError):
-                raise await self._not_ready_error(child, ended.done())
+                raise await self._not_ready_error(child, end_task.done())
             ready.result()
         finally:
             ready.cancel()
-            ended.cancel()
+            end_task.cancel()
 
     async def _not_ready_error(self, child: ChildProcess, ended: bool) -> OmnibusError:
         name = self.spec.name
@@ -173,8 +173,8 @@ class ProcessKeeper:
             return Fatal(
                 f"{name} ended ({_describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
             )
-        waited = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
-        return DeadlineExceeded(waited + self._log.tail(name), executor=name)
+        reason = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
+        return DeadlineExceeded(reason + self._log.tail(name), executor=name)
 
     def _misconfigured_error(self) -> BadRequest:
         """Return the last line of the process as an error. A restart would fail in the same way."""

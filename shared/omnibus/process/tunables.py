@@ -16,7 +16,7 @@ def copy_tunables(environ: Mapping[str, str]) -> dict[str, str]:
     If ``environ`` has the size from which copies bypass them, nothing is returned. On processors other than x86, and
     without glibc, the variables have no effect.
     """
-    given = environ.get(VARIABLE, "")
-    if _NAME in given:
+    value = environ.get(VARIABLE, "")
+    if _NAME in value:
         return {}
-    return {VARIABLE: ":".join(filter(None, [given, f"{_NAME}={_NON_TEMPORAL_BYTES:#x}"]))}
+    return {VARIABLE: ":".join(filter(None, [value, f"{_NAME}={_NON_TEMPORAL_BYTES:#x}"]))}

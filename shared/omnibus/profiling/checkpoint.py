@@ -42,11 +42,13 @@ class PartialProfile:
             was = ", ".join(f"{name} {partial.key.get(name, 'unknown')}" for name in differs)
             raise Conflict(f"{self.path} was started with {was}: use the same settings, or remove it to start over")
         # Options that did not start may start now.
-        self.found = {name: found for name, found in partial.found.items() if found.option.is_measured}
+        self.found = {
+            name: measurement for name, measurement in partial.found.items() if measurement.option.is_measured
+        }
 
-    def save_option(self, option: str, found: OptionMeasurement) -> None:
+    def save_option(self, option: str, measurement: OptionMeasurement) -> None:
         """Write at once. Raises ``BadRequest`` if that fails."""
-        self.found[option] = found
+        self.found[option] = measurement
         write_file(self.path, msgspec.json.format(msgspec.json.encode(Partial(self._key, self.found))))
 
     def remove(self) -> None:

@@ -26,37 +26,39 @@ MAX_DISAGREEMENT = 0.1
 
 def lined_components(subject: Subject, options: Mapping[str, DeploymentOption]) -> dict[str, list[str]]:
     """Return the components whose line each option measures: the smallest of ``options`` with the component."""
-    found: dict[str, list[str]] = {}
+    components_by_option: dict[str, list[str]] = {}
     for component in subject.components:
         hosts = [name for name, option in options.items() if component in option.components]
         if hosts:
-            found.setdefault(min(hosts, key=lambda name: len(options[name].components)), []).append(component)
-    return found
+            components_by_option.setdefault(min(hosts, key=lambda name: len(options[name].components)), []).append(
+                component
+            )
+    return components_by_option
 
 
-def mean_sizes(measured: Iterable[OptionMeasurement]) -> dict[str, dict[str, float]]:
+def mean_sizes(measurements: Iterable[OptionMeasurement]) -> dict[str, dict[str, float]]:
     """Return the mean quantities per request by request type.
 
     They are those of the requests whose seconds were measured. Other quantities are taken from
     requests sent one at a time, such as the length of answers if only encoders were measured.
     """
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     groups: dict[str, list[tuple[float, Mapping[str, float], bool]]] = {}
-    for each in measured:
-        found = {**each.quantities, **found}
+    for each in measurements:
+        means = {**each.quantities, **means}
         for kind, _, row in _role_means(each.samples):
             groups.setdefault(kind, []).append(row)
     for kind, rows in groups.items():
-        mine = dict(found.get(kind, {}))
-        for name in {*mine, *(name for _, sizes, _ in rows for name in sizes)}:
-            shown = [
+        own_means = dict(means.get(kind, {}))
+        for name in {*own_means, *(name for _, sizes, _ in rows for name in sizes)}:
+            counted_values = [
                 (count, sizes.get(name, 0.0)) for count, sizes, short in rows if not short or name in _INPUT_QUANTITIES
             ]
-            total = sum(count for count, _ in shown)
+            total = sum(count for count, _ in counted_values)
             if total:
-                mine[name] = sum(count * value for count, value in shown) / total
-        found[kind] = {name: value for name, value in sorted(mine.items()) if value}
-    return found
+                own_means[name] = sum(count * value for count, value in counted_values) / total
+        means[kind] = {name: value for name, value in sorted(own_means.items()) if value}
+    return means
 
 
 def _role_means(
@@ -70,28 +72,28 @@ def _role_means(
     for sample in samples:
         if sample.share and sample.count:
             roles.setdefault((sample.kind, sample.role), []).append(sample)
-    for (kind, role), mine in roles.items():
-        total = sum(sample.share for sample in mine)
-        names = {name for sample in mine for name in sample.quantities}
-        sizes = {name: sum(one.share * one.quantities.get(name, 0.0) for one in mine) / total for name in names}
-        yield kind, role, (float(sum(sample.count for sample in mine)), sizes, mine[0].short)
+    for (kind, role), role_samples in roles.items():
+        total = sum(sample.share for sample in role_samples)
+        names = {name for sample in role_samples for name in sample.quantities}
+        sizes = {name: sum(one.share * one.quantities.get(name, 0.0) for one in role_samples) / total for name in names}
+        yield kind, role, (float(sum(sample.count for sample in role_samples)), sizes, role_samples[0].short)
 
 
-def fit_lines(subject: Subject, measured: Collection[OptionMeasurement]) -> dict[str, CostLine]:
+def fit_lines(subject: Subject, measurements: Collection[OptionMeasurement]) -> dict[str, CostLine]:
     """Fit a line for each component.
 
     It uses the smallest option that has the component and whose requests differ.
     """
-    fitted = {}
+    lines = {}
     for component in subject.components:
-        hosts = [each for each in measured if component in each.option.components and each.samples]
+        hosts = [each for each in measurements if component in each.option.components and each.samples]
         for host in sorted(hosts, key=lambda each: len(each.option.components)):
             samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
             line = linear_fit.fit_line(samples, linear_fit.quantity_names(subject, component))
             if line is not None:
-                fitted[component] = line
+                lines[component] = line
                 break
-    return fitted
+    return lines
 
 
 def seconds_to_first_token(latency: float, answers: Iterable[TimedAnswer]) -> tuple[float, float]:
@@ -100,21 +102,21 @@ def seconds_to_first_token(latency: float, answers: Iterable[TimedAnswer]) -> tu
     The overhead is the rest of the time that clients waited for the first token. ``latency`` is that of executors whose
     last token ends it, and ``answers`` belong to the same requests. Both are 0 if no answer was streamed.
     """
-    streamed = [each for each in answers if each.gaps]
-    if not streamed or not latency:
+    streamed_answers = [each for each in answers if each.gaps]
+    if not streamed_answers or not latency:
         return 0.0, 0.0
-    first = max(0.0, latency - sum(sum(each.gaps) for each in streamed) / len(streamed))
-    seen = sum(each.first_token for each in streamed) / len(streamed)
-    return first, max(0.0, seen - first)
+    first = max(0.0, latency - sum(sum(each.gaps) for each in streamed_answers) / len(streamed_answers))
+    mean_latency = sum(each.first_token for each in streamed_answers) / len(streamed_answers)
+    return first, max(0.0, mean_latency - first)
 
 
-def median_overhead(measured: Iterable[OptionMeasurement]) -> float:
+def median_overhead(measurements: Iterable[OptionMeasurement]) -> float:
     """Return the median seconds of a request outside executors.
 
     It is 0 if no option ran all components of a request.
     """
-    found = [seconds for each in measured for seconds in each.overheads]
-    return statistics.median(found) if found else 0.0
+    seconds_outside = [seconds for each in measurements for seconds in each.overheads]
+    return statistics.median(seconds_outside) if seconds_outside else 0.0
 
 
 def scale_work(
@@ -128,43 +130,43 @@ def scale_work(
     Each option was measured with different requests, whose means differ by chance. The lines of its components correct
     that.
     """
-    brought = {(kind, role): own for kind, role, (_, own, _) in _role_means(samples)}
-    found = []
+    role_sizes = {(kind, role): own for kind, role, (_, own, _) in _role_means(samples)}
+    scaled_work = []
     for work in option.work:
-        own, now = brought.get((work.type, work.components)), sizes.get(work.type)
+        own, now = role_sizes.get((work.type, work.components)), sizes.get(work.type)
         if own and now and {*work.components} <= lines.keys():
             before, after = (
                 sum(lines[part].seconds({**now, **each}) for part in work.components) for each in (own, {})
             )
             work = msgspec.structs.replace(work, seconds=work.seconds * after / before) if before > 0 else work
-        found.append(work)
-    return tuple(found)
+        scaled_work.append(work)
+    return tuple(scaled_work)
 
 
 def measured_edges(
-    measured: Iterable[OptionMeasurement], sizes: Mapping[str, Mapping[str, float]]
+    measurements: Iterable[OptionMeasurement], sizes: Mapping[str, Mapping[str, float]]
 ) -> tuple[EdgeProfile, ...]:
     """Return edges between components, with rows for the mean ``sizes``.
 
     Edges are measured with a few requests one at a time, whose answers are shorter or longer than the mean by chance.
     """
-    found: dict[tuple[str, str, str], EdgeProfile] = {}
-    for each in measured:
+    edge_profiles: dict[tuple[str, str, str], EdgeProfile] = {}
+    for each in measurements:
         for edge in each.edges:
             own, mean = each.quantities.get(edge.type, {}), sizes.get(edge.type, {})
-            known = [name for name in _ANSWER_QUANTITIES if own.get(name) and mean.get(name)]
-            factor = mean[known[0]] / own[known[0]] if known else 1.0
-            scaled = msgspec.structs.replace(edge, rows=edge.rows * factor)
-            found.setdefault((edge.source, edge.target, edge.type), scaled)
-    return tuple(found.values())
+            quantity_names = [name for name in _ANSWER_QUANTITIES if own.get(name) and mean.get(name)]
+            factor = mean[quantity_names[0]] / own[quantity_names[0]] if quantity_names else 1.0
+            scaled_edge = msgspec.structs.replace(edge, rows=edge.rows * factor)
+            edge_profiles.setdefault((edge.source, edge.target, edge.type), scaled_edge)
+    return tuple(edge_profiles.values())
 
 
-def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:
+def key_values(measurements: Iterable[OptionMeasurement]) -> KeyValues | None:
     """Return the memory for keys and values of the first reporting engine.
 
     Small options are searched first. On CPUs only the number of slots limits it, so its memory is left out.
     """
-    for each in sorted(measured, key=lambda each: len(each.option.components)):
+    for each in sorted(measurements, key=lambda each: len(each.option.components)):
         for component, (per_token, room) in each.kv.items():
             on_gpu = each.option.gpu_memory_gb > 0
             has = room / GB / max(1, each.option.gpus) + each.option.weights_gb / max(1, each.option.gpus)
@@ -175,13 +177,13 @@ def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:
 def contradictions(profile: ModelProfile) -> Iterator[str]:
     """Yield notes on options with contradictory rates, and on missing lines."""
     for name, option in profile.options.items():
-        spent = _mix_seconds(profile, option)
-        if not spent or not option.rate:
+        mix_seconds = _mix_seconds(profile, option)
+        if not mix_seconds or not option.rate:
             continue
-        if abs(option.rate * spent - 1.0) > MAX_DISAGREEMENT:
+        if abs(option.rate * mix_seconds - 1.0) > MAX_DISAGREEMENT:
             yield (
                 f"{name} serves {option.rate:.3g} req/s of the mix, but its seconds of each type alone add up to "
-                f"{1 / spent:.3g} req/s: types cost more, or less, together than apart"
+                f"{1 / mix_seconds:.3g} req/s: types cost more, or less, together than apart"
             )
     missing = [part for part in profile.components if part not in profile.lines and _is_measured(profile, part)]
     if missing:
@@ -196,10 +198,12 @@ def _mix_seconds(profile: ModelProfile, option: OptionProfile) -> float:
     total = 0.0
     for kind, each in profile.types.items():
         role = frozenset(option.components) & frozenset(each.components)
-        found = [work.seconds for work in option.work if work.type == kind and frozenset(work.components) == role]
-        if role and not found:
+        role_seconds = [
+            work.seconds for work in option.work if work.type == kind and frozenset(work.components) == role
+        ]
+        if role and not role_seconds:
             return 0.0
-        total += each.share * (found[0] if found else 0.0)
+        total += each.share * (role_seconds[0] if role_seconds else 0.0)
     return total
 
 

@@ -57,7 +57,8 @@ def sample_bodies(
             raise BadRequest(f"{path}, line {line}: {error}") from error
         yield f"line {line}", 1.0, _chat_body(sizes, subject, missing)
     notes += [
-        f"{count} of {len(rows)} requests ask for {what}, which {subject.name} lacks" for what, count in missing.items()
+        f"{count} of {len(rows)} requests ask for {feature}, which {subject.name} lacks"
+        for feature, count in missing.items()
     ]
 
 

@@ -41,8 +41,8 @@ async def read_engine_stats(bus: Bus, status: ExecutorStatus) -> EngineStats:
         endpoints = {each["name"]: each.get("data") or {} for each in msgspec.json.decode(reply)["endpoints"]}
     except (NotFound, DeadlineExceeded, BusUnavailable, msgspec.DecodeError, KeyError, TypeError):
         return {}
-    named = zip(status.tasks, status.components, strict=False)
-    return {component: endpoints[task] for task, component in named if isinstance(endpoints.get(task), dict)}
+    task_components = zip(status.tasks, status.components, strict=False)
+    return {component: endpoints[task] for task, component in task_components if isinstance(endpoints.get(task), dict)}
 
 
 def compare_stats(before: EngineStats, after: EngineStats, at_once: int) -> EngineWindow:
@@ -71,8 +71,8 @@ def _batch_fill(before: Mapping[str, Any], now: Mapping[str, Any], at_once: int)
         return None
     key = "steps" if now.get("steps") else "batches"
     if key not in now:
-        used = [each["used"] for each in (before, now) if "used" in each]
-        return sum(used) / len(used) / slots if used else None
+        slot_counts = [each["used"] for each in (before, now) if "used" in each]
+        return sum(slot_counts) / len(slot_counts) / slots if slot_counts else None
     counts = {size: count - before.get(key, {}).get(size, 0) for size, count in now[key].items()}
     batches = sum(counts.values())
     return sum(int(size) * count for size, count in counts.items()) / batches / slots if batches else None

@@ -30,13 +30,13 @@ class Trial(msgspec.Struct, frozen=True):
         """The option that runs ``component`` on ``path``."""
         return next(name for name in path if component in self.options[name].components)
 
-    def role_components(self, path: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:
+    def role_components(self, path: Sequence[str], components: Iterable[str]) -> tuple[str, ...]:
         """The components of ``used`` that the option runs on ``path``."""
-        return tuple(part for part in used if self.hosting_option(path, part) == self.option)
+        return tuple(part for part in components if self.hosting_option(path, part) == self.option)
 
-    def path_name(self, path: Sequence[str], used: Iterable[str]) -> str:
+    def path_name(self, path: Sequence[str], components: Iterable[str]) -> str:
         """Return the name of ``path`` for components ``used``, in data flow order."""
-        return ">".join(dict.fromkeys(self.hosting_option(path, part) for part in used))
+        return ">".join(dict.fromkeys(self.hosting_option(path, part) for part in components))
 
 
 def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = False) -> dict[str, DeploymentOption]:
@@ -44,14 +44,14 @@ def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = Fal
 
     Raises ``BadRequest`` with the unknown names.
     """
-    known = _own_options(subject)
+    candidates = _own_options(subject)
     if every:
-        known = {**known, **_all_options(subject, known.values())}
-    unknown = [name for name in only if name not in known]
+        candidates = {**candidates, **_all_options(subject, candidates.values())}
+    unknown = [name for name in only if name not in candidates]
     if unknown:
         more = "" if every else "; --all-options has every set of components"
-        raise BadRequest(f"{subject.name} has no option {', '.join(unknown)}; there is {', '.join(known)}{more}")
-    return {name: option for name, option in known.items() if not only or name in only}
+        raise BadRequest(f"{subject.name} has no option {', '.join(unknown)}; there is {', '.join(candidates)}{more}")
+    return {name: option for name, option in candidates.items() if not only or name in only}
 
 
 def vary_options(
@@ -62,18 +62,18 @@ def vary_options(
     Each option has a variant for each of ``batches``. An option with a language model also has one for each of
     ``degrees`` of tensor parallelism: that many GPUs for each stage of its pipeline.
     """
-    found = dict(options)
+    variants = dict(options)
     for name, option in options.items():
         for size in batches:
-            found[f"{name}-b{size}"] = msgspec.structs.replace(option, batch=size)
+            variants[f"{name}-b{size}"] = msgspec.structs.replace(option, batch=size)
         stages = int((option.vllm or {}).get("pipeline_parallel", 1))
         for degree in degrees:
             if degree > 1 and option.service == "llm" and degree * stages != option.gpus:
-                found[f"{name}-tp{degree}"] = msgspec.structs.replace(option, gpus=degree * stages)
-    return found
+                variants[f"{name}-tp{degree}"] = msgspec.structs.replace(option, gpus=degree * stages)
+    return variants
 
 
-def make_trial(subject: Subject, name: str, option: DeploymentOption, others: int = 1) -> Trial:
+def make_trial(subject: Subject, name: str, option: DeploymentOption, other_replicas: int = 1) -> Trial:
     """Return the trial of ``option``.
 
     Other options that must run get ``others`` replicas each, borrowed ones none.
@@ -82,8 +82,8 @@ def make_trial(subject: Subject, name: str, option: DeploymentOption, others: in
     prefixes = list(dict.fromkeys([*_declared_prefixes(subject, name), *_encoder_prefixes(subject, option)]))
     paths = [(name, *rest), *((*prefix, name, *rest) for prefix in prefixes if not subject.shares)]
     runs = {**_own_options(subject), **_single_options(subject), **_borrowed_options(subject), name: option}
-    used = dict.fromkeys(each for path in paths for each in path)
-    replicas = {each: 1 if each == name else 0 if runs[each].of else others for each in used}
+    option_names = dict.fromkeys(each for path in paths for each in path)
+    replicas = {each: 1 if each == name else 0 if runs[each].of else other_replicas for each in option_names}
     return Trial(
         option=name,
         options={each: msgspec.structs.replace(runs[each], replicas=count) for each, count in replicas.items()},
@@ -115,20 +115,20 @@ def _own_options(subject: Subject) -> dict[str, DeploymentOption]:
     return {name: each for name, each in subject.options.items() if {*each.components} <= {*subject.own_components}}
 
 
-def _all_options(subject: Subject, known: Iterable[DeploymentOption]) -> dict[str, DeploymentOption]:
+def _all_options(subject: Subject, existing_options: Iterable[DeploymentOption]) -> dict[str, DeploymentOption]:
     """Return every set of components that is not among ``known``.
 
     Sets that a request would have to visit twice are left out.
     """
-    there = {frozenset(option.components) for option in known}
-    found = {}
+    there = {frozenset(option.components) for option in existing_options}
+    options = {}
     for count in range(1, len(subject.own_components) + 1):
         for parts in combinations(subject.own_components, count):
             if frozenset(parts) not in there and not _visits_twice(subject, parts):
-                found["-".join(parts)] = DeploymentOption(
+                options["-".join(parts)] = DeploymentOption(
                     parts, subject.host_service(parts), engine=_common_engine(subject)
                 )
-    return found
+    return options
 
 
 def _visits_twice(subject: Subject, parts: Sequence[str]) -> bool:
@@ -144,12 +144,12 @@ def _visits_twice(subject: Subject, parts: Sequence[str]) -> bool:
 
 def _all_successors(subject: Subject) -> Mapping[str, set[str]]:
     """Return all components that come after each component, directly or not."""
-    found: dict[str, set[str]] = {part: set() for part in subject.components}
+    successors: dict[str, set[str]] = {part: set() for part in subject.components}
     for part in reversed(subject.components):
         for before, after in subject.order:
             if before == part:
-                found[part] |= {after} | found[after]
-    return found
+                successors[part] |= {after} | successors[after]
+    return successors
 
 
 def _common_engine(subject: Subject) -> str:
@@ -169,29 +169,29 @@ def _single_options(subject: Subject) -> dict[str, DeploymentOption]:
 
 def _remaining_options(subject: Subject, option: DeploymentOption) -> tuple[str, ...]:
     """Return options for the components that ``option`` lacks: the smallest that share none with it."""
-    found = []
+    names = []
     for part in subject.components:
         if part in option.components:
             continue
         lent = [name for name, each in _borrowed_options(subject).items() if part in each.components]
-        found.append((lent or _host_options(subject, part, option.components))[0])
-    return tuple(dict.fromkeys(found))
+        names.append((lent or _host_options(subject, part, option.components))[0])
+    return tuple(dict.fromkeys(names))
 
 
 def _host_options(subject: Subject, part: str, without: Sequence[str]) -> list[str]:
-    known = {**_own_options(subject), **_single_options(subject)}
-    fit = [name for name, each in known.items() if part in each.components and not {*without} & {*each.components}]
-    return sorted(fit, key=lambda name: len(known[name].components))
+    candidates = {**_own_options(subject), **_single_options(subject)}
+    fit = [name for name, each in candidates.items() if part in each.components and not {*without} & {*each.components}]
+    return sorted(fit, key=lambda name: len(candidates[name].components))
 
 
 def _borrowed_options(subject: Subject) -> dict[str, DeploymentOption]:
     """Return the other models' options on declared paths, with borrowed components."""
-    found = {}
+    options = {}
     for name in dict.fromkeys(name for path in subject.paths for name in path if "/" in name):
         owner = name.rpartition("/")[0]
         parts = tuple(part for part in subject.components if subject.shares.get(part) == owner)
-        found[name] = DeploymentOption(parts, "", replicas=0, of=name)
-    return found
+        options[name] = DeploymentOption(parts, "", replicas=0, of=name)
+    return options
 
 
 def _declared_prefixes(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
@@ -199,10 +199,12 @@ def _declared_prefixes(subject: Subject, name: str) -> Iterator[tuple[str, ...]]
     for path in subject.paths:
         if name in path and not any("/" in each for each in path):
             before = path[: path.index(name)]
-            done = {part for each in before if each in subject.options for part in subject.options[each].components}
-            mine = {*subject.options[name].components} if name in subject.options else set()
-            if mine & done and mine - done:
-                yield tuple(each for each in before if mine & {*subject.options[each].components})
+            earlier_parts = {
+                part for each in before if each in subject.options for part in subject.options[each].components
+            }
+            own_parts = {*subject.options[name].components} if name in subject.options else set()
+            if own_parts & earlier_parts and own_parts - earlier_parts:
+                yield tuple(each for each in before if own_parts & {*subject.options[each].components})
 
 
 def _encoder_prefixes(subject: Subject, option: DeploymentOption) -> Iterator[tuple[str, ...]]:

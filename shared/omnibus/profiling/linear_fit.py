@@ -24,11 +24,11 @@ def solve_nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
     for size in range(1, count + 1):
         for some in combinations(range(count), size):
             part = rows[:, some]
-            found = np.linalg.lstsq(part, target, rcond=None)[0]
-            error = part @ found - target
-            if (found >= 0).all() and float(error @ error) < left * (1 - 1e-9):
+            solution = np.linalg.lstsq(part, target, rcond=None)[0]
+            error = part @ solution - target
+            if (solution >= 0).all() and float(error @ error) < left * (1 - 1e-9):
                 best, left = np.zeros(count), float(error @ error)
-                best[list(some)] = found
+                best[list(some)] = solution
     return best
 
 
@@ -46,9 +46,9 @@ def fit_line(samples: Sequence[tuple[Mapping[str, float], float]], quantities: S
         return None
     rows = np.array([[1.0, *(each.get(name, 0.0) for name in names)] for each, _ in samples])
     scale = rows.max(axis=0)
-    found = solve_nonnegative(rows / scale, np.array([seconds for _, seconds in samples])) / scale
-    per = {name: float(value) for name, value in zip(names, found[1:], strict=True) if value > 0}
-    return CostLine(base=float(found[0]), per=per) if per else None
+    coefficients = solve_nonnegative(rows / scale, np.array([seconds for _, seconds in samples])) / scale
+    per = {name: float(value) for name, value in zip(names, coefficients[1:], strict=True) if value > 0}
+    return CostLine(base=float(coefficients[0]), per=per) if per else None
 
 
 def quantity_names(subject: Subject, component: str) -> tuple[str, ...]:

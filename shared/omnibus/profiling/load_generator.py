@@ -65,12 +65,12 @@ class LoadResult(NamedTuple):
 
     def to_point(self) -> Point:
         answers = [answer for _, answer in self.answers]
-        done = sorted(answer.done for answer in answers)
+        end_times = sorted(answer.done for answer in answers)
         return Point(
             at_once=self.at_once,
             rate=self.rate,
-            done=_p99(done),
-            median=done[(len(done) - 1) // 2],
+            done=_p99(end_times),
+            median=end_times[(len(end_times) - 1) // 2],
             first_token=_p99([each.first_token for each in answers if each.first_token]),
             token=_p99([gap for each in answers for gap in each.gaps]),
             first_audio=_p99([each.first_audio for each in answers if each.first_audio]),
@@ -132,33 +132,39 @@ class ClosedLoop:
         return next(order for order, mark in zip(self._orders, self._marks, strict=True) if place < mark)
 
     async def _watch_step(self, step: LoadStep, between: Callable[[], Awaitable[None]]) -> LoadResult:
-        ended = self._ended
+        finished_requests = self._ended
         warm = time.monotonic() + WARMUP_FRACTION * step.seconds
-        first = await self._wait_for_index(lambda at: at >= self._warm_at and ended[at][0] >= warm)
+        first = await self._wait_for_index(lambda at: at >= self._warm_at and finished_requests[at][0] >= warm)
         await between()
-        begin = ended[first][0]
+        begin = finished_requests[first][0]
         least, lasts, last = (
             max(step.requests, 2 * self._at_once),
             begin + step.seconds,
             begin + MAX_DURATION_FACTOR * step.seconds,
         )
         end = await self._wait_for_index(
-            lambda at: at > first and ended[at][0] >= lasts and (at - first >= least or ended[at][0] >= last)
+            lambda at: (
+                at > first
+                and finished_requests[at][0] >= lasts
+                and (at - first >= least or finished_requests[at][0] >= last)
+            )
         )
         await between()
-        window = ended[first : end + 1]
+        window = finished_requests[first : end + 1]
         return LoadResult(
             self._at_once,
             self._mix_rate([(at, order) for at, order, _ in window]),
             [(order, answer) for _, order, answer in window[1:]],
-            [(order, answer) for _, order, answer in (*ended[: first + 1], *ended[end + 1 :])],
+            [(order, answer) for _, order, answer in (*finished_requests[: first + 1], *finished_requests[end + 1 :])],
         )
 
-    def _mix_rate(self, ended: Sequence[tuple[float, LoadRequest]]) -> float:
+    def _mix_rate(self, finished_requests: Sequence[tuple[float, LoadRequest]]) -> float:
         """Return requests per second of the mix, from those that ``pace`` it."""
-        paced = [at for at, order in ended if order.paces]
+        end_times = [at for at, order in finished_requests if order.paces]
         share = sum(order.request.share for order in self._orders if order.paces) / self._marks[-1]
-        return request_rate(paced) / share if len(paced) > 2 else request_rate([at for at, _ in ended])
+        return (
+            request_rate(end_times) / share if len(end_times) > 2 else request_rate([at for at, _ in finished_requests])
+        )
 
     async def _wait_for_index(self, true: Callable[[int], bool]) -> int:
         """Wait until requests have ended; return the index of the first for which ``true`` holds."""
@@ -204,18 +210,18 @@ def request_quantities(request: WorkloadRequest, answer: TimedAnswer) -> dict[st
     """
     usage = answer.usage
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
-    seen = float(prompt.get("image_tokens", 0))
+    visual_tokens = float(prompt.get("image_tokens", 0))
     has_video = "video" in request.media and "image" not in request.media
     return {
         "prompt_tokens": float(usage.get("prompt_tokens", 0)),
         "completion_tokens": float(completion.get("text_tokens", 0)),
-        "image_tokens": 0.0 if has_video else seen,
-        "video_tokens": seen if has_video else 0.0,
+        "image_tokens": 0.0 if has_video else visual_tokens,
+        "video_tokens": visual_tokens if has_video else 0.0,
         "audio_tokens": float(prompt.get("audio_tokens", 0)),
         "speech_seconds": answer.speech,
     }
 
 
 def _p99(values: Sequence[float]) -> float:
-    found = sorted(values)
-    return found[math.ceil(0.99 * len(found)) - 1] if found else 0.0
+    sorted_values = sorted(values)
+    return sorted_values[math.ceil(0.99 * len(sorted_values)) - 1] if sorted_values else 0.0

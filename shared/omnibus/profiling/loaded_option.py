@@ -24,10 +24,10 @@ class LoadedOption:
     """The deployed option of ``trial``, with ``most_others`` replicas of others at most."""
 
     def __init__(
-        self, house: Testbed, trial: Trial, deployed: DeployedTrial, most_others: int, tell: Callable[[str], None]
+        self, house: Testbed, trial: Trial, deployment: DeployedTrial, most_others: int, tell: Callable[[str], None]
     ) -> None:
         self._house = house
-        self._deployed = deployed
+        self._deployed = deployment
         self._most_others = most_others
         self._tell = tell
         self.trial = trial
@@ -70,11 +70,11 @@ class LoadedOption:
         async def read_executors() -> None:
             looks.append((await self._house.hearing.read_busy(executors), await self.read_stats()))
 
-        seen = await ClosedLoop(self._house.stack.port, orders, at_once).run(step, read_executors)
+        load_result = await ClosedLoop(self._house.stack.port, orders, at_once).run(step, read_executors)
         (before, stats), (after, stats_after) = looks
         loads = option_loads(executors, before, after)
         return StepMeasurement(
-            seen,
+            load_result,
             busy_shares(before[self.executor], after[self.executor]) if reports_busy(stats_after) else None,
             compare_stats(stats, stats_after, at_once),
             {name: load for name, load in loads.items() if name != self.trial.option},

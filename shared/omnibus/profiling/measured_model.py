@@ -76,9 +76,9 @@ class Subject(msgspec.Struct, frozen=True):
         """Return ``parts`` in the order of data flow."""
         return tuple(part for part in self.components if part in parts)
 
-    def type_name(self, used: Collection[str]) -> str:
+    def type_name(self, used_components: Collection[str]) -> str:
         """Return the name of the request type that uses ``used``."""
-        return request_type(self.components, used)  # type: ignore[arg-type]
+        return request_type(self.components, used_components)  # type: ignore[arg-type]
 
     def host_service(self, parts: Collection[str]) -> str:
         """Return the service that hosts ``parts`` together."""

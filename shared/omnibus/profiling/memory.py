@@ -18,8 +18,8 @@ def memory_gb(pid: int) -> float:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    found = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
-    return int(found[0][1]) * 1024 / GB if found else 0.0
+    fields = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
+    return int(fields[0][1]) * 1024 / GB if fields else 0.0
 
 
 def gpu_memory_gb(stats: EngineStats) -> float:
@@ -50,15 +50,17 @@ def kv_bytes(stats: EngineStats) -> dict[str, tuple[float, float]]:
 
 def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:
     """Return the size of ``components`` in GB: 0 for an unknown family or format."""
-    known = KNOWN.get(family)
-    if known is None or not known.weights or not checkpoint:
+    declaration = KNOWN.get(family)
+    if declaration is None or not declaration.weights or not checkpoint:
         return 0.0
-    chosen = {*components}
+    parts = {*components}
     total = 0
     for path in _weight_files(checkpoint):
         with suppress(BadRequest):  # an unreadable file counts as 0; loading it raises the error
             tensors = safetensors.read_header(path).items()
-            total += sum(tensor.nbytes for name, tensor in tensors if _loading_components(known.weights, name) & chosen)
+            total += sum(
+                tensor.nbytes for name, tensor in tensors if _loading_components(declaration.weights, name) & parts
+            )
     return total / GB
 
 

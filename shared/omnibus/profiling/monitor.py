@@ -61,20 +61,20 @@ class ExecutorMonitor:
 
     async def read_busy(self, executors: Collection[str]) -> dict[str, BusySample]:
         """Read the current busy time of each of ``executors``. Raises ``StageFailed`` without an answer."""
-        sent = time.monotonic()
+        request_time = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         await self.wait_until(
-            lambda: all(self._known.last_seen(each) > sent for each in executors), STATUS_TIMEOUT_SECONDS
+            lambda: all(self._known.last_seen(each) > request_time for each in executors), STATUS_TIMEOUT_SECONDS
         )
-        return {each: self._busy_sample(each, sent) for each in executors}
+        return {each: self._busy_sample(each, request_time) for each in executors}
 
-    def _busy_sample(self, executor: str, sent: float) -> BusySample:
+    def _busy_sample(self, executor: str, request_time: float) -> BusySample:
         at, status = self._known.last_seen(executor), self._known.get(executor)
-        if status is None or at <= sent:
+        if status is None or at <= request_time:
             raise StageFailed(f"executor {executor} does not report its status", executor=executor)
-        named = dict(zip(status.components, status.busy, strict=False))
-        return BusySample(at, named if len(named) == len(status.components) else None)
+        busy_seconds = dict(zip(status.components, status.busy, strict=False))
+        return BusySample(at, busy_seconds if len(busy_seconds) == len(status.components) else None)
 
     async def read_stats(self, executor: str) -> EngineStats:
         """Read the engine statistics of ``executor``, the only one of its option; empty if it sends none."""
@@ -104,8 +104,10 @@ class ExecutorMonitor:
             return next((id for id in executors if self._ends.get(id, 0) > before[id]), "")
 
         await self._known.wait_until(lambda: bool(ended_executor()))
-        ended = ended_executor()
-        return StageFailed(f"executor {ended} of option {executors[ended]} ended while it was measured", executor=ended)
+        ended_id = ended_executor()
+        return StageFailed(
+            f"executor {ended_id} of option {executors[ended_id]} ended while it was measured", executor=ended_id
+        )
 
     def _on_status(self, status: ExecutorStatus) -> None:
         if status.state == "ready":
@@ -166,23 +168,24 @@ class EdgeRecorder:
 
     def mean_bytes(self) -> dict[tuple[str, str], float]:
         """Return the mean bytes per request, by producing and consuming component."""
-        found: dict[tuple[str, str], float] = defaultdict(float)
+        totals: dict[tuple[str, str], float] = defaultdict(float)
         for (invocation, source, target), nbytes in self._bytes.items():
             if invocation in self._done:
-                found[source, target] += nbytes / len(self._done)
-        return found
+                totals[source, target] += nbytes / len(self._done)
+        return totals
 
     def mean_rows(self) -> dict[tuple[str, str], tuple[float, float]]:
         """Return mean rows per request, and those of the largest message.
 
         The keys are component and reader. Rows are those of tensors that grow, or codes.
         """
-        found: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+        row_counts: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
         for (invocation, source, target), bunches in self._bunches.items():
             if invocation in self._done:
-                found[source, target].append(bunches)
+                row_counts[source, target].append(bunches)
         return {
-            edge: (sum(map(sum, each)) / len(self._done), float(max(map(max, each)))) for edge, each in found.items()
+            edge: (sum(map(sum, each)) / len(self._done), float(max(map(max, each))))
+            for edge, each in row_counts.items()
         }
 
     def mean_latency(self, executor: str) -> float:
@@ -191,8 +194,8 @@ class EdgeRecorder:
         for (invocation, _), hop in self._hops.items():
             if hop.executor == executor and invocation in self._done:
                 spans[invocation].append(hop)
-        found = [max(hop.end for hop in hops) - min(hop.ready for hop in hops) for hops in spans.values()]
-        return sum(found) / len(found) if found else 0.0
+        latencies = [max(hop.end for hop in hops) - min(hop.ready for hop in hops) for hops in spans.values()]
+        return sum(latencies) / len(latencies) if latencies else 0.0
 
     def _on_invocation(self, delivery: Delivery) -> None:
         with suppress(ProtocolError):

@@ -86,13 +86,13 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterat
 
 def _spread_labels(ends: Mapping[str, float]) -> dict[str, float]:
     """Return heights of labels near their curves' ends, without overlaps."""
-    placed: dict[str, float] = {}
+    heights: dict[str, float] = {}
     floor = 0.0
     for name in sorted(ends, key=lambda name: ends[name]):
-        placed[name] = floor = max(ends[name], floor)
+        heights[name] = floor = max(ends[name], floor)
         floor += _LABEL_HEIGHT_PIXELS
     over = max(0.0, floor - _LABEL_HEIGHT_PIXELS - (HEIGHT - BOTTOM))
-    return {name: height - over for name, height in placed.items()}
+    return {name: height - over for name, height in heights.items()}
 
 
 def _nice_step(value: float) -> float:

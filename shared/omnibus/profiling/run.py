@@ -49,14 +49,14 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
     @property
     def key(self) -> dict[str, str]:
         """Settings that must match for a run to resume another one."""
-        named = {name: str(value) for name, value in msgspec.structs.asdict(self.how).items()}
+        settings = {name: str(value) for name, value in msgspec.structs.asdict(self.how).items()}
         return {
             "model": self.subject.name,
             "checkpoint": self.subject.checkpoint,
             "workload": self.workload.label,
             "options": ",".join(self.options),
             "environment": ",".join(f"{name}={value}" for name, value in sorted(self.env.items())),
-            **named,
+            **settings,
             **self.marks,
         }
 
@@ -71,64 +71,66 @@ async def run_profiling(spec: ProfilingSpec, keeper: PartialProfile, log: Log, t
         tell("", len(keeper.found), len(spec.options), "starting the system")
         async with Testbed(spec.subject, log, {**spec.env, **NO_CACHES}, spec.start_within) as house:
             await house.stack.supervisor.unless_over(_measure_missing(spec, missing, keeper, house, tell))
-    if not any(found.option.is_measured for found in keeper.found.values()):
-        raise StageUnavailable("; ".join(note for found in keeper.found.values() for note in found.notes))
+    if not any(measurement.option.is_measured for measurement in keeper.found.values()):
+        raise StageUnavailable("; ".join(note for result in keeper.found.values() for note in result.notes))
     return build_profile(spec, keeper.found)
 
 
 async def _measure_missing(
     spec: ProfilingSpec, missing: list[str], keeper: PartialProfile, house: Testbed, tell: Tell
 ) -> None:
-    lined = conclusions.lined_components(spec.subject, spec.options)
+    line_components = conclusions.lined_components(spec.subject, spec.options)
     for name in missing:
-        done, count = len(keeper.found), len(spec.options)
+        done_count, count = len(keeper.found), len(spec.options)
         plan = make_trial(spec.subject, name, spec.options[name], spec.how.others)
 
-        report = partial(tell, name, done, count)
-        found = await measure.measure_option(
-            house, spec.subject, spec.workload, plan, spec.how, report, lined.get(name, ())
+        report = partial(tell, name, done_count, count)
+        measurement = await measure.measure_option(
+            house, spec.subject, spec.workload, plan, spec.how, report, line_components.get(name, ())
         )
-        keeper.save_option(name, found)
-        tell(name, done + 1, count, "done")
+        keeper.save_option(name, measurement)
+        tell(name, done_count + 1, count, "done")
 
 
-def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
+def build_profile(spec: ProfilingSpec, measurements: Mapping[str, OptionMeasurement]) -> ModelProfile:
     """Return the profile of the measurements ``found``."""
     subject, workload = spec.subject, spec.workload
-    brought, lines = conclusions.mean_sizes(found.values()), conclusions.fit_lines(subject, found.values())
-    used = {request.kind: request.used for request in workload.requests}
+    sizes, lines = conclusions.mean_sizes(measurements.values()), conclusions.fit_lines(subject, measurements.values())
+    components_by_kind = {request.kind: request.used for request in workload.requests}
     return ModelProfile(
         model=subject.name,
         family=subject.family,
         components=subject.components,
         types={
-            kind: TypeProfile(used[kind], round(share, 9), brought.get(kind, {}))
+            kind: TypeProfile(components_by_kind[kind], round(share, 9), sizes.get(kind, {}))
             for kind, share in workload.type_shares.items()
         },
-        options={name: _build_option(spec, found[name], lines, brought) for name in spec.options if name in found},
+        options={
+            name: _build_option(spec, measurements[name], lines, sizes) for name in spec.options if name in measurements
+        },
         order=subject.order,
         lines=lines,
-        edges=conclusions.measured_edges(found.values(), brought),
-        kv=conclusions.key_values(found.values()),
+        edges=conclusions.measured_edges(measurements.values(), sizes),
+        kv=conclusions.key_values(measurements.values()),
         checkpoint=subject.checkpoint,
         created=time.time(),
         machine=describe_machine(),
         workload=workload.label,
-        overhead_s=conclusions.median_overhead(found.values()),
+        overhead_s=conclusions.median_overhead(measurements.values()),
     )
 
 
 def _build_option(
     spec: ProfilingSpec,
-    measured: OptionMeasurement,
+    measurement: OptionMeasurement,
     lines: Mapping[str, CostLine],
     sizes: Mapping[str, Mapping[str, float]],
 ) -> OptionProfile:
     """Return the option's profile, with seconds for the common mean sizes."""
-    option = measured.option
+    option = measurement.option
     return msgspec.structs.replace(
         option,
-        work=conclusions.scale_work(option, measured.samples, lines, sizes),
+        work=conclusions.scale_work(option, measurement.samples, lines, sizes),
         engine=option.engine or spec.env.get(ENGINE, ""),
     )
 

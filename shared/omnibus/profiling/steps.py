@@ -67,8 +67,8 @@ def busy_shares(before: BusySample, after: BusySample) -> dict[str, float] | Non
     """Return each component's busy share between two samples: None if unreported."""
     if before.seconds is None or after.seconds is None:
         return None
-    passed = max(after.at - before.at, 1e-9)
-    return {part: max(0.0, after.seconds[part] - before.seconds[part]) / passed for part in after.seconds}
+    duration = max(after.at - before.at, 1e-9)
+    return {part: max(0.0, after.seconds[part] - before.seconds[part]) / duration for part in after.seconds}
 
 
 def option_loads(
@@ -78,11 +78,11 @@ def option_loads(
 
     ``executors`` maps id to option. An executor that reports no busy time counts as busy all the time.
     """
-    found: dict[str, list[float]] = {}
+    option_shares: dict[str, list[float]] = {}
     for id, option in executors.items():
         shares = busy_shares(before[id], after[id])
-        found.setdefault(option, []).append(1.0 if shares is None else sum(shares.values()))
-    return {option: sum(loads) / len(loads) for option, loads in found.items()}
+        option_shares.setdefault(option, []).append(1.0 if shares is None else sum(shares.values()))
+    return {option: sum(loads) / len(loads) for option, loads in option_shares.items()}
 
 
 def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list[WorkloadRequest]]]:
@@ -90,22 +90,22 @@ def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list
     by_size = sorted(requests, key=lambda request: request.size)
     if by_size[-1].size <= by_size[0].size * MIN_SIZE_RATIO:
         return [(1.0, by_size)]
-    total, passed = sum(request.share for request in by_size), 0.0
+    total, small_share = sum(request.share for request in by_size), 0.0
     small: list[WorkloadRequest] = []
     for request in by_size[:-1]:
-        if small and passed + request.share / 2 > total / 2:
+        if small and small_share + request.share / 2 > total / 2:
             break
         small.append(request)
-        passed += request.share
-    return [(passed / total, small), (1 - passed / total, by_size[len(small) :])]
+        small_share += request.share
+    return [(small_share / total, small), (1 - small_share / total, by_size[len(small) :])]
 
 
-def bottleneck_notes(option: str, held: Mapping[str, StepMeasurement]) -> Iterator[str]:
+def bottleneck_notes(option: str, steps: Mapping[str, StepMeasurement]) -> Iterator[str]:
     """Yield a note on ``held``: the steps, by type, in which ``option`` was not the bottleneck."""
-    if not held:
+    if not steps:
         return
     words = []
-    for kind, step in held.items():
+    for kind, step in steps.items():
         fill = "" if step.engine.fill is None else f", batches {min(1.0, step.engine.fill):.0%} full"
         words.append(f"{kind or 'requests'} ({min(1.0, step.load):.0%} busy{fill})")
     yield (

@@ -89,15 +89,15 @@ class Testbed:
         await asyncio.to_thread(
             _replace_json, self._stack.directory / "models.json", trial_declarations(self._subject, trial)
         )
-        staged = await self._wait_for_swap(trial, ends)
+        staged_at = await self._wait_for_swap(trial, ends)
         # The previous plan may have had more replicas: these must not count as part of this one.
         await self.hearing.wait_until(
             lambda: all(self._replica_count(name) <= each.replicas for name, each in trial.options.items()),
             READY_TIMEOUT_SECONDS,
         )
         executors = self._ready_executors(trial)
-        for id in executors.keys() - before if staged else ():
-            took = max(0.0, self.hearing.ready_since(id) - staged)
+        for id in executors.keys() - before if staged_at else ():
+            took = max(0.0, self.hearing.ready_since(id) - staged_at)
             self.starts[executors[id]] = min(took, self.starts.get(executors[id], took))
         status = self.hearing.ready_executors(self._subject.name, trial.option)[0]
         return DeployedTrial(executors, status.id, status.pid)
@@ -127,17 +127,17 @@ class Testbed:
         return change.result()
 
     async def _follow_change(self, trial: Trial) -> float:
-        staged = 0.0
+        staged_at = 0.0
         async for stand in self._store.plan_changes():
-            if stand.staged and not staged:
-                staged = time.monotonic()
+            if stand.staged and not staged_at:
+                staged_at = time.monotonic()
             if stand.staged or not stand.epoch:
                 continue
             plan = await self._store.plan(stand.epoch)
             if plan is not None and _matches_trial(plan, self._subject.name, trial):
                 await self._wait_until_serving(plan, trial)
                 break
-        return staged
+        return staged_at
 
     async def _wait_until_serving(self, plan: Plan, trial: Trial) -> None:
         """Wait until the gateway applies ``plan`` and sees its executors."""
@@ -158,9 +158,9 @@ class Testbed:
         def is_failing() -> bool:
             nonlocal name
             for name in trial.options:
-                ended = self.hearing.end_count(self._subject.name, name) - ends[name]
-                allowed = MAX_EXITS if self._is_supervised(name) else 1
-                if ended >= allowed and not self._is_ready(trial, name):
+                exit_count = self.hearing.end_count(self._subject.name, name) - ends[name]
+                limit = MAX_EXITS if self._is_supervised(name) else 1
+                if exit_count >= limit and not self._is_ready(trial, name):
                     return True
             return False
 
@@ -194,8 +194,8 @@ def service_environment(env: Mapping[str, str], start_within: float) -> dict[str
 
     This process's environment overrides those. Executors may take ``start_within`` seconds to start.
     """
-    given = {**FULL_LOAD, "OMNIBUS_PLANNER_READY": f"{start_within:g}"}
-    return {**{name: value for name, value in given.items() if name not in os.environ}, **env}
+    variables = {**FULL_LOAD, "OMNIBUS_PLANNER_READY": f"{start_within:g}"}
+    return {**{name: value for name, value in variables.items() if name not in os.environ}, **env}
 
 
 def _matches_trial(plan: Plan, name: str, trial: Trial) -> bool:

@@ -70,10 +70,10 @@ class Workload(msgspec.Struct, frozen=True):
     @property
     def type_shares(self) -> dict[str, float]:
         """Share of each request type."""
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for request in self.requests:
-            found[request.kind] = found.get(request.kind, 0.0) + request.share
-        return found
+            shares[request.kind] = shares.get(request.kind, 0.0) + request.share
+        return shares
 
     def requests_of(self, kind: str) -> tuple[WorkloadRequest, ...]:
         return tuple(request for request in self.requests if request.kind == kind)
@@ -92,16 +92,18 @@ def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPL
         entries = list(csv_workload.sample_bodies(path, text, subject, how, notes))
     else:
         entries = list(_json_entries(path, text))
-    found = [_build_request(path, subject, how.seed, *entry) for entry in entries]
-    found = [request for request in found if request.share > 0]
-    if not found:
+    parsed_requests = [_build_request(path, subject, how.seed, *entry) for entry in entries]
+    parsed_requests = [request for request in parsed_requests if request.share > 0]
+    if not parsed_requests:
         raise BadRequest(f"the workload {path} has no requests")
-    found = list(_add_variants(path, subject, how.seed, found, {where: body for where, _, body in entries}))
-    total = sum(request.share for request in found)
-    digest = hashlib.sha256(b"".join(request.body for request in found) + data).hexdigest()[:12]
+    parsed_requests = list(
+        _add_variants(path, subject, how.seed, parsed_requests, {where: body for where, _, body in entries})
+    )
+    total = sum(request.share for request in parsed_requests)
+    digest = hashlib.sha256(b"".join(request.body for request in parsed_requests) + data).hexdigest()[:12]
     return Workload(
         label=f"{path.name} {digest}",
-        requests=tuple(msgspec.structs.replace(request, share=request.share / total) for request in found),
+        requests=tuple(msgspec.structs.replace(request, share=request.share / total) for request in parsed_requests),
         notes=tuple(notes),
     )
 
@@ -146,7 +148,7 @@ def _build_request(
     try:
         messages = [reader.convert_message(message) for message in body["messages"]]
         speaks = "audio" in (body.get("modalities") or ())
-        used = subject.used_components(reader.modalities, speaks)
+        components = subject.used_components(reader.modalities, speaks)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadRequest(f"{path}: {where} is not a chat request ({error!r})") from error
     except BadRequest as error:
@@ -158,8 +160,8 @@ def _build_request(
         whole["audio"] = {**whole["audio"], "format": "wav"}  # streams, and contains its rate
     return WorkloadRequest(
         share=share,
-        kind=subject.type_name(used),
-        used=subject.in_flow_order(used),
+        kind=subject.type_name(components),
+        used=subject.in_flow_order(components),
         media=tuple(sorted(reader.modalities)),
         body=json.dumps(whole).encode(),
         short=json.dumps(_one_token_body(whole, speaks)).encode(),

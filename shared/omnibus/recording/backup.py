@@ -107,9 +107,9 @@ async def _write_parts(archive: tarfile.TarFile, store: Store, bus: NatsBus | No
 async def _read_stream(bus: NatsBus, spec: StreamSpec) -> AsyncIterator[list[Stored]]:
     """Yield messages in parts, the last ones first, without later arrivals."""
     below = 0
-    while found := await bus.read_latest(spec, _PART_COUNT, below):
-        yield found
-        below = found[0].number
+    while messages := await bus.read_latest(spec, _PART_COUNT, below):
+        yield messages
+        below = messages[0].number
         if below <= 1:
             return
 
@@ -136,11 +136,11 @@ class BackupReader:
                 raise BadRequest(f"{path} is not a complete backup: the file does not exist")
             archive = tarfile.open(path)  # noqa: SIM115 closed by ``close``
             manifest = _read_manifest(path, archive)
-            opened = cls(path, archive, manifest)
-            opened._check_parts()
+            reader = cls(path, archive, manifest)
+            reader._check_parts()
         except (OSError, EOFError, tarfile.TarError) as error:
             raise BadRequest(f"{path} is not a complete backup: {error}") from error
-        return opened
+        return reader
 
     def close(self) -> None:
         self._archive.close()

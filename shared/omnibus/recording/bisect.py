@@ -65,12 +65,12 @@ class StageComparison(msgspec.Struct, frozen=True):
 
     def _unsteady_executors(self) -> list[str]:
         """Return the executors that are not steady; none if no executor is, as the model then causes it."""
-        found = [each.executor for each in self.outputs if not each.steady]
-        return found if len(found) < len(self.outputs) else []
+        unsteady = [each.executor for each in self.outputs if not each.steady]
+        return unsteady if len(unsteady) < len(self.outputs) else []
 
 
 async def compare_stages(
-    invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute, runs: int = 1
+    invocation: Invocation, end: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute, runs: int = 1
 ) -> list[StageComparison]:
     """Compare the stages of ``invocation`` up to the first that differs.
 
@@ -78,49 +78,53 @@ async def compare_stages(
     Recorded outputs are the reference, otherwise those of the recorded executor, or of the first one that can run the
     stage. Raises ``StageUnavailable`` for a node without an executor.
     """
-    route = tuple(_base_route(invocation, ended, able))
-    recorded, base = dict(_recorded_digests(ended)), await run(route)
-    found: list[StageComparison] = []
+    route = tuple(_base_route(invocation, end, able))
+    recorded_digests, base = dict(_recorded_digests(end)), await run(route)
+    comparisons: list[StageComparison] = []
     for task in dict.fromkeys(node.task for node in invocation.nodes):
         nodes = [index for index, node in enumerate(invocation.nodes) if node.task == task]
-        kept = {key: recorded[key] for key in _keys_of(nodes, recorded)}
+        stage_digests = {key: recorded_digests[key] for key in _keys_of(nodes, recorded_digests)}
         now = {key: base[key] for key in _keys_of(nodes, base)}
-        reference = {**now, **kept}
+        reference = {**now, **stage_digests}
         outputs = []
         for executor in able[nodes[0]]:
-            tried = tuple(executor if index in nodes else each for index, each in enumerate(route))
-            digests = base if tried == route else await run(tried)
+            trial_route = tuple(executor if index in nodes else each for index, each in enumerate(route))
+            digests = base if trial_route == route else await run(trial_route)
             for _ in range(runs - 1):
                 if not _is_equal(reference, digests):
                     break
-                digests = await run(tried)
-            again = digests if _is_equal(reference, digests) else await run(tried)
+                digests = await run(trial_route)
+            again = digests if _is_equal(reference, digests) else await run(trial_route)
             steady = all(digests.get(key) == again.get(key) for key in (*reference, FAILURE))
             equal = _is_equal(reference, digests) or (not steady and _is_equal(reference, again))
-            is_reference = tried == route and runs == 1  # the reference is not compared with itself
-            compared = sum(1 for key, digest in reference.items() if digest and (key in kept or not is_reference))
-            outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, ""), compared))
-        said = "the record" if kept else route[nodes[0]]
-        found.append(StageComparison(nodes[0], invocation.nodes[nodes[0]].component, said, tuple(outputs)))
-        if found[-1].differs:
+            is_reference = trial_route == route and runs == 1  # the reference is not compared with itself
+            compared_count = sum(
+                1 for key, digest in reference.items() if digest and (key in stage_digests or not is_reference)
+            )
+            outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, ""), compared_count))
+        reference_name = "the record" if stage_digests else route[nodes[0]]
+        comparisons.append(
+            StageComparison(nodes[0], invocation.nodes[nodes[0]].component, reference_name, tuple(outputs))
+        )
+        if comparisons[-1].differs:
             break
-    return found
+    return comparisons
 
 
-def _base_route(invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]]) -> Iterator[str]:
-    recorded = (ended.route if ended is not None else ()) or invocation.route
+def _base_route(invocation: Invocation, end: EndRecord | None, able: Sequence[Sequence[str]]) -> Iterator[str]:
+    recorded_route = (end.route if end is not None else ()) or invocation.route
     for index, executors in enumerate(able):
         if not executors:
             stage = invocation.nodes[index].component
             raise StageUnavailable(f"no live executor can run stage {stage!r}: start one", stage=stage)
-        yield recorded[index] if recorded[index] in executors else executors[0]
+        yield recorded_route[index] if recorded_route[index] in executors else executors[0]
 
 
-def _recorded_digests(ended: EndRecord | None) -> Iterator[tuple[str, str]]:
-    for one in ended.kept if ended is not None else ():
+def _recorded_digests(end: EndRecord | None) -> Iterator[tuple[str, str]]:
+    for one in end.kept if end is not None else ():
         if one.digest:
             yield f"{one.node}.{one.output}", one.digest
-    for key, digest in ended.outputs.items() if ended is not None else ():
+    for key, digest in end.outputs.items() if end is not None else ():
         if digest:
             yield key, digest
 

@@ -100,10 +100,10 @@ async def read_dead_letter(bus: Bus, id: str) -> DeadLetter:
     """Return the last letter of invocation ``id``. Raises ``NotFound``."""
     if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is not an id of an invocation")
-    found = await bus.read_records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
-    if not found:
+    letters = await bus.read_records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
+    if not letters:
         raise NotFound(f"no dead letter of invocation {id[:80]}: `omnibus deadletters` lists those that there are")
-    return decode_dead_letter(found[-1].data)
+    return decode_dead_letter(letters[-1].data)
 
 
 async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
@@ -114,18 +114,18 @@ async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
     if letter.invocation is not None and not _has_digested_inputs(letter.invocation):
         return letter.invocation
     try:
-        recorded = (await find_record(bus, letter.inv)).invocation
+        recorded_invocation = (await find_record(bus, letter.inv)).invocation
     except NotFound:
         raise BadRequest(
             f"the record of {letter.inv} is gone, and its dead letter has digests only: "
             "set OMNIBUS_GATEWAY_DEADLETTERS=full to keep inputs as long as the letters"
         ) from None
-    if _has_digested_inputs(recorded):
+    if _has_digested_inputs(recorded_invocation):
         raise BadRequest(
             f"the inputs of {letter.inv} were recorded as digests: set OMNIBUS_GATEWAY_RECORD=full, or "
             "OMNIBUS_GATEWAY_DEADLETTERS=full, to retry later failures"
         )
-    return recorded
+    return recorded_invocation
 
 
 def _has_digested_inputs(invocation: Invocation) -> bool:

@@ -17,8 +17,8 @@ PLAYER_PREFIX = "record-of-"
 
 def parse_change(text: str) -> tuple[str, Any]:
     """Parse ``params.temperature=0.2`` into path and value, which is JSON or else text. Raises ``BadRequest``."""
-    where, given, value = text.partition("=")
-    if not given or not where.strip():
+    where, separator, value = text.partition("=")
+    if not separator or not where.strip():
         raise BadRequest(f"a change is INPUT=VALUE or INPUT.KEY=VALUE, as params.temperature=0.2, not {text[:80]!r}")
     try:
         return where.strip(), json.loads(value)
@@ -33,8 +33,8 @@ def find_node(invocation: Invocation, stage: str) -> int:
         return components.index(stage)
     if stage.isascii() and stage.isdigit() and int(stage) < len(components):
         return int(stage)
-    named = ", ".join(f"{index} ({component})" for index, component in enumerate(components))
-    raise BadRequest(f"unknown stage {stage[:40]!r}; there is {named}", param="stage")
+    stage_names = ", ".join(f"{index} ({component})" for index, component in enumerate(components))
+    raise BadRequest(f"unknown stage {stage[:40]!r}; there is {stage_names}", param="stage")
 
 
 def fork_invocation(invocation: Invocation, node: int, changes: Mapping[str, Any], seed: int | None) -> Invocation:
@@ -59,15 +59,15 @@ def fork_invocation(invocation: Invocation, node: int, changes: Mapping[str, Any
     )
 
 
-def can_begin_at(invocation: Invocation, ended: EndRecord | None, node: int) -> bool:
+def can_begin_at(invocation: Invocation, end: EndRecord | None, node: int) -> bool:
     """Return whether everything a replay from ``node`` reads was kept."""
-    kept = {(one.node, one.output) for one in (ended.kept if ended is not None else ())}
-    return all(use in kept for later in invocation.nodes[node:] for use in later.uses if use[0] < node)
+    kept_outputs = {(one.node, one.output) for one in (end.kept if end is not None else ())}
+    return all(use in kept_outputs for later in invocation.nodes[node:] for use in later.uses if use[0] < node)
 
 
-def start_headers(invocation: Invocation, ended: EndRecord | None, node: int) -> dict[str, str]:
+def start_headers(invocation: Invocation, end: EndRecord | None, node: int) -> dict[str, str]:
     """Return the headers to start a replay at ``node``; none if it must start at the beginning."""
-    return {"Omnibus-From": str(node)} if node and can_begin_at(invocation, ended, node) else {}
+    return {"Omnibus-From": str(node)} if node and can_begin_at(invocation, end, node) else {}
 
 
 def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:

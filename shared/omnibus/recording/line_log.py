@@ -49,12 +49,12 @@ class LineAssembler(ABC):
 class LineWriter:
     """Appends lines to the log on ``subject``, after the ``known`` ones."""
 
-    def __init__(self, bus: Bus, stream: StreamSpec, subject: str, known: LineAssembler | None = None) -> None:
+    def __init__(self, bus: Bus, stream: StreamSpec, subject: str, content: LineAssembler | None = None) -> None:
         self._bus = bus
         self._stream = stream
         self._subject = subject
-        self._number = known.number if known is not None else 0
-        self._pieces = known.pieces if known is not None else 0
+        self._number = content.number if content is not None else 0
+        self._pieces = content.pieces if content is not None else 0
         self._writer = token_hex(8)
 
     async def append_lines(self, data: bytes) -> None:
@@ -76,6 +76,6 @@ class LineWriter:
 async def read_lines(bus: Bus, stream: StreamSpec, subject: str, content: LineAssembler) -> None:
     """Read the lines that ``content`` lacks from the log on ``subject``. Raises ``BusUnavailable`` and
     ``ProtocolError``."""
-    for stored in await bus.read_subject(stream, subject, content.number):
-        if not content.add_message(stored.data, stored.number):
+    for message in await bus.read_subject(stream, subject, content.number):
+        if not content.add_message(message.data, message.number):
             raise ProtocolError("a log has lost its beginning: it is kept no longer")

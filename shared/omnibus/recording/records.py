@@ -193,9 +193,9 @@ def decode_end(body: bytes) -> EndRecord:
         raise ProtocolError(f"not the end of an invocation: {graph.explain_unreadable(body, error)}") from error
 
 
-def join_records(began: bytes, ended: bytes) -> bytes:
+def join_records(began: bytes, end: bytes) -> bytes:
     """Return one message of the encoded beginning and end of an invocation."""
-    return b'%b"began":%b,"ended":%b}' % (_WHOLE_START, began, ended)
+    return b'%b"began":%b,"ended":%b}' % (_WHOLE_START, began, end)
 
 
 def split_records(body: bytes) -> tuple[bytes, bytes]:
@@ -211,14 +211,14 @@ def split_records(body: bytes) -> tuple[bytes, bytes]:
 
 def decode_message(body: bytes) -> RecordMessage:
     """Return the content of one message of the stream. Raises ``ProtocolError``."""
-    began, ended = split_records(body)
-    return RecordMessage(graph.decode_invocation(began) if began else None, decode_end(ended) if ended else None)
+    began, end = split_records(body)
+    return RecordMessage(graph.decode_invocation(began) if began else None, decode_end(end) if end else None)
 
 
-def parse_record(found: list[Delivery], id: str) -> Record:
+def parse_record(deliveries: list[Delivery], id: str) -> Record:
     """Return the record of ``id`` from its messages, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
-    parts = [split_records(delivery.data) for delivery in found]
-    begins, ends = [began for began, _ in parts if began], [ended for _, ended in parts if ended]
+    parts = [split_records(delivery.data) for delivery in deliveries]
+    begins, ends = [began for began, _ in parts if began], [end for _, end in parts if end]
     if not begins:
         raise NotFound(f"no record of invocation {id[:80]}: watch for ids with `omnibus tail`; it may be too old")
     return Record(graph.decode_invocation(begins[0]), decode_end(ends[-1]) if ends else None)
@@ -236,11 +236,11 @@ async def find_record(bus: Bus, id: str) -> Record:
     if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is not an id of an invocation")
     subject = f"{subjects.ROOT}.inv.*.{id}"
-    found = await bus.read_records(subject)
-    if not found:
+    deliveries = await bus.read_records(subject)
+    if not deliveries:
         await asyncio.sleep(RECORDED_WITHIN_SECONDS)
-        found = await bus.read_records(subject)
-    return parse_record(found, id)
+        deliveries = await bus.read_records(subject)
+    return parse_record(deliveries, id)
 
 
 async def find_segments(bus: Bus, id: str) -> list[Record]:

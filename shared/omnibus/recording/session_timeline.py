@@ -80,8 +80,8 @@ def build_timeline(id: str, entries: Sequence[SessionEntry]) -> SessionTimeline:
 
 
 class _TimelineBuilder:
-    def __init__(self, made: SessionTimeline) -> None:
-        self.made = made
+    def __init__(self, timeline: SessionTimeline) -> None:
+        self.made = timeline
         self._turns: dict[str, SessionTurn] = {}
         self._responses: dict[str, SessionResponse] = {}
         self._items: dict[str, SessionResponse] = {}
@@ -105,8 +105,8 @@ class _TimelineBuilder:
             self.made.over = entry.over
             self._note(at, f"over: {entry.over}")
 
-    def _note(self, at: float, what: str) -> None:
-        self.made.moments.append((at, what))
+    def _note(self, at: float, text: str) -> None:
+        self.made.moments.append((at, text))
 
     def _add_event(self, at: float, event: dict[str, Any]) -> None:
         type = event["type"]
@@ -152,30 +152,30 @@ class _TimelineBuilder:
             self.made.responses.append(response)
             self._note(at, f"response {len(self.made.responses)} began")
             return
-        found = self._responses.get(event.get("response_id") or event.get("response", {}).get("id", ""))
-        if found is None:
+        session_response = self._responses.get(event.get("response_id") or event.get("response", {}).get("id", ""))
+        if session_response is None:
             return
         if type == "response.output_item.added":
-            self._items[event["item"]["id"]] = found
+            self._items[event["item"]["id"]] = session_response
         elif type == "response.output_audio.delta":
-            self._begin_output(found, at, "audio")
+            self._begin_output(session_response, at, "audio")
             nbytes = len(event["delta"]) * 3 // 4 - event["delta"].count("=")
-            found.audio_seconds += nbytes / self._bytes_per_second.get(found.id, 48000)
+            session_response.audio_seconds += nbytes / self._bytes_per_second.get(session_response.id, 48000)
         elif type in ("response.output_text.delta", "response.function_call_arguments.delta"):
-            self._begin_output(found, at, "output")
+            self._begin_output(session_response, at, "output")
         elif type == "response.done":
-            self._end_response(found, at, event["response"])
+            self._end_response(session_response, at, event["response"])
 
-    def _begin_output(self, response: SessionResponse, at: float, what: str) -> None:
+    def _begin_output(self, response: SessionResponse, at: float, kind: str) -> None:
         if response.first is None:
             response.first = at
             response.waited = round(at - (response.begun if self._turn_end is None else self._turn_end), 4)
             self._turn_end = None  # the next response is not the answer to this turn
-            self._note(at, f"first {what} after {response.waited * 1000:.0f} ms")
+            self._note(at, f"first {kind} after {response.waited * 1000:.0f} ms")
 
-    def _end_response(self, response: SessionResponse, at: float, shown: dict[str, Any]) -> None:
-        details = shown.get("status_details") or {}
-        response.ended, response.status = at, shown["status"]
+    def _end_response(self, response: SessionResponse, at: float, body: dict[str, Any]) -> None:
+        details = body.get("status_details") or {}
+        response.ended, response.status = at, body["status"]
         response.reason = details.get("reason") or (details.get("error") or {}).get("code")
         response.audio_seconds = round(response.audio_seconds, 3)
         why = f" ({response.reason})" if response.reason else ""

@@ -138,13 +138,13 @@ class SessionEntries(LineAssembler):
             raise ProtocolError(f"the log of a session cannot be read: {error}") from error
 
 
-async def read_session(bus: Bus, id: str, known: SessionEntries | None = None) -> SessionEntries:
+async def read_session(bus: Bus, id: str, known_entries: SessionEntries | None = None) -> SessionEntries:
     """Return the log of session ``id``, after its ``known`` entries.
 
     Raises ``NotFound``, ``BusUnavailable`` and ``ProtocolError``.
     """
-    found = known if known is not None else SessionEntries()
-    await read_lines(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), found)
-    if not found.entries:
+    session = known_entries if known_entries is not None else SessionEntries()
+    await read_lines(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), session)
+    if not session.entries:
         raise NotFound(f"no realtime session {id[:64]} is kept: it was not opened with resumable=true, or is too old")
-    return found
+    return session

@@ -50,10 +50,10 @@ class Step(msgspec.Struct, frozen=True):
     forkable: bool = False
 
 
-def build_steps(invocation: Invocation, ended: EndRecord | None) -> tuple[Step, ...]:
+def build_steps(invocation: Invocation, end_record: EndRecord | None) -> tuple[Step, ...]:
     """Return the steps of the recorded ``invocation``; ``ended`` is None while it runs."""
-    whole: Waterfall = build_waterfall(invocation, ended)
-    kept = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
+    whole: Waterfall = build_waterfall(invocation, end_record)
+    kept_outputs = {(one.node, one.output): one for one in (end_record.kept if end_record is not None else ())}
     steps = []
     for row, node in zip(whole.nodes, invocation.nodes, strict=True):
         steps.append(
@@ -65,8 +65,8 @@ def build_steps(invocation: Invocation, ended: EndRecord | None) -> tuple[Step, 
                 state=row.state,
                 seconds=None if row.end is None or row.taken is None else round(row.end - row.taken, 6),
                 inputs=tuple(_input_value(name, value) for name, value in node.inputs.items()),
-                outputs=tuple(_output_values(invocation, ended, row.node, kept)),
-                forkable=can_begin_at(invocation, ended, row.node),
+                outputs=tuple(_output_values(invocation, end_record, row.node, kept_outputs)),
+                forkable=can_begin_at(invocation, end_record, row.node),
             )
         )
     return tuple(steps)
@@ -86,24 +86,26 @@ def _input_value(name: str, value: Any) -> StepValue:
 
 
 def _output_values(
-    invocation: Invocation, ended: EndRecord | None, node: int, kept: dict[tuple[int, str], KeptOutput]
+    invocation: Invocation, end: EndRecord | None, node: int, kept_outputs: dict[tuple[int, str], KeptOutput]
 ) -> list[StepValue]:
     """Return the outputs of ``node`` for nodes, an app or the client."""
-    found = []
+    values = []
     read = [use[1] for each in invocation.nodes for use in each.uses if use[0] == node]
     names = dict.fromkeys([*read, *(output for at, output in invocation.outputs if at == node)])
-    answer = ended.answer if ended is not None else RecordedAnswer()
+    answer = end.answer if end is not None else RecordedAnswer()
     for name in names:
-        one, text, whole = kept.get((node, name)), "", ""
+        one, text, whole = kept_outputs.get((node, name)), "", ""
         if (node, name) in invocation.outputs and name == "text":
             text, whole = _answer_text(answer)[:MAX_SHOWN_CHARS], _answer_digest(answer)
-        digest = (ended.outputs.get(f"{node}.{name}", "") if ended is not None else "") or (one.digest if one else "")
+        digest = (end.outputs.get(f"{node}.{name}", "") if end is not None else "") or (one.digest if one else "")
         if one is None:
             audio = answer.audio_sha256 if name == "audio" else ""
-            found.append(StepValue(name, text, sha256=audio or whole, mime="audio/wav" if audio else "", digest=digest))
+            values.append(
+                StepValue(name, text, sha256=audio or whole, mime="audio/wav" if audio else "", digest=digest)
+            )
         else:
-            found.append(StepValue(name, text, nbytes=one.nbytes, sha256=one.sha256, mime="*/*", digest=digest))
-    return found
+            values.append(StepValue(name, text, nbytes=one.nbytes, sha256=one.sha256, mime="*/*", digest=digest))
+    return values
 
 
 def _answer_text(answer: RecordedAnswer) -> str:
@@ -114,7 +116,7 @@ def _answer_text(answer: RecordedAnswer) -> str:
 
 def _answer_digest(answer: RecordedAnswer) -> str:
     """Return a digest of text, calls and reasoning; empty if there are none, or it is unknown."""
-    structured = (answer.calls_sha256, answer.reasoning_sha256)
-    if any(structured):
-        return sha256("".join((answer.text_sha256, *structured)).encode()).hexdigest()
+    digests = (answer.calls_sha256, answer.reasoning_sha256)
+    if any(digests):
+        return sha256("".join((answer.text_sha256, *digests)).encode()).hexdigest()
     return answer.text_sha256 if answer.text or answer.characters else ""

@@ -37,40 +37,38 @@ async def sum_usage(bus: Bus, since: float) -> list[UsageSum]:
     ends: dict[str, EndRecord] = {}
     below = 0
     while True:
-        stored = await bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
+        messages = await bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
         latest = 0.0
-        for each in reversed(stored):
+        for each in reversed(messages):
             below = each.number
             try:
-                invocation, ended = records.decode_message(each.data)
+                invocation, end = records.decode_message(each.data)
             except OmnibusError:  # of another version
                 continue
-            latest = max(
-                latest, ended.finished if ended is not None else 0.0, invocation.created if invocation else 0.0
-            )
-            if ended is not None:
-                ends.setdefault(ended.inv, ended)
+            latest = max(latest, end.finished if end is not None else 0.0, invocation.created if invocation else 0.0)
+            if end is not None:
+                ends.setdefault(end.inv, end)
             if invocation is not None:
                 models[invocation.id] = invocation.model
-        if not stored or below <= 1 or latest < since:
+        if not messages or below <= 1 or latest < since:
             break
-    for ended in _ended_since(ends, since):
-        _add_end(sums, ended, models.get(ended.inv, ""))
+    for end in _ended_since(ends, since):
+        _add_end(sums, end, models.get(end.inv, ""))
     return sorted(sums.values(), key=lambda one: (-one.money, -one.gpu_seconds, one.tenant, one.model))
 
 
 def _ended_since(ends: Mapping[str, EndRecord], since: float) -> Iterator[EndRecord]:
-    return (ended for ended in ends.values() if ended.usage is not None and ended.finished >= since)
+    return (end for end in ends.values() if end.usage is not None and end.finished >= since)
 
 
-def _add_end(sums: dict[tuple[str, str, str], UsageSum], ended: EndRecord, model: str) -> None:
-    usage = ended.usage
+def _add_end(sums: dict[tuple[str, str, str], UsageSum], end: EndRecord, model: str) -> None:
+    usage = end.usage
     if usage is None:
         return
     currency = "" if usage.currency is UNSET else usage.currency
-    key = (ended.tenant, model, currency)
-    found = sums.setdefault(key, UsageSum(*key))
-    found.requests += 1
-    found.gpu_seconds += usage.gpu_seconds
-    found.nbytes += usage.nbytes
-    found.money += 0.0 if usage.money is UNSET else usage.money
+    key = (end.tenant, model, currency)
+    total = sums.setdefault(key, UsageSum(*key))
+    total.requests += 1
+    total.gpu_seconds += usage.gpu_seconds
+    total.nbytes += usage.nbytes
+    total.money += 0.0 if usage.money is UNSET else usage.money

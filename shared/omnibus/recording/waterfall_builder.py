@@ -26,48 +26,48 @@ from omnibus.recording.waterfall import (
 _MOVE_FIELDS = ("reason", "executor", "message", "again", "resumed")
 
 
-def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfall:
+def build_waterfall(invocation: Invocation, end_record: EndRecord | None) -> Waterfall:
     """Return the waterfall of the recorded ``invocation``; ``ended`` is None while it runs."""
     start = invocation.created
     moves = tuple(
         Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _MOVE_FIELDS))
-        for each in (ended.moves if ended is not None else ())
+        for each in (end_record.moves if end_record is not None else ())
     )
-    rows = tuple(_build_rows(invocation, ended, moves))
+    rows = tuple(_build_rows(invocation, end_record, moves))
     return Waterfall(
-        summary=build_summary(invocation, ended),
+        summary=build_summary(invocation, end_record),
         seed=invocation.seed,
         step=invocation.step,
-        segments=ended.segments if ended is not None else (),
+        segments=end_record.segments if end_record is not None else (),
         allowed=max(0.0, invocation.deadline - start),
         nodes=rows,
-        edges=tuple(_build_edges(invocation, ended, rows)),
+        edges=tuple(_build_edges(invocation, end_record, rows)),
         moves=moves,
-        pulls=tuple(_build_pulls(ended)) if ended is not None else (),
-        outcome=_build_outcome(ended) if ended is not None else None,
-        problem=ended.problem if ended is not None else None,
-        usage=ended.usage if ended is not None else None,
-        called=ended.called if ended is not None and ended.called is not UNSET else (),
-        caller=ended.caller if ended is not None and ended.caller is not UNSET else "",
+        pulls=tuple(_build_pulls(end_record)) if end_record is not None else (),
+        outcome=_build_outcome(end_record) if end_record is not None else None,
+        problem=end_record.problem if end_record is not None else None,
+        usage=end_record.usage if end_record is not None else None,
+        called=end_record.called if end_record is not None and end_record.called is not UNSET else (),
+        caller=end_record.caller if end_record is not None and end_record.caller is not UNSET else "",
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
     )
 
 
-def build_summary(invocation: Invocation, ended: EndRecord | None) -> Summary:
+def build_summary(invocation: Invocation, record: EndRecord | None) -> Summary:
     """Return the summary of an invocation."""
-    problem = ended.problem if ended is not None else None
+    problem = record.problem if record is not None else None
     return Summary(
         id=invocation.id,
         app=invocation.app,
         model=invocation.model,
         type=invocation.type,
-        path=(ended.path if ended is not None else "") or invocation.path,
+        path=(record.path if record is not None else "") or invocation.path,
         epoch=invocation.epoch,
-        status=ended.status if ended is not None else "running",
+        status=record.status if record is not None else "running",
         created=invocation.created,
-        seconds=_seconds_after(ended.finished, invocation.created) if ended is not None else None,
-        first=_optional_seconds(ended.first, invocation.created) if ended is not None else None,
-        attempts=ended.attempts if ended is not None else 1 + invocation.attempt,
+        seconds=_seconds_after(record.finished, invocation.created) if record is not None else None,
+        first=_optional_seconds(record.first, invocation.created) if record is not None else None,
+        attempts=record.attempts if record is not None else 1 + invocation.attempt,
         replay_of=invocation.replay_of,
         parent=invocation.parent,
         code=problem.code if problem is not None else "",
@@ -83,10 +83,10 @@ def _optional_seconds(moment: float, start: float) -> float | None:
     return _seconds_after(moment, start) if moment else None
 
 
-def _build_rows(invocation: Invocation, ended: EndRecord | None, moves: Sequence[Move]) -> Iterator[Row]:
-    route = (ended.route if ended is not None else ()) or invocation.route
-    options = (ended.options if ended is not None else ()) or invocation.options
-    hops = {hop.node: hop for hop in ended.hops} if ended is not None else {}
+def _build_rows(invocation: Invocation, record: EndRecord | None, moves: Sequence[Move]) -> Iterator[Row]:
+    route = (record.route if record is not None else ()) or invocation.route
+    options = (record.options if record is not None else ()) or invocation.options
+    hops = {hop.node: hop for hop in record.hops} if record is not None else {}
     for index, node in enumerate(invocation.nodes):
         row = Row(
             node=index,
@@ -95,37 +95,37 @@ def _build_rows(invocation: Invocation, ended: EndRecord | None, moves: Sequence
             model=node.model or invocation.model,
             option=options[index],
             executor=route[index],
-            state=_node_state(index, route[index], ended),
+            state=_node_state(index, route[index], record),
             inputs=tuple(_describe_input(name, value) for name, value in node.inputs.items()),
         )
         hop = hops.get(index)
-        sent = max((move.at for move in moves if not move.again or index in move.again), default=0.0)
-        yield _add_times(row, hop, invocation.created, sent) if hop is not None else row
+        dispatch_time = max((move.at for move in moves if not move.again or index in move.again), default=0.0)
+        yield _add_times(row, hop, invocation.created, dispatch_time) if hop is not None else row
 
 
-def _node_state(node: int, executor: str, ended: EndRecord | None) -> str:
+def _node_state(node: int, executor: str, record: EndRecord | None) -> str:
     """Return the state of a node without reported times; see ``_add_times`` for others."""
-    if ended is None:
+    if record is None:
         return "open"
-    if ended.node >= 0:
-        return "failed" if ended.node == node else "stopped"
-    lost = ended.problem is not None and executor == ended.problem.executor
-    return "failed" if lost else "stopped"
+    if record.node >= 0:
+        return "failed" if record.node == node else "stopped"
+    was_lost = record.problem is not None and executor == record.problem.executor
+    return "failed" if was_lost else "stopped"
 
 
-def _add_times(row: Row, hop: Hop, start: float, sent: float) -> Row:
-    taken, ready, began, first, end = (
+def _add_times(row: Row, hop: Hop, start: float, dispatch_time: float) -> Row:
+    accepted_at, ready, began, first, end = (
         _optional_seconds(each, start) for each in (hop.taken, hop.ready, hop.began, hop.first, hop.end)
     )
     return msgspec.structs.replace(
         row,
         state="done",
-        taken=taken,
+        taken=accepted_at,
         ready=ready,
         began=began,
         first=first,
         end=end,
-        phases=tuple(_build_phases((sent, taken, ready, began, first, end))),
+        phases=tuple(_build_phases((dispatch_time, accepted_at, ready, began, first, end))),
         nbytes=hop.nbytes,
     )
 
@@ -143,27 +143,29 @@ def _build_phases(moments: tuple[float | None, ...]) -> Iterator[Phase]:
         at = until
 
 
-def _build_edges(invocation: Invocation, ended: EndRecord | None, rows: tuple[Row, ...]) -> Iterator[Edge]:
-    hops = {hop.node: hop for hop in ended.hops} if ended is not None else {}
+def _build_edges(invocation: Invocation, record: EndRecord | None, rows: tuple[Row, ...]) -> Iterator[Edge]:
+    hops = {hop.node: hop for hop in record.hops} if record is not None else {}
     for target, node in enumerate(invocation.nodes):
         hop = hops.get(target)
         for place, (source, output) in enumerate(node.uses):
-            sent = rows[source].first
+            sent_at = rows[source].first
             arrival = hop.arrived[place] if hop is not None and place < len(hop.arrived) else 0.0
-            arrived = _optional_seconds(arrival, invocation.created)
-            took = round(max(0.0, arrived - sent), 6) if arrived is not None and sent is not None else None
-            yield Edge(source, output, target, rows[source].executor == rows[target].executor, sent, arrived, took)
+            arrived_at = _optional_seconds(arrival, invocation.created)
+            took = round(max(0.0, arrived_at - sent_at), 6) if arrived_at is not None and sent_at is not None else None
+            yield Edge(
+                source, output, target, rows[source].executor == rows[target].executor, sent_at, arrived_at, took
+            )
 
 
-def _build_pulls(ended: EndRecord) -> Iterator[Pull]:
-    readers = [*((hop.node, hop.pulls) for hop in ended.hops), (GATEWAY, ended.pulls)]
+def _build_pulls(record: EndRecord) -> Iterator[Pull]:
+    readers = [*((hop.node, hop.pulls) for hop in record.hops), (GATEWAY, record.pulls)]
     for target, costs in readers:
         for cost in costs:
             yield Pull(cost.source, cost.output, target, cost.from_node, cost.to_node, cost.nbytes, cost.seconds)
 
 
-def _build_outcome(ended: EndRecord) -> WaterfallOutcome:
-    answer = ended.answer
+def _build_outcome(record: EndRecord) -> WaterfallOutcome:
+    answer = record.answer
     return WaterfallOutcome(
         characters=answer.characters or len(answer.text),
         text_sha256=answer.text_sha256,
@@ -171,7 +173,7 @@ def _build_outcome(ended: EndRecord) -> WaterfallOutcome:
         audio_sha256=answer.audio_sha256,
         finish_reason=answer.finish_reason,
         usage=answer.usage,
-        outputs=ended.outputs,
+        outputs=record.outputs,
     )
 
 

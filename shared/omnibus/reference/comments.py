@@ -7,12 +7,12 @@ import inspect
 def field_comments(owner: type) -> dict[str, str]:
     """Return the ``#:`` comment above each field of ``owner``. Fields of its base classes are included; the text is ""
     without a comment."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         # A generic with parameters is created at run time and derives from the one without.
         if base.__module__.split(".")[0] == "omnibus" and "[" not in base.__name__:
-            found |= _own_comments(base)
-    return found
+            comments |= _own_comments(base)
+    return comments
 
 
 def _own_comments(owner: type) -> dict[str, str]:

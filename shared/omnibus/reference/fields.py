@@ -43,13 +43,13 @@ class Described(NamedTuple):
 def described(area: type[Settings]) -> Iterator[Described]:
     """Yield the fields of ``area`` by comment. A field without a comment shares that of the field before it."""
     comments = field_comments(area)
-    found: list[Described] = []
+    groups: list[Described] = []
     for field in msgspec.structs.fields(area):
-        if comments[field.name] or not found:
-            found.append(Described([field], comments[field.name]))
+        if comments[field.name] or not groups:
+            groups.append(Described([field], comments[field.name]))
         else:
-            found[-1].fields.append(field)
-    yield from found
+            groups[-1].fields.append(field)
+    yield from groups
 
 
 def unit_of(field: msgspec.structs.FieldInfo) -> str:
@@ -60,9 +60,9 @@ def unit_of(field: msgspec.structs.FieldInfo) -> str:
         return "text"
     if field.name in UNITS:
         return UNITS[field.name]
-    named = _NAMED_UNIT.search(field.name)
-    if named:
-        return named[1]
+    match = _NAMED_UNIT.search(field.name)
+    if match:
+        return match[1]
     if field.type in (float, float | None):
         return "seconds"
     raise LookupError(f"the unit of {field.name} is unknown: add it to UNITS of omnibus.reference.fields")

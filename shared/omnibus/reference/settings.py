@@ -37,10 +37,10 @@ def all_variables() -> list[str]:
 def check_environment(environ: Mapping[str, str]) -> None:
     """Raise ``BadRequest`` for an unknown variable or an invalid value. A variable is checked if it begins as settings
     do."""
-    known = [*all_variables(), *OTHER_VARIABLES]
+    variables = [*all_variables(), *OTHER_VARIABLES]
     for name in environ:
-        if name.startswith("OMNIBUS_") and name not in known and not _is_free(name):
-            raise BadRequest(describe_unknown(name, known))
+        if name.startswith("OMNIBUS_") and name not in variables and not _is_free(name):
+            raise BadRequest(describe_unknown(name, variables))
     for area in AREAS:
         read_settings(area, environ)
 

@@ -70,7 +70,7 @@ def read_measurements() -> Measurements:
 
 
 def compute_sizing(
-    rates: Mapping[str, float], measured: Measurements, *, seconds: float, keep_days: float, tensor_mib: float = 0.0
+    rates: Mapping[str, float], measurements: Measurements, *, seconds: float, keep_days: float, tensor_mib: float = 0.0
 ) -> Sizing:
     """Return the needs of ``rates``, in requests per second by kind.
 
@@ -78,27 +78,27 @@ def compute_sizing(
     Raises ``BadRequest`` for an unknown kind.
     """
     for kind in rates:
-        if kind not in measured.kinds:
-            raise BadRequest(f"unknown kind of request {kind!r}{did_you_mean(kind, measured.kinds)}; there is "
-                             f"{', '.join(measured.kinds)}")  # fmt: skip
-    costs = {kind: measured.kinds[kind] for kind in rates}
+        if kind not in measurements.kinds:
+            raise BadRequest(f"unknown kind of request {kind!r}{did_you_mean(kind, measurements.kinds)}; there is "
+                             f"{', '.join(measurements.kinds)}")  # fmt: skip
+    costs = {kind: measurements.kinds[kind] for kind in rates}
     services = dict.fromkeys(name for cost in costs.values() for name in cost.cpu_ms)
     cores = {
         name: sum(rate * costs[kind].cpu_ms.get(name, 0.0) for kind, rate in rates.items()) / 1000 for name in services
     }
     gateways = max(1, -int(-cores.get("gateway", 0.0) // USED_SHARE))
     total = sum(rates.values())
-    memory = sum(mib for name, mib in measured.memory_mib.items() if name not in ("executor", "gateway"))
+    memory = sum(mib for name, mib in measurements.memory_mib.items() if name not in ("executor", "gateway"))
     arena = sum(rate * costs[kind].arena_bytes for kind, rate in rates.items()) * seconds / MIB
     disk = sum(rate * costs[kind].disk_bytes for kind, rate in rates.items()) * keep_days * _DAY_SECONDS / MIB
     return Sizing(
         cores=cores,
         total_cores=sum(cores.values()) / USED_SHARE,
         gateways=gateways,
-        memory_mib=memory + gateways * measured.memory_mib["gateway"],
-        executor_mib=measured.memory_mib["executor"],
+        memory_mib=memory + gateways * measurements.memory_mib["gateway"],
+        executor_mib=measurements.memory_mib["executor"],
         arena_mib=(arena + total * seconds * tensor_mib) / USED_SHARE,
         disk_mib=disk,
         bus_mib_s=sum(rate * costs[kind].bus_bytes for kind, rate in rates.items()) / MIB,
-        machine=measured.machine,
+        machine=measurements.machine,
     )

@@ -41,10 +41,10 @@ class AccountStore(StoreConnection):
         """
         arguments = (member, str(nbytes), milliseconds_text(seconds), str(most), str(account.bytes))
         try:
-            found = await self._run_known_function("omnibus_reserve", account_keys(account.name), *arguments)
+            reply = await self._run_known_function("omnibus_reserve", account_keys(account.name), *arguments)
         except FunctionRefused as error:
             raise limit_error(error, account, member.partition(":")[0]) from error
-        return AccountTotal(int(found[0]), int(found[1]))
+        return AccountTotal(int(reply[0]), int(reply[1]))
 
     async def release(self, account: str, *members: str) -> int:
         """Release ``members`` of the account ``account``; return how many it had."""

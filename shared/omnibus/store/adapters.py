@@ -48,11 +48,11 @@ class AdapterStore(StoreConnection):
 
     async def drop_adapter(self, name: str) -> None:
         """Remove an adapter. Raises ``NotFound``."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hdel(self._redis_key(_ADAPTERS), name)
-            both.publish(self._redis_key(_ADAPTERS), name)
-            dropped, _ = await self._run_command(both.execute())
-        if not dropped:
+        async with self._redis.pipeline(transaction=True) as commands:
+            commands.hdel(self._redis_key(_ADAPTERS), name)
+            commands.publish(self._redis_key(_ADAPTERS), name)
+            count, _ = await self._run_command(commands.execute())
+        if not count:
             raise NotFound(f"no adapter {name[:80]!r} is loaded", param="lora_name")
 
     async def adapters(self) -> dict[str, AdapterRecord]:
@@ -68,17 +68,17 @@ class AdapterStore(StoreConnection):
 
         async def read_adapters() -> dict[str, AdapterRecord]:
             nonlocal life, known
-            lives, found = await self._read_adapters()
+            lives, adapters = await self._read_adapters()
             if life and lives != life:
-                log.warning("the store lost %d adapters: writing them again", len(known.keys() - found.keys()))
-                for lost in known.keys() - found.keys():
-                    await self._write_adapter(known[lost], replace=False)
-                lives, found = await self._read_adapters()
-            life, known = lives, found
-            return found
+                log.warning("the store lost %d adapters: writing them again", len(known.keys() - adapters.keys()))
+                for name in known.keys() - adapters.keys():
+                    await self._write_adapter(known[name], replace=False)
+                lives, adapters = await self._read_adapters()
+            life, known = lives, adapters
+            return adapters
 
-        async for found in self._follow_channel(_ADAPTERS, read_adapters):
-            yield found
+        async for adapters in self._follow_channel(_ADAPTERS, read_adapters):
+            yield adapters
 
     async def _write_adapter(self, record: AdapterRecord, *, replace: bool) -> bool:
         """Write and announce ``record``; return whether its name is new."""
@@ -93,20 +93,20 @@ class AdapterStore(StoreConnection):
 
     async def _read_adapters(self) -> tuple[str, dict[str, AdapterRecord]]:
         """Return the store's life and all adapters, read in one step."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.get(self._redis_key(_LIFE))
-            both.hgetall(self._redis_key(_ADAPTERS))
-            life, bodies = await self._run_command(both.execute())
-        found = {}
+        async with self._redis.pipeline(transaction=True) as commands:
+            commands.get(self._redis_key(_LIFE))
+            commands.hgetall(self._redis_key(_ADAPTERS))
+            life, bodies = await self._run_command(commands.execute())
+        adapters = {}
         for key, body in sorted(bodies.items()):
             name = key.decode(errors="replace")
             try:
-                found[name] = self._decode_adapter(name, body)
+                adapters[name] = self._decode_adapter(name, body)
             except ProtocolError as error:
                 if self._unreadable_adapters.get(name) != body:
                     self._unreadable_adapters[name] = body
                     log.error("adapter %r is left out: %s", name, error)
-        return (life or b"").decode(), found
+        return (life or b"").decode(), adapters
 
     def _decode_adapter(self, name: str, body: bytes) -> AdapterRecord:
         try:

@@ -73,12 +73,12 @@ class AppStore(StoreConnection):
 
     async def drop_app(self, name: str, expected_version: int | None) -> None:
         """Remove an app at ``expected_version``, None for any. Raises ``NotFound`` and ``AppConflict``."""
-        expected = "any" if expected_version is None else str(expected_version)
+        version_text = "any" if expected_version is None else str(expected_version)
         try:
-            dropped = await self._run_function("omnibus_drop_app", (_APPS, _APPS, _SOURCES), name, expected)
+            is_dropped = await self._run_function("omnibus_drop_app", (_APPS, _APPS, _SOURCES), name, version_text)
         except FunctionRefused as error:
             raise AppConflict(name, int(error.what)) from error
-        if not dropped:
+        if not is_dropped:
             raise NotFound(f"there is no app {name!r}", param="name")
 
     async def app_changes(self) -> AsyncIterator[dict[str, AppRecord]]:
@@ -91,16 +91,16 @@ class AppStore(StoreConnection):
 
         async def read_apps() -> dict[str, AppRecord]:
             nonlocal life, known
-            lives, found = await self._read_apps()
+            lives, apps = await self._read_apps()
             if life and lives != life:
-                log.warning("the store lost %d apps: writing them again", len(known.keys() - found.keys()))
-                for name in known.keys() - found.keys():
+                log.warning("the store lost %d apps: writing them again", len(known.keys() - apps.keys()))
+                for name in known.keys() - apps.keys():
                     await self._restore_app(known[name])
-                lives, found = await self._read_apps()
-            for lost in _source_digests(known) - _source_digests(found):
-                self._texts.pop(lost, None)
-            life, known = lives, found
-            return found
+                lives, apps = await self._read_apps()
+            for digest in _source_digests(known) - _source_digests(apps):
+                self._texts.pop(digest, None)
+            life, known = lives, apps
+            return apps
 
         async for apps in self._follow_channel(_APPS, read_apps):
             yield apps
@@ -130,10 +130,10 @@ class AppStore(StoreConnection):
 
     async def _read_apps(self) -> tuple[str, dict[str, AppRecord]]:
         """Return the store's life and all apps, read in one step."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.get(self._redis_key(_LIFE))
-            both.hgetall(self._redis_key(_APPS))
-            life, bodies = await self._run_command(both.execute())
+        async with self._redis.pipeline(transaction=True) as commands:
+            commands.get(self._redis_key(_LIFE))
+            commands.hgetall(self._redis_key(_APPS))
+            life, bodies = await self._run_command(commands.execute())
         before, self._decoded = self._decoded, {}
         for key, body in sorted(bodies.items()):
             name = key.decode(errors="replace")

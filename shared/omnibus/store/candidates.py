@@ -23,23 +23,23 @@ class CandidateStore(StoreConnection):
 
     async def candidates(self) -> dict[str, Candidate]:
         """Return all candidates by model. Those that this build cannot read are logged and left out."""
-        found = {}
+        candidates_by_model = {}
         bodies = await self._run_command(self._redis.hgetall(self._redis_key(_CANDIDATES)))
         for key, body in sorted(bodies.items()):
             model = key.decode(errors="replace")
             try:
-                found[model] = candidates.decode_candidate(self._seal.verify(_label(model), body))
+                candidates_by_model[model] = candidates.decode_candidate(self._seal.verify(_label(model), body))
             except ProtocolError as error:
                 log.error("the candidate for %r is left out: %s", model, error)
-        return found
+        return candidates_by_model
 
     async def put_candidate(self, candidate: Candidate, before: Candidate | None) -> None:
         """Write ``candidate`` if its model's is still ``before``, else raise ``Conflict``."""
-        expected = f"{before.id} {before.state}" if before is not None else ""
+        previous_state = f"{before.id} {before.state}" if before is not None else ""
         body = self._seal.sign(_label(candidate.model), candidates.encode_candidate(candidate))
         try:
             await self._run_function(
-                "omnibus_put_candidate", (_CANDIDATES, _CANDIDATES), candidate.model, expected, body
+                "omnibus_put_candidate", (_CANDIDATES, _CANDIDATES), candidate.model, previous_state, body
             )
         except FunctionRefused as error:
             raise Conflict(
@@ -68,13 +68,13 @@ class CandidateStore(StoreConnection):
 
     async def counts(self, id: str) -> dict[str, int]:
         """Return all counts of candidate ``id``."""
-        found = await self._run_command(self._redis.hgetall(self._redis_key(_COUNTS + id)))
-        return {name.decode(errors="replace"): int(count) for name, count in sorted(found.items())}
+        count_fields = await self._run_command(self._redis.hgetall(self._redis_key(_COUNTS + id)))
+        return {name.decode(errors="replace"): int(count) for name, count in sorted(count_fields.items())}
 
     async def findings(self, id: str) -> list[dict[str, Any]]:
         """Return the last failed comparisons of candidate ``id``, newest first."""
-        found = await self._run_command(self._redis.lrange(self._redis_key(_FINDINGS + id), 0, -1))
-        return [msgspec.json.decode(body) for body in found]
+        finding_bodies = await self._run_command(self._redis.lrange(self._redis_key(_FINDINGS + id), 0, -1))
+        return [msgspec.json.decode(body) for body in finding_bodies]
 
 
 def _label(model: str) -> str:

@@ -163,23 +163,23 @@ class StoreConnection:
 
         Announcements may be lost while the store restarts, so ``read`` also runs every ``REREAD_SECONDS``.
         """
-        known = False
+        has_value = False
         last: Any = None
         while True:
             try:
-                async with self._redis.pubsub() as announced:
-                    await keep_cancellation(announced.subscribe(self._redis_key(channel)))
+                async with self._redis.pubsub() as announcements:
+                    await keep_cancellation(announcements.subscribe(self._redis_key(channel)))
                     while True:
-                        found = await read()
-                        if not known or found != last:
-                            known, last = True, found
-                            yield found
-                        waited = REREAD_SECONDS
+                        value = await read()
+                        if not has_value or value != last:
+                            has_value, last = True, value
+                            yield value
+                        wait_seconds = REREAD_SECONDS
                         # One read for all announcements that arrived meanwhile.
                         while await keep_cancellation(
-                            announced.get_message(ignore_subscribe_messages=True, timeout=waited)
+                            announcements.get_message(ignore_subscribe_messages=True, timeout=wait_seconds)
                         ):
-                            waited = 0.0
+                            wait_seconds = 0.0
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("the store is unavailable (%s): retrying to read %s", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)

@@ -40,12 +40,14 @@ class DumpStore(StoreConnection):
         """
         names = [name async for name in self._scan_names()]
         kinds = await self._run_in_one([("TYPE", name) for name in names])
-        known = [(name, kind.decode()) for name, kind in zip(names, kinds, strict=True) if kind != b"none"]
-        found = await self._run_in_one([command for name, kind in known for command in _read_commands(name, kind)])
-        values, expiries = found[::2], found[1::2]
+        named_kinds = [(name, kind.decode()) for name, kind in zip(names, kinds, strict=True) if kind != b"none"]
+        replies = await self._run_in_one(
+            [command for name, kind in named_kinds for command in _read_commands(name, kind)]
+        )
+        values, expiries = replies[::2], replies[1::2]
         return [
             StoredKey(name, _checked_kind(kind), _flatten(value), max(expires, 0))
-            for (name, kind), value, expires in zip(known, values, expiries, strict=True)
+            for (name, kind), value, expires in zip(named_kinds, values, expiries, strict=True)
             if value not in (None, [], {}) or expires > _NEVER
         ]
 
@@ -64,15 +66,15 @@ class DumpStore(StoreConnection):
     async def _scan_names(self, *, everything: bool = False) -> AsyncIterator[str]:
         """Yield names without the prefix, sorted."""
         start = self._redis_key("")
-        found, cursor = set[str](), 0
+        all_names, cursor = set[str](), 0
         while True:
             cursor, names = await self._run_command(
                 self._redis.scan(cursor, match=f"{_escape_pattern(start)}*", count=_SCAN_COUNT)
             )
-            found |= {name.decode().removeprefix(start) for name in names}
+            all_names |= {name.decode().removeprefix(start) for name in names}
             if not cursor:
                 break
-        for name in sorted(found):
+        for name in sorted(all_names):
             if everything or not name.startswith(_TRANSIENT):
                 yield name
 

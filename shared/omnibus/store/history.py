@@ -37,11 +37,11 @@ class HistoryStore(StoreConnection):
         moment = time.time() if at is None else at
         names = list(counts)[:MAX_FIELDS]
         async with self._redis.pipeline(transaction=True) as all_at_once:
-            for step, kept in KEPT_SECONDS.items():
+            for step, retention in KEPT_SECONDS.items():
                 key = self._redis_key(f"{_HISTORY}:{step}:{int(moment) // step * step}")
                 for name in names:
                     all_at_once.hincrby(key, name, counts[name])
-                all_at_once.expire(key, int(min(kept, kept_seconds)) + step)
+                all_at_once.expire(key, int(min(retention, kept_seconds)) + step)
             await self._run_command(all_at_once.execute())
 
     async def history(self, step: int, first: float, last: float) -> list[Bucket]:
@@ -53,21 +53,21 @@ class HistoryStore(StoreConnection):
         async with self._redis.pipeline(transaction=False) as reads:
             for start in starts:
                 reads.hgetall(self._redis_key(f"{_HISTORY}:{step}:{start}"))
-            found = await self._run_command(reads.execute())
+            rows = await self._run_command(reads.execute())
         return [
             Bucket(start, {name.decode(): int(value) for name, value in counts.items()})
-            for start, counts in zip(starts, found, strict=True)
+            for start, counts in zip(starts, rows, strict=True)
         ]
 
-    async def lead_history(self, who: str, seconds: float) -> bool:
+    async def lead_history(self, leader: str, seconds: float) -> bool:
         """Return whether ``who`` leads for the next ``seconds``.
 
         The leading gateway alone counts events that all gateways see.
         """
         key, milliseconds = self._redis_key(_LEAD), int(seconds * 1000)
-        if await self._run_command(self._redis.set(key, who, nx=True, px=milliseconds)):
+        if await self._run_command(self._redis.set(key, leader, nx=True, px=milliseconds)):
             return True
-        if await self._run_command(self._redis.get(key)) != who.encode():
+        if await self._run_command(self._redis.get(key)) != leader.encode():
             return False
         await self._run_command(self._redis.pexpire(key, milliseconds))
         return True

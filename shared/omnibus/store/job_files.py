@@ -12,8 +12,8 @@ class JobFileStore(StoreConnection):
 
     async def job_file(self, kind: str, id: str) -> bytes | None:
         """Return the file: None if it does not exist or has expired."""
-        found: bytes | None = await self._run_command(self._redis.get(self._file_key(kind, id)))
-        return found
+        content: bytes | None = await self._run_command(self._redis.get(self._file_key(kind, id)))
+        return content
 
     async def drop_job_file(self, kind: str, id: str) -> None:
         """Remove a file, if there is one."""

@@ -119,12 +119,12 @@ class JobStore(StoreConnection):
         limits = (job.tenant, *map(str, (rules.open, rules.kept, rules.tenant_open, rules.tenant_kept)))
         fields = _job_fields(job, "", "queued")
         try:
-            put = await self._run_function(
+            is_new = await self._run_function(
                 "omnibus_put_job", _job_keys(kind), job.id, _milliseconds_text(job.expires), *limits, *fields
             )
         except FunctionRefused as error:
             raise Overloaded(_FULL_MESSAGES[error.what], retry_after=_RETRY_AFTER_SECONDS) from error
-        return bool(put)
+        return bool(is_new)
 
     async def restore_job(self, kind: str, job: JobRecord, seconds: float, owner: str = "") -> bool:
         """Write a job that the store may have lost; return whether ``job`` is now its state.
@@ -138,25 +138,25 @@ class JobStore(StoreConnection):
         fields = _job_fields(job, owner, status)
         return bool(await self._run_function("omnibus_restore_job", _job_keys(kind), job.id, *about, *fields))
 
-    async def review_jobs(self, kind: str, most: int, known: Collection[str]) -> JobReview:
+    async def review_jobs(self, kind: str, most: int, known_ids: Collection[str]) -> JobReview:
         """Return the ``most`` newest jobs' states, and which ``known`` ids are gone."""
-        found = await self._run_function("omnibus_review_jobs", _job_keys(kind), token_hex(8), str(most), *known)
-        life, flat, removed, lost = found
+        reply = await self._run_function("omnibus_review_jobs", _job_keys(kind), token_hex(8), str(most), *known_ids)
+        life, flat, removed_ids, lost_ids = reply
         rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
         states = {
-            id.decode(): JobState(_STATUS[status], int(attempt), int(ended) / 1000)
-            for id, status, attempt, ended in rows
+            id.decode(): JobState(_STATUS[status], int(attempt), int(end_time) / 1000)
+            for id, status, attempt, end_time in rows
             if status in _STATUS
         }
-        return JobReview(life.decode(), states, [id.decode() for id in removed], [id.decode() for id in lost])
+        return JobReview(life.decode(), states, [id.decode() for id in removed_ids], [id.decode() for id in lost_ids])
 
     async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
         """Hold a due job for ``seconds``: without one, return the seconds until the next.
 
         Tenants take turns: first those with the fewest jobs in progress, then those with the oldest turn.
         """
-        found = await self._run_function("omnibus_take_job", _job_keys(kind), owner, _milliseconds_text(seconds))
-        return _decode_record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
+        reply = await self._run_function("omnibus_take_job", _job_keys(kind), owner, _milliseconds_text(seconds))
+        return _decode_record(reply[0].decode(), reply[1:]) if isinstance(reply, list) else int(reply) / 1000
 
     async def job_waits(self, kind: str, tenant: str) -> bool:
         """Return whether a due job belongs to a tenant less busy than ``tenant``.
@@ -170,8 +170,8 @@ class JobStore(StoreConnection):
 
         The progress is in percent. Returns False if ``owner`` has lost it.
         """
-        told = (id, owner, _milliseconds_text(seconds), str(progress), _as_text(trace))
-        return bool(await self._run_function("omnibus_hold_job", _job_keys(kind), *told))
+        arguments = (id, owner, _milliseconds_text(seconds), str(progress), _as_text(trace))
+        return bool(await self._run_function("omnibus_hold_job", _job_keys(kind), *arguments))
 
     async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
         """Release a job, due again in ``seconds``; return False if ``owner`` has lost it.
@@ -179,15 +179,15 @@ class JobStore(StoreConnection):
         With ``counts`` the attempt is one of its ``faults``. Without it no attempt of ``owner`` counts, even if
         ``owner`` has lost the job: it was silent for another reason.
         """
-        told = (id, owner, _milliseconds_text(seconds), str(int(counts)))
-        return bool(await self._run_function("omnibus_free_job", _job_keys(kind), *told))
+        arguments = (id, owner, _milliseconds_text(seconds), str(int(counts)))
+        return bool(await self._run_function("omnibus_free_job", _job_keys(kind), *arguments))
 
     async def end_job(
         self, kind: str, id: str, owner: str, status: Literal["completed", "failed"], outcome: bytes, seconds: float
     ) -> bool:
         """End a job once and store it for ``seconds``; return False if ``owner`` has lost it."""
-        told = (id, owner, status, _as_text(outcome), _milliseconds_text(seconds))
-        return bool(await self._run_function("omnibus_end_job", _job_keys(kind), *told))
+        arguments = (id, owner, status, _as_text(outcome), _milliseconds_text(seconds))
+        return bool(await self._run_function("omnibus_end_job", _job_keys(kind), *arguments))
 
     async def drop_job(self, kind: str, id: str) -> bool:
         """Remove a job in any state; return False if it does not exist."""
@@ -195,34 +195,34 @@ class JobStore(StoreConnection):
 
     async def job(self, kind: str, id: str) -> JobRecord | None:
         """Return a job: None if it does not exist or has expired."""
-        found = await self._fetch_jobs(kind, [id])
-        return found.get(id)
+        jobs = await self._fetch_jobs(kind, [id])
+        return jobs.get(id)
 
     async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> JobPage | None:
         """Return at most ``limit`` jobs by creation time, those after ``after``.
 
         Returns None if ``after`` no longer exists.
         """
-        made = self._redis_key(f"jobs:{kind}:made")
+        creation_key = self._redis_key(f"jobs:{kind}:made")
         begin = 0
         if after:
             rank = await self._run_command(
-                self._redis.zrevrank(made, after) if newest else self._redis.zrank(made, after)
+                self._redis.zrevrank(creation_key, after) if newest else self._redis.zrank(creation_key, after)
             )
             if rank is None:
                 return None
             begin = int(rank) + 1
-        ids = await self._run_command(self._redis.zrange(made, begin, begin + limit, desc=newest))
-        found = await self._fetch_jobs(kind, [id.decode() for id in ids])
-        return JobPage(list(found.values())[:limit], len(ids) > limit)
+        ids = await self._run_command(self._redis.zrange(creation_key, begin, begin + limit, desc=newest))
+        page_jobs = await self._fetch_jobs(kind, [id.decode() for id in ids])
+        return JobPage(list(page_jobs.values())[:limit], len(ids) > limit)
 
     async def held_jobs(self, kind: str, owners: dict[str, str]) -> set[str]:
         """Return the ids in ``owners`` that these owners still hold."""
         async with self._redis.pipeline(transaction=False) as several:
             for id in owners:
                 several.hget(self._redis_key(f"job:{kind}:{id}"), "owner")
-            found = await self._run_command(several.execute()) if owners else []
-        return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
+            holders = await self._run_command(several.execute()) if owners else []
+        return {id for (id, owner), holder in zip(owners.items(), holders, strict=True) if holder == owner.encode()}
 
     async def read_jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
         """Return the jobs of ``ids`` that exist, by id."""
@@ -243,8 +243,8 @@ class JobStore(StoreConnection):
                 key = self._redis_key(f"job:{kind}:{id}")
                 several.hmget(key, *_FIELDS)
                 several.pexpiretime(key)
-            found = await self._run_command(several.execute()) if ids else []
-        bodies = zip(ids, found[::2], found[1::2], strict=True)
+            replies = await self._run_command(several.execute()) if ids else []
+        bodies = zip(ids, replies[::2], replies[1::2], strict=True)
         return {id: _decode_record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
 
 
@@ -299,20 +299,33 @@ def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]
 
 
 def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
-    request, created, until, status, progress, attempt, faults, silent, ended, outcome, trace, tenant, key, expires = (
-        values
-    )
+    (
+        request,
+        creation_time,
+        until,
+        status,
+        progress,
+        attempt,
+        faults,
+        silent,
+        end_time,
+        outcome,
+        trace,
+        tenant,
+        key,
+        expires,
+    ) = values
     return JobRecord(
         id=id,
         request=bytes(request),
-        created=int(created) / 1000,
+        created=int(creation_time) / 1000,
         until=int(until) / 1000,
         status=_STATUS[status],
         progress=int(progress),
         attempt=int(attempt),
         faults=int(faults or 0),
         silent=tuple(bytes(silent or b"").decode().split()),
-        ended=int(ended) / 1000,
+        ended=int(end_time) / 1000,
         outcome=bytes(outcome),
         trace=bytes(trace or b""),
         tenant=bytes(tenant or b"").decode(),

@@ -30,16 +30,16 @@ class ApiKeyStore(StoreConnection):
 
     async def drop_key(self, id: str) -> KeyRecord:
         """Revoke the key whose hash begins with ``id``. Raises ``NotFound``, and ``Conflict`` if several do."""
-        found = [record for record in (await self.keys()).values() if record.sha256.startswith(id)] if id else []
-        if len(found) > 1:
-            raise Conflict(f"{len(found)} keys begin with {id[:64]!r}: use a longer prefix")
-        if not found:
+        records = [record for record in (await self.keys()).values() if record.sha256.startswith(id)] if id else []
+        if len(records) > 1:
+            raise Conflict(f"{len(records)} keys begin with {id[:64]!r}: use a longer prefix")
+        if not records:
             raise NotFound(f"there is no key {id[:64]!r}: `omnibus keys list` shows them")
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hdel(self._redis_key(_KEYS), found[0].sha256)
-            both.publish(self._redis_key(_KEYS), found[0].id)
-            await self._run_command(both.execute())
-        return found[0]
+        async with self._redis.pipeline(transaction=True) as commands:
+            commands.hdel(self._redis_key(_KEYS), records[0].sha256)
+            commands.publish(self._redis_key(_KEYS), records[0].id)
+            await self._run_command(commands.execute())
+        return records[0]
 
     async def keys(self) -> dict[str, KeyRecord]:
         """Return all keys by their hash. Those that this build cannot read are logged and invalid."""
@@ -54,17 +54,17 @@ class ApiKeyStore(StoreConnection):
 
         async def read_keys() -> dict[str, KeyRecord]:
             nonlocal life, known
-            lives, found = await self._read_keys()
+            lives, current_keys = await self._read_keys()
             if life and lives != life:
-                log.warning("the store lost %d API keys: writing them again", len(known.keys() - found.keys()))
-                for lost in known.keys() - found.keys():
-                    await self._write_key(known[lost])
-                lives, found = await self._read_keys()
-            life, known = lives, found
-            return found
+                log.warning("the store lost %d API keys: writing them again", len(known.keys() - current_keys.keys()))
+                for digest in known.keys() - current_keys.keys():
+                    await self._write_key(known[digest])
+                lives, current_keys = await self._read_keys()
+            life, known = lives, current_keys
+            return current_keys
 
-        async for found in self._follow_channel(_KEYS, read_keys):
-            yield found
+        async for current_keys in self._follow_channel(_KEYS, read_keys):
+            yield current_keys
 
     async def _write_key(self, record: KeyRecord) -> bool:
         async with self._redis.pipeline(transaction=True) as all_at_once:
@@ -75,20 +75,20 @@ class ApiKeyStore(StoreConnection):
         return bool(new)
 
     async def _read_keys(self) -> tuple[str, dict[str, KeyRecord]]:
-        async with self._redis.pipeline(transaction=True) as both:
-            both.get(self._redis_key(_LIFE))
-            both.hgetall(self._redis_key(_KEYS))
-            life, bodies = await self._run_command(both.execute())
-        found = {}
+        async with self._redis.pipeline(transaction=True) as commands:
+            commands.get(self._redis_key(_LIFE))
+            commands.hgetall(self._redis_key(_KEYS))
+            life, bodies = await self._run_command(commands.execute())
+        records = {}
         for field, body in bodies.items():
             name = field.decode(errors="replace")
             try:
                 record = api_key.decode_key_record(body)
                 if record.sha256 != name:
                     raise BadRequest("it is stored under another hash")
-                found[name] = record
+                records[name] = record
             except BadRequest as error:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
                     log.error("the API key %s is left out: %s", name[:12], error)
-        return (life or b"").decode(), found
+        return (life or b"").decode(), records

@@ -94,9 +94,11 @@ class PlanStore(StoreConnection):
 
     async def plan_state(self) -> PlanState:
         """Return the state of the plans, read in one step."""
-        epoch, staged, pin = await self._run_command(self._redis.mget(*map(self._redis_key, (_EPOCH, _STAGED, _PIN))))
-        mark = _document_mark(_unsigned_document(staged)) if staged is not None else 0
-        return PlanState(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
+        epoch, staged_plan, pin = await self._run_command(
+            self._redis.mget(*map(self._redis_key, (_EPOCH, _STAGED, _PIN)))
+        )
+        mark = _document_mark(_unsigned_document(staged_plan)) if staged_plan is not None else 0
+        return PlanState(int(epoch or 0), _epoch_of(staged_plan), int(pin or 0), mark)
 
     async def plan(self, epoch: int = 0) -> Plan | None:
         """Return the current plan, or that of ``epoch``: None if it is not stored.
@@ -114,10 +116,12 @@ class PlanStore(StoreConnection):
         unless it is newer than the current plan, and not older than the staged one.
         """
         keys = (_EPOCH, _PLAN, _HISTORY, _STAGED, _LEAD, _PIN, _CHANNEL)
-        kept = str(max(1, self._settings.history))
+        history_size = str(max(1, self._settings.history))
         body, after = (self._encode_plan(each) if each is not None else "" for each in (plan, then))
         try:
-            await self._run_function("omnibus_swap_plan", keys, str(plan.epoch), body, after, kept, "1" if pin else "0")
+            await self._run_function(
+                "omnibus_swap_plan", keys, str(plan.epoch), body, after, history_size, "1" if pin else "0"
+            )
         except FunctionRefused as error:
             raise StaleEpoch(int(error.what)) from error
 
@@ -192,14 +196,14 @@ class PlanStore(StoreConnection):
         Operators set them; the default is 1. They are not signed, and neither is a pin: they only choose within signed
         plans.
         """
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for key, body in sorted((await self._run_command(self._redis.hgetall(self._redis_key(_CELLS)))).items()):
             name = key.decode(errors="replace")
             try:
-                found[name] = max(0.0, _cell_part(body).part)
+                shares[name] = max(0.0, _cell_part(body).part)
             except UNREADABLE as error:
                 log.error("the share of cell %s stays as planned: %s", name, error)
-        return found
+        return shares
 
     async def put_cell_share(self, model: str, cell: str, share: float) -> None:
         """Set the part of its planned share that ``cell`` gets: 0 drains it, 1 is the plan's."""
@@ -220,22 +224,22 @@ class PlanStore(StoreConnection):
 
     async def plan_problems(self) -> dict[str, PlanProblem]:
         """Return the problems that block plans, by the name of their reporter."""
-        found = await self._run_command(self._redis.hgetall(self._redis_key(_PROBLEMS)))
-        told = {}
-        for name, body in sorted(found.items()):
+        bodies = await self._run_command(self._redis.hgetall(self._redis_key(_PROBLEMS)))
+        problems = {}
+        for name, body in sorted(bodies.items()):
             try:
-                told[name.decode(errors="replace")] = _problem(body)
+                problems[name.decode(errors="replace")] = _problem(body)
             except UNREADABLE:
                 continue  # of another build
-        return told
+        return problems
 
-    async def put_problem(self, who: str, problem: PlanProblem | None) -> None:
+    async def put_problem(self, reporter: str, problem: PlanProblem | None) -> None:
         """Report a problem of ``who``, or with None that it is solved."""
         key = self._redis_key(_PROBLEMS)
         if problem is None:
-            await self._run_command(self._redis.hdel(key, who))
+            await self._run_command(self._redis.hdel(key, reporter))
         else:
-            await self._run_command(self._redis.hset(key, who, msgspec.json.encode(problem)))
+            await self._run_command(self._redis.hset(key, reporter, msgspec.json.encode(problem)))
 
     def _encode_plan(self, plan: Plan) -> str:
         return self._seal.sign(_PLAN_LABEL, plans.encode_plan(plan))

@@ -35,42 +35,42 @@ class ProfileStore(StoreConnection):
     async def profiles(self) -> dict[str, ModelProfile]:
         """Return all profiles by model. Those that this build cannot read are logged and left out."""
         bodies = await self._run_command(self._redis.hgetall(self._redis_key(_PROFILES)))
-        found = {}
+        profiles_by_model = {}
         for key, body in sorted(bodies.items()):
             model = key.decode(errors="replace")
             try:
-                found[model] = profiles.decode_profile(body, _profile_label(model))
+                profiles_by_model[model] = profiles.decode_profile(body, _profile_label(model))
             except BadRequest as error:
                 if self._unread.get(model) != body:
                     self._unread[model] = body
                     log.error("%s", error)
-        return found
+        return profiles_by_model
 
     async def profile_changes(self) -> AsyncIterator[dict[str, ModelProfile]]:
         """Yield all profiles, at once and after each change. Reconnects automatically.
 
         If the store loses them, the known ones are written again, since measuring takes long.
         """
-        known: dict[str, ModelProfile] = {}
+        latest: dict[str, ModelProfile] = {}
 
         async def read_profiles() -> dict[str, ModelProfile]:
-            found = await self.profiles()
-            lost = known.keys() - found.keys()
-            for model in lost:
-                await self._write_profile(known[model], keep=True)
-            return await self.profiles() if lost else found
+            current_profiles = await self.profiles()
+            missing_models = latest.keys() - current_profiles.keys()
+            for model in missing_models:
+                await self._write_profile(latest[model], keep=True)
+            return await self.profiles() if missing_models else current_profiles
 
-        async for found in self._follow_channel(_PROFILES, read_profiles):
-            known = found
-            yield found
+        async for current_profiles in self._follow_channel(_PROFILES, read_profiles):
+            latest = current_profiles
+            yield current_profiles
 
     async def _write_profile(self, profile: ModelProfile, keep: bool) -> None:
         """Write and announce a profile. With ``keep`` an existing one stays."""
-        async with self._redis.pipeline(transaction=True) as both:
-            write = both.hsetnx if keep else both.hset
+        async with self._redis.pipeline(transaction=True) as commands:
+            write = commands.hsetnx if keep else commands.hset
             write(self._redis_key(_PROFILES), profile.model, profiles.encode_profile(profile))
-            both.publish(self._redis_key(_PROFILES), profile.model)
-            await self._run_command(both.execute())
+            commands.publish(self._redis_key(_PROFILES), profile.model)
+            await self._run_command(commands.execute())
 
 
 def _profile_label(model: str) -> str:

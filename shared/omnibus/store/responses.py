@@ -129,8 +129,8 @@ class ResponseStore(StoreConnection):
 
         Raises ``ProtocolError`` if this build cannot read it.
         """
-        found = await self._run_command(self._redis.hmget(self._response_key(id), _RESPONSE_FIELDS))
-        body, holder, final, attempt = found
+        values = await self._run_command(self._redis.hmget(self._response_key(id), _RESPONSE_FIELDS))
+        body, holder, final, attempt = values
         if body is None:
             return None
         try:
@@ -165,26 +165,26 @@ class ResponseStore(StoreConnection):
 
     async def response_bytes(self, id: str) -> int:
         """Return the bytes that reading a response would take: 0 without one."""
-        async with self._redis.pipeline(transaction=False) as both:
+        async with self._redis.pipeline(transaction=False) as commands:
             for field in ("record", "final"):
-                both.hstrlen(self._response_key(id), field)
-            return sum(await self._run_command(both.execute()))
+                commands.hstrlen(self._response_key(id), field)
+            return sum(await self._run_command(commands.execute()))
 
     async def open_responses(self, limit: int) -> dict[str, StoredResponse]:
         """Return the oldest background responses that have not ended, by id."""
         ids = await self._run_command(self._redis.zrange(self._redis_key(_OPEN_KEY), 0, limit - 1))
-        found: dict[str, StoredResponse] = {}
+        responses: dict[str, StoredResponse] = {}
         for id in (each.decode() for each in ids):
             try:
-                stored = await self.response(id)
+                stored_response = await self.response(id)
             except ProtocolError as error:
                 log.error("left out: %s", error)
                 continue
-            if stored is None or stored.final:
+            if stored_response is None or stored_response.final:
                 await self._run_command(self._redis.zrem(self._redis_key(_OPEN_KEY), id))
             else:
-                found[id] = stored
-        return found
+                responses[id] = stored_response
+        return responses
 
     async def count_open_responses(self) -> int:
         """Count the background responses that have not ended."""
@@ -235,10 +235,10 @@ class ResponseStore(StoreConnection):
 
         Returns 0 if the conversation does not exist. Raises ``TooLarge`` beyond ``limits``, and ``LimitReached``.
         """
-        told = [each for pair in items.items() for each in pair]
+        parts = [each for pair in items.items() for each in pair]
         arguments = (
             record.id, milliseconds_text(seconds), str(limits.items), str(limits.bytes), str(account.bytes),
-            str(OVERHEAD_BYTES), *told,
+            str(OVERHEAD_BYTES), *parts,
         )  # fmt: skip
         try:
             return int(await self._run_function("omnibus_append_items", _conversation_keys(record), *arguments))
@@ -258,10 +258,10 @@ class ResponseStore(StoreConnection):
         begin = 0
         if after:
             rank = self._redis.zrevrank(order, after) if newest else self._redis.zrank(order, after)
-            found = await self._run_command(rank)
-            if found is None:
+            position = await self._run_command(rank)
+            if position is None:
                 return None
-            begin = int(found) + 1
+            begin = int(position) + 1
         ids = await self._run_command(self._redis.zrange(order, begin, begin + limit, desc=newest))
         values = await self._run_command(self._redis.hmget(bodies, ids)) if ids else []
         pairs = [(item.decode(), bytes(body)) for item, body in zip(ids, values, strict=True) if body is not None]
@@ -269,8 +269,8 @@ class ResponseStore(StoreConnection):
 
     async def conversation_item(self, id: str, item: str) -> bytes | None:
         """Return one item as JSON, or None."""
-        found = await self._run_command(self._redis.hget(self._conversation_keys(id)[1], item))
-        return bytes(found) if found is not None else None
+        body = await self._run_command(self._redis.hget(self._conversation_keys(id)[1], item))
+        return bytes(body) if body is not None else None
 
     async def drop_conversation_items(self, record: ConversationRecord, items: Sequence[str]) -> int:
         """Remove items of a conversation; return how many existed."""
@@ -292,13 +292,13 @@ _RESPONSE_FIELDS = ["record", "holder", "final", "attempt"]
 
 
 def _response_keys(record: ResponseRecord) -> tuple[str, ...]:
-    listed = f"responses:of:{record.tenant}"
-    return f"response:{record.id}", listed, _OPEN_KEY, *account_keys(record.tenant), "response:"
+    tenant_key = f"responses:of:{record.tenant}"
+    return f"response:{record.id}", tenant_key, _OPEN_KEY, *account_keys(record.tenant), "response:"
 
 
 def _conversation_keys(record: ConversationRecord) -> tuple[str, ...]:
-    key, listed = f"conversation:{record.id}", f"conversations:of:{record.tenant}"
-    return key, f"{key}:items", f"{key}:order", *account_keys(record.tenant), listed, "conversation:"
+    key, tenant_key = f"conversation:{record.id}", f"conversations:of:{record.tenant}"
+    return key, f"{key}:items", f"{key}:order", *account_keys(record.tenant), tenant_key, "conversation:"
 
 
 def _conversation_error(error: FunctionRefused, limits: ConversationLimits, account: TenantAccount) -> OmnibusError:

@@ -34,14 +34,14 @@ class ScoreStore(StoreConnection):
             return plan_score.decode_score(body) if body is not None else None
         return None
 
-    async def put_learned_seconds(self, model: str, learned: LearnedSeconds) -> None:
+    async def put_learned_seconds(self, model: str, seconds: LearnedSeconds) -> None:
         """Store ``learned`` for ``model``, in place of earlier values."""
-        await self._run_command(self._redis.hset(self._redis_key(_LEARNED), model, plan_score.encode(learned)))
+        await self._run_command(self._redis.hset(self._redis_key(_LEARNED), model, plan_score.encode(seconds)))
 
     async def learned_seconds(self) -> dict[str, LearnedSeconds]:
         """Return the learned seconds by model."""
-        found = {}
+        seconds_by_model = {}
         for model, body in (await self._run_command(self._redis.hgetall(self._redis_key(_LEARNED)))).items():
             with suppress(ProtocolError):
-                found[model.decode(errors="replace")] = plan_score.decode_learned(body)
-        return found
+                seconds_by_model[model.decode(errors="replace")] = plan_score.decode_learned(body)
+        return seconds_by_model

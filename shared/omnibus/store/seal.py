@@ -28,13 +28,13 @@ class Seal:
 
     def verify(self, label: str, text: bytes) -> bytes:
         """Return the document of a stored ``text``. Raises ``ProtocolError`` if its signature is invalid."""
-        signed = _SIGNED.match(text)
-        document = b"{" + text[signed.end() :] if signed else text
+        signature_match = _SIGNED.match(text)
+        document = b"{" + text[signature_match.end() :] if signature_match else text
         if not self._key:
             return document
-        if signed is None:
+        if signature_match is None:
             raise ProtocolError(f"{label} in the store is not signed: rejected, since OMNIBUS_STORE_SECRET is set")
-        if not hmac.compare_digest(signed[1].decode(), self._compute_signature(label, document)):
+        if not hmac.compare_digest(signature_match[1].decode(), self._compute_signature(label, document)):
             raise ProtocolError(f"{label} in the store is not signed with this OMNIBUS_STORE_SECRET: rejected")
         return document
 

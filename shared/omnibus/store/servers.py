@@ -48,7 +48,7 @@ class RedisServers:
         Each new connection looks up the primary at the sentinels. A connection to a demoted server is closed.
         """
         url = urlsplit(settings.url)
-        who, _, hosts = url.netloc.rpartition("@")
+        credentials, _, hosts = url.netloc.rpartition("@")
         service, _, number = url.path.strip("/").partition("/")
         try:
             addresses = [_parse_address(host) for host in hosts.split(",")]
@@ -57,7 +57,7 @@ class RedisServers:
             raise BadRequest(_describe_form(settings.url)) from None
         if not service:
             raise BadRequest(_describe_form(settings.url))
-        user, _, password = (unquote(part) for part in who.partition(":"))
+        user, _, password = (unquote(part) for part in credentials.partition(":"))
         if url.scheme in _TLS_SCHEMES:
             options["ssl"] = True
         # Do not wait for an unavailable sentinel: query the next one.
@@ -95,8 +95,12 @@ def _describe_form(url: str) -> str:
 
 def _tls_arguments(settings: StoreSettings, scheme: str) -> dict[str, Any]:
     """Return the TLS arguments. Raises ``BadRequest`` for TLS files with a URL without TLS."""
-    named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
-    given = {name: path for name, path in named.items() if path}
-    if given and scheme not in _TLS_SCHEMES:
+    file_settings = {
+        "ssl_ca_certs": settings.tls_ca,
+        "ssl_certfile": settings.tls_cert,
+        "ssl_keyfile": settings.tls_key,
+    }
+    tls_files = {name: path for name, path in file_settings.items() if path}
+    if tls_files and scheme not in _TLS_SCHEMES:
         raise BadRequest("OMNIBUS_STORE_TLS_CA is set, so OMNIBUS_STORE_URL must begin with rediss://")
-    return given
+    return tls_files

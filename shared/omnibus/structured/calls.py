@@ -30,10 +30,10 @@ class CallReader:
 
     def read(self, text: str) -> Iterator[CallPart]:
         """Yield the parts in ``text``, the next piece."""
-        more, *begun = text.split(CALL)
+        more, *calls = text.split(CALL)
         if more and self.count:
             yield CallPart(self.count - 1, "", more)
-        for call in begun:
+        for call in calls:
             name, _, arguments = call.partition(ARGUMENTS)
             self.count += 1
             yield CallPart(self.count - 1, name, arguments)
@@ -51,5 +51,5 @@ def clean_text(text: str) -> str:
 
 def split_calls(text: str) -> list[tuple[str, str]]:
     """Return names and arguments of all calls in a whole ``text``."""
-    found = (call.partition(ARGUMENTS) for call in text.split(CALL)[1:])
-    return [(name, arguments) for name, _, arguments in found]
+    calls = (call.partition(ARGUMENTS) for call in text.split(CALL)[1:])
+    return [(name, arguments) for name, _, arguments in calls]

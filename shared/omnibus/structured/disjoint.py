@@ -64,8 +64,8 @@ class _Proof:
         if not choices or depth >= _MAX_DEPTH or math.prod(map(len, choices)) > 64:
             yield plain
             return
-        for chosen in product(*choices):
-            for case in self._cases(list(chosen), depth + 1):
+        for choice in product(*choices):
+            for case in self._cases(list(choice), depth + 1):
                 yield [*plain, *case]
 
     def _cases_differ(self, left: Any, right: Any, depth: int) -> bool:
@@ -105,10 +105,10 @@ class _Proof:
         ) or _ranges_apart(_length_range(left, "Properties"), _length_range(right, "Properties"))
 
     def _arrays_differ(self, left: Any, right: Any, depth: int) -> bool:
-        mine, other = _length_range(left, "Items"), _length_range(right, "Items")
-        if _ranges_apart(mine, other):
+        own_range, other = _length_range(left, "Items"), _length_range(right, "Items")
+        if _ranges_apart(own_range, other):
             return True
-        sure = int(min(max(mine[0], other[0]), 16))
+        sure = int(min(max(own_range[0], other[0]), 16))
         return any(self.differ(_item_schemas(left, at), _item_schemas(right, at), depth + 1) for at in range(sure))
 
 
@@ -140,8 +140,8 @@ def _types_of(schemas: Sequence[Mapping[str, Any]]) -> set[str]:
     kinds = set(_TYPES)
     for schema in schemas:
         if "type" in schema:
-            named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-            kinds &= {kind for name in named for kind in _NAMED.get(name, (name,))}
+            type_names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+            kinds &= {kind for name in type_names for kind in _NAMED.get(name, (name,))}
     values = _listed_values(schemas)
     return kinds if values is None else kinds & set(map(kind_of, values))
 
@@ -162,8 +162,8 @@ def _may_fit(value: Any, schemas: Sequence[Mapping[str, Any]]) -> bool:
     if kind not in _types_of(schemas):
         return False
     for schema in schemas:
-        listed = _listed_values([schema])
-        if listed is not None and not any(equal_json(value, each) for each in listed):
+        allowed_values = _listed_values([schema])
+        if allowed_values is not None and not any(equal_json(value, each) for each in allowed_values):
             return False
     if isinstance(value, str):
         low, high, _, _ = _length_range(schemas, "Length")
@@ -202,21 +202,21 @@ def _ranges_apart(one: _Range, other: _Range) -> bool:
 
 
 def _property_schemas(schemas: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    found = []
+    property_schemas = []
     for schema in schemas:
         if name in (schema.get("properties") or {}):
-            found.append(schema["properties"][name])
+            property_schemas.append(schema["properties"][name])
         elif "additionalProperties" in schema and not schema.get("patternProperties"):
-            found.append(schema["additionalProperties"])
-    return found
+            property_schemas.append(schema["additionalProperties"])
+    return property_schemas
 
 
 def _item_schemas(schemas: Sequence[Mapping[str, Any]], at: int) -> list[Any]:
-    found = []
+    item_schemas = []
     for schema in schemas:
         before = schema.get("prefixItems") or ()
         if at < len(before):
-            found.append(before[at])
+            item_schemas.append(before[at])
         elif "items" in schema and not isinstance(schema["items"], list):
-            found.append(schema["items"])
-    return found
+            item_schemas.append(schema["items"])
+    return item_schemas

@@ -68,10 +68,10 @@ def _find_row_error(grammar: str) -> str:
     tokenizer = LLTokenizer("byte")
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
     for _ in range(MAX_TRIED_BYTES):
-        allowed = matcher.compute_bitmask()
+        bitmask = matcher.compute_bitmask()
         if matcher.is_error() or matcher.is_stopped():
             break
-        following = [byte for byte in range(256) if allowed[byte // 8] >> byte % 8 & 1]
+        following = [byte for byte in range(256) if bitmask[byte // 8] >> byte % 8 & 1]
         if not following:
             break
         matcher.consume_token(min(following, key=_openings_first))
@@ -92,5 +92,5 @@ def limits() -> Any:
 
 def first_line(error: str) -> str:
     """Return the first line of an ``llguidance`` error, without its place."""
-    said = _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"
-    return said.replace("NoExtensionBias", "names of properties and of patternProperties cannot be told apart")
+    message = _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"
+    return message.replace("NoExtensionBias", "names of properties and of patternProperties cannot be told apart")

@@ -93,8 +93,8 @@ def convert_pattern(pattern: str) -> tuple[str, int]:
 
     Raises ``PatternError`` for look-around, back-references and invalid ECMA-262 expressions.
     """
-    known, most = _KNOWN.get(pattern, (pattern, 0))
-    return _Converter(known).convert(), most
+    equivalent, most = _KNOWN.get(pattern, (pattern, 0))
+    return _Converter(equivalent).convert(), most
 
 
 def is_local_time(format: object, pattern: object) -> bool:
@@ -112,8 +112,8 @@ def _exclude_texts(rests: list[str]) -> str:
     options = [] if rests[:1] == [""] else [""]
     rests = [rest for rest in rests if rest]
     heads = list(dict.fromkeys(rest[0] for rest in rests))
-    listed = "".join(map(_escape_letter, heads))
-    options.append(f"[^{_RARE}{listed}](?s:.*)" if heads else "(?s:.+)")
+    letters = "".join(map(_escape_letter, heads))
+    options.append(f"[^{_RARE}{letters}](?s:.*)" if heads else "(?s:.+)")
     for head in heads:
         following = [rest[1:] for rest in rests if rest[0] == head]
         options.append(f"{_escape_letter(head)}(?:{_exclude_texts(following)})")
@@ -132,19 +132,19 @@ class _Converter:
         self._at = 0
 
     def convert(self) -> str:
-        made = ""
+        converted_text = ""
         while self._at < len(self._pattern):
             letter = self._pattern[self._at]
             self._at += 1
-            made += self._convert_letter(letter)
-        return made
+            converted_text += self._convert_letter(letter)
+        return converted_text
 
     def _convert_letter(self, letter: str) -> str:
         if letter == "[":
             return self._convert_class()
         if letter == "\\":
-            escaped = self._convert_escape()
-            return f"[{escaped}]" if self._was_class else escaped
+            escape = self._convert_escape()
+            return f"[{escape}]" if self._was_class else escape
         if letter == "(":
             return self._convert_group()
         if letter == "{" and (count := _COUNT.match(self._pattern, self._at - 1)):
@@ -165,24 +165,24 @@ class _Converter:
         return "(?:"
 
     def _convert_class(self) -> str:
-        made = "["
+        converted_class = "["
         if self._pattern.startswith("^", self._at):
-            made, self._at = f"[^{_RARE}", self._at + 1
+            converted_class, self._at = f"[^{_RARE}", self._at + 1
         if self._pattern.startswith("]", self._at):
             raise PatternError("a character class is empty")
         while self._at < len(self._pattern):
             letter = self._pattern[self._at]
             self._at += 1
             if letter == "]":
-                if made.startswith(r"[\x{0}-"):
+                if converted_class.startswith(r"[\x{0}-"):
                     raise PatternError("a class of all control characters is not supported")
-                return f"{made}]"
+                return f"{converted_class}]"
             if letter == "\\":
-                escaped = self._convert_escape(within=True)
-                made += f"[{escaped}]" if self._was_class else escaped
+                escape = self._convert_escape(within=True)
+                converted_class += f"[{escape}]" if self._was_class else escape
             else:
-                literal = letter in "[&~^" or (letter == "-" and made.endswith("]"))
-                made += f"\\{letter}" if literal else letter
+                literal = letter in "[&~^" or (letter == "-" and converted_class.endswith("]"))
+                converted_class += f"\\{letter}" if literal else letter
         raise PatternError("a character class does not end")
 
     def _convert_escape(self, *, within: bool = False) -> str:

@@ -93,8 +93,8 @@ def _lets_itself_through(schema: Schema, name: str, apart: bool) -> bool:
     if schema.get("type") == "integer" or bound != int(bound) or bound * sign < 0:
         return False
     names = ("maximum", "exclusiveMaximum") if sign > 0 else ("minimum", "exclusiveMinimum")
-    others = [schema[other] * sign for other in names if other in schema]
-    return min(others) < bound * sign + 1 if others else not apart
+    bounds = [schema[other] * sign for other in names if other in schema]
+    return min(bounds) < bound * sign + 1 if bounds else not apart
 
 
 def _narrow_exclusive(schema: Schema, name: str) -> None:
@@ -110,14 +110,14 @@ def _narrow_exclusive(schema: Schema, name: str) -> None:
 def _round_bound(value: float, towards: float, place: str) -> float:
     """Return ``value`` as a float that admits no number outside the bound."""
     try:
-        rounded = float(value)
+        float_value = float(value)
     except OverflowError:
         raise SchemaError(f"at {place}: the bound {str(value)[:40]} is too large") from None
     if isinstance(value, int) and abs(value) <= _EXACT:
         return value
-    if (rounded < value) if towards > 0 else (rounded > value):
-        rounded = math.nextafter(rounded, towards)
-    whole = int(rounded) if rounded == int(rounded) else rounded
+    if (float_value < value) if towards > 0 else (float_value > value):
+        float_value = math.nextafter(float_value, towards)
+    whole = int(float_value) if float_value == int(float_value) else float_value
     return max(-_MAX_INTEGER, min(whole, _MAX_INTEGER)) if (whole > 0) != (towards > 0) else whole
 
 
@@ -150,8 +150,8 @@ def _rewrite_format(schema: Schema, place: str) -> None:
     if format in FORMATS:
         schema["allOf"] = [*schema.get("allOf", ()), {"pattern": f"^(?:{FORMATS[format]})$"}]
     elif "pattern" not in schema:  # with a pattern, a format is only an annotation (JSON Schema)
-        known = ", ".join(sorted({*FORMATS, *NATIVE_FORMATS, *FREE_FORMATS}))
-        raise SchemaError(f"at {place}: the format '{format[:64]}' is unknown (write a pattern, or use {known})")
+        formats = ", ".join(sorted({*FORMATS, *NATIVE_FORMATS, *FREE_FORMATS}))
+        raise SchemaError(f"at {place}: the format '{format[:64]}' is unknown (write a pattern, or use {formats})")
 
 
 # Lists
@@ -174,32 +174,37 @@ def _rewrite_names(schema: Schema, place: str, apart: bool) -> None:
         return
     if names is False:
         raise SchemaError(f"at {place}: propertyNames allows none (use additionalProperties)")
-    said = {name: value for name, value in names.items() if name not in _SAID_OF_NAMES}
-    if not said:
+    name_rules = {name: value for name, value in names.items() if name not in _SAID_OF_NAMES}
+    if not name_rules:
         return
-    listed = said.get("enum", [said["const"]] if "const" in said else None)
-    others = schema.get("additionalProperties", True)
-    if len(said) > 1 or "patternProperties" in schema or (listed is None and schema.get("properties")):
+    listed_names = name_rules.get("enum", [name_rules["const"]] if "const" in name_rules else None)
+    other_schema = schema.get("additionalProperties", True)
+    if len(name_rules) > 1 or "patternProperties" in schema or (listed_names is None and schema.get("properties")):
         raise SchemaError(f"at {place}: propertyNames is not supported here (list the names as properties)")
-    if listed is not None:
-        known = schema.get("properties", {})
-        allowed = {name: known.get(name, others) for name in (*known, *listed) if name in listed}
-        schema["properties"] = {**allowed, **{name: False for name in known if name not in allowed}}
+    if listed_names is not None:
+        properties = schema.get("properties", {})
+        allowed_properties = {
+            name: properties.get(name, other_schema) for name in (*properties, *listed_names) if name in listed_names
+        }
+        schema["properties"] = {
+            **allowed_properties,
+            **{name: False for name in properties if name not in allowed_properties},
+        }
     else:
-        schema["patternProperties"] = {_name_pattern(said, place): others}
+        schema["patternProperties"] = {_name_pattern(name_rules, place): other_schema}
     schema["additionalProperties"] = False
 
 
-def _name_pattern(said: Schema, place: str) -> str:
+def _name_pattern(name_rules: Schema, place: str) -> str:
     """Return the regular expression of the names that ``said`` allows."""
-    if isinstance(said.get("pattern"), str):
-        return str(said["pattern"])
-    if said.get("format") in FORMATS:
-        return f"^(?:{FORMATS[said['format']]})$"
-    if isinstance(said.get("minLength"), int):
-        return rf"^[\s\S]{{{said['minLength']},}}$"
-    if isinstance(said.get("maxLength"), int):
-        return rf"^[\s\S]{{0,{said['maxLength']}}}$"
+    if isinstance(name_rules.get("pattern"), str):
+        return str(name_rules["pattern"])
+    if name_rules.get("format") in FORMATS:
+        return f"^(?:{FORMATS[name_rules['format']]})$"
+    if isinstance(name_rules.get("minLength"), int):
+        return rf"^[\s\S]{{{name_rules['minLength']},}}$"
+    if isinstance(name_rules.get("maxLength"), int):
+        return rf"^[\s\S]{{0,{name_rules['maxLength']}}}$"
     raise SchemaError(f"at {place}: propertyNames must have enum, const, pattern, minLength or maxLength")
 
 
@@ -227,13 +232,13 @@ def _close_patterns(schema: Schema, place: str) -> None:
     if schema.get("additionalProperties", True) not in (True, False, {}):
         raise SchemaError(f"at {place}: additionalProperties next to patternProperties is not supported (use false)")
     schema["additionalProperties"] = False
-    converted: Schema = {}
+    new_patterns: Schema = {}
     for pattern, each in schema["patternProperties"].items():
-        made, most = convert_pattern(pattern)
+        new_pattern, most = convert_pattern(pattern)
         if most:
             raise SchemaError(f"at {place}: patternProperties with look-around are not supported ('{pattern[:64]}')")
-        converted[made] = each
-    schema["patternProperties"] = converted
+        new_patterns[new_pattern] = each
+    schema["patternProperties"] = new_patterns
 
 
 def _name_others(schema: Schema) -> None:
@@ -241,13 +246,13 @@ def _name_others(schema: Schema) -> None:
 
     The library takes ``"\\u0061"`` for another name than ``"a"``, unless it follows from a pattern.
     """
-    others = schema.get("additionalProperties", True)
-    if others is False:
+    other_schema = schema.get("additionalProperties", True)
+    if other_schema is False:
         return
-    listed = dict(schema.get("properties", {}))
-    listed |= {name: others for name in schema.get("required", ()) if name not in listed}
-    schema["properties"] = listed
-    schema["patternProperties"] = {exclude_names(list(listed)): others}
+    properties = dict(schema.get("properties", {}))
+    properties |= {name: other_schema for name in schema.get("required", ()) if name not in properties}
+    schema["properties"] = properties
+    schema["patternProperties"] = {exclude_names(list(properties)): other_schema}
     schema["additionalProperties"] = False
 
 

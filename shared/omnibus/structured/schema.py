@@ -68,22 +68,22 @@ def _collect_schemas(document: Schema) -> dict[str, Schema]:
 
     All of them are well formed.
     """
-    found: dict[int, tuple[str, Schema]] = {}
+    schemas: dict[int, tuple[str, Schema]] = {}
     waiting: list[tuple[str, Any]] = [("#", document)]
     while waiting:
         place, schema = waiting.pop()
-        if isinstance(schema, bool) or id(schema) in found:
+        if isinstance(schema, bool) or id(schema) in schemas:
             continue
         if not isinstance(schema, dict):
             raise SchemaError(f"at {place}: a schema is an object, true or false")
-        found[id(schema)] = (place, schema)
+        schemas[id(schema)] = (place, schema)
         _check_form(place, schema)
         _drop_empty_keywords(schema)
         _refuse_keywords(place, schema)
         waiting += _child_schemas(place, schema)
         if "$ref" in schema:
             waiting += _referred_schemas(document, place, schema["$ref"])
-    return dict(found.values())
+    return dict(schemas.values())
 
 
 def _child_schemas(place: str, schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -115,9 +115,9 @@ def _referred_schemas(document: Schema, place: str, reference: str) -> Iterator[
             raise SchemaError(f"at {place}: '{reference}' next to a nested $id is ambiguous (refer to a name)")
         yield reference, _follow(document, place, reference)
         return
-    named = reference.partition("#")[0]
+    target = reference.partition("#")[0]
     if "#/" in reference or (
-        named and not any(str(each.get("$id")).endswith(named) for each in _named_schemas(document))
+        target and not any(str(each.get("$id")).endswith(target) for each in _named_schemas(document))
     ):
         raise SchemaError(f"at {place}: $ref '{reference[:200]}' must refer to this schema, as '#/$defs/Name'")
     yield from ((f"{place}/$ref ({each.get('$id', each.get('$anchor'))})", each) for each in _named_schemas(document))
@@ -163,8 +163,8 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_type(value: Any) -> bool:
-    named = value if isinstance(value, list) and value else [value]
-    return all(isinstance(each, str) and each in _KINDS for each in named)
+    types = value if isinstance(value, list) and value else [value]
+    return all(isinstance(each, str) and each in _KINDS for each in types)
 
 
 def _is_bound(value: Any) -> bool:
@@ -262,12 +262,12 @@ def _settle_one_of(document: Schema, place: str, schema: Schema) -> None:
         )
     if tag:
         branches = [{"required": [tag], "allOf": [each]} for each in branches]
-    renamed = [("anyOf" if name == "oneOf" else name, branches if name == "oneOf" else schema[name]) for name in schema]
+    entries = [("anyOf" if name == "oneOf" else name, branches if name == "oneOf" else schema[name]) for name in schema]
     if "anyOf" in schema:
-        renamed = [(name, value) for name, value in schema.items() if name != "oneOf"]
-        renamed.append(("allOf", [*schema.get("allOf", ()), {"anyOf": branches}]))
+        entries = [(name, value) for name, value in schema.items() if name != "oneOf"]
+        entries.append(("allOf", [*schema.get("allOf", ()), {"anyOf": branches}]))
     schema.clear()
-    schema.update(renamed)
+    schema.update(entries)
 
 
 def _tag_of(schema: Schema) -> str:

@@ -47,5 +47,5 @@ def find_shape_error(shape: Mapping[str, Any]) -> str:
 def _regex_rule(pattern: str) -> str:
     from llguidance import LLMatcher
 
-    made = json.loads(LLMatcher.grammar_from_regex(pattern))
-    return str(made["grammars"][0]["lark_grammar"]).removeprefix("start: ")
+    grammar = json.loads(LLMatcher.grammar_from_regex(pattern))
+    return str(grammar["grammars"][0]["lark_grammar"]).removeprefix("start: ")

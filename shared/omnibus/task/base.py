@@ -84,16 +84,16 @@ class UnitTask(_Task, Generic[In, Out]):
 
     @cached_property
     def name(self) -> str:
-        declared = {
+        own_fields = {
             name: field for name, field in type(self).model_fields.items() if name not in ("model", "component")
         }
-        own = {name: getattr(self, name) for name in declared}
-        told = [
+        own = {name: getattr(self, name) for name in own_fields}
+        options = [
             f"{name}_{_short_value(self, name, value)}"
             for name, value in own.items()
-            if value != declared[name].get_default(call_default_factory=True)
+            if value != own_fields[name].get_default(call_default_factory=True)
         ]
-        return subject_token("-".join(filter(None, [self.kind, self.model, self.component, *told])))
+        return subject_token("-".join(filter(None, [self.kind, self.model, self.component, *options])))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copy = super().model_copy(update=update, deep=deep)
@@ -107,9 +107,9 @@ class UnitTask(_Task, Generic[In, Out]):
         """
         if not isinstance(inputs, self.inputs_type):
             raise BadRequest(f"{self.name} takes {self.inputs_type.__name__}, not {type(inputs).__name__}")
-        told = self.inputs_type.told
-        given = {name: value for name, value in inputs.__dict__.items() if value is not None or name in told}
-        return require_session().call(self, given, work)
+        optional_names = self.inputs_type.told
+        values = {name: value for name, value in inputs.__dict__.items() if value is not None or name in optional_names}
+        return require_session().call(self, values, work)
 
     async def __call__(self, inputs: In) -> Out:
         """Run this task alone, in an app's ``serve``."""
@@ -134,14 +134,14 @@ class CompositeTask(_Task, Generic[R, A]):
 
 def tasks_of(value: Any) -> list[UnitTask]:
     """Return the unit tasks in ``value``: a task, or a list or dict of tasks. Equal tasks appear once, in order."""
-    found: dict[str, UnitTask] = {}
+    tasks: dict[str, UnitTask] = {}
     for task in _walk_tasks(value):
-        if found.setdefault(task.name, task) != task:
+        if tasks.setdefault(task.name, task) != task:
             raise BadRequest(
                 f"two different unit tasks are named {task.name!r} ({_class_path(task)}, "
-                f"{_class_path(found[task.name])}): give one of them another `kind`"
+                f"{_class_path(tasks[task.name])}): give one of them another `kind`"
             )
-    return list(found.values())
+    return list(tasks.values())
 
 
 def _walk_tasks(value: Any) -> Iterator[UnitTask]:
@@ -165,8 +165,8 @@ def _class_path(task: UnitTask) -> str:
 def _type_arguments(cls: type) -> Any:
     """Return ``(In, Out)`` of the ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
     for base in (cls, *cls.__bases__):
-        made = getattr(base, "__pydantic_generic_metadata__", {})
-        types = made.get("args") or ()
+        metadata = getattr(base, "__pydantic_generic_metadata__", {})
+        types = metadata.get("args") or ()
         if len(types) == 2 and not any(isinstance(each, TypeVar) for each in types):
             return types
     for base in getattr(cls, "__orig_bases__", ()):

@@ -38,14 +38,14 @@ def current_branch() -> Path:
     Tasks inherit their creator's context, so a task that finds another task's branch is its child. Children are
     numbered at their first call, which is the order of their creation.
     """
-    found = _branch.get()
-    if found is None:
+    branch = _branch.get()
+    if branch is None:
         return ()
-    if found.task is not asyncio.current_task():
-        found.children += 1
-        found = _Branch((*found.path, found.children))
-        _branch.set(found)
-    return found.path
+    if branch.task is not asyncio.current_task():
+        branch.children += 1
+        branch = _Branch((*branch.path, branch.children))
+        _branch.set(branch)
+    return branch.path
 
 
 class PendingActions(Generic[T]):
@@ -58,8 +58,8 @@ class PendingActions(Generic[T]):
     def __init__(self) -> None:
         self._by_key: dict[Hashable, list[tuple[Path, T]]] = {}
 
-    def put(self, key: Hashable, path: Path, done: T) -> None:
-        self._by_key.setdefault(key, []).append((path, done))
+    def put(self, key: Hashable, path: Path, action: T) -> None:
+        self._by_key.setdefault(key, []).append((path, action))
 
     def take(self, key: Hashable) -> T | None:
         left = self._by_key.get(key, [])
@@ -70,4 +70,4 @@ class PendingActions(Generic[T]):
         return left.pop(own)[1]
 
     def remaining_actions(self) -> list[T]:
-        return [done for left in self._by_key.values() for _, done in left]
+        return [action for left in self._by_key.values() for _, action in left]

@@ -55,20 +55,20 @@ class _CodeReader:
         self._in_tool = False
 
     def read_steps(self) -> Iterator[CodeStep]:
-        found: Any = None
+        value: Any = None
         path = ""
         for index, each in enumerate(self._code):
             receiver = None
-            step = self._store_step(index, each, found, path)
+            step = self._store_step(index, each, value, path)
             if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                receiver, found, path = found, _static_attribute(found, each.argval), f"{path}.{each.argval}"
+                receiver, value, path = value, _static_attribute(value, each.argval), f"{path}.{each.argval}"
             else:
-                found, path = self._loaded_object(each)
-            self._in_tool = (self._in_tool and each.opname != "GET_AWAITABLE") or _is_tool(found)
-            self._after.append((found, path))
+                value, path = self._loaded_object(each)
+            self._in_tool = (self._in_tool and each.opname != "GET_AWAITABLE") or _is_tool(value)
+            self._after.append((value, path))
             if step is None:
                 imports = str(each.argval) if each.opname == "IMPORT_NAME" else ""
-                step = CodeStep(found, path, receiver, imports=imports)
+                step = CodeStep(value, path, receiver, imports=imports)
             if not self._in_tool:
                 yield step
 
@@ -85,20 +85,20 @@ class _CodeReader:
             return _static_attribute(self._module, name), f"{getattr(self._module, '__name__', '')}.{name}"
         return None, ""
 
-    def _store_step(self, index: int, each: dis.Instruction, found: Any, path: str) -> CodeStep | None:
+    def _store_step(self, index: int, each: dis.Instruction, value: Any, path: str) -> CodeStep | None:
         """Return the step of a store to an outside object, or None."""
         if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return CodeStep(changes=f"the global {each.argval!r}")
         if each.opname == "STORE_DEREF" and each.argval in self._function.__code__.co_freevars:
             return CodeStep(changes=f"the outer variable {each.argval!r}")
         if each.opname in ("STORE_FAST", "STORE_DEREF"):
-            self._local[each.argval] = (found, path)
-        elif each.opname in ("STORE_ATTR", "DELETE_ATTR") and found is not None:
+            self._local[each.argval] = (value, path)
+        elif each.opname in ("STORE_ATTR", "DELETE_ATTR") and value is not None:
             return CodeStep(changes=f"{path}.{each.argval}")
         elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            held, called = self._before_key(index)
-            if held is not None:
-                return CodeStep(changes=called)
+            container, target = self._before_key(index)
+            if container is not None:
+                return CodeStep(changes=target)
         return None
 
     def _before_key(self, index: int) -> tuple[Any, str]:
@@ -116,20 +116,20 @@ class _CodeReader:
         return None, ""
 
 
-def _is_tool(found: Any) -> bool:
-    return getattr(found, "__module__", "") == "omnibus.task.runtime" and getattr(found, "__name__", "") == "tool"
+def _is_tool(value: Any) -> bool:
+    return getattr(value, "__module__", "") == "omnibus.task.runtime" and getattr(value, "__name__", "") == "tool"
 
 
-def _static_attribute(found: Any, name: str) -> Any:
+def _static_attribute(owner: Any, name: str) -> Any:
     """Return an attribute, as far as possible without running code."""
-    if isinstance(found, types.ModuleType):
-        return vars(found).get(name)
-    if isinstance(found, type):
-        return getattr(found, name, None)
-    if found is None or not isinstance(found, BaseModel):
-        return getattr(type(found), name, None) if found is not None else None
-    if name in found.__dict__:
-        return found.__dict__[name]
-    held = inspect.getattr_static(type(found), name, None)
-    held = held.fget if isinstance(held, property) else held
-    return types.MethodType(held, found) if inspect.isfunction(held) else held
+    if isinstance(owner, types.ModuleType):
+        return vars(owner).get(name)
+    if isinstance(owner, type):
+        return getattr(owner, name, None)
+    if owner is None or not isinstance(owner, BaseModel):
+        return getattr(type(owner), name, None) if owner is not None else None
+    if name in owner.__dict__:
+        return owner.__dict__[name]
+    attribute = inspect.getattr_static(type(owner), name, None)
+    attribute = attribute.fget if isinstance(attribute, property) else attribute
+    return types.MethodType(attribute, owner) if inspect.isfunction(attribute) else attribute

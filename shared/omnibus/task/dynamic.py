@@ -55,15 +55,15 @@ class LiveSession(Recorder):
     def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         text = call_shape(inputs, self._shape_reference)
         index = self.add_call(task, inputs, work, f"{task.name}{text}")
-        step, name, made = self.step, task.name, task.outputs_type
+        step, name, output_type = self.step, task.name, task.outputs_type
         self._numbers[step, index] = self.trace.record_call(name, text)
         results = {
             output: Result(name, (index, output), kind, element, self, step, self)
-            for output, kind, element in made.told
+            for output, kind, element in output_type.told
         }
         # Later reads are unknown: request all outputs except those on demand.
-        self._request_outputs(*(result for output, result in results.items() if not made.fields[output][2]))
-        return made.of(results)
+        self._request_outputs(*(result for output, result in results.items() if not output_type.fields[output][2]))
+        return output_type.of(results)
 
     def _shape_reference(self, result: Result, _: Any) -> Any:
         """Return the JSON of ``result`` in a shape: a reference by its call's number in the request."""
@@ -76,21 +76,21 @@ class LiveSession(Recorder):
         return self._numbers[result.step, result.origin[0]]
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
-        chosen = super().choose(count, weights)
-        self.trace.chosen.put(count, current_branch(), chosen)
-        return chosen
+        choice = super().choose(count, weights)
+        self.trace.chosen.put(count, current_branch(), choice)
+        return choice
 
     async def effect(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        done = Effect()
-        self.trace.effects.put(effect_key(function, arguments), current_branch(), done)
+        effect_record = Effect()
+        self.trace.effects.put(effect_key(function, arguments), current_branch(), effect_record)
         try:
             result = function(*arguments)
-            done.result = await result if inspect.isawaitable(result) else result
+            effect_record.result = await result if inspect.isawaitable(result) else result
         except Exception as error:
-            done.error, done.ended = error, True
+            effect_record.error, effect_record.ended = error, True
             raise
-        done.ended = True
-        return done.result
+        effect_record.ended = True
+        return effect_record.result
 
     # What results call
 
@@ -116,8 +116,8 @@ class LiveSession(Recorder):
             self._refused.add(step)  # `invoke` gets the error, and may continue without it
             raise
 
-    def record_observation(self, result: Result, seen: Observation) -> None:
-        self.trace.seen[self.call_number(result), result.origin[1], result.transform_count] = seen
+    def record_observation(self, result: Result, observation: Observation) -> None:
+        self.trace.seen[self.call_number(result), result.origin[1], result.transform_count] = observation
 
     def earlier_observation(self, result: Result, whole: bool) -> Observation | None:
         return None
@@ -145,15 +145,15 @@ class LiveSession(Recorder):
     # Segments
 
     def _request_outputs(self, *results: Result) -> None:
-        wanted = self._wanted.setdefault(self.step, [])
-        wanted += [result for result in results if not any(result is known for known in wanted)]
+        requests = self._wanted.setdefault(self.step, [])
+        requests += [result for result in results if not any(result is request for request in requests)]
 
     def _send_segment(self) -> None:
         """Send the recorded calls; later calls belong to the next segment."""
         outputs = dict.fromkeys(result.origin for result in self._wanted.get(self.step, ()))
         segment = self._recorded[self.step] = self.build_segment(tuple(outputs))
-        sent = self._sent[self.step] = asyncio.ensure_future(self._submit_segment(segment, self.step))
-        sent.add_done_callback(_ignore_failure)
+        submission = self._sent[self.step] = asyncio.ensure_future(self._submit_segment(segment, self.step))
+        submission.add_done_callback(_ignore_failure)
         self.step = self._segments.next_step()
         self.nodes, self.work, self.pins, self.choices = [], [], [], []
         self._copies.clear()
@@ -210,8 +210,8 @@ class LiveSession(Recorder):
             segment = self._recorded[step]
             old, uses = segment.nodes[index], list[tuple[int, str]]()
             inputs = self._move_references(old.inputs, step, uses)
-            found, known = call_digest(old.task, inputs), tuple(dict.fromkeys(uses))
-            self.nodes.append(GraphNode(old.task, old.component, inputs, found, known, old.model, old.salt))
+            digest, used_outputs = call_digest(old.task, inputs), tuple(dict.fromkeys(uses))
+            self.nodes.append(GraphNode(old.task, old.component, inputs, digest, used_outputs, old.model, old.salt))
             self.work.append(segment.work[index])
             self.pins.append(segment.pins[index])
             self._copies[step, index] = len(self.nodes) - 1
@@ -256,7 +256,7 @@ def _move_result(result: Result, again: Result) -> None:
     result.step, result.origin, result.source = again.step, again.origin, again.source
 
 
-def _ignore_failure(done: "asyncio.Future[None]") -> None:
+def _ignore_failure(future: "asyncio.Future[None]") -> None:
     """Retrieve the exception, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
+    if not future.cancelled():
+        future.exception()

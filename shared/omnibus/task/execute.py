@@ -73,8 +73,8 @@ async def execute_task(task: Any, job: TaskJob, computing: ComputingTime = _UNCO
     how = _kind_of_run(type(task).run)
     if how == _ASYNC_GENERATOR:
         with computing:
-            async for told in task.run(inputs):
-                await _send_outputs(task, job, told, _single_part)
+            async for output in task.run(inputs):
+                await _send_outputs(task, job, output, _single_part)
     elif how == _COROUTINE:
         with computing:
             await _send_outputs(task, job, await task.run(inputs), _parts_of)
@@ -130,36 +130,36 @@ async def _in_thread(task: Any, job: TaskJob, inputs: Any) -> None:
         await _send_outputs(task, job, await asyncio.to_thread(task.run, inputs), _parts_of)
         return
     parts = task.run(inputs)
-    while (told := await asyncio.to_thread(next, parts, _END)) is not _END:
-        await _send_outputs(task, job, told, _single_part)
+    while (output := await asyncio.to_thread(next, parts, _END)) is not _END:
+        await _send_outputs(task, job, output, _single_part)
 
 
 # Inputs
 
 
-async def _read_inputs(declared: Any, job: TaskJob) -> Any:
+async def _read_inputs(input_type: Any, job: TaskJob) -> Any:
     """Return the inputs as declared; a missing input has its default."""
-    found: dict[str, Any] = {}
-    for name, (kind, element) in declared.fields.items():
+    values: dict[str, Any] = {}
+    for name, (kind, element) in input_type.fields.items():
         if kind == STREAM and name not in job.inputs:
-            found[name] = _decode_parts(job, name, element)
+            values[name] = _decode_parts(job, name, element)
             continue
         value = _resolve_values(await job.value(name))
         if value is not None or name in job.inputs:
-            found[name] = _validate_value(declared, name, value) if kind == VALUE else value
-    return declared.model_construct(**found)
+            values[name] = _validate_value(input_type, name, value) if kind == VALUE else value
+    return input_type.model_construct(**values)
 
 
-def _validate_value(declared: type[BaseModel], name: str, value: Any) -> Any:
+def _validate_value(input_type: type[BaseModel], name: str, value: Any) -> Any:
     """Convert JSON to the declared models. Values with arrays are not changed."""
     if _has_array(value):
         return value
-    field = declared.model_fields[name]
+    field = input_type.model_fields[name]
     kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     try:
         return type_adapter(kind).validate_python(value)
     except ValidationError as error:
-        where = f"{declared.__name__}.{name}"
+        where = f"{input_type.__name__}.{name}"
         raise BadRequest(f"{where}: {error.errors(include_url=False)[0]['msg']}", param=name) from error
 
 
@@ -187,13 +187,13 @@ async def _decode_parts(job: TaskJob, name: str, element: Any) -> AsyncIterator[
         yield decode_part(element, each)
 
 
-async def _collect_streams(declared: Any, inputs: Any) -> Any:
+async def _collect_streams(input_type: Any, inputs: Any) -> Any:
     """Return ``inputs`` with streams as lists."""
-    streams = [name for name, (kind, _) in declared.fields.items() if kind == STREAM]
+    streams = [name for name, (kind, _) in input_type.fields.items() if kind == STREAM]
     read = {
         name: [each async for each in getattr(inputs, name)] for name in streams if getattr(inputs, name) is not None
     }
-    return declared.model_construct(**{**inputs.__dict__, **read})
+    return input_type.model_construct(**{**inputs.__dict__, **read})
 
 
 # Outputs
@@ -202,14 +202,14 @@ async def _collect_streams(declared: Any, inputs: Any) -> Any:
 Cut = Callable[[Any], AsyncIterator[Any]]
 
 
-async def _send_outputs(task: Any, job: TaskJob, told: Any, cut: Cut) -> None:
+async def _send_outputs(task: Any, job: TaskJob, output: Any, cut: Cut) -> None:
     """Send the outputs that ``run`` returned or yielded."""
     fields = task.outputs_type.fields
-    if isinstance(told, TaskOutput):
-        told, cut = told.__dict__, _parts_of
-    if not isinstance(told, Mapping):
-        told = {} if told is None else {next(iter(fields)): told}
-    for name, value in told.items():
+    if isinstance(output, TaskOutput):
+        output, cut = output.__dict__, _parts_of
+    if not isinstance(output, Mapping):
+        output = {} if output is None else {next(iter(fields)): output}
+    for name, value in output.items():
         if name not in fields:
             raise StageFailed(f"{task.name} returned the unknown output {name!r}; its outputs are {', '.join(fields)}")
         if not job.has_consumer(name):

@@ -98,22 +98,22 @@ def make_reference(result: Result, uses: list[tuple[int, str]], maker: Maker) ->
 
 def returned_results(answer: Any) -> list[Result]:
     """Return the results anywhere in an ``invoke``'s answer, in order."""
-    found: list[Result] = []
-    _collect_results(answer, found, set())
-    return found
+    results: list[Result] = []
+    _collect_results(answer, results, set())
+    return results
 
 
-def _collect_results(value: Any, found: list[Result], seen: set[int]) -> None:
+def _collect_results(value: Any, results: list[Result], visited_ids: set[int]) -> None:
     if type(value) is Result:
-        found.append(value)
+        results.append(value)
         return
     elements = _child_values(value)
-    if elements is None or id(value) in seen:
+    if elements is None or id(value) in visited_ids:
         return
-    seen.add(id(value))
+    visited_ids.add(id(value))
     for element in elements:
         if element is not None:
-            _collect_results(element, found, seen)
+            _collect_results(element, results, visited_ids)
 
 
 def _child_values(value: Any) -> Iterable[Any] | None:
@@ -132,6 +132,6 @@ def _child_values(value: Any) -> Iterable[Any] | None:
 
 
 def _slot_values(value: Any) -> list[Any]:
-    named = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
-    names = [name for slots in named for name in ([slots] if isinstance(slots, str) else slots)]
+    slot_groups = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
+    names = [name for slots in slot_groups for name in ([slots] if isinstance(slots, str) else slots)]
     return [getattr(value, name) for name in names if hasattr(value, name)]

@@ -59,10 +59,10 @@ def join_parts(element: Any, parts: list[Any], transformed: bool) -> Any:
     return parts
 
 
-def decode_value(element: Any, items: Sequence[Item], shown: str) -> Any:
+def decode_value(element: Any, items: Sequence[Item], name: str) -> Any:
     """Return the only value of a tensor or value output."""
     if not items:
-        raise ProtocolError(f"{shown} ended without a value")
+        raise ProtocolError(f"{name} ended without a value")
     return decode_part(element, items[0])
 
 

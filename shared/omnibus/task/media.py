@@ -38,10 +38,10 @@ class Media:
 
         Raises ``BadMedia`` for another value or an unknown format, and ``TooLarge`` for more than a client may send.
         """
-        data, found = await asyncio.to_thread(_as_file, source, rate)
-        if modality and found and modality != found:
-            raise BadMedia(f"an array like this is an {found}, not {modality}", param="media")
-        return await place_media(data, modality or found)
+        data, media_type = await asyncio.to_thread(_as_file, source, rate)
+        if modality and media_type and modality != media_type:
+            raise BadMedia(f"an array like this is an {media_type}, not {modality}", param="media")
+        return await place_media(data, modality or media_type)
 
 
 def _as_file(source: Any, rate: int) -> tuple[bytes, str]:

@@ -66,41 +66,41 @@ def check_purity(invoke: Callable[[Any], Any]) -> None:
         )
 
 
-def _find_faults(function: Any, owner: Any, seen: set[types.CodeType]) -> Iterator[str]:
-    if function.__code__ in seen:
+def _find_faults(function: Any, owner: Any, visited_codes: set[types.CodeType]) -> Iterator[str]:
+    if function.__code__ in visited_codes:
         return
-    seen.add(function.__code__)
+    visited_codes.add(function.__code__)
     for step in read_code(function, owner):
         if step.changes:
             yield f"changes {step.changes}"
         elif step.imports.partition(".")[0] in _IMPURE and not step.imports.startswith(_PURE):
             yield f"uses {step.imports}"
         elif step.found is not None:
-            yield from _object_faults(step, function, seen)
+            yield from _object_faults(step, function, visited_codes)
 
 
-def _object_faults(step: CodeStep, function: Any, seen: set[types.CodeType]) -> Iterator[str]:
+def _object_faults(step: CodeStep, function: Any, visited_codes: set[types.CodeType]) -> Iterator[str]:
     """Yield the faults of using the object of ``step``."""
-    found = step.found
+    value = step.found
     if isinstance(step.receiver, _CONTAINERS) and step.path.rpartition(".")[2] in _CHANGING:
         yield f"changes {step.path.rpartition('.')[0]}"
-    elif is_impure(found):
+    elif is_impure(value):
         yield f"uses {step.path}"
-    elif inspect.ismethod(found) and inspect.isfunction(found.__func__) and found.__self__ is not function:
-        yield from _find_faults(found.__func__, found.__self__, seen)
-    elif inspect.isfunction(found) and _top_package(found) == _top_package(function):
-        yield from _find_faults(found, None, seen)
+    elif inspect.ismethod(value) and inspect.isfunction(value.__func__) and value.__self__ is not function:
+        yield from _find_faults(value.__func__, value.__self__, visited_codes)
+    elif inspect.isfunction(value) and _top_package(value) == _top_package(function):
+        yield from _find_faults(value, None, visited_codes)
 
 
 def _top_package(function: Any) -> str:
     return str(function.__module__).partition(".")[0]
 
 
-def is_impure(found: Any) -> bool:
+def is_impure(value: Any) -> bool:
     """Return whether ``found`` has an effect, or another result on every use."""
-    if isinstance(found, types.ModuleType):
-        return found.__name__ in _IMPURE_NAMES
-    module, name, kind = _qualified_name(found)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _IMPURE_NAMES
+    module, name, kind = _qualified_name(value)
     if f"{module}.{name}".startswith(_PURE):
         return False
     top = module.partition(".")[0]
@@ -108,13 +108,13 @@ def is_impure(found: Any) -> bool:
     return top in _IMPURE or module.startswith("numpy.random") or bool(names & _IMPURE_NAMES)
 
 
-def _qualified_name(found: Any) -> tuple[str, str, str]:
+def _qualified_name(value: Any) -> tuple[str, str, str]:
     """Return module, name and class of ``found``; for an instance, those of its class."""
-    owner = getattr(found, "__self__", None) or getattr(found, "__objclass__", None)
-    if not hasattr(found, "__name__"):
-        owner, found = None, type(found)
+    owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
+    if not hasattr(value, "__name__"):
+        owner, value = None, type(value)
     source = owner if isinstance(owner, type) else type(owner) if owner is not None else None
     module = (
-        found.__module__ if isinstance(getattr(found, "__module__", None), str) else getattr(source, "__module__", "")
+        value.__module__ if isinstance(getattr(value, "__module__", None), str) else getattr(source, "__module__", "")
     )
-    return str(module).lstrip("_"), str(found.__name__), getattr(source, "__name__", "")
+    return str(module).lstrip("_"), str(value.__name__), getattr(source, "__name__", "")

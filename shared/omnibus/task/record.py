@@ -54,31 +54,34 @@ class Recorder(Session):
 
     def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         index = self.add_call(task, inputs, work)
-        name, step, made = task.name, self.step, task.outputs_type
-        return made.of(
-            {output: Result(name, (index, output), kind, element, self, step) for output, kind, element in made.told}
+        name, step, output_type = task.name, self.step, task.outputs_type
+        return output_type.of(
+            {
+                output: Result(name, (index, output), kind, element, self, step)
+                for output, kind, element in output_type.told
+            }
         )
 
     def add_call(self, task: RecordableTask, inputs: dict[str, Any], work: int, call: str = "") -> int:
         """Record a call; returns its index. ``call`` is equal for equal calls; by default the inputs decide."""
         uses: list[tuple[int, str]] = []
         inner = self._encode_inner_result
-        given = {
+        encoded_inputs = {
             name: self.encode_result(value, uses) if type(value) is Result else encode_literal(value, inner, uses)
             for name, value in inputs.items()
         }
         name = task.name
         try:
-            found = self.digest_call(name, given)
+            digest = self.digest_call(name, encoded_inputs)
         except TypeError as error:
             raise BadRequest(f"an input of {name} cannot be JSON ({error}): keys of dicts must be text") from error
-        call = call or found
+        call = call or digest
         salt = self._equal.get(call, 0)
         self._equal[call] = salt + 1
-        known = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
-        if len(known) < len(uses):
+        used_outputs = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
+        if len(used_outputs) < len(uses):
             _check_streams(name, inputs)
-        self.nodes.append(GraphNode(name, task.component_name, given, found, known, task.model, salt))
+        self.nodes.append(GraphNode(name, task.component_name, encoded_inputs, digest, used_outputs, task.model, salt))
         self.work.append(work)
         self.pins.append(pin.get())
         index = len(self.nodes) - 1
@@ -105,54 +108,57 @@ class Recorder(Session):
         if self._point is None:
             raise GraphError("choose needs a request: run the task by an app, or give `record` a `point`")
         mark = self._point(len(self.choices)) * sum(weights)
-        chosen = max(index for index in range(count) if weights[index] > 0)
+        choice = max(index for index in range(count) if weights[index] > 0)
         for index, weight in enumerate(weights):
             mark -= weight
             if mark < 0:
-                chosen = index
+                choice = index
                 break
-        self.choices.append(chosen)
-        return chosen
+        self.choices.append(choice)
+        return choice
 
     def build_segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
         return Segment(tuple(self.nodes), tuple(outputs), tuple(self.work), tuple(self.pins), tuple(self.choices))
 
 
 def _check_streams(task: str, inputs: dict[str, Any]) -> None:
-    seen: set[tuple[int, tuple[int, str]]] = set()
+    used_streams: set[tuple[int, tuple[int, str]]] = set()
     for result in inputs.values():
         if type(result) is Result and result.kind == STREAM:
-            if (result.step, result.origin) in seen:
+            if (result.step, result.origin) in used_streams:
                 raise StreamConsumed(
                     f"{result.display_name} is given to two inputs of one call of {task}: it is read once"
                 )
-            seen.add((result.step, result.origin))
+            used_streams.add((result.step, result.origin))
 
 
 class ReplaySession(Session):
     def __init__(
-        self, recorded: Segment, results: Mapping[tuple[int, str], Any], step: int, scope: object = None
+        self, segment: Segment, results: Mapping[tuple[int, str], Any], step: int, scope: object = None
     ) -> None:
         super().__init__(scope)
         self.position = 0
-        self._nodes = recorded.nodes
-        self._outputs = recorded.outputs
-        self._choices = iter(recorded.choices)
+        self._nodes = segment.nodes
+        self._outputs = segment.outputs
+        self._choices = iter(segment.choices)
         self._results = results
         self._step = step
 
     def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         index = self.position
         self.position += 1
-        recorded = self._nodes[index] if index < len(self._nodes) else None
+        node = self._nodes[index] if index < len(self._nodes) else None
         refer, uses = self._encode_result, list[tuple[int, str]]()
-        given = {name: encode_literal(value, refer, uses) for name, value in inputs.items()}
+        encoded_inputs = {name: encode_literal(value, refer, uses) for name, value in inputs.items()}
         name = task.name
-        if recorded is None or recorded.task != name or recorded.inputs != given:
-            raise self.remember_error(ReplayMismatch(_describe_difference(index, recorded, name, given)))
-        made = task.outputs_type
-        return made.of(
-            {output: self._bind_result(name, (index, output), kind, element) for output, kind, element in made.told}
+        if node is None or node.task != name or node.inputs != encoded_inputs:
+            raise self.remember_error(ReplayMismatch(_describe_difference(index, node, name, encoded_inputs)))
+        output_type = task.outputs_type
+        return output_type.of(
+            {
+                output: self._bind_result(name, (index, output), kind, element)
+                for output, kind, element in output_type.told
+            }
         )
 
     def _encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
@@ -164,12 +170,12 @@ class ReplaySession(Session):
         return result
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
-        chosen = next(self._choices, count)
-        if chosen >= count:
+        choice = next(self._choices, count)
+        if choice >= count:
             raise self.remember_error(
                 ReplayMismatch("`invoke` chose among other options on replay: they must depend only on its request")
             )
-        return chosen
+        return choice
 
     def verify_end(self, answer: Any) -> None:
         """Raise ``ReplayMismatch`` unless ``invoke`` repeated all calls and returned the same results."""
@@ -209,7 +215,7 @@ def record(
 def replay(
     invoke: Callable[[Any], Any],
     request: Any,
-    recorded: Segment,
+    segment: Segment,
     results: Mapping[tuple[int, str], Any],
     step: int = 0,
     *,
@@ -219,7 +225,7 @@ def replay(
 
     ``results`` are sources by (node, output).
     """
-    replayer = ReplaySession(recorded, results, step, scope)
+    replayer = ReplaySession(segment, results, step, scope)
     with replayer:
         answer = call_invoke(invoke, request)
     replayer.verify_end(answer)
@@ -251,12 +257,12 @@ def invoke_error(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError
         error = error.exceptions[0]
     if isinstance(error, OmnibusError):
         return error
-    said = _error_text(error).strip().replace("\n", " ")[:400]
+    message = _error_text(error).strip().replace("\n", " ")[:400]
     if isinstance(error, AttributeError) and type(error.obj) is Result:
-        return PlaceholderError(f"{invoke_name(invoke)}: {said}")
-    if isinstance(error, TypeError) and Result.__name__ in said:
-        said += "; a result has no value while the graph is recorded: pass it to a task unread, or return it"
-    return GraphError(f"{invoke_name(invoke)} failed while its graph was recorded ({type(error).__name__}: {said})")
+        return PlaceholderError(f"{invoke_name(invoke)}: {message}")
+    if isinstance(error, TypeError) and Result.__name__ in message:
+        message += "; a result has no value while the graph is recorded: pass it to a task unread, or return it"
+    return GraphError(f"{invoke_name(invoke)} failed while its graph was recorded ({type(error).__name__}: {message})")
 
 
 def _error_text(error: Exception) -> str:
@@ -271,12 +277,12 @@ def invoke_name(invoke: Any) -> str:
     return f"{type(owner).__name__}.invoke" if owner is not None else getattr(invoke, "__qualname__", "invoke")
 
 
-def _describe_difference(index: int, recorded: GraphNode | None, task: str, inputs: dict[str, Any]) -> str:
-    if recorded is None:
+def _describe_difference(index: int, node: GraphNode | None, task: str, inputs: dict[str, Any]) -> str:
+    if node is None:
         return f"call {index} of {task} is not in the record: `invoke` made more calls on replay"
-    if recorded.task != task:
-        return f"call {index} was {recorded.task} when recorded and is {task} on replay"
-    changed = sorted(
-        name for name in recorded.inputs.keys() | inputs.keys() if recorded.inputs.get(name) != inputs.get(name)
+    if node.task != task:
+        return f"call {index} was {node.task} when recorded and is {task} on replay"
+    changed_names = sorted(
+        name for name in node.inputs.keys() | inputs.keys() if node.inputs.get(name) != inputs.get(name)
     )
-    return f"call {index} of {task} got other inputs on replay: {', '.join(changed)}"
+    return f"call {index} of {task} got other inputs on replay: {', '.join(changed_names)}"

@@ -55,7 +55,7 @@ class ResultOwner(Protocol):
     async def ensure_source(self, result: "Result") -> None:
         """Ensure that ``result`` has a source: send the segment that contains it."""
 
-    def record_observation(self, result: "Result", seen: Observation) -> None:
+    def record_observation(self, result: "Result", observation: Observation) -> None:
         """Record that ``invoke`` read ``seen`` of ``result``; its next calls may depend on it."""
 
     def earlier_observation(self, result: "Result", whole: bool) -> Observation | None:
@@ -157,19 +157,19 @@ class Result:
         return await asyncio.shield(self._whole)
 
     async def _read_value(self) -> Any:
-        seen = Observation(whole=True)
+        observation = Observation(whole=True)
         try:
-            seen.value = await self._replay_or_read()
+            observation.value = await self._replay_or_read()
         except Exception as error:
-            seen.error = error
-            self._record_observation(seen)
+            observation.error = error
+            self._record_observation(observation)
             raise
-        self._record_observation(seen)
-        return seen.value
+        self._record_observation(observation)
+        return observation.value
 
-    def _record_observation(self, seen: Observation) -> None:
+    def _record_observation(self, observation: Observation) -> None:
         if self.owner is not None:
-            self.owner.record_observation(self, seen)
+            self.owner.record_observation(self, observation)
 
     async def _replay_or_read(self) -> Any:
         before = self.owner.earlier_observation(self, whole=True) if self.owner is not None else None
@@ -204,16 +204,16 @@ class Result:
             if not before.ended and self.owner is not None:
                 self.owner.raise_read_beyond(self)
             return
-        seen = Observation(whole=False)  # grows during reading
-        self._record_observation(seen)
+        observation = Observation(whole=False)  # grows during reading
+        self._record_observation(observation)
         try:
             async for item in self._iterate_items():
                 value = self._apply_transforms(decode_part(self.element, item))
-                seen.parts.append(value)
+                observation.parts.append(value)
                 yield value
-            seen.ended = True
+            observation.ended = True
         except Exception as error:
-            seen.error = error
+            observation.error = error
             raise
 
     async def _iterate_items(self) -> AsyncIterator[Item]:
@@ -283,7 +283,7 @@ class Result:
     __hash__ = object.__hash__
 
 
-def _ignore_failure(done: "asyncio.Future[Any]") -> None:
+def _ignore_failure(future: "asyncio.Future[Any]") -> None:
     """Retrieve the exception, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
+    if not future.cancelled():
+        future.exception()

@@ -103,8 +103,8 @@ async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> 
         live = cast(Callable[[R], Awaitable[A]], invoke)
         return await run_live(around, around.choice_point, live, request)
     step = around.next_step()
-    recorded = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
-    return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
+    segment = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
+    return replay(invoke, request, segment, await around.submit(segment, step), step, scope=around)
 
 
 @lru_cache(_MAX_KNOWN_FUNCTIONS)
@@ -117,8 +117,8 @@ async def place_media(data: bytes, modality: str) -> dict[str, Any]:
     around = _request.get()
     if around is None or around.place_media is None:
         raise PlaceholderError("place media in an app's `serve`, or in an async `invoke`")
-    placed: dict[str, Any] = await tool(around.place_media, data, modality)
-    return placed
+    reference: dict[str, Any] = await tool(around.place_media, data, modality)
+    return reference
 
 
 @overload

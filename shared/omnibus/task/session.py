@@ -92,13 +92,13 @@ pin: ContextVar[str] = ContextVar("omnibus_pin", default="")
 
 
 def require_session() -> Session:
-    found = _current.get()
-    if found is None or not found.drawing:
+    session = _current.get()
+    if session is None or not session.drawing:
         raise PlaceholderError(
             "call `.invoke`, `choose` and `pinned` inside of a composite task's `invoke`, while it runs; in an app's "
             "`serve`, await the task itself as `await task(...)`"
         )
-    return found
+    return session
 
 
 def current_session() -> Session | None:
@@ -131,10 +131,14 @@ def choose(options: Sequence[T], weights: Sequence[float] | None = None) -> T:
     Over many requests, the choices are in proportion to the weights. The choice is part of the recorded invocation.
     Source: Cornserve listing 2, ``replayable_choice``.
     """
-    given = [1.0] * len(options) if weights is None else [float(weight) for weight in weights]
-    total = sum(given)
-    if len(given) != len(options) or not all(weight >= 0 for weight in given) or not 0 < total < math.inf:
+    parsed_weights = [1.0] * len(options) if weights is None else [float(weight) for weight in weights]
+    total = sum(parsed_weights)
+    if (
+        len(parsed_weights) != len(options)
+        or not all(weight >= 0 for weight in parsed_weights)
+        or not 0 < total < math.inf
+    ):
         raise BadRequest(
             "choose needs at least one option, and as many weights, if any: finite, not negative, and not all 0"
         )
-    return options[require_session().choose(len(options), given)]
+    return options[require_session().choose(len(options), parsed_weights)]

@@ -44,14 +44,14 @@ class Skeleton:
     def __init__(self, segment: Segment, holes: Sequence[Hole], answer: _AnswerShape) -> None:
         self._answer = answer
         numbers = {id(hole): number for number, hole in enumerate(holes)}
-        filled = [
+        filled_places = [
             tuple((name, numbers[id(value)]) for name, value in node.inputs.items() if type(value) is Hole)
             for node in segment.nodes
         ]
-        self._filled = tuple((index, places) for index, places in enumerate(filled) if places)
+        self._filled = tuple((index, places) for index, places in enumerate(filled_places) if places)
         nodes = tuple(
             with_inputs(node, {**node.inputs, **{name: None for name, _ in places}})
-            for node, places in zip(segment.nodes, filled, strict=True)
+            for node, places in zip(segment.nodes, filled_places, strict=True)
         )
         tasks = [node.task for node in nodes]
         self._repeats = len(set(tasks)) < len(tasks)
@@ -59,10 +59,10 @@ class Skeleton:
 
     def with_nodes(self, nodes: Sequence[GraphNode]) -> "Skeleton":
         """Return the skeleton with ``nodes`` of equal inputs, e.g. of other models."""
-        made = object.__new__(Skeleton)
-        made._answer, made._filled, made._repeats = self._answer, self._filled, self._repeats
-        made.segment = msgspec.structs.replace(self.segment, nodes=tuple(nodes))
-        return made
+        skeleton = object.__new__(Skeleton)
+        skeleton._answer, skeleton._filled, skeleton._repeats = self._answer, self._filled, self._repeats
+        skeleton.segment = msgspec.structs.replace(self.segment, nodes=tuple(nodes))
+        return skeleton
 
     def fill(self, literals: Sequence[Any]) -> Segment:
         """Return the graph of a request. ``literals`` are JSON values, one for each hole, in order."""
@@ -115,10 +115,14 @@ def _answer_shape(answer: Any, maker: ReplaySession) -> _AnswerShape | None:
     """Return the shape of ``answer``; None unless all its values are unchanged results of ``maker``."""
     if not isinstance(answer, BaseModel) or answer.model_extra:
         return None
-    given = {name: value for name, value in answer.__dict__.items() if value is not None}
-    if not all(type(value) is Result and value.maker is maker and not value.is_transformed for value in given.values()):
+    present_values = {name: value for name, value in answer.__dict__.items() if value is not None}
+    if not all(
+        type(value) is Result and value.maker is maker and not value.is_transformed for value in present_values.values()
+    ):
         return None
-    results = {name: Result(value.task, value.origin, value.kind, value.element) for name, value in given.items()}
+    results = {
+        name: Result(value.task, value.origin, value.kind, value.element) for name, value in present_values.items()
+    }
     template = answer.model_copy()
     template.__dict__.update(results)
     return _AnswerShape(template, tuple(results.items()))

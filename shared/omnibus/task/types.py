@@ -215,9 +215,9 @@ class TaskInput(BaseModel):
         for name, (kind, element) in cls.fields.items():
             if kind == VALUE and _mentions_type(element, Stream):
                 raise TypeError(f"{cls.__name__}.{name}: a stream needs its own field, annotated `Stream[...]`")
-        declared = cls.model_fields.items()
+        declared_fields = cls.model_fields.items()
         cls.told = frozenset(
-            name for name, field in declared if field.default is not None or cls.fields[name][0] == STREAM
+            name for name, field in declared_fields if field.default is not None or cls.fields[name][0] == STREAM
         )
 
     @field_validator("*", mode="wrap")
@@ -247,9 +247,9 @@ def _check_result(result: Result, check: Any, kind: str, element: Any) -> Any:
         return result
     if result.kind == TENSOR and _mentions_type(element, Tensor):
         return check(result)
-    wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_type_name(result.element)}]"
+    target = "Tensor" if result.kind == TENSOR else f"Stream[{_type_name(result.element)}]"
     raise ValueError(
-        f"a plain value is needed here, not {result.display_name}: annotate the field `{wanted}`, or await the result "
+        f"a plain value is needed here, not {result.display_name}: annotate the field `{target}`, or await the result "
         "in an async `invoke` and pass its value"
     )
 
@@ -277,8 +277,10 @@ class TaskOutput(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        declared = cls.model_fields.items()
-        cls.fields = {name: (*kind_of(field.annotation), ON_DEMAND in field.metadata) for name, field in declared}
+        declared_fields = cls.model_fields.items()
+        cls.fields = {
+            name: (*kind_of(field.annotation), ON_DEMAND in field.metadata) for name, field in declared_fields
+        }
         cls.told = tuple((name, kind, element) for name, (kind, element, _) in cls.fields.items())
         for name, kind, element in cls.told:
             if kind == VALUE and _mentions_type(element, Tensor, Stream):
@@ -298,18 +300,18 @@ class TaskOutput(BaseModel):
             fits = hasattr(value, "__aiter__") or isinstance(value, list | tuple)
         if fits:
             return value
-        wanted = "an array" if kind == TENSOR else "a plain value" if kind == VALUE else "a list or an async iterator"
-        raise ValueError(f"{wanted} is needed here, not {_describe_value(value)}")
+        target = "an array" if kind == TENSOR else "a plain value" if kind == VALUE else "a list or an async iterator"
+        raise ValueError(f"{target} is needed here, not {_describe_value(value)}")
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
         """Return an instance with results, which are validated on reading."""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "__dict__", values)
-        object.__setattr__(made, "__pydantic_fields_set__", cls.fields.keys())
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
-        return made
+        instance = cls.__new__(cls)
+        object.__setattr__(instance, "__dict__", values)
+        object.__setattr__(instance, "__pydantic_fields_set__", cls.fields.keys())
+        object.__setattr__(instance, "__pydantic_extra__", None)
+        object.__setattr__(instance, "__pydantic_private__", None)
+        return instance
 
     if not TYPE_CHECKING:  # a checker would accept any name as an output
 
@@ -322,9 +324,9 @@ class TaskOutput(BaseModel):
 def kind_of(annotation: Any) -> tuple[str, Any]:
     """Return (kind, element) of an annotation. ``Tensor | None`` is an optional tensor."""
     if get_origin(annotation) in (Union, UnionType):
-        given = [each for each in get_args(annotation) if each is not type(None)]
-        inner = kind_of(given[0])
-        return inner if len(given) == 1 and inner[0] != VALUE else (VALUE, annotation)
+        inner_types = [each for each in get_args(annotation) if each is not type(None)]
+        inner = kind_of(inner_types[0])
+        return inner if len(inner_types) == 1 and inner[0] != VALUE else (VALUE, annotation)
     if annotation is Tensor:
         return TENSOR, Tensor
     if annotation is Stream or get_origin(annotation) is Stream:

@@ -66,24 +66,24 @@ class Verifier(Session):
         return make_ref(*result.origin) if result.maker is self else foreign_reference(result)
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
-        chosen = self._trace.chosen.take(count)
-        if chosen is None:
+        choice = self._trace.chosen.take(count)
+        if choice is None:
             self._raise_mismatch("`invoke` chose among other options on replay")
-        return chosen
+        return choice
 
     async def effect(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        done = self._trace.effects.take(effect_key(function, arguments))
-        if done is None:
+        effect_record = self._trace.effects.take(effect_key(function, arguments))
+        if effect_record is None:
             self._raise_mismatch(
                 f"`invoke` called the tool {_function_name(function)} on replay, or with other arguments"
             )
-        if not done.ended:
+        if not effect_record.ended:
             self._raise_mismatch(
                 f"`invoke` waited for the tool {_function_name(function)} on replay, and did not before"
             )
-        if done.error is not None:
-            raise done.error
-        return done.result
+        if effect_record.error is not None:
+            raise effect_record.error
+        return effect_record.result
 
     def register_branch(self) -> None:
         current_branch()
@@ -91,14 +91,14 @@ class Verifier(Session):
     async def ensure_source(self, result: Result) -> None:
         self._raise_mismatch(f"`invoke` reads {result.display_name} on replay, and did not before")
 
-    def record_observation(self, result: Result, seen: Observation) -> None:
+    def record_observation(self, result: Result, observation: Observation) -> None:
         """Do nothing: the first run recorded it."""
 
     def earlier_observation(self, result: Result, whole: bool) -> Observation | None:
-        seen = self._trace.seen.get((*result.origin, result.transform_count))
-        if seen is not None and seen.whole != whole:
+        observation = self._trace.seen.get((*result.origin, result.transform_count))
+        if observation is not None and observation.whole != whole:
             self.raise_read_beyond(result)
-        return seen
+        return observation
 
     def raise_read_beyond(self, result: Result) -> NoReturn:
         self._raise_mismatch(f"`invoke` reads more of {result.display_name} on replay than before")
@@ -113,10 +113,10 @@ class Verifier(Session):
         if list(before) != named_results(answer, self, lambda result: result.origin[0]):
             self._raise_mismatch("replay returned other results than the record has")
 
-    def _raise_mismatch(self, what: str) -> NoReturn:
+    def _raise_mismatch(self, text: str) -> NoReturn:
         raise self.remember_error(
             ReplayMismatch(
-                f"{what}: `invoke` must not depend on time, randomness or anything outside of its request and results; "
+                f"{text}: `invoke` must not depend on time, randomness or anything outside of its request and results; "
                 "wrap such code in `tool`"
             )
         )
@@ -146,10 +146,10 @@ _sorted = msgspec.json.Encoder(order="sorted")
 
 def effect_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     try:
-        shown = _sorted.encode(arguments).decode()
+        arguments_text = _sorted.encode(arguments).decode()
     except TypeError:  # distinguished only by their order
-        shown = ""
-    return f"{_function_name(function)}{shown}"
+        arguments_text = ""
+    return f"{_function_name(function)}{arguments_text}"
 
 
 def _function_name(function: Callable[..., Any]) -> str:

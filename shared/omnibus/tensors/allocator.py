@@ -28,7 +28,7 @@ class Allocator:
     highest end that was ever allocated. ``backed`` is the end of the memory that has pages; by default, all of it has.
     """
 
-    def __init__(self, size: int, backed: int | None = None, header: int = 0) -> None:
+    def __init__(self, size: int, backed_size: int | None = None, header: int = 0) -> None:
         self._header = header
         self.size = size - size % ALIGNMENT_BYTES
         self.backed = 0
@@ -39,7 +39,7 @@ class Allocator:
         self._by_size: SortedList[tuple[int, int]] = SortedList()
         self._by_start: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
-        self.add_backed(self.size if backed is None else backed)
+        self.add_backed(self.size if backed_size is None else backed_size)
 
     @property
     def free_bytes(self) -> int:

@@ -144,8 +144,8 @@ class Arena:
                 f"handle {handle.id}: {handle.nbytes} bytes at {offset} are not in an arena of {self.size} bytes"
             )
         words, at = self._words, (offset - HEADER_BYTES) // _WORD_BYTES
-        found = (words[at], words[at + 1], words[at + 2], words[at + 3])
-        if found != (_MAGIC, handle.generation, handle.id, handle.nbytes):
+        header = (words[at], words[at + 1], words[at + 2], words[at + 3])
+        if header != (_MAGIC, handle.generation, handle.id, handle.nbytes):
             raise StaleHandle(
                 f"tensor {handle.id} (generation {handle.generation}) was freed. It was released by all readers, "
                 "ended, expired, or lost with its producer or sidecar; run its producer again"

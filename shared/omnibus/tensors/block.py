@@ -60,10 +60,10 @@ class BlockMemory(Protocol):
 
 
 def make_block(
-    client: Producer, arena: BlockMemory, granted: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
+    client: Producer, arena: BlockMemory, grant: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
 ) -> Block:
     """Return the first ``nbytes`` of a granted block as a tensor."""
-    block, generation, offset, key = granted
+    block, generation, offset, key = grant
     handle = Handle(block, client.node, arena.name, offset, nbytes, dtype, shape, generation, key)
     return Block(client, handle, arena.writable_array(handle))
 

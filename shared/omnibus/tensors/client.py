@@ -150,8 +150,8 @@ class TensorClient:
         answer = await link.call(request, wait + ANSWER_TIMEOUT_SECONDS)
         if answer.verb != Verb.GRANTED:
             raise refusal_error(answer, nbytes, wait)
-        granted = GrantedBlock(answer.block, answer.generation, answer.offset, answer.nbytes)
-        return make_block(self, arena, granted, nbytes, shape, dtype)
+        grant = GrantedBlock(answer.block, answer.generation, answer.offset, answer.nbytes)
+        return make_block(self, arena, grant, nbytes, shape, dtype)
 
     async def put(
         self,

@@ -60,9 +60,9 @@ class InlineTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-def _check_size(what: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+def _check_size(description: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
     size = ITEMSIZE.get(dtype)
     if size is None:
-        raise ProtocolError(f"{what} has the unsupported dtype {dtype!r}; use one of {sorted(ITEMSIZE)}")
+        raise ProtocolError(f"{description} has the unsupported dtype {dtype!r}; use one of {sorted(ITEMSIZE)}")
     if any(extent < 0 for extent in shape) or prod(shape) * size != nbytes:
-        raise ProtocolError(f"{what}: shape {shape} of {dtype} is not {nbytes} bytes")
+        raise ProtocolError(f"{description}: shape {shape} of {dtype} is not {nbytes} bytes")

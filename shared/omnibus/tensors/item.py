@@ -25,6 +25,6 @@ class JoinedText(Item):
     cuts: tuple[int, ...]
 
     def __new__(cls, data: dict[str, Any], cuts: tuple[int, ...]) -> "JoinedText":
-        made = super().__new__(cls, data)
-        made.cuts = cuts
-        return made
+        text = super().__new__(cls, data)
+        text.cuts = cuts
+        return text

@@ -335,6 +335,6 @@ class Ledger:
         return True
 
     def _forget_tag(self, lease: BlockLease) -> None:
-        tagged = self._tags.get(lease.tag)
-        if tagged is not None and tagged.pop(lease.id, None) is not None and not tagged:
+        leases = self._tags.get(lease.tag)
+        if leases is not None and leases.pop(lease.id, None) is not None and not leases:
             del self._tags[lease.tag]

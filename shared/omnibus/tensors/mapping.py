@@ -67,12 +67,12 @@ def _map_anywhere(descriptor: int, size: int, protection: int) -> memoryview:
 
 def _map_aligned(descriptor: int, size: int, protection: int) -> memoryview:
     """Map the file in reserved address space, and free the rest."""
-    libc, reserved = _libc(), size + HUGE_PAGE_BYTES
-    base = _check(libc.mmap(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+    libc, reserved_size = _libc(), size + HUGE_PAGE_BYTES
+    base = _check(libc.mmap(None, reserved_size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
     address = _round_up(base)
     _check(libc.mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0))
     end = address + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    for low, high in ((base, address), (end, base + reserved)):
+    for low, high in ((base, address), (end, base + reserved_size)):
         if low < high:
             libc.munmap(low, high - low)
     memory = (ctypes.c_ubyte * size).from_address(address)

@@ -76,8 +76,8 @@ class SparePool:
         size = self._classes.get(number)
         if size is None:
             size = self._classes[number] = _SizeClass(number)
-        found = size.free.pop() if size.free else None
-        if found is None and now - size.used < IDLE_SECONDS:
+        spare = size.free.pop() if size.free else None
+        if spare is None and now - size.used < IDLE_SECONDS:
             size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
@@ -85,7 +85,7 @@ class SparePool:
             self._loop.call_soon(self._request_spares, size)
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle)
-        return found
+        return spare
 
     def on_frame(self, frame: SidecarFrame) -> None:
         """Handle a frame of the sidecar: it grants a spare, has none, or recalls all."""

@@ -147,29 +147,31 @@ def trace_http(application: Application) -> Application:
     return traced_application
 
 
-def start_invocation_span(sent: Invocation, parent: Carrier) -> Span | None:
+def start_invocation_span(invocation: Invocation, parent: Carrier) -> Span | None:
     """The span of an invocation that is dispatched now; None while off."""
     if tracer is None:
         return None
     more: dict[str, Value] = {
-        "omnibus.path": sent.path, "omnibus.epoch": sent.epoch, "omnibus.nodes": len(sent.nodes),
+        "omnibus.path": invocation.path, "omnibus.epoch": invocation.epoch, "omnibus.nodes": len(invocation.nodes),
     }  # fmt: skip
-    return tracer.start_span(f"invocation {sent.type}", parent, "producer", {**invocation_attributes(sent), **more})
+    return tracer.start_span(
+        f"invocation {invocation.type}", parent, "producer", {**invocation_attributes(invocation), **more}
+    )
 
 
-def invocation_attributes(sent: Invocation) -> dict[str, Value]:
+def invocation_attributes(invocation: Invocation) -> dict[str, Value]:
     """Return the attributes that every span of an invocation has."""
-    return {"omnibus.invocation": sent.id, "omnibus.app": sent.app, "omnibus.model": sent.model}
+    return {"omnibus.invocation": invocation.id, "omnibus.app": invocation.app, "omnibus.model": invocation.model}
 
 
 # At an executor
 
 
-def record_node_spans(parent: Carrier, sent: Invocation, hop: Hop, error: str = "") -> None:
+def record_node_spans(parent: Carrier, invocation: Invocation, hop: Hop, error: str = "") -> None:
     """The spans of a node that is over; does nothing while off."""
     if tracer is None:
         return
-    one = sent.nodes[hop.node]
+    one = invocation.nodes[hop.node]
     more: dict[str, Value] = {
         "omnibus.node": hop.node,
         "omnibus.task": one.task,
@@ -178,10 +180,10 @@ def record_node_spans(parent: Carrier, sent: Invocation, hop: Hop, error: str = 
         "omnibus.bytes": hop.nbytes,
     }
     inside = tracer.record_span(
-        one.component, parent, "consumer", (hop.taken, hop.end), error, {**invocation_attributes(sent), **more}
+        one.component, parent, "consumer", (hop.taken, hop.end), error, {**invocation_attributes(invocation), **more}
     )
     began = hop.began or hop.ready
     moments = {"inputs": (hop.taken, hop.ready), "queue": (hop.ready, began), "run": (began, hop.first)}
     for name, times in {**moments, "output": (hop.first, hop.end)}.items():
         if not error and times[1] > times[0]:
-            tracer.record_span(name, inside, "internal", times, "", {"omnibus.invocation": sent.id})
+            tracer.record_span(name, inside, "internal", times, "", {"omnibus.invocation": invocation.id})

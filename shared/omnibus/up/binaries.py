@@ -55,15 +55,15 @@ def find_binary(server: ServerBinary, environ: Mapping[str, str] | None = None) 
     skipped; one that the variable names is an error. Raises ``server.error`` with every rejected binary.
     """
     environ = os.environ if environ is None else environ
-    if named := environ.get(server.variable):
-        return _check_binary(server, Path(named))
-    seen: list[str] = []
+    if named_path := environ.get(server.variable):
+        return _check_binary(server, Path(named_path))
+    candidates: list[str] = []
     for candidate in (*_in_path(server.names, environ.get("PATH", "")), *_in_wheel(server)):
         version = version_of(candidate)
         if version is not None and version >= server.oldest:
             return candidate
-        seen.append(f"{candidate} ({_describe_version(version)})")
-    raise server.error(_not_found(server, seen))
+        candidates.append(f"{candidate} ({_describe_version(version)})")
+    raise server.error(_not_found(server, candidates))
 
 
 def version_of(binary: Path) -> tuple[int, int] | None:
@@ -89,7 +89,7 @@ def _check_binary(server: ServerBinary, binary: Path) -> Path:
 
 
 def _in_path(names: Iterable[str], path: str) -> list[Path]:
-    return [Path(found) for name in names if (found := shutil.which(name, path=path))]
+    return [Path(match) for name in names if (match := shutil.which(name, path=path))]
 
 
 def _in_wheel(server: ServerBinary) -> list[Path]:
@@ -110,10 +110,10 @@ def _dotted_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _not_found(server: ServerBinary, seen: list[str]) -> str:
-    passed = f"; passed over: {', '.join(seen)}" if seen else ""
+def _not_found(server: ServerBinary, candidates: list[str]) -> str:
+    rejected_text = f"; passed over: {', '.join(candidates)}" if candidates else ""
     return (
-        f"no {server.title} {_dotted_version(server.oldest)} or newer found{passed}. "
+        f"no {server.title} {_dotted_version(server.oldest)} or newer found{rejected_text}. "
         f"Install the extra 'local' (pip install 'omnibus-serve[local]'), put {server.names[0]} into PATH, "
         f"or name it in {server.variable}"
     )

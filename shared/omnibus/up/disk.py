@@ -67,8 +67,8 @@ class StreamDisk:
 
     def _report_full(self) -> None:
         if not self._reported:
-            lost = "records and dead letters are lost until space is free, everything else is served"
-            self._log.write_line(self._name, f"its disk at {self._directory} is full: {lost}")
+            consequence = "records and dead letters are lost until space is free, everything else is served"
+            self._log.write_line(self._name, f"its disk at {self._directory} is full: {consequence}")
         self._reported = True
 
     async def _read_storage(self) -> Storage | None:
@@ -87,5 +87,5 @@ class StreamDisk:
 
 
 def _free_bytes(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

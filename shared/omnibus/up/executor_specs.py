@@ -29,13 +29,13 @@ def process_specs(
     ``env`` is the environment of all of them. ``fork_server`` is the socket of a fork server, which forks those that it
     can. With ``switches``, executors may change their role, see ``omnibus.cluster.roles``.
     """
-    found: dict[str, ProcessSpec] = {}
+    specs: dict[str, ProcessSpec] = {}
     for each in (switching_executors if switches else desired_executors)(*plans).values():
         for replica in range(each.replicas):
             spec = _executor_spec(each, replica, env, fork_server)
-            spec = _with_origin_name(spec) if spec.name in found else spec
-            found[spec.name] = spec
-    return found
+            spec = _with_origin_name(spec) if spec.name in specs else spec
+            specs[spec.name] = spec
+    return specs
 
 
 def reconcile_specs(
@@ -48,17 +48,17 @@ def reconcile_specs(
     the running ones.
     """
     live = {name: spec for name, spec in there.items() if name not in ending}
-    unchanged = {name for name, spec in specs.items() if name in live and _is_same_work(spec, live[name])}
+    unchanged_names = {name for name, spec in specs.items() if name in live and _is_same_work(spec, live[name])}
     fresh: dict[str, ProcessSpec] = {}
-    for spec in (spec for name, spec in specs.items() if name not in unchanged):
+    for spec in (spec for name, spec in specs.items() if name not in unchanged_names):
         twin = next(
-            (name for name, other in live.items() if name not in unchanged and _is_same_work(spec, other)), None
+            (name for name, other in live.items() if name not in unchanged_names and _is_same_work(spec, other)), None
         )
         if twin is not None:
-            unchanged.add(twin)
-        elif (named := _with_free_name(spec, there, fresh)) is not None:
-            fresh[named.name] = replace(named, vital=spec.vital and vital)
-    return unchanged, list(fresh.values())
+            unchanged_names.add(twin)
+        elif (named_spec := _with_free_name(spec, there, fresh)) is not None:
+            fresh[named_spec.name] = replace(named_spec, vital=spec.vital and vital)
+    return unchanged_names, list(fresh.values())
 
 
 def _with_free_name(
@@ -90,14 +90,14 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
     id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
     environment = {_NICE: nice, **each.env, ID: id, **env, **own}
     module = f"omnibus_{each.service}"
-    forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
-    named = f"{kind.model}/{kind.option}"
+    is_forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
+    base_name = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
-        f"{named}/{replica}" if replica else named,  # the same however many there are
-        fork_client.fork_server_command(fork_server, module) if forked else python_command(module),
+        f"{base_name}/{replica}" if replica else base_name,  # the same however many there are
+        fork_client.fork_server_command(fork_server, module) if is_forked else python_command(module),
         env=environment,
         cwd=SHARED,
-        after=("nats", "sidecar", "fork-server") if forked else ("nats", "sidecar"),
+        after=("nats", "sidecar", "fork-server") if is_forked else ("nats", "sidecar"),
         blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
         vital=not each.apps,  # an app that cannot run must not end what others use
         grace=grace_seconds(environment, each.service),

@@ -77,9 +77,9 @@ class Executors:
             if not stand.epoch:  # the store lost its data: change nothing until the planner writes again
                 continue
             plan = await self._read_plan(store.plan, stand.epoch)
-            staged = await self._read_plan(store.staged_plan) if stand.staged else None
+            next_plan = await self._read_plan(store.staged_plan) if stand.staged else None
             self._plan = plan or self._plan
-            self._specs = self._make(*(each for each in (self._plan, staged) if each is not None))
+            self._specs = self._make(*(each for each in (self._plan, next_plan) if each is not None))
             self._changed.set()
 
     async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
@@ -111,14 +111,16 @@ class Executors:
     async def _reconcile_executors(self, first: bool = False) -> None:
         """Start missing executors, then end those that the plans do not need. A name that is ending is still in use."""
         there = {name: spec for name, spec in self._supervisor.specs.items() if ID in spec.env}
-        unchanged, fresh = reconcile_specs(self._specs, there, self._ending, vital=first)
-        for name in unchanged & self._leaving.keys():
+        unchanged_names, fresh = reconcile_specs(self._specs, there, self._ending, vital=first)
+        for name in unchanged_names & self._leaving.keys():
             self._leaving.pop(name).cancel()  # the plan needs it again, and it has not begun to end
-        leaving = {name: spec for name, spec in there.items() if name not in unchanged and name not in self._ending}
-        fresh, switched = await self._switch_roles(fresh, leaving)
-        for name in switched & self._leaving.keys():
+        leaving = {
+            name: spec for name, spec in there.items() if name not in unchanged_names and name not in self._ending
+        }
+        fresh, switched_names = await self._switch_roles(fresh, leaving)
+        for name in switched_names & self._leaving.keys():
             self._leaving.pop(name).cancel()
-        for name in there.keys() - unchanged - switched - self._leaving.keys():
+        for name in there.keys() - unchanged_names - switched_names - self._leaving.keys():
             self._leaving[name] = asyncio.create_task(self._drain_executor(name, [spec.env[ID] for spec in fresh]))
         await self._supervisor.add(*fresh)
 
@@ -131,15 +133,15 @@ class Executors:
         """
         if self._roles is None:
             return fresh, set()
-        left, switched = list[ProcessSpec](), set[str]()
+        left, switched_names = list[ProcessSpec](), set[str]()
         for spec in fresh:
-            found = await self._roles.switch({n: one for n, one in leaving.items() if n not in switched}, spec)
-            if found is None:
+            new_spec = await self._roles.switch({n: one for n, one in leaving.items() if n not in switched_names}, spec)
+            if new_spec is None:
                 left.append(spec)
             else:
-                self._supervisor.change_spec(found)
-                switched.add(found.name)
-        return left, switched
+                self._supervisor.change_spec(new_spec)
+                switched_names.add(new_spec.name)
+        return left, switched_names
 
     async def _drain_executor(self, name: str, successors: list[str]) -> None:
         await self._wait_until_replaced(name, successors)

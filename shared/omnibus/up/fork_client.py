@@ -134,9 +134,9 @@ def _send_request(fork_server: socket.socket, argv: Sequence[str]) -> None:
     # The other end of the lifeline is never closed here: the kernel closes it when this process ends.
     line, _ = os.pipe()
     request = pack_request(argv, os.environb, os.getcwd())
-    sent = socket.send_fds(fork_server, [request], [0, 1, 2, line])
+    byte_count = socket.send_fds(fork_server, [request], [0, 1, 2, line])
     os.close(line)
-    fork_server.sendall(request[sent:])
+    fork_server.sendall(request[byte_count:])
 
 
 def _send_signal(child: int, number: int) -> None:

@@ -290,11 +290,11 @@ def warn_of_threads() -> bool:
 
 def warn_of_gpu_drivers() -> bool:
     """Return whether this process uses a GPU driver, with a warning."""
-    opened = set()
+    open_files = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the directory itself
-            opened.add(os.readlink(f"/proc/self/fd/{name}"))
-    in_use = sorted(opened & _GPU_DEVICES)
+            open_files.add(os.readlink(f"/proc/self/fd/{name}"))
+    in_use = sorted(open_files & _GPU_DEVICES)
     if in_use:
         _print_line(
             f"the imports used a GPU ({', '.join(in_use)}), so each process imports its libraries and "
@@ -321,10 +321,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
     for name in arguments[1:]:
         importlib.import_module(name)
-    unshared = [warn_of_threads(), warn_of_gpu_drivers()]
+    warnings = [warn_of_threads(), warn_of_gpu_drivers()]
     gc.collect()
     gc.freeze()
-    ForkServer(_open_listener(arguments[0]), shares_modules=not any(unshared)).serve()
+    ForkServer(_open_listener(arguments[0]), shares_modules=not any(warnings)).serve()
 
 
 if __name__ == "__main__":

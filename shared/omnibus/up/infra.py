@@ -66,9 +66,9 @@ def prepare_nats(
         ready_within=_READY_TIMEOUT_SECONDS,
         alive=partial(_nats_alive, monitor_port),
     )
-    who = f"{_USER}:{password}@" if password else ""
+    credentials = f"{_USER}:{password}@" if password else ""
     return InfraServer(
-        spec, f"nats://{who}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
+        spec, f"nats://{credentials}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
     )
 
 
@@ -117,8 +117,8 @@ def prepare_valkey(
         ready_within=_READY_TIMEOUT_SECONDS,
         alive=partial(_valkey_alive, port),
     )
-    who = f":{password}@" if password else ""
-    return InfraServer(spec, f"redis://{who}{LOOPBACK}:{port}/0", (port,))
+    credentials = f":{password}@" if password else ""
+    return InfraServer(spec, f"redis://{credentials}{LOOPBACK}:{port}/0", (port,))
 
 
 async def nats_ready(monitor_port: int) -> None:

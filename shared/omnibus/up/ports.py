@@ -21,15 +21,15 @@ def free_ports(count: int) -> list[int]:
     """
     first = _first_ephemeral()
     candidates = random.sample(range(max(1024, first - _PORT_COUNT), first), _CANDIDATE_COUNT)
-    found: list[int] = []
+    ports: list[int] = []
     for port in candidates:
-        if len(found) == count:
+        if len(ports) == count:
             break
         if _can_bind(port):
-            found.append(port)
-    if len(found) < count:
-        raise OSError(f"only {len(found)} of {count} free ports found below {first} on {LOOPBACK}")
-    return found
+            ports.append(port)
+    if len(ports) < count:
+        raise OSError(f"only {len(ports)} of {count} free ports found below {first} on {LOOPBACK}")
+    return ports
 
 
 def require_free_port(port: int) -> None:

@@ -45,10 +45,10 @@ async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str
 async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
     """Check a declarations file and its checkpoints. Raises ``BadRequest`` that begins with ``path``."""
     try:
-        declared = await run_module.call_module(
+        models = await run_module.call_module(
             "omnibus_planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": python_path()}
         )
-        for model in declared:
+        for model in models:
             _check_checkpoint(path.parent, model, settings)
             _check_adapters(path.parent, model, settings)
             _check_profile(path.parent, model, settings)
@@ -59,21 +59,23 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
 
 def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check a checkpoint for our engines. Other engines have their own kinds of checkpoints."""
-    named, engines = str(model["checkpoint"]), _engines(model, settings)
+    checkpoint, engines = str(model["checkpoint"]), _engines(model, settings)
     if model["family"] not in KNOWN or not engines <= _LOADING:
         return
-    if settings.download and checkpoints.is_id(named):
+    if settings.download and checkpoints.is_id(checkpoint):
         return
     try:
-        found = _find_directory(directory, named)
-        checkpoints.require_safetensors(found)
+        path = _find_directory(directory, checkpoint)
+        checkpoints.require_safetensors(path)
         if engines != {ExecutorSettings().engine}:
             return
-        if found.is_file():  # the times of a simulated model
+        if path.is_file():  # the times of a simulated model
             return
-        if not found.is_dir():
-            raise BadRequest(f"{named} must be a directory or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
-        require_usable(found, model["family"], KNOWN)
+        if not path.is_dir():
+            raise BadRequest(
+                f"{checkpoint} must be a directory or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
+            )
+        require_usable(path, model["family"], KNOWN)
     except OmnibusError as error:
         raise BadRequest(f"model {model['name']}: {error.message}") from error
 
@@ -82,8 +84,10 @@ def _engines(model: Mapping[str, Any], settings: ExecutorSettings) -> set[str]:
     return {current_engine(engine) for engine in (settings.engine, *model["engines"])}
 
 
-def _find_directory(directory: Path, named: str) -> Path:
-    return directory / named if named.startswith(("./", "../")) else checkpoints.resolve_checkpoint(named)
+def _find_directory(directory: Path, checkpoint: str) -> Path:
+    return (
+        directory / checkpoint if checkpoint.startswith(("./", "../")) else checkpoints.resolve_checkpoint(checkpoint)
+    )
 
 
 def _check_adapters(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
@@ -107,11 +111,11 @@ def _check_degrees(directory: Path, model: Mapping[str, Any], settings: Executor
     for option, (engine, degree) in model["degrees"].items():
         if degree < 2 or current_engine(engine or settings.engine) != _VLLM:
             continue
-        named = str(model["checkpoint"])
-        if checkpoints.is_id(named) and settings.download:
+        checkpoint = str(model["checkpoint"])
+        if checkpoints.is_id(checkpoint) and settings.download:
             continue
         try:
-            heads = key_value_heads(_find_directory(directory, named))
+            heads = key_value_heads(_find_directory(directory, checkpoint))
             if heads is not None:
                 require_whole_heads(heads, degree)
         except OmnibusError as error:
@@ -134,8 +138,8 @@ def _check_shared_memory(arena_mib: int, nodes: int) -> None:
     if not SHARED_MEMORY.is_dir():
         return
     there = os.statvfs(SHARED_MEMORY)
-    free, needed = there.f_bavail * there.f_frsize // _MIB, arena_mib * nodes
-    if free < needed:
+    free, required_mib = there.f_bavail * there.f_frsize // _MIB, arena_mib * nodes
+    if free < required_mib:
         each = f" for each of {nodes} nodes" if nodes > 1 else ""
         raise BadRequest(
             f"{SHARED_MEMORY} has {free} MiB free and {arena_mib} MiB are required{each}: "
@@ -145,7 +149,7 @@ def _check_shared_memory(arena_mib: int, nodes: int) -> None:
 
 async def _check_device(settings: ExecutorSettings) -> None:
     if settings.dtype not in _DTYPES:
-        expected = " or ".join(f"`{each}`" for each in _DTYPES)
-        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE must be {expected}, not {settings.dtype!r}")
+        choices = " or ".join(f"`{each}`" for each in _DTYPES)
+        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE must be {choices}, not {settings.dtype!r}")
     if settings.device != ExecutorSettings().device and settings.engine == ExecutorSettings().engine:
         await run_module.call_module("omnibus_models.device", settings.device, within=CHECK_TIMEOUT_SECONDS)

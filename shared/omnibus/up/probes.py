@@ -34,11 +34,11 @@ async def wait_for_socket(path: str) -> None:
             await asyncio.sleep(_RETRY_PAUSE_SECONDS)
 
 
-def not_ready(url: str, believed: ssl.SSLContext | None = None) -> str:
+def not_ready(url: str, tls_context: ssl.SSLContext | None = None) -> str:
     """Return the missing parts that ``/readyz`` of the gateway reports. Returns the error if the request to ``url``
     fails, and an empty text if the gateway is ready."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_TIMEOUT_SECONDS, context=believed):  # noqa: S310 our own
+        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_TIMEOUT_SECONDS, context=tls_context):  # noqa: S310 our own
             return ""
     except urllib.error.HTTPError as error:
         return str(json.loads(error.read()).get("missing"))

@@ -28,25 +28,25 @@ class RoleSwitcher:
         self._refused: set[tuple[str, str]] = set()  # ids, and the options that they cannot become
         self._assigned: dict[str, str] = {}  # ids, and the options that they have become or are about to
 
-    async def switch(self, there: Mapping[str, ProcessSpec], wanted: ProcessSpec) -> ProcessSpec | None:
+    async def switch(self, there: Mapping[str, ProcessSpec], target: ProcessSpec) -> ProcessSpec | None:
         """Make one of the processes ``there``, by name, become ``wanted``. Returns its new spec.
 
         Returns None if no process can change or may leave its role: then start ``wanted``.
         """
         for spec in there.values():
-            refusal = (spec.env[ID], wanted.env[f"{_PREFIX}OPTION"])
-            if not can_become(spec, wanted) or refusal in self._refused or not self._may_leave(spec):
+            refusal = (spec.env[ID], target.env[f"{_PREFIX}OPTION"])
+            if not can_become(spec, target) or refusal in self._refused or not self._may_leave(spec):
                 continue
             try:
-                await self._assign(spec.env[ID], wanted)
+                await self._assign(spec.env[ID], target)
             except OmnibusError as error:
                 if isinstance(error, BadRequest):  # anything else may pass
                     self._refused.add(refusal)
                 self._log.write_line(spec.name, f"keeps its role: {error}")
                 continue
-            self._assigned[spec.env[ID]] = wanted.env[f"{_PREFIX}OPTION"]
-            self._log.write_line(spec.name, f"becomes {wanted.name}: the plan has more of these and fewer of it")
-            return in_role(spec, wanted)
+            self._assigned[spec.env[ID]] = target.env[f"{_PREFIX}OPTION"]
+            self._log.write_line(spec.name, f"becomes {target.name}: the plan has more of these and fewer of it")
+            return in_role(spec, target)
         return None
 
     def _may_leave(self, spec: ProcessSpec) -> bool:
@@ -55,14 +55,14 @@ class RoleSwitcher:
         ready = [each for each in self._ready.ready_statuses() if (each.model, each.option) == (model, option)]
         return sum(self._assigned.get(each.id, option) == option for each in ready) > 1
 
-    async def _assign(self, executor: str, wanted: ProcessSpec) -> None:
+    async def _assign(self, executor: str, target: ProcessSpec) -> None:
         """Send the role to ``executor``. Raises its problem, and ``NotFound`` or ``DeadlineExceeded`` without a
         response."""
         role = RoleAssignment(
-            option=wanted.env[f"{_PREFIX}OPTION"],
-            origin=wanted.env[f"{_PREFIX}ORIGIN"],
-            components=tuple(wanted.env[f"{_PREFIX}COMPONENTS"].split(",")),
-            tasks=tuple(task for task in wanted.env.get(f"{_PREFIX}TASKS", "").split(",") if task),
+            option=target.env[f"{_PREFIX}OPTION"],
+            origin=target.env[f"{_PREFIX}ORIGIN"],
+            components=tuple(target.env[f"{_PREFIX}COMPONENTS"].split(",")),
+            tasks=tuple(task for task in target.env.get(f"{_PREFIX}TASKS", "").split(",") if task),
         )
         answer = await self._bus.request(
             subjects.role_subject(executor), msgspec.json.encode(role), ANSWER_TIMEOUT_SECONDS
@@ -76,17 +76,17 @@ class RoleSwitcher:
         raise from_problem(problem)
 
 
-def can_become(spec: ProcessSpec, wanted: ProcessSpec) -> bool:
+def can_become(spec: ProcessSpec, target: ProcessSpec) -> bool:
     """Return whether ``spec`` can take the role of ``wanted``. They must differ in their role alone."""
-    one, other = _process_role(spec), _process_role(wanted)
+    one, other = _process_role(spec), _process_role(target)
     return one is not None and other is not None and one.can_become(other)
 
 
-def in_role(spec: ProcessSpec, wanted: ProcessSpec) -> ProcessSpec:
+def in_role(spec: ProcessSpec, target: ProcessSpec) -> ProcessSpec:
     """Return the spec for the next start of ``spec``: ``wanted`` with the old name and id."""
-    return replace(wanted, name=spec.name, env={**wanted.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
+    return replace(target, name=spec.name, env={**target.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
 
 
 def _process_role(spec: ProcessSpec) -> ExecutorRole | None:
-    others = {name: value for name, value in spec.env.items() if name != ID}
-    return executor_role(others, spec.argv, spec.cwd, spec.after, spec.blocks, spec.grace)
+    environment = {name: value for name, value in spec.env.items() if name != ID}
+    return executor_role(environment, spec.argv, spec.cwd, spec.after, spec.blocks, spec.grace)

@@ -77,16 +77,16 @@ class RunDirectory:
 
 def remove_leftovers(root: Path | None = None) -> list[Path]:
     """Remove run directories and shared memory of this user's killed supervisors."""
-    removed = []
+    removed_paths = []
     for path in (root or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
         # A directory without a state may be a new one.
         state = runs.load_state(path / runs.STATE) if _is_mine(path) else None
         if state is not None and not runs.is_locked(path):
             remove_shared_memory(state.shm_prefix)
             shutil.rmtree(path, ignore_errors=True)
-            removed.append(path)
+            removed_paths.append(path)
     remove_orphaned_arenas()  # of runs with directories elsewhere, or without one
-    return removed
+    return removed_paths
 
 
 def _is_mine(path: Path) -> bool:

@@ -21,10 +21,10 @@ def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[s
     """
     if not prefix or not directory.is_dir():
         return []
-    found = sorted(path for path in directory.iterdir() if path.name.startswith(prefix))
-    for path in found:
+    files = sorted(path for path in directory.iterdir() if path.name.startswith(prefix))
+    for path in files:
         path.unlink(missing_ok=True)
-    return [path.name for path in found]
+    return [path.name for path in files]
 
 
 def remove_orphaned_arenas(directory: Path = SHARED_MEMORY) -> list[str]:
@@ -44,12 +44,12 @@ def _remove_orphan(path: Path) -> bool:
     except OSError:  # a link, of another user, or gone
         return False
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         owner = int(path.name.split("-")[2])
-        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode) or _is_running(owner, found.st_mtime):
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode) or _is_running(owner, status.st_mtime):
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(found, path.lstat()):  # recreated meanwhile
+        if not os.path.samestat(status, path.lstat()):  # recreated meanwhile
             return False
         path.unlink()
     except OSError:  # a sidecar lives, or another process removed it
@@ -67,6 +67,6 @@ def _is_running(pid: int, since: float) -> bool:
         return False
     if fields[0] == "Z":
         return False
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    started = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return started <= since + _CLOCK_SLACK_SECONDS
+    boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    start_time = boot_time + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return start_time <= since + _CLOCK_SLACK_SECONDS

@@ -98,14 +98,17 @@ class Stack:
             raise BadRequest(f"{gateways} gateways: one at least must run")
         if nodes < 1:
             raise BadRequest(f"{nodes} nodes: there is one at least")
-        given = {**os.environ, **(env or {})}
-        self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
-        self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
-        self.own_token = not given.get(ADMIN)
-        self._store_secret = given.get(STORE_SECRET) or secrets.token_urlsafe(32)
-        self.certificate = given.get(CERTIFICATE, "")
+        environment = {**os.environ, **(env or {})}
+        self.apps_dir = Path(apps_dir or environment.get(APPS_DIR) or Path.cwd()).resolve()
+        self.admin_token = environment.get(ADMIN) or secrets.token_urlsafe(32)
+        self.own_token = not environment.get(ADMIN)
+        self._store_secret = environment.get(STORE_SECRET) or secrets.token_urlsafe(32)
+        self.certificate = environment.get(CERTIFICATE, "")
         self._believed = trusted_context(self.certificate)
-        self._forks_services, self._forks_executors = can_fork(given), fork_executors and can_fork_executors(given)
+        self._forks_services, self._forks_executors = (
+            can_fork(environment),
+            fork_executors and can_fork_executors(environment),
+        )
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
@@ -203,23 +206,23 @@ class Stack:
         await self._endpoints.listen(self.bus)
         ready, gateways = self._ready, GatewayPlans()
         roles = RoleSwitcher(self.bus, ready, self._log)
-        born = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways, roles)
-        await ready.listen(self.bus, born.confirm_ready)
+        executors = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways, roles)
+        await ready.listen(self.bus, executors.confirm_ready)
         await gateways.listen(self.bus)
-        self._stack.push_async_callback(born.close)
+        self._stack.push_async_callback(executors.close)
         plan = await _first_plan(store)
         self._planned = replica_counts(plan.models)
         self._executors = sum(self._planned.values())
-        await born.start(plan, store)
+        await executors.start(plan, store)
 
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """Return the executors that ``plans`` require, by the names of their processes."""
         socket = self._executors_socket
-        found = executor_specs.process_specs(*plans, env=self._env, fork_server=socket, switches=True)
+        specs = executor_specs.process_specs(*plans, env=self._env, fork_server=socket, switches=True)
         alive = self._endpoints.executor_answers
         return {
             name: self._nodes.place_executor(replace(spec, alive=partial(alive, spec.env[ID])))
-            for name, spec in found.items()
+            for name, spec in specs.items()
         }
 
     @property
@@ -365,11 +368,11 @@ class Stack:
 
     def _report_loading(self) -> None:
         """Report how many executors are ready. Also publish the number for commands that wait for this run."""
-        loaded = sum(min(count, self._ready.count_ready(kind)) for kind, count in self._planned.items())
+        ready_count = sum(min(count, self._ready.count_ready(kind)) for kind, count in self._planned.items())
         if self._executors:
-            self._report("loading weights", loaded, self._executors)
-        if loaded != self._loaded:
-            self._loaded = loaded
+            self._report("loading weights", ready_count, self._executors)
+        if ready_count != self._loaded:
+            self._loaded = ready_count
             self._publish_state(ready=self.state.ready)
 
     async def _announce_exit(self, exit: Exit) -> None:

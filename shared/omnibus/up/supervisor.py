@@ -114,7 +114,7 @@ class Supervisor:
             if spec.name in self._keepers:
                 raise ValueError(f"a process named {spec.name} is already running: remove it first")
         try:
-            await self._start_processes(_in_order(specs, known=self._keepers))
+            await self._start_processes(_in_order(specs, other_names=self._keepers))
         except BaseException:
             await self.remove(*(spec.name for spec in specs))
             raise
@@ -196,13 +196,13 @@ class Supervisor:
         return task.result()
 
 
-def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[ProcessSpec]:
+def _in_order(specs: Sequence[ProcessSpec], other_names: Iterable[str] = ()) -> list[ProcessSpec]:
     """Return ``specs`` sorted so that each follows its dependencies. Raises ``ValueError``."""
     by_name = {spec.name: spec for spec in specs}
     if len(by_name) < len(specs):
         raise ValueError(f"process names must differ: {sorted(spec.name for spec in specs)}")
     for spec in specs:
-        if missing := set(spec.after) - {*by_name, *known}:
+        if missing := set(spec.after) - {*by_name, *other_names}:
             raise ValueError(f"{spec.name} must start after {sorted(missing)}, which is not started")
     order = TopologicalSorter({spec.name: spec.after for spec in specs}).static_order()
     return [by_name[name] for name in order if name in by_name]
@@ -210,7 +210,7 @@ def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[P
 
 def _process_dependencies(specs: Iterable[ProcessSpec]) -> dict[str, list[str]]:
     after = {spec.name: spec.after for spec in specs}
-    return {name: [other for other in others if other in after] for name, others in after.items()}
+    return {name: [other for other in needs if other in after] for name, needs in after.items()}
 
 
 async def _walk_dependencies(needs: Mapping[str, list[str]], act: Callable[[str], Awaitable[None]]) -> None:
@@ -218,13 +218,13 @@ async def _walk_dependencies(needs: Mapping[str, list[str]], act: Callable[[str]
 
     The first failure cancels the rest and is raised.
     """
-    done = {name: asyncio.Event() for name in needs}
+    events = {name: asyncio.Event() for name in needs}
 
     async def visit(name: str) -> None:
         for other in needs[name]:
-            await done[other].wait()
+            await events[other].wait()
         await act(name)
-        done[name].set()
+        events[name].set()
 
     try:
         async with asyncio.TaskGroup() as group:

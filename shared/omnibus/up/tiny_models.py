@@ -35,19 +35,21 @@ async def tiny_models(
     cache = cache or tiny_directory()
     alone = {**catalog.TINY, **catalog.ON_DEMAND_MODELS}
     if unknown := [name for name in only if name not in catalog.LOCAL]:
-        meant = did_you_mean(unknown[0], catalog.LOCAL)
-        raise BadRequest(f"unknown tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}{meant}")
-    twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
+        suggestion = did_you_mean(unknown[0], catalog.LOCAL)
+        raise BadRequest(f"unknown tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}{suggestion}")
+    twins = {name: twin for name, twin in catalog.TWINS.items() if name in only}
     names = {*(only or catalog.TINY), *twins.values()}
-    chosen = {name: family for name, family in alone.items() if name in names}
+    untrained_models = {name: family for name, family in alone.items() if name in names}
     builds = [
-        *(build_checkpoint(family, cache / family) for family in chosen.values()),
+        *(build_checkpoint(family, cache / family) for family in untrained_models.values()),
         *(build_checkpoint(catalog.LOCAL[name], cache / name, *_twin_arguments(name)) for name in twins),
     ]
     await _build_all(builds, report or (lambda what, done, count: None))
-    models = {name: catalog.untrained_declaration(family, str(cache / family)) for name, family in chosen.items()}
-    trained = {name: family for name, family in catalog.WORLD.items() if name in only}
-    models |= {name: _trained_declaration(name, family) for name, family in trained.items()}
+    models = {
+        name: catalog.untrained_declaration(family, str(cache / family)) for name, family in untrained_models.items()
+    }
+    trained_models = {name: family for name, family in catalog.WORLD.items() if name in only}
+    models |= {name: _trained_declaration(name, family) for name, family in trained_models.items()}
     return json.dumps(
         {"models": {**models, **{name: catalog.shared_encoder_declaration(name, str(cache / name)) for name in twins}}}
     )
@@ -69,8 +71,8 @@ async def _build_all(builds: Sequence[Coroutine[Any, Any, None]], report: Callab
 
 def _trained_declaration(name: str, family: str) -> dict[str, Any]:
     defaults = catalog.WORLD_IMAGE_DEFAULTS.get(name)
-    declared = catalog.untrained_declaration(family, str(TRAINED / family))
-    return {**declared, "image_defaults": defaults} if defaults else declared
+    declaration = catalog.untrained_declaration(family, str(TRAINED / family))
+    return {**declaration, "image_defaults": defaults} if defaults else declaration
 
 
 def _twin_arguments(twin: str) -> list[str]:
@@ -106,18 +108,18 @@ async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
     """Run the builder. Returns its output if it failed, and an empty text if the checkpoint exists."""
     builder = "omnibus_models.tiny"
     try:
-        ended = await run_module.run_module(
+        result = await run_module.run_module(
             builder, family, str(directory), *arguments, within=BUILD_TIMEOUT_SECONDS, stderr=STDOUT
         )
     except DeadlineExceeded:
         raise DeadlineExceeded(
             f"the tiny {family} checkpoint was not built within {BUILD_TIMEOUT_SECONDS:g} s"
         ) from None
-    return ended.output if ended.code else ""
+    return result.output if result.code else ""
 
 
 def _remove_directory(directory: Path) -> bool:
     """Remove an older build and return whether there was one."""
-    found = directory.exists()
+    was_present = directory.exists()
     shutil.rmtree(directory, ignore_errors=True)
-    return found
+    return was_present

@@ -108,7 +108,7 @@ class Resumable(Protocol):
     def state(self) -> Tensor:
         """Return all that the steps have changed, float32 [n] on the CPU."""
 
-    def resume(self, state: Tensor, done: int) -> None:
+    def resume(self, state: Tensor, steps: int) -> None:
         """Continue from the ``state`` of another one after ``done`` steps."""
 
 

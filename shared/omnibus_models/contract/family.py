@@ -25,6 +25,6 @@ class ModelFamily(Protocol):
         """Load the thinker without its layers, on the CPU: token embeddings and the final norm."""
 
 
-def no_component(family: str, components: Sequence[str], wanted: str) -> errors.NotFound:
+def no_component(family: str, components: Sequence[str], component: str) -> errors.NotFound:
     """Return the error of ``ModelFamily.load`` for an unknown component."""
-    return errors.NotFound(f"{family} has no component {wanted!r}; it has {', '.join(components)}")
+    return errors.NotFound(f"{family} has no component {component!r}; it has {', '.join(components)}")

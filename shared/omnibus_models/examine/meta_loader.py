@@ -89,35 +89,35 @@ class DryLoader:
         config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
         with _META:
             module = cls.from_config(config).to(loading.torch_dtype(dtype))
-        tensors, wanted = self._meta_tensors(checkpoint / part), module.state_dict()
+        tensors, module_state = self._meta_tensors(checkpoint / part), module.state_dict()
         module._fix_state_dict_keys_on_load(tensors)
-        odd = [name for name, tensor in wanted.items() if name in tensors and tensors[name].shape != tensor.shape]
-        self.looks.append(BuiltModel(module, sorted(wanted.keys() - tensors.keys()), odd))
+        odd = [name for name, tensor in module_state.items() if name in tensors and tensors[name].shape != tensor.shape]
+        self.looks.append(BuiltModel(module, sorted(module_state.keys() - tensors.keys()), odd))
         return module.eval()
 
     def _meta_tensors(self, directory: Path) -> dict[str, torch.Tensor]:
         if directory not in self.directories:
             self.directories[directory] = _read_weight_files(directory)
         return {
-            name: torch.empty(found.shape, dtype=_DTYPES.get(found.dtype, torch.float32), device=_META)
-            for name, found in self.directories[directory].tensors.items()
+            name: torch.empty(header.shape, dtype=_DTYPES.get(header.dtype, torch.float32), device=_META)
+            for name, header in self.directories[directory].tensors.items()
         }
 
 
 def _read_weight_files(directory: Path) -> WeightFiles:
-    there, lost = safetensors.find_weight_files(directory)
+    there, missing_files = safetensors.find_weight_files(directory)
     tensors: dict[str, safetensors.TensorHeader] = {}
-    broken = []
+    faults = []
     for path in there:
         try:
             tensors |= safetensors.read_header(path)
         except BadRequest as error:
-            broken.append(error.message)
-    if not there and not lost:
-        broken += [
+            faults.append(error.message)
+    if not there and not missing_files:
+        faults += [
             f"{path.name} is a pickle, which is never read: convert it" for path in sorted(directory.glob("*.bin"))
         ]
-    return WeightFiles(tensors, len(there), lost, broken)
+    return WeightFiles(tensors, len(there), missing_files, faults)
 
 
 def _unloaded_class(cls: Any) -> Any:

@@ -39,15 +39,15 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
         fits = {name: _adapter_fault(family, checkpoint, dtype, Path(name)) for name in adapters}
         reason = _vllm_refusal(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
     files = dry.directories.values()
-    stored: Counter[str] = Counter()
+    stored_bytes: Counter[str] = Counter()
     for tensor in (tensor for each in files for tensor in each.tensors.values()):
-        stored[_NAMES.get(tensor.dtype, tensor.dtype)] += tensor.nbytes
+        stored_bytes[_NAMES.get(tensor.dtype, tensor.dtype)] += tensor.nbytes
     return Report(
         path=str(checkpoint),
         family=family.name,
         dtype=dtype,
         parts=parts,
-        stored=dict(stored),
+        stored=dict(stored_bytes),
         files=sum(each.files for each in files),
         lost=sorted(
             _relative_name(checkpoint, path, name) for path, each in dry.directories.items() for name in each.lost
@@ -63,15 +63,15 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
 
 def _component_report(family: Any, name: str, checkpoint: Path, dtype: str, dry: DryLoader) -> ComponentReport:
     dry.looks.clear()
-    loaded, problem = None, ""
+    component, problem = None, ""
     try:
-        loaded = family.load(name, checkpoint, dtype=dtype)
+        component = family.load(name, checkpoint, dtype=dtype)
     except OmnibusError as error:
         problem = _first_line(error.message)
     except Exception as error:  # noqa: BLE001 whatever a stranger's checkpoint makes a library raise
         problem = _first_line(f"{type(error).__name__}: {error}")
     looks = list(dry.looks)
-    config = _attention_config(loaded, looks) if KNOWN[family.name].tasks[name] in _CAUSAL_TASKS else None
+    config = _attention_config(component, looks) if KNOWN[family.name].tasks[name] in _CAUSAL_TASKS else None
     return ComponentReport(
         parameters=sum(tensor.numel() for look in looks for tensor in look.module.parameters()),
         nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held_tensors(look)),
@@ -88,9 +88,9 @@ def _held_tensors(look: BuiltModel) -> Iterator[Any]:
     yield from look.module.buffers()
 
 
-def _attention_config(loaded: Any, looks: Sequence[BuiltModel]) -> Any:
+def _attention_config(component: Any, looks: Sequence[BuiltModel]) -> Any:
     """Return the configuration of the self-attention layers, or None without a model."""
-    backbone = getattr(loaded, "backbone", None)
+    backbone = getattr(component, "backbone", None)
     if backbone is None and looks:  # it was built before an error
         backbone = getattr(looks[0].module, "get_decoder", lambda: None)()
     return getattr(backbone, "config", None)
@@ -125,16 +125,16 @@ def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> 
 
 def _stored_dtype(checkpoint: Path) -> str:
     """Return the dtype of most of the weights, or the configured one."""
-    found: Counter[str] = Counter()
+    byte_counts: Counter[str] = Counter()
     for path in checkpoint.rglob("*.safetensors"):
         try:
             tensors = safetensors.read_header(path).values()
         except BadRequest:  # reported with its component
             continue
         for tensor in tensors:
-            found[_NAMES.get(tensor.dtype, "")] += tensor.nbytes
-    found.pop("", None)
-    return found.most_common(1)[0][0] if found else _configured_dtype(checkpoint / "config.json")
+            byte_counts[_NAMES.get(tensor.dtype, "")] += tensor.nbytes
+    byte_counts.pop("", None)
+    return byte_counts.most_common(1)[0][0] if byte_counts else _configured_dtype(checkpoint / "config.json")
 
 
 def _configured_dtype(path: Path) -> str:
@@ -142,9 +142,9 @@ def _configured_dtype(path: Path) -> str:
         config = json.loads(path.read_text())
     except (OSError, ValueError):
         return "float32"
-    nested = [config, *(value for value in config.values() if isinstance(value, dict))]
-    said = [each.get("dtype") or each.get("torch_dtype") for each in nested]
-    return next((dtype for dtype in said if dtype in _NAMES.values()), "float32")
+    configs = [config, *(value for value in config.values() if isinstance(value, dict))]
+    dtypes = [each.get("dtype") or each.get("torch_dtype") for each in configs]
+    return next((dtype for dtype in dtypes if dtype in _NAMES.values()), "float32")
 
 
 def _relative_name(checkpoint: Path, directory: Path, name: str) -> str:

@@ -24,8 +24,8 @@ def load_family(name: str) -> ModelFamily:
         raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
-    found: ModelFamily = importlib.import_module(f"{__name__}.{name}").FAMILY
-    return found
+    family: ModelFamily = importlib.import_module(f"{__name__}.{name}").FAMILY
+    return family
 
 
 def family_of(checkpoint: Path) -> ModelFamily:
@@ -43,7 +43,7 @@ def family_of(checkpoint: Path) -> ModelFamily:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         raise errors.NotFound(f"{path} cannot be read; give the directory of a Hugging Face checkpoint") from None
-    return found
+    return config

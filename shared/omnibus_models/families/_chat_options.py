@@ -24,18 +24,18 @@ def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], s
     Raises ``BadRequest`` for an effort if the model does not think, and for reserved names, which would change how the
     template is applied.
     """
-    given = dict(options.template)
-    for name in given:
+    variables = dict(options.template)
+    for name in variables:
         if name in _reserved_names() - PLACES:
             raise BadRequest(f"{name} is not a variable of chat templates; leave it out", param="chat_template_kwargs")
-    effort = given.get(EFFORT)
+    effort = variables.get(EFFORT)
     if effort is not None and EFFORT not in template:
-        del given[EFFORT]
+        del variables[EFFORT]
         if _THINKING in template:
-            given.setdefault(_THINKING, effort != "none")
+            variables.setdefault(_THINKING, effort != "none")
         elif effort != "none":
             raise BadRequest("this model does not think before it answers; leave reasoning_effort out", param=EFFORT)
-    return PromptOptions(_mark_texts(options.tools, mark), _mark_texts(given, mark))
+    return PromptOptions(_mark_texts(options.tools, mark), _mark_texts(variables, mark))
 
 
 def _mark_texts(value: Any, mark: Callable[[Any], str]) -> Any:
@@ -63,14 +63,14 @@ def write_tools(
     It is for templates without tools. Texts in arguments are passed through ``mark``: an assistant's message may
     contain the model's own tokens.
     """
-    written = [_write_calls(message, format, mark) for message in messages]
+    messages_as_text = [_write_calls(message, format, mark) for message in messages]
     if not tools:
-        return written
-    told = format.describe_tools(tools)
-    if written[0].get("role") != "system":
-        return [{"role": "system", "content": told}, *written]
-    first = {**written[0], "content": _append_text(written[0].get("content"), f"\n\n{told}")}
-    return [first, *written[1:]]
+        return messages_as_text
+    description = format.describe_tools(tools)
+    if messages_as_text[0].get("role") != "system":
+        return [{"role": "system", "content": description}, *messages_as_text]
+    first = {**messages_as_text[0], "content": _append_text(messages_as_text[0].get("content"), f"\n\n{description}")}
+    return [first, *messages_as_text[1:]]
 
 
 def _write_calls(message: Mapping[str, Any], format: ToolFormat, mark: Callable[[Any], str]) -> Mapping[str, Any]:

@@ -15,12 +15,12 @@ def load_scheduler(checkpoint: Path) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     try:
-        found = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
     except (OSError, ValueError) as error:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler: {error}") from error
-    if found.config.stochastic_sampling:
+    if scheduler.config.stochastic_sampling:
         raise errors.Fatal(f"{checkpoint} samples with noise in every step, which is not served")
-    return found
+    return scheduler
 
 
 def laid_out(scheduler: Any, steps: int, tokens: int) -> tuple[Tensor, Tensor]:

@@ -53,13 +53,13 @@ class GlmDenoising:
     def state(self) -> Tensor:
         return self.latents.float().cpu().reshape(-1)
 
-    def resume(self, state: Tensor, done: int) -> None:
-        self.latents, self.done = state.view(self.latents.shape).to(self.latents.device), done
+    def resume(self, state: Tensor, steps: int) -> None:
+        self.latents, self.done = state.view(self.latents.shape).to(self.latents.device), steps
 
     def advance(self, velocities: Sequence[Tensor]) -> None:
         """Take Euler's step along the transformer's velocities for ``guides``."""
-        wanted, unwanted = velocities[0].float(), velocities[-1].float()
-        self.velocity = unwanted + self.guidance * (wanted - unwanted)
+        positive, negative = velocities[0].float(), velocities[-1].float()
+        self.velocity = negative + self.guidance * (positive - negative)
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
         self.latents = self.latents.float() + length * self.velocity
         self.done += 1
@@ -91,12 +91,12 @@ class GlmDenoiser(LoadedComponent):
         shape = picture.height // self._unit, picture.width // self._unit
         sigmas, times = self._noise_schedule(picture.steps, shape[0] * shape[1])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
-        chosen = guides if guidance > 1 else guides[:1]
+        active_guides = guides if guidance > 1 else guides[:1]
         return GlmDenoising(
             shape=shape,
             latents=self._draw_noise(shape, picture.seed).to(self._device),
             prior=self._upsample_prior(prior, shape).to(self._device),
-            guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
+            guides=tuple(guide.to(self._device, self._dtype) for guide in active_guides),
             guidance=guidance,
             sigmas=sigmas,
             times=times,
@@ -112,11 +112,11 @@ class GlmDenoiser(LoadedComponent):
         for place, one in enumerate(batch):
             for row, guide in enumerate(one.guides):
                 alike[len(guide)].append((place, row))
-        found: dict[tuple[int, int], Tensor] = {}
+        velocities: dict[tuple[int, int], Tensor] = {}
         for rows in alike.values():
-            found.update(zip(rows, self._predict_velocities(batch, rows), strict=True))
+            velocities.update(zip(rows, self._predict_velocities(batch, rows), strict=True))
         for place, one in enumerate(batch):
-            one.advance([found[place, row] for row in range(one.rows)])
+            one.advance([velocities[place, row] for row in range(one.rows)])
 
     def latents(self, denoising: GlmDenoising) -> Tensor:
         """Return [channels, 1, height, width] float32 on the CPU."""
@@ -126,8 +126,8 @@ class GlmDenoiser(LoadedComponent):
         """Return [channels + 1, 3]: the colour that each latent adds, and the base colour."""
         vae = load_decoder(self._checkpoint, str(self._device), "float32")
         size = (_latent_preview.IMAGE_COUNT, self._channels, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
-        drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        return _latent_preview.fit_palette(drawn.permute(0, 2, 3, 1), vae.decode_colours(drawn))
+        samples = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        return _latent_preview.fit_palette(samples.permute(0, 2, 3, 1), vae.decode_colours(samples))
 
     def preview(self, denoising: GlmDenoising, palette: Tensor) -> Tensor:
         """Return a pixel for each latent, extrapolated along the last velocity."""
@@ -144,13 +144,13 @@ class GlmDenoiser(LoadedComponent):
         ones = [batch[place] for place, _ in rows]
         prior = torch.stack([one.prior for one in ones])
         # The negative guide does not follow a prior either.
-        dropped = torch.tensor([row > 0 for _, row in rows], device=self._device)
+        without_prior = torch.tensor([row > 0 for _, row in rows], device=self._device)
         size = [side * self._unit for side in ones[0].shape]
         [out] = self.module(
             hidden_states=torch.stack([one.latents for one in ones]).to(self._dtype),
             encoder_hidden_states=torch.stack([batch[place].guides[row] for place, row in rows]),
             prior_token_id=prior,
-            prior_token_drop=dropped[:, None].expand_as(prior),
+            prior_token_drop=without_prior[:, None].expand_as(prior),
             timestep=torch.stack([one.times[one.done] for one in ones]).to(self._device) - 1,
             target_size=torch.tensor([size] * len(rows), dtype=self._dtype, device=self._device),
             crop_coords=torch.zeros(len(rows), 2, dtype=self._dtype, device=self._device),

@@ -27,10 +27,10 @@ class RaggedCache(Cache):
     Per layer there are two tensors [rows, heads, room, head_dim].
     """
 
-    def __init__(self, stored: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, layer_tensors: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
-        self._stored = stored
-        self._index = torch.arange(len(stored[0][0]), device=stored[0][0].device)
+        self._stored = layer_tensors
+        self._index = torch.arange(len(layer_tensors[0][0]), device=layer_tensors[0][0].device)
         self._ends = torch.zeros_like(self._index)
         self._high = 0
 
@@ -98,17 +98,17 @@ class TokenSampler:
     """
 
     def __init__(self, module: Any, codes: int) -> None:
-        told, _ = module._prepare_generation_config(None, do_sample=True)
+        config, _ = module._prepare_generation_config(None, do_sample=True)
         self._codes = codes
         self._warp = LogitsProcessorList()
-        if told.suppress_tokens:
-            self._warp.append(SuppressTokensLogitsProcessor(told.suppress_tokens, module.device))
-        if told.temperature and told.temperature != 1.0:
-            self._warp.append(TemperatureLogitsWarper(told.temperature))
-        if told.top_k:
-            self._warp.append(TopKLogitsWarper(told.top_k))
-        if told.top_p and told.top_p < 1.0:
-            self._warp.append(TopPLogitsWarper(told.top_p))
+        if config.suppress_tokens:
+            self._warp.append(SuppressTokensLogitsProcessor(config.suppress_tokens, module.device))
+        if config.temperature and config.temperature != 1.0:
+            self._warp.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k:
+            self._warp.append(TopKLogitsWarper(config.top_k))
+        if config.top_p and config.top_p < 1.0:
+            self._warp.append(TopPLogitsWarper(config.top_p))
 
     def __call__(self, scores: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
         """Return a token for each row of ``scores``, float32 [B, V]. Without an error, all generators advance."""
@@ -130,8 +130,8 @@ class TokenSampler:
 
     def _token_probabilities(self, scores: Tensor) -> Tensor:
         """Return token probabilities, on the CPU: seeds work alike on every device."""
-        weighed: Tensor = self._warp(None, scores)
-        return weighed.softmax(-1).cpu()
+        weighted_scores: Tensor = self._warp(None, scores)
+        return weighted_scores.softmax(-1).cpu()
 
 
 @dataclass
@@ -190,8 +190,8 @@ class TokenDenoiser(LoadedComponent, ABC):
     def step(self, batch: Sequence[TokenDenoising]) -> None:
         """Sample the next token of each image. No image changes before all are sampled."""
         ahead = [one for one in batch if one.chosen]
-        found = iter(self._advance_cache(ahead) if ahead else ())
-        hidden = [next(found) if one.hidden is None else one.hidden for one in batch]
+        states = iter(self._advance_cache(ahead) if ahead else ())
+        hidden = [next(states) if one.hidden is None else one.hidden for one in batch]
         scores = _apply_guidance(self._token_scores(torch.cat(hidden)).float(), batch)
         for one, token in zip(batch, self._choice(scores, [one.generator for one in batch]), strict=True):
             one.append_token(token)
@@ -249,9 +249,9 @@ def _apply_guidance(scores: Tensor, batch: Sequence[TokenDenoising]) -> Tensor:
     """Apply guidance away from twins' scores: [rows, V] to [images, V]."""
     ends = list(accumulate(one.rows for one in batch))
     firsts = [end - one.rows for end, one in zip(ends, batch, strict=True)]
-    wanted, unwanted = scores[firsts], scores[[end - 1 for end in ends]]
+    positive, negative = scores[firsts], scores[[end - 1 for end in ends]]
     guidance = torch.tensor([one.guidance for one in batch], device=scores.device)
-    return unwanted + (wanted - unwanted) * guidance[:, None]
+    return negative + (positive - negative) * guidance[:, None]
 
 
 def _gather_caches(batch: Sequence[TokenDenoising]) -> RaggedCache:
@@ -270,9 +270,9 @@ def _gather_caches(batch: Sequence[TokenDenoising]) -> RaggedCache:
     return cache
 
 
-def _enlarge_cache(stored: Tensor, room: int) -> Tensor:
+def _enlarge_cache(cache: Tensor, room: int) -> Tensor:
     """Copy [rows, heads, T, head_dim] into zeros with ``room`` positions."""
-    rows, heads, length, width = stored.shape
-    made = stored.new_zeros(rows, heads, room, width)
-    made[:, :, :length] = stored
-    return made
+    rows, heads, length, width = cache.shape
+    enlarged_cache = cache.new_zeros(rows, heads, room, width)
+    enlarged_cache[:, :, :length] = cache
+    return enlarged_cache

@@ -77,11 +77,11 @@ class LanguageThinker(LanguageDecoder, ABC):
         chat = [self._convert_message(message) for message in messages]
         text = self._render_chat(chat, options)
         ids = self._literals.tokenize(self._frame_placeholders(text), self._tokenize_text)
-        found = [self._placeholders[token] for token in ids if token in self._placeholders]
-        named = tuple(_media_of(chat))
-        if sorted(found) != sorted(named):
+        placeholder_kinds = [self._placeholders[token] for token in ids if token in self._placeholders]
+        media_kinds = tuple(_media_of(chat))
+        if sorted(placeholder_kinds) != sorted(media_kinds):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
-        return TokenizedPrompt(tuple(ids), named, self.thinks and text.rstrip().endswith(_chat_options.THINK))
+        return TokenizedPrompt(tuple(ids), media_kinds, self.thinks and text.rstrip().endswith(_chat_options.THINK))
 
     def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
         """Return the ids of ``text`` without a template.
@@ -89,13 +89,13 @@ class LanguageThinker(LanguageDecoder, ABC):
         With ``marked``, the tokeniser's own marks are added around it, unlike in answers.
         """
         self._lengths.require_context([text], context or self.context, "text")
-        written = self._mark_text(text, own=not marked)
-        return tuple(self._frame_text(self._literals.tokenize(written, self._tokenize_plain), marked))
+        marked_text = self._mark_text(text, own=not marked)
+        return tuple(self._frame_text(self._literals.tokenize(marked_text, self._tokenize_plain), marked))
 
     def decode_ids(self, ids: Sequence[int]) -> str:
         """Decode ids without control tokens."""
-        decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return decoded
+        result: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return result
 
     @torch.no_grad()
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
@@ -191,8 +191,8 @@ class LanguageThinker(LanguageDecoder, ABC):
         Raises ``BadRequest`` and ``ContextTooLong``.
         """
         calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
-        written = [json.dumps(each, ensure_ascii=False) for each in (*options.tools, *calls, options.template)]
-        self._lengths.require_context(written, context or self.context, "tools")
+        parts_text = [json.dumps(each, ensure_ascii=False) for each in (*options.tools, *calls, options.template)]
+        self._lengths.require_context(parts_text, context or self.context, "tools")
         options = _chat_options.adapt_options(options, self._template, self._mark_text)
         if "tools" in self._template:
             return messages, options
@@ -236,8 +236,8 @@ class LanguageThinker(LanguageDecoder, ABC):
         if kind == "text":
             return {"type": "text", "text": self._mark_text(part.get("text"), own=own)}
         if kind not in self._placeholders.values():
-            known = ", ".join(["text", *self._placeholders.values()])
-            raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {known}", param="messages")
+            kinds = ", ".join(["text", *self._placeholders.values()])
+            raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {kinds}", param="messages")
         return {"type": kind}
 
     def _mark_text(self, text: Any, *, own: bool = False) -> str:
@@ -254,9 +254,9 @@ class LanguageThinker(LanguageDecoder, ABC):
         if not marked:
             return ids
         sample = self._tokenize_plain("a")
-        framed: list[int] = self._tokenizer("a")["input_ids"]
-        begin = next(at for at in range(len(framed)) if framed[at : at + len(sample)] == sample)
-        return [*framed[:begin], *ids, *framed[begin + len(sample) :]]
+        sample_ids: list[int] = self._tokenizer("a")["input_ids"]
+        begin = next(at for at in range(len(sample_ids)) if sample_ids[at : at + len(sample)] == sample)
+        return [*sample_ids[:begin], *ids, *sample_ids[begin + len(sample) :]]
 
     def _tokenize_text(self, text: str) -> list[int]:
         # Some templates write the begin token themselves; it must not be doubled.
@@ -287,7 +287,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         waiting: defaultdict[str, list[int]] = defaultdict(list)
         for index, kind in enumerate(prompt.modalities):
             waiting[kind].append(index)
-        queues: dict[str, Iterator[int]] = {kind: iter(found) for kind, found in waiting.items()}
+        queues: dict[str, Iterator[int]] = {kind: iter(places) for kind, places in waiting.items()}
         ids: list[int] = []
         starts = [0] * len(media)
         for token in prompt.ids:
@@ -310,15 +310,17 @@ def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ..
 
     They are special tokens, and the ``placeholders`` of media.
     """
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
+    special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted(special_tokens | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 
 
 def _check_items(prompt: TokenizedPrompt, media: Sequence[Encoded]) -> None:
-    given = tuple(str(item.meta.get("modality")) for item in media)
-    if given != prompt.modalities:
-        wanted = ", ".join(prompt.modalities) or "none"
-        raise errors.BadRequest(f"the messages name these media: {wanted}; got: {', '.join(given) or 'none'}")
+    media_modalities = tuple(str(item.meta.get("modality")) for item in media)
+    if media_modalities != prompt.modalities:
+        expected_modalities = ", ".join(prompt.modalities) or "none"
+        raise errors.BadRequest(
+            f"the messages name these media: {expected_modalities}; got: {', '.join(media_modalities) or 'none'}"
+        )
 
 
 def _media_of(chat: Iterable[Mapping[str, Any]]) -> Iterable[str]:
@@ -328,9 +330,9 @@ def _media_of(chat: Iterable[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _stop_ids(module: Any, tokenizer: Any) -> set[int]:
-    configured = module.generation_config.eos_token_id
-    listed = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    return {int(token) for token in listed if token is not None}
+    end_id = module.generation_config.eos_token_id
+    end_ids = end_id if isinstance(end_id, list) else [end_id, tokenizer.eos_token_id]
+    return {int(token) for token in end_ids if token is not None}
 
 
 def _chat_template(checkpoint: Path, tokenizer: Any) -> str:

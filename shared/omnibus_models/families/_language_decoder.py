@@ -40,8 +40,8 @@ class LanguageDecoder(LoadedComponent):
     def embed(self, ids: Tensor) -> Tensor:
         """Return token embeddings: [...] int64 to [..., H]."""
         module: Any = self.module
-        embedded: Tensor = module.get_input_embeddings()(ids)
-        return embedded
+        embeddings: Tensor = module.get_input_embeddings()(ids)
+        return embeddings
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
@@ -66,7 +66,7 @@ class LanguageDecoder(LoadedComponent):
 
 def _require_full_attention(config: Any) -> None:
     # Some families specify the attention of each layer, others a window for all.
-    windowed = ["sliding_attention"] if getattr(config, "sliding_window", None) else ["full_attention"]
-    kinds = sorted(set(getattr(config, "layer_types", None) or windowed))
+    default_types = ["sliding_attention"] if getattr(config, "sliding_window", None) else ["full_attention"]
+    kinds = sorted(set(getattr(config, "layer_types", None) or default_types))
     if kinds != ["full_attention"]:
         raise errors.Fatal(f"layers with {', '.join(kinds)} cannot be served; only full attention is supported")

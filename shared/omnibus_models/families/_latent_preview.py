@@ -19,17 +19,17 @@ def append_constant(latents: Tensor) -> Tensor:
     return torch.cat([latents, latents.new_ones(*latents.shape[:-1], 1)], -1)
 
 
-def fit_palette(latents: Tensor, painted: Tensor) -> Tensor:
+def fit_palette(latents: Tensor, images: Tensor) -> Tensor:
     """Return [channels + 1, 3]: the colour that each latent adds, and the base colour.
 
     ``latents`` [B, rows, columns, channels] were ``painted`` [B, 3, H, W]. Each is compared with the mean of its
     pixels.
     """
     _, rows, columns, _ = latents.shape
-    colours = torch.nn.functional.adaptive_avg_pool2d(painted.float().cpu(), (rows, columns))
-    known = append_constant(latents.float().cpu()).flatten(0, 2)
-    found: Tensor = torch.linalg.lstsq(known, colours.permute(0, 2, 3, 1).flatten(0, 2)).solution
-    return found
+    colours = torch.nn.functional.adaptive_avg_pool2d(images.float().cpu(), (rows, columns))
+    design = append_constant(latents.float().cpu()).flatten(0, 2)
+    palette: Tensor = torch.linalg.lstsq(design, colours.permute(0, 2, 3, 1).flatten(0, 2)).solution
+    return palette
 
 
 def fit_surface_colours(channels: int, paint: Callable[[Tensor], Tensor]) -> Tensor:
@@ -37,8 +37,8 @@ def fit_surface_colours(channels: int, paint: Callable[[Tensor], Tensor]) -> Ten
 
     ``paint`` decodes latents [B, channels, 1, rows, columns] to colours [B, 3, H, W].
     """
-    drawn = torch.randn(max(64, 2 * channels), channels, generator=torch.Generator().manual_seed(0))
-    surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, SIDE_LATENTS // 2, SIDE_LATENTS // 2)
+    samples = torch.randn(max(64, 2 * channels), channels, generator=torch.Generator().manual_seed(0))
+    surfaces = samples[:, :, None, None, None].expand(-1, -1, 1, SIDE_LATENTS // 2, SIDE_LATENTS // 2)
     return fit_palette(surfaces[:, :, 0].permute(0, 2, 3, 1), paint(surfaces))
 
 

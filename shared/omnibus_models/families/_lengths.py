@@ -43,13 +43,13 @@ class Lengths:
 
 def texts_of(messages: Iterable[Any]) -> list[str]:
     """Return all texts of a chat, well-formed or not."""
-    found: list[str] = []
+    result: list[str] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         parts = content if isinstance(content, list | tuple) else [{"text": content}]
         texts = (part.get("text") for part in parts if isinstance(part, Mapping))
-        found += [text for text in texts if isinstance(text, str)]
-    return found
+        result += [text for text in texts if isinstance(text, str)]
+    return result
 
 
 def _text_pieces(texts: Iterable[str]) -> Iterator[str]:

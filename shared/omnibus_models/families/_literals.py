@@ -52,8 +52,8 @@ class ControlTokenLiterals:
         return self._found.sub(lambda match: self._stand_in(match[0], own), text)
 
     def _stand_in(self, name: str, own: bool) -> str:
-        marked = name in self._always if own else name in self._numbers
-        return f"{self._mark}{self._numbers[name]}q" if marked else name
+        is_marked = name in self._always if own else name in self._numbers
+        return f"{self._mark}{self._numbers[name]}q" if is_marked else name
 
     def tokenize(self, text: str, tokenize: Callable[[str], _Ids]) -> _Ids:
         """Return the ids of ``text``, which may contain marks.
@@ -77,8 +77,8 @@ class ControlTokenLiterals:
         return ids
 
     def _ids(self, text: str) -> _Ids:
-        found: _Ids = self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
-        return found
+        ids: _Ids = self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        return ids
 
 
 def find_added_marks(tokenizer: Any) -> list[str]:
@@ -86,5 +86,5 @@ def find_added_marks(tokenizer: Any) -> list[str]:
 
     White space, words and HTML tags are excluded.
     """
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values())
-    return [name for name in added if len(name) > 2 and _MARK.fullmatch(name) and not _TAG.fullmatch(name)]
+    names = (str(token) for token in tokenizer.added_tokens_decoder.values())
+    return [name for name in names if len(name) > 2 and _MARK.fullmatch(name) and not _TAG.fullmatch(name)]

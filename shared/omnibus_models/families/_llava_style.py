@@ -39,10 +39,10 @@ class SequentialThinker(_language.LanguageThinker):
 
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         # Templates of these families read only parts, and would silently drop a plain string.
-        found = super()._convert_message(message)
-        if isinstance(found["content"], str) and found["role"] != "tool":
-            found["content"] = [{"type": "text", "text": found["content"]}]
-        return found
+        converted_message = super()._convert_message(message)
+        if isinstance(converted_message["content"], str) and converted_message["role"] != "tool":
+            converted_message["content"] = [{"type": "text", "text": converted_message["content"]}]
+        return converted_message
 
 
 class TowerVisionEncoder(LoadedComponent):
@@ -62,20 +62,20 @@ class TowerVisionEncoder(LoadedComponent):
 
         super().__init__(module)
         processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
-        merged = processor._merge_kwargs(
+        options = processor._merge_kwargs(
             processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt"
         )
         self.modalities = frozenset(modalities)
         self._processor: Any = processor
-        self._image_options: dict[str, Any] = merged["images_kwargs"]
-        self._video_options: dict[str, Any] = {**merged["videos_kwargs"], "do_sample_frames": False}
+        self._image_options: dict[str, Any] = options["images_kwargs"]
+        self._video_options: dict[str, Any] = {**options["videos_kwargs"], "do_sample_frames": False}
         self._limits = limits
 
     def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one file, see ``contract.MediaEncoder``."""
         if modality not in self.modalities:
-            known = " and ".join(sorted(self.modalities))
-            raise errors.BadRequest(f"this encoder takes {known}, not {modality}")
+            modality_names = " and ".join(sorted(self.modalities))
+            raise errors.BadRequest(f"this encoder takes {modality_names}, not {modality}")
         if modality == "image":
             return self._prepare_image(media.decode_image(data, self._limits), alone)
         sampling = FrameSampling.of_processor(self._processor.video_processor, place=self.frame_place)
@@ -99,12 +99,12 @@ class TowerVisionEncoder(LoadedComponent):
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
         if self._image_options.get("do_center_crop") and max(picture.size) > MAX_ASPECT_RATIO * min(picture.size):
             picture = _crop_middle(picture)
-        found, [text] = self._processor._process_images([picture], **self._image_options)
-        return self._make_prepared("image", text, {"tiles": found["pixel_values"]})
+        features, [text] = self._processor._process_images([picture], **self._image_options)
+        return self._make_prepared("image", text, {"tiles": features["pixel_values"]})
 
     def _prepare_video(self, clip: media.Clip) -> Prepared:
-        found, [text] = self._processor._process_videos([clip.frames], **self._video_options)
-        frames = found["pixel_values_videos"][0]
+        features, [text] = self._processor._process_videos([clip.frames], **self._video_options)
+        frames = features["pixel_values_videos"][0]
         return self._make_prepared("video", text, {"tiles": frames}, frames=len(frames))
 
     def _encode_images(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
@@ -119,12 +119,12 @@ class TowerVisionEncoder(LoadedComponent):
         """Return [n_tokens, H] for each item: the concatenated rows of its tiles."""
         module: Any = self.module
         rows = module.get_image_features(self._stack_tiles(batch), return_dict=True).pooler_output
-        found, begin = [], 0
+        encoded_items, begin = [], 0
         for item in batch:
             end = begin + len(item.features["tiles"])
-            found.append(torch.cat(list(rows[begin:end])))
+            encoded_items.append(torch.cat(list(rows[begin:end])))
             begin = end
-        return found
+        return encoded_items
 
     def _stack_tiles(self, batch: Sequence[Prepared]) -> Tensor:
         """Return the tiles of all items, [n, 3, height, width]."""
@@ -141,7 +141,7 @@ class TowerVisionEncoder(LoadedComponent):
 def _crop_middle(line: Image.Image) -> Image.Image:
     """Return the middle of a ``line``: the library would enlarge it all."""
     reach = [min(side, _CROPPED_SIDES * min(line.size)) for side in line.size]
-    left, top = ((side - kept) // 2 for side, kept in zip(line.size, reach, strict=True))
+    left, top = ((side - length) // 2 for side, length in zip(line.size, reach, strict=True))
     return line.crop((left, top, left + reach[0], top + reach[1]))
 
 
@@ -153,8 +153,10 @@ class TilingEncoder(TowerVisionEncoder):
     """
 
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
-        found, [text] = self._processor._process_images([picture], **self._image_options)
-        return self._make_prepared("image", text, {"tiles": found["pixel_values"][0], "size": found["image_sizes"]})
+        features, [text] = self._processor._process_images([picture], **self._image_options)
+        return self._make_prepared(
+            "image", text, {"tiles": features["pixel_values"][0], "size": features["image_sizes"]}
+        )
 
     def _encode_images(self, batch: Sequence[Prepared]) -> list[Tensor]:
         return self._encode_packed(batch)

@@ -82,19 +82,19 @@ class Ltx2Denoising:
     def state(self) -> Tensor:
         return torch.cat([part.float().cpu().reshape(-1) for part in self.latents])
 
-    def resume(self, state: Tensor, done: int) -> None:
+    def resume(self, state: Tensor, steps: int) -> None:
         parts = state.split([part.numel() for part in self.latents])
-        shaped = (part.view(old.shape).to(old) for part, old in zip(parts, self.latents, strict=True))
-        self.latents, self.done = Pair(*shaped), done
+        reshaped_parts = (part.view(old.shape).to(old) for part, old in zip(parts, self.latents, strict=True))
+        self.latents, self.done = Pair(*reshaped_parts), steps
 
-    def advance(self, said: dict[str, Pair]) -> None:
+    def advance(self, predictions: dict[str, Pair]) -> None:
         """Take Euler's step along ``said`` velocities by kind of row.
 
         It uses the pipeline's precisions.
         """
         kinds = (0, 1)
         self.velocities = Pair(
-            *(self._apply_guidance(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
+            *(self._apply_guidance(kind, {name: pair[kind] for name, pair in predictions.items()}) for kind in kinds)
         )
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
         film, sound = (x + length * velocity for x, velocity in zip(self.latents, self.velocities, strict=True))
@@ -103,20 +103,20 @@ class Ltx2Denoising:
         self.latents = Pair(film, sound)
         self.done += 1
 
-    def _apply_guidance(self, kind: int, said: dict[str, Tensor]) -> Tensor:
+    def _apply_guidance(self, kind: int, velocities: dict[str, Tensor]) -> Tensor:
         if self.text is None:
-            return said["wanted"]
+            return velocities["wanted"]
         from diffusers.pipelines.ltx2.pipeline_ltx2 import rescale_noise_cfg
 
         sigma, x = self.sigmas[self.done], self.latents[kind]
-        ends = {name: x - velocity * sigma for name, velocity in said.items()}  # end point of each
-        wanted = guided = ends["wanted"]
+        ends = {name: x - velocity * sigma for name, velocity in velocities.items()}  # end point of each
+        positive_end = guided_end = ends["wanted"]
         weights = {"unwanted": self.text[kind] - 1, "perturbed": PERTURBED, "isolated": ISOLATED - 1}
         for name, weight in weights.items():
             if name in ends:
-                guided = guided + weight * (wanted - ends[name])
-        restored: Tensor = rescale_noise_cfg(guided[None], wanted[None], guidance_rescale=RESTORED)[0]
-        return (x - restored) / sigma
+                guided_end = guided_end + weight * (positive_end - ends[name])
+        rescaled_end: Tensor = rescale_noise_cfg(guided_end[None], positive_end[None], guidance_rescale=RESTORED)[0]
+        return (x - rescaled_end) / sigma
 
 
 class Ltx2Denoiser(LoadedComponent):
@@ -168,19 +168,21 @@ class Ltx2Denoiser(LoadedComponent):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {width}] here", param="embeds")
         frames, rows, columns, _ = shape
         sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
-        asked = picture.guidance
-        plain = asked is not None and asked <= 1
+        picture_guidance = picture.guidance
+        plain = picture_guidance is not None and picture_guidance <= 1
         latents = self._draw_noise(shape, picture.seed)
-        given = 0 if image is None else rows * columns
+        frame_tokens = 0 if image is None else rows * columns
         if image is not None:
-            latents = latents._replace(film=torch.cat([self._pack_first_frame(image, shape), latents.film[given:]]))
+            latents = latents._replace(
+                film=torch.cat([self._pack_first_frame(image, shape), latents.film[frame_tokens:]])
+            )
         return Ltx2Denoising(
             shape=shape,
             latents=latents,
-            given=given,
+            given=frame_tokens,
             guides=tuple(guide.to(self._device, self._dtype) for guide in (guides[:1] if plain else guides)),
             places=self._axis_positions(shape, picture.fps),
-            text=None if plain else TEXT if asked is None else TEXT._replace(film=asked),
+            text=None if plain else TEXT if picture_guidance is None else TEXT._replace(film=picture_guidance),
             sigmas=sigmas,
             times=times,
             perturbs=self._perturbs,
@@ -194,15 +196,15 @@ class Ltx2Denoiser(LoadedComponent):
             for each in batch
             for name, guide in zip(("wanted", "unwanted"), each.guides, strict=False)
         ]
-        guided = [(each, each.guides[0]) for each in batch if each.text is not None]
-        usual += [(each, "perturbed", guide) for each, guide in guided if each.perturbs]
-        alone = [(each, "isolated", guide) for each, guide in guided]
-        said: dict[int, dict[str, Pair]] = {id(each): {} for each in batch}
-        for rows, isolated in ((usual, False), (alone, True)):
-            for (each, name, _), pair in zip(rows, self._predict_velocities(rows, isolated), strict=True):
-                said[id(each)][name] = pair
+        guided_rows = [(each, each.guides[0]) for each in batch if each.text is not None]
+        usual += [(each, "perturbed", guide) for each, guide in guided_rows if each.perturbs]
+        alone = [(each, "isolated", guide) for each, guide in guided_rows]
+        velocities: dict[int, dict[str, Pair]] = {id(each): {} for each in batch}
+        for rows, is_isolated in ((usual, False), (alone, True)):
+            for (each, name, _), pair in zip(rows, self._predict_velocities(rows, is_isolated), strict=True):
+                velocities[id(each)][name] = pair
         for each in batch:
-            each.advance(said[id(each)])
+            each.advance(velocities[id(each)])
 
     def latents(self, denoising: Ltx2Denoising) -> Tensor:
         """Return [channels, frames, height, width] float32 on the CPU."""
@@ -213,13 +215,13 @@ class Ltx2Denoiser(LoadedComponent):
         from diffusers import LTX2Pipeline
 
         length, bins = denoising.shape[3], self._geometry.bins
-        unpacked: Tensor = LTX2Pipeline._unpack_audio_latents(denoising.latents.sound[None], length, bins)
-        return unpacked[0].cpu()
+        audio: Tensor = LTX2Pipeline._unpack_audio_latents(denoising.latents.sound[None], length, bins)
+        return audio[0].cpu()
 
     def palette(self) -> Tensor:
         """Return [channels + 1, 3]: colours that latents add to a plain surface, and its base colour."""
-        found: Tensor = self._palette(self._channels)
-        return found
+        colours: Tensor = self._palette(self._channels)
+        return colours
 
     def preview(self, denoising: Ltx2Denoising, palette: Tensor) -> Tensor:
         """Return a pixel per latent of the middle frame, extrapolated by velocity."""
@@ -237,10 +239,10 @@ class Ltx2Denoiser(LoadedComponent):
         texts = torch.nn.utils.rnn.pad_sequence(list(guides), batch_first=True)
         lengths = torch.tensor([len(guide) for guide in guides], device=self._device)
         mask = torch.arange(texts.shape[1], device=self._device) < lengths[:, None]
-        kept = torch.tensor([name != "perturbed" for _, name, _ in rows], device=self._device, dtype=self._dtype)
+        unperturbed = torch.tensor([name != "perturbed" for _, name, _ in rows], device=self._device, dtype=self._dtype)
         times = torch.stack([each.times[each.done] for each in films]).to(self._device)
         frames, height, width, length = films[0].shape
-        found = self.module(
+        outputs = self.module(
             hidden_states=torch.stack([each.latents.film for each in films]).to(self._dtype),
             audio_hidden_states=torch.stack([each.latents.sound for each in films]).to(self._dtype),
             encoder_hidden_states=texts[..., : self._widths.film],
@@ -257,12 +259,12 @@ class Ltx2Denoiser(LoadedComponent):
             video_coords=torch.stack([each.places.film for each in films]),
             audio_coords=torch.stack([each.places.sound for each in films]),
             isolate_modalities=isolated,
-            spatio_temporal_guidance_blocks=None if kept.all() else [self._block],
-            perturbation_mask=None if kept.all() else kept,
+            spatio_temporal_guidance_blocks=None if unperturbed.all() else [self._block],
+            perturbation_mask=None if unperturbed.all() else unperturbed,
             use_cross_timestep=True,
             return_dict=False,
         )
-        return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
+        return [Pair(*pair) for pair in zip(*(out.float() for out in outputs), strict=True)]
 
     def _video_times(self, films: Sequence[Ltx2Denoising], times: Tensor) -> Tensor:
         """Return timesteps, [videos], or [videos, tokens] if some tokens have no noise."""
@@ -275,10 +277,10 @@ class Ltx2Denoiser(LoadedComponent):
 
     def _pack_first_frame(self, image: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
         """Return ``image`` as tokens [rows * columns, channels]. Raises ``BadRequest`` for another size."""
-        wanted = (self._channels, 1, *shape[1:3])
-        if tuple(image.shape) != wanted:
+        expected_shape = (self._channels, 1, *shape[1:3])
+        if tuple(image.shape) != expected_shape:
             raise errors.BadRequest(
-                f"the latents of the first frame must be {list(wanted)} for this size, not {list(image.shape)}",
+                f"the latents of the first frame must be {list(expected_shape)} for this size, not {list(image.shape)}",
                 param="image",
             )
         return image.flatten(1).T.float().to(self._device)
@@ -296,14 +298,14 @@ class Ltx2Denoiser(LoadedComponent):
         generator = torch.Generator().manual_seed(seed)
         film = torch.randn((1, self._channels, *shape[:3]), generator=generator)
         sound = torch.randn((1, own.channels, shape[3], own.bins), generator=generator)
-        packed = LTX2Pipeline._pack_latents(film, *self._patch)
-        return Pair(packed[0].to(self._device), LTX2Pipeline._pack_audio_latents(sound)[0].to(self._device))
+        packed_film = LTX2Pipeline._pack_latents(film, *self._patch)
+        return Pair(packed_film[0].to(self._device), LTX2Pipeline._pack_audio_latents(sound)[0].to(self._device))
 
     def _unpack_latents(self, latents: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
         from diffusers import LTX2Pipeline
 
-        unpacked: Tensor = LTX2Pipeline._unpack_latents(latents[None], *shape[:3], *self._patch)
-        return unpacked[0]
+        film: Tensor = LTX2Pipeline._unpack_latents(latents[None], *shape[:3], *self._patch)
+        return film[0]
 
     def _axis_positions(self, shape: tuple[int, int, int, int], fps: float) -> Pair:
         module: Any = self.module

@@ -39,9 +39,9 @@ class Ltx2FrameEncoder(LoadedComponent):
             raise errors.BadMedia(f"an image must have sides of at least {_MIN_SIDE} pixels", param="media")
         if max(picture.size) > _MAX_SIDE:
             raise errors.BadMedia(f"an image must have sides of at most {_MAX_SIDE} pixels", param="media")
-        compressed = apply_image_conditioning_crf(np.asarray(picture.convert("RGB")), DEFAULT_IMAGE_CRF)
+        array = apply_image_conditioning_crf(np.asarray(picture.convert("RGB")), DEFAULT_IMAGE_CRF)
         processor = VideoProcessor(vae_scale_factor=self.unit, resample="bilinear")
-        pixels: Tensor = processor.preprocess(Image.fromarray(compressed), height=height, width=width)[0]
+        pixels: Tensor = processor.preprocess(Image.fromarray(array), height=height, width=width)[0]
         return pixels
 
     @torch.no_grad()
@@ -51,8 +51,10 @@ class Ltx2FrameEncoder(LoadedComponent):
 
         module: Any = self.module
         weight = next(module.encoder.parameters())
-        found = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode().float()
-        latents: Tensor = LTX2ImageToVideoPipeline._normalize_latents(found, module.latents_mean, module.latents_std)
+        raw_latents = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode().float()
+        latents: Tensor = LTX2ImageToVideoPipeline._normalize_latents(
+            raw_latents, module.latents_mean, module.latents_std
+        )
         return latents[0].cpu()
 
 

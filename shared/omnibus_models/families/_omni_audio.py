@@ -57,7 +57,7 @@ def _too_short() -> errors.BadMedia:
     return errors.BadMedia("the audio is shorter than 30 ms")
 
 
-def require_voice(voice: str, known: Mapping[str, Any]) -> None:
+def require_voice(voice: str, voices: Mapping[str, Any]) -> None:
     """Raise ``BadRequest`` with the ``known`` voices if ``voice`` is unknown."""
-    if voice not in known:
-        raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(known))}", param="voice")
+    if voice not in voices:
+        raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(voices))}", param="voice")

@@ -35,12 +35,12 @@ class Qwen3CodePredictor:
     def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """Predict codes from [B, H'] and [B]: [B, groups - 1]."""
         inputs = torch.stack([hidden, self._first(codes)], dim=1)
-        cache, chosen = DynamicCache(config=self._module.config), []
+        cache, predictions = DynamicCache(config=self._module.config), []
         for head, table in zip(self._module.lm_head, self.embedding_tables, strict=True):
             out = self._module.model(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
-            chosen.append(choose(head(out.last_hidden_state[:, -1]).float()))
-            inputs = table(chosen[-1])[:, None]
-        return torch.stack(chosen, dim=1)
+            predictions.append(choose(head(out.last_hidden_state[:, -1]).float()))
+            inputs = table(predictions[-1])[:, None]
+        return torch.stack(predictions, dim=1)
 
 
 class Qwen3Talker(_qwen.QwenDecoder):
@@ -54,9 +54,9 @@ class Qwen3Talker(_qwen.QwenDecoder):
         self.steps_per_second = steps_per_second
         self.predictor = Qwen3CodePredictor(module.code_predictor, self.embed)
         self._text, self._media = module.text_projection, module.hidden_projection
-        banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED_ID_COUNT
-        banned[list(self.eos)] = False
-        self._banned = banned
+        is_banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED_ID_COUNT
+        is_banned[list(self.eos)] = False
+        self._banned = is_banned
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Qwen3Talker(_qwen.QwenDecoder):
         config = module.config
         rows, layout = rows.to(self.device, self.dtype), layout.to(self.device)
         prompt, (begin, _, pad) = rows[:-3], rows[-3:]
-        heard = torch.where((layout[1] > 0)[:, None], self._media(prompt), self._text(prompt))
+        prompt_rows = torch.where((layout[1] > 0)[:, None], self._media(prompt), self._text(prompt))
         marks = [
             config.codec_nothink_id,
             config.codec_think_bos_id,
@@ -84,8 +84,8 @@ class Qwen3Talker(_qwen.QwenDecoder):
             config.codec_bos_id,
         ]
         speech = torch.stack([pad, pad, pad, pad, begin, first.to(self.device, self.dtype)])
-        spoken = self._text(speech) + self.embed(torch.tensor(marks, device=self.device))
-        inputs = torch.cat([heard, spoken])
+        speech_rows = self._text(speech) + self.embed(torch.tensor(marks, device=self.device))
+        inputs = torch.cat([prompt_rows, speech_rows])
         more = layout[2:].max() + torch.arange(1, len(marks) + 1, device=self.device)
         places = torch.cat([layout[2:], more.expand(self.axes, -1)], dim=1)
         delta = int(places.max()) + 1 - len(inputs)
@@ -101,6 +101,6 @@ class Qwen3Talker(_qwen.QwenDecoder):
 
 def speaker_code(talker: Any, voice: str) -> int:
     """Return the code of ``voice``, ignoring case."""
-    known: Mapping[str, int] = talker.speaker_id
-    _omni_audio.require_voice(voice.lower(), known)
-    return known[voice.lower()]
+    speaker_ids: Mapping[str, int] = talker.speaker_id
+    _omni_audio.require_voice(voice.lower(), speaker_ids)
+    return speaker_ids[voice.lower()]

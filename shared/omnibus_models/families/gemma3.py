@@ -78,8 +78,8 @@ class Gemma3Thinker(_language.LanguageThinker):
     def _project_rows(self, rows: Tensor) -> Tensor:
         module: Any = self.module
         projector = module.model.multi_modal_projector
-        embedded: Tensor = projector.mm_soft_emb_norm(rows) @ projector.mm_input_projection_weight
-        return embedded.type_as(rows)
+        embeddings: Tensor = projector.mm_soft_emb_norm(rows) @ projector.mm_input_projection_weight
+        return embeddings.type_as(rows)
 
 
 @dataclass

@@ -86,8 +86,8 @@ class GlmTextEncoder(LoadedComponent):
         mask = _pad_rows([row for item in batch for row in item.features["mask"]]).to(module.device)
         hidden = module(ids.to(module.device), attention_mask=mask).last_hidden_state
         counts = [len(item.features["ids"]) for item in batch]
-        chosen = zip(hidden.split(counts), mask.bool().split(counts), strict=True)
-        return [Encoded(rows[kept], item.meta) for (rows, kept), item in zip(chosen, batch, strict=True)]
+        masked_rows = zip(hidden.split(counts), mask.bool().split(counts), strict=True)
+        return [Encoded(rows[row_mask], item.meta) for (rows, row_mask), item in zip(masked_rows, batch, strict=True)]
 
 
 class GlmPrior(TokenDenoiser):
@@ -138,16 +138,21 @@ class GlmPrior(TokenDenoiser):
 
     def _encode_prompt(self, picture: ImageSpec, prompt: str) -> tuple[Tensor, list[tuple[int, int]]]:
         """Return ids [1, T], and the grids of both images."""
-        said = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}]]
+        messages = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}]]
         inputs = self._processor.apply_chat_template(
-            said, tokenize=True, target_h=picture.height, target_w=picture.width, return_dict=True, return_tensors="pt"
+            messages,
+            tokenize=True,
+            target_h=picture.height,
+            target_w=picture.width,
+            return_dict=True,
+            return_tensors="pt",
         )
         return inputs["input_ids"], [(rows, columns) for _, rows, columns in inputs["image_grid_thw"].tolist()]
 
     def _embed_tokens(self, tokens: Tensor) -> Tensor:
         module: Any = self.module
-        embedded: Tensor = module.get_input_embeddings()(tokens)
-        return embedded
+        embeddings: Tensor = module.get_input_embeddings()(tokens)
+        return embeddings
 
     def _token_scores(self, hidden: Tensor) -> Tensor:
         module: Any = self.module
@@ -217,12 +222,12 @@ def _image_positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:
 
     The axes are time, rows and columns.
     """
-    found = []
+    positions = []
     for rows, columns in grids:
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-        found.append(torch.cat([torch.full((len(places), 1), 0), places], 1) + begin)
+        positions.append(torch.cat([torch.full((len(places), 1), 0), places], 1) + begin)
         begin += max(rows, columns)
-    return torch.cat(found).T
+    return torch.cat(positions).T
 
 
 def _pad_rows(rows: Sequence[Tensor], value: float = 0) -> Tensor:

@@ -23,8 +23,8 @@ class InternVlThinker(_llava_style.SequentialThinker):
             words.context_image_token,
             words.video_token,
         )
-        framed = text.replace(row, f"{begin}{row}{end}")
-        return framed.replace(video, f"Frame1: {begin}{video}{end}")
+        framed_text = text.replace(row, f"{begin}{row}{end}")
+        return framed_text.replace(video, f"Frame1: {begin}{video}{end}")
 
     def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
         row = super()._placeholder_id("image")

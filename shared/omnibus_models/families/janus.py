@@ -37,8 +37,8 @@ class JanusThinker(_llava_style.SequentialThinker):
 
     def _frame_placeholders(self, text: str) -> str:
         names = self._tokenizer
-        framed = text.replace(names.image_token, f"{names.boi_token}{names.image_token}{names.eoi_token}")
-        return self._begin + framed
+        framed_text = text.replace(names.image_token, f"{names.boi_token}{names.image_token}{names.eoi_token}")
+        return self._begin + framed_text
 
 
 @dataclass
@@ -53,9 +53,9 @@ class JanusTextEncoder(LoadedComponent):
     def __post_init__(self) -> None:
         self._control = _language.control_tokens(self.tokenizer, ())
         module: Any = self.module
-        told = module.generation_config
-        self._pad = _value_or_default(told.pad_token_id, self.tokenizer.pad_token_id)
-        self._kept = {_value_or_default(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
+        config = module.generation_config
+        self._pad = _value_or_default(config.pad_token_id, self.tokenizer.pad_token_id)
+        self._kept = {_value_or_default(config.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Tokenise a user's message, and the mark where its image begins: ``ids`` [T]."""
@@ -82,8 +82,8 @@ class JanusTextEncoder(LoadedComponent):
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
-        said = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
-        text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids: list[int] = self.tokenizer(text + self.tokenizer.boi_token)["input_ids"]
         if len(ids) > self.context:
             raise errors.ContextTooLong(
@@ -122,14 +122,14 @@ class JanusDenoiser(TokenDenoiser):
         """Read the prompt. The negative prompt counts only with a guidance above 1."""
         self._check_request(picture, guides)
         guidance = self._guidance if picture.guidance is None else picture.guidance
-        chosen = guides if guidance > 1 else guides[:1]
-        count, length = self._grid**2, len(chosen[0])
+        active_guides = guides if guidance > 1 else guides[:1]
+        count, length = self._grid**2, len(active_guides[0])
         return self._start_denoising(
-            torch.stack([guide.to(self._device, self._dtype) for guide in chosen]),
+            torch.stack([guide.to(self._device, self._dtype) for guide in active_guides]),
             torch.arange(length, length + count)[None],
             grid=(self._grid, self._grid),
             generator=torch.Generator().manual_seed(picture.seed),
-            guidance=guidance if len(chosen) > 1 else 1.0,
+            guidance=guidance if len(active_guides) > 1 else 1.0,
         )
 
     def palette(self) -> Tensor:
@@ -137,16 +137,16 @@ class JanusDenoiser(TokenDenoiser):
         decoder = _load_decoder(self._checkpoint, str(self._device), "float32")
         codes = decoder.code_vectors()
         size = (_latent_preview.IMAGE_COUNT, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
-        drawn = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
+        samples = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
         return _latent_preview.append_constant(codes.cpu()) @ _latent_preview.fit_palette(
-            drawn, decoder.decode_colours(drawn.permute(0, 3, 1, 2))
+            samples, decoder.decode_colours(samples.permute(0, 3, 1, 2))
         )
 
     def preview(self, denoising: TokenDenoising, palette: Tensor) -> Tensor:
         """Return a pixel for each token; missing tokens are grey."""
-        shown = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
-        shown[: denoising.done] = _latent_preview.to_bytes(palette[denoising.chosen])
-        return shown.view(self._grid, self._grid, 3)
+        pixels = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
+        pixels[: denoising.done] = _latent_preview.to_bytes(palette[denoising.chosen])
+        return pixels.view(self._grid, self._grid, 3)
 
     def _check_request(self, picture: ImageSpec, guides: Sequence[Tensor]) -> None:
         if picture.frames != 1:
@@ -168,8 +168,8 @@ class JanusDenoiser(TokenDenoiser):
 
     def _embed_tokens(self, tokens: Tensor) -> Tensor:
         module: Any = self.module
-        embedded: Tensor = module.prepare_embeddings_for_image_generation(tokens)
-        return embedded
+        embeddings: Tensor = module.prepare_embeddings_for_image_generation(tokens)
+        return embeddings
 
     def _token_scores(self, hidden: Tensor) -> Tensor:
         module: Any = self.module
@@ -215,8 +215,8 @@ class JanusImageDecoder(LoadedComponent):
 
         Those of images are in [0, 1].
         """
-        drawn = self._vq.decoder(self._vq.post_quant_conv(surfaces.to(self._weight))).float()
-        colours: Tensor = drawn * self._deviation.to(drawn) + self._mean.to(drawn)
+        output = self._vq.decoder(self._vq.post_quant_conv(surfaces.to(self._weight))).float()
+        colours: Tensor = output * self._deviation.to(output) + self._mean.to(output)
         return colours.clamp(0, 1)
 
 
@@ -289,9 +289,9 @@ def _system_prompt(checkpoint: Path) -> str:
     """
     from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 
-    told = checkpoint / "processor_config.json"
-    wanted = told.exists() and json.loads(told.read_text()).get("use_default_system_prompt", False)
-    return DEFAULT_SYSTEM_PROMPT if wanted else ""
+    file = checkpoint / "processor_config.json"
+    uses_default = file.exists() and json.loads(file.read_text()).get("use_default_system_prompt", False)
+    return DEFAULT_SYSTEM_PROMPT if uses_default else ""
 
 
 def _prompt_context(config: Any) -> int:
@@ -304,8 +304,8 @@ def _image_side(config: Any) -> int:
     return int(config.vq_config.num_patches * 2 ** (len(config.vq_config.channel_multiplier) - 1))
 
 
-def _value_or_default(told: Any, usual: Any) -> Any:
-    return usual if told is None else told
+def _value_or_default(value: Any, usual: Any) -> Any:
+    return usual if value is None else value
 
 
 FAMILY = Janus()

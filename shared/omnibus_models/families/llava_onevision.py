@@ -22,8 +22,8 @@ class LlavaOnevisionEncoder(_llava_style.TilingEncoder):
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
         if alone:
             return super()._prepare_image(picture, alone)
-        found, [text, _] = self._processor._process_images([[picture, _PIXEL]], **self._image_options)
-        features = {"tiles": found["pixel_values"][0], "size": found["image_sizes"][:1]}
+        output, [text, _] = self._processor._process_images([[picture, _PIXEL]], **self._image_options)
+        features = {"tiles": output["pixel_values"][0], "size": output["image_sizes"][:1]}
         return self._make_prepared("image", text, features)
 
     def _encode_images(self, batch: Sequence[Prepared]) -> list[Tensor]:

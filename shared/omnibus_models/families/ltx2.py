@@ -62,12 +62,12 @@ class Ltx2TextEncoder(LoadedComponent):
         module: Any = self.module
         ids = [item.features["ids"] for item in batch]
         device = next(module.connectors.parameters()).device
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+        padded_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
         # In the pipeline a prompt ends at the last position.
         begins = torch.tensor([PROMPT_TOKENS - len(one) for one in ids], device=device)
-        positions = begins[:, None] + torch.arange(padded.shape[1], device=device)
+        positions = begins[:, None] + torch.arange(padded_ids.shape[1], device=device)
         states = module.language.get_decoder()(
-            input_ids=padded, position_ids=positions, use_cache=False, output_hidden_states=True
+            input_ids=padded_ids, position_ids=positions, use_cache=False, output_hidden_states=True
         ).hidden_states
         return [
             Encoded(self._connect_states(torch.stack([state[place, : len(one)] for state in states], -1)), item.meta)
@@ -80,11 +80,11 @@ class Ltx2TextEncoder(LoadedComponent):
         Prompts are processed one by one, since states are large.
         """
         module: Any = self.module
-        packed = states.new_zeros(1, PROMPT_TOKENS, *states.shape[1:])
-        packed[0, PROMPT_TOKENS - len(states) :] = states
+        padded_states = states.new_zeros(1, PROMPT_TOKENS, *states.shape[1:])
+        padded_states[0, PROMPT_TOKENS - len(states) :] = states
         mask = torch.arange(PROMPT_TOKENS, device=states.device)[None] >= PROMPT_TOKENS - len(states)
-        film, sound, kept = module.connectors(packed.flatten(2), mask.long(), padding_side="left")
-        return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
+        film, sound, token_mask = module.connectors(padded_states.flatten(2), mask.long(), padding_side="left")
+        return torch.cat([film[0], sound[0]], -1)[token_mask[0].bool()]
 
 
 class Ltx2VideoDecoder(LoadedComponent):
@@ -144,12 +144,12 @@ class Ltx2AudioDecoder(LoadedComponent):
                 param="latents",
             )
         weight = next(module.vae.decoder.parameters())
-        packed = LTX2Pipeline._denormalize_audio_latents(
+        packed_latents = LTX2Pipeline._denormalize_audio_latents(
             LTX2Pipeline._pack_audio_latents(latents[None].to(weight.device)),
             module.vae.latents_mean,
             module.vae.latents_std,
         )
-        plain = LTX2Pipeline._unpack_audio_latents(packed, latents.shape[1], own.bins)
+        plain = LTX2Pipeline._unpack_audio_latents(packed_latents, latents.shape[1], own.bins)
         spectra = module.vae.decode(plain.to(weight), return_dict=False)[0]
         wave: Tensor = module.vocoder(spectra)[0]
         return wave.float().clamp(-1, 1).T.contiguous().cpu()
@@ -275,12 +275,12 @@ def _read_geometry(checkpoint: Path) -> Geometry:
 def _require_class(checkpoint: Path, part: str, *known: str) -> str:
     """Return the class of ``part``. Raises ``Fatal`` unless it is among the ``known``."""
     try:
-        _, found = json.loads((checkpoint / "model_index.json").read_text())[part]
+        _, class_name = json.loads((checkpoint / "model_index.json").read_text())[part]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise errors.Fatal(f"{checkpoint}/model_index.json does not specify its {part}") from error
-    if found not in known:
-        raise errors.Fatal(f"the {part} of {checkpoint} is a {found}; this family serves {' and '.join(known)}")
-    return str(found)
+    if class_name not in known:
+        raise errors.Fatal(f"the {part} of {checkpoint} is a {class_name}; this family serves {' and '.join(known)}")
+    return str(class_name)
 
 
 FAMILY = LTX2()

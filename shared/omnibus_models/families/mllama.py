@@ -49,18 +49,18 @@ class MllamaCrossAttention:
         return self._visible_rows(self.length - 1, self.length)[0]
 
     def mask(self, begin: int, end: int) -> Crossing:
-        seen = self._visible_rows(begin, end)
-        fed = seen.any(-1)
+        visible = self._visible_rows(begin, end)
+        fed = visible.any(-1)
         # Positions without rows attend to all, as in the library.
-        seen |= ~fed[:, None]
-        return Crossing(None, seen[None, None], fed[None], self.rows[None] if begin == 0 else None)
+        visible |= ~fed[:, None]
+        return Crossing(None, visible[None, None], fed[None], self.rows[None] if begin == 0 else None)
 
     def _visible_rows(self, begin: int, end: int) -> Tensor:
         """Return bool [T, R]."""
-        seen = torch.zeros(end - begin, len(self.rows), dtype=torch.bool, device=self.rows.device)
+        visible = torch.zeros(end - begin, len(self.rows), dtype=torch.bool, device=self.rows.device)
         for look in self.looks:
-            seen[max(look.begin - begin, 0) : max(look.end - begin, 0), look.first : look.last] = True
-        return seen
+            visible[max(look.begin - begin, 0) : max(look.end - begin, 0), look.first : look.last] = True
+        return visible
 
 
 class MllamaThinker(_language.LanguageThinker):
@@ -107,12 +107,12 @@ class MllamaThinker(_language.LanguageThinker):
         from transformers.models.mllama.processing_mllama import get_cross_attention_token_mask
 
         [token] = self._placeholders
-        found = []
+        spans = []
         for index, (begin, end) in enumerate(get_cross_attention_token_mask(list(ids), token)):
             first = index * self._tiles * self._patches
             last = first + media[index].meta["tiles"] * self._patches
-            found.append(_CrossAttentionSpan(begin, len(ids) if end == -1 else end, first, last))
-        return found
+            spans.append(_CrossAttentionSpan(begin, len(ids) if end == -1 else end, first, last))
+        return spans
 
     def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         return torch.arange(ids.shape[1])[None, None], 0
@@ -171,8 +171,8 @@ class MllamaVisionEncoder(LoadedComponent):
         pixels, ratios, masks = (
             torch.cat([item.features[name] for item in batch]).to(module.device) for name in ("pixels", "ratio", "mask")
         )
-        seen = model.vision_model(pixel_values=pixels, aspect_ratio_ids=ratios, aspect_ratio_mask=masks)
-        rows = model.multi_modal_projector(seen.last_hidden_state).flatten(1, 3)
+        output = model.vision_model(pixel_values=pixels, aspect_ratio_ids=ratios, aspect_ratio_mask=masks)
+        rows = model.multi_modal_projector(output.last_hidden_state).flatten(1, 3)
         return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
 
 

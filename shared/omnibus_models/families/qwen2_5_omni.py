@@ -46,7 +46,7 @@ class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
         if sum(mel.shape[1] for mel in mels) <= size:
             mels.append(torch.zeros(mels[0].shape[0], size))
         windows = [window for mel in mels for window in mel.split(size, dim=1)]
-        padded = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
+        padded_windows = torch.stack([nn.functional.pad(window, (0, size - window.shape[1])) for window in windows])
         frames = torch.tensor([mel.shape[1] for mel in mels])
         lengths = torch.tensor([window.shape[1] for window in windows])
         # Rows after the second convolution without padding; the library would count the longest window's.
@@ -55,7 +55,7 @@ class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
         out = module.audio_tower(
             torch.cat(mels, dim=1).to(device),
             feature_lens=frames.to(device),
-            padded_feature=padded.to(device),
+            padded_feature=padded_windows.to(device),
             chunk_lengths=lengths.to(device),
             valid_indices=valid.flatten().nonzero().squeeze(-1).to(device),
         )
@@ -188,12 +188,12 @@ class Qwen25OmniVocoder(LoadedComponent):
     def open(self, voice: str, seed: int) -> dit_vocoder.DitVocoding:
         """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
         _omni_audio.require_voice(voice, self.voices)
-        known = self._conditions.get(voice)
-        if known is None:
-            chosen, device = self.voices[voice], self.dit.device
-            embedded = dit_vocoder.embed_reference(self.dit, chosen["ref_mel"].float().to(device))
-            known = self._conditions[voice] = (chosen["cond"].float().to(device), embedded)
-        return dit_vocoder.DitVocoding(self.dit, self.bigvgan, *known, seed)
+        conditions = self._conditions.get(voice)
+        if conditions is None:
+            speaker, device = self.voices[voice], self.dit.device
+            embedding = dit_vocoder.embed_reference(self.dit, speaker["ref_mel"].float().to(device))
+            conditions = self._conditions[voice] = (speaker["cond"].float().to(device), embedding)
+        return dit_vocoder.DitVocoding(self.dit, self.bigvgan, *conditions, seed)
 
 
 class Qwen25Omni(_omni.OmniFamily):

@@ -126,10 +126,10 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         if not self.speaks or layout.ids[-_PREFIX_TOKENS] != self._config.im_start_token_id:
             return None
         ids = torch.tensor(layout.ids)
-        heard = self._talker_mask(ids)
-        places = heard.nonzero()[:, 0]
+        mask = self._talker_mask(ids)
+        places = mask.nonzero()[:, 0]
         ids = ids[places]
-        among = [item for item, start in zip(media, layout.starts, strict=True) if heard[start]]
+        among = [item for item, start in zip(media, layout.starts, strict=True) if mask[start]]
         # A talker's configuration has a separate pace.
         positions, _ = self._count_at_pace(ids[None], among, self._config.talker_config.position_id_per_seconds)
         of_media = torch.isin(ids, torch.tensor(list(self._placeholders)))

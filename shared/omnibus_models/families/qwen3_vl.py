@@ -59,8 +59,8 @@ def _frames(item: Encoded) -> list[Encoded]:
 
 def _patch_seconds(seconds: Sequence[float], size: int) -> list[float]:
     """Return the middle time of each ``size`` frames; the last frame is repeated to fill up."""
-    padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
-    return [(padded[first] + padded[first + size - 1]) / 2 for first in range(0, len(padded), size)]
+    frame_times = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
+    return [(frame_times[first] + frame_times[first + size - 1]) / 2 for first in range(0, len(frame_times), size)]
 
 
 class Qwen3VL(_qwen_vl.QwenVlFamily):

@@ -60,10 +60,10 @@ class QwenImageTextEncoder(LoadedComponent):
             return []
         module: Any = self.module
         ids = [item.features["ids"] for item in batch]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(module.device)
-        positions = torch.arange(padded.shape[1], device=module.device).expand(_qwen.AXES, *padded.shape)
+        padded_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(module.device)
+        positions = torch.arange(padded_ids.shape[1], device=module.device).expand(_qwen.AXES, *padded_ids.shape)
         out = module.get_decoder()(
-            inputs_embeds=module.get_input_embeddings()(padded), position_ids=positions, use_cache=False
+            inputs_embeds=module.get_input_embeddings()(padded_ids), position_ids=positions, use_cache=False
         )
         hidden = out.last_hidden_state
         return [
@@ -106,8 +106,8 @@ class QwenImageDenoising:
     def state(self) -> Tensor:
         return self.latents.float().cpu().reshape(-1)
 
-    def resume(self, state: Tensor, done: int) -> None:
-        self.latents, self.done = state.view(self.latents.shape).to(self.latents), done
+    def resume(self, state: Tensor, steps: int) -> None:
+        self.latents, self.done = state.view(self.latents.shape).to(self.latents), steps
 
     def advance(self, velocities: Tensor) -> None:
         """Take Euler's step along the velocities for ``guides``, in the pipeline's precisions."""
@@ -116,10 +116,10 @@ class QwenImageDenoising:
         self.latents = (self.latents.float() + length * self.velocity).to(self.velocity.dtype)
         self.done += 1
 
-    def _apply_guidance(self, wanted: Tensor, unwanted: Tensor) -> Tensor:
+    def _apply_guidance(self, positive: Tensor, negative: Tensor) -> Tensor:
         """Guide away from the negative prompt, keeping the prompt's velocity norm."""
-        away = unwanted + self.guidance * (wanted - unwanted)
-        return away * (torch.norm(wanted, dim=-1, keepdim=True) / torch.norm(away, dim=-1, keepdim=True))
+        away = negative + self.guidance * (positive - negative)
+        return away * (torch.norm(positive, dim=-1, keepdim=True) / torch.norm(away, dim=-1, keepdim=True))
 
 
 class QwenImageDenoiser(LoadedComponent):
@@ -148,12 +148,12 @@ class QwenImageDenoiser(LoadedComponent):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
         sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
-        chosen = guides if guidance > 1 else guides[:1]
+        active_guides = guides if guidance > 1 else guides[:1]
         return QwenImageDenoising(
             shape=(plane, *planes),
             latents=self._draw_noise(plane, picture.seed).to(self._device),
             image=image.to(self._device, self._dtype),
-            guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
+            guides=tuple(guide.to(self._device, self._dtype) for guide in active_guides),
             guidance=guidance,
             sigmas=sigmas,
             times=times,
@@ -175,8 +175,8 @@ class QwenImageDenoiser(LoadedComponent):
             img_shapes=[list(batch[0].shape)] * len(guides),
             return_dict=False,
         )
-        made = out[:, : len(batch[0].latents)]
-        for each, velocities in zip(batch, made.split([each.rows for each in batch]), strict=True):
+        predictions = out[:, : len(batch[0].latents)]
+        for each, velocities in zip(batch, predictions.split([each.rows for each in batch]), strict=True):
             each.advance(velocities)
 
     def latents(self, denoising: QwenImageDenoising) -> Tensor:
@@ -214,15 +214,15 @@ class QwenImageDenoiser(LoadedComponent):
         """Pack [1, channels, height, width] for the transformer."""
         from diffusers import QwenImagePipeline
 
-        packed: Tensor = QwenImagePipeline._pack_latents(latents, *latents.shape)
-        return packed[0]
+        packed_latents: Tensor = QwenImagePipeline._pack_latents(latents, *latents.shape)
+        return packed_latents[0]
 
     def _unpack_latents(self, latents: Tensor, plane: Plane) -> Tensor:
         from diffusers import QwenImagePipeline
 
         _, rows, columns = plane
-        unpacked: Tensor = QwenImagePipeline._unpack_latents(latents[None], _PATCH * rows, _PATCH * columns, 1)
-        return unpacked[0]
+        unpacked_latents: Tensor = QwenImagePipeline._unpack_latents(latents[None], _PATCH * rows, _PATCH * columns, 1)
+        return unpacked_latents[0]
 
 
 class QwenImageDecoder(LoadedComponent):

@@ -79,12 +79,12 @@ class ImageLatentEncoder(LoadedComponent):
     def _encode_latents(self, pixels: Tensor) -> Tensor:
         module: Any = self.module
         weight = next(module.encoder.parameters())
-        found = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode()[0]
+        raw_latents = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode()[0]
         mean, scale = (
-            torch.tensor(values).view(-1, 1, 1, 1).to(found)
+            torch.tensor(values).view(-1, 1, 1, 1).to(raw_latents)
             for values in (module.config.latents_mean, module.config.latents_std)
         )
-        latents: Tensor = (found - mean) / scale
+        latents: Tensor = (raw_latents - mean) / scale
         return latents
 
 
@@ -112,15 +112,15 @@ class QwenImageEditTextEncoder(LoadedComponent):
         if len(items) != 1:
             raise errors.BadRequest(f"this model edits one image, not {len(items)}", param="items")
         count = self._row_count(items[0])
-        given = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
-        said = len(given) - SKIPPED_TOKENS - 1
-        if said > MAX_PROMPT_TOKENS:
+        token_ids = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
+        prompt_count = len(token_ids) - SKIPPED_TOKENS - 1
+        if prompt_count > MAX_PROMPT_TOKENS:
             raise errors.ContextTooLong(
-                f"the prompt has {said} tokens; this model takes {MAX_PROMPT_TOKENS}", param="prompt"
+                f"the prompt has {prompt_count} tokens; this model takes {MAX_PROMPT_TOKENS}", param="prompt"
             )
-        ids = torch.tensor([one for token in given for one in [token] * (count if token == self._slot else 1)])
+        ids = torch.tensor([one for token in token_ids for one in [token] * (count if token == self._slot else 1)])
         features = {"ids": ids, "positions": self._count_positions(ids, items[0]), "rows": items[0].embeds}
-        return Prepared("text", features, {"modality": "text", "n_tokens": said + count})
+        return Prepared("text", features, {"modality": "text", "n_tokens": prompt_count + count})
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -129,12 +129,12 @@ class QwenImageEditTextEncoder(LoadedComponent):
             return []
         module: Any = self.module
         ids = [item.features["ids"] for item in batch]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-        positions = torch.zeros(_qwen.AXES, *padded.shape, dtype=torch.long)
-        inputs = module.get_input_embeddings()(padded.to(module.device))
+        padded_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        positions = torch.zeros(_qwen.AXES, *padded_ids.shape, dtype=torch.long)
+        inputs = module.get_input_embeddings()(padded_ids.to(module.device))
         for place, item in enumerate(batch):
             positions[:, place, : len(ids[place])] = item.features["positions"]
-            inputs[place, padded[place] == self._slot] = item.features["rows"].to(inputs)
+            inputs[place, padded_ids[place] == self._slot] = item.features["rows"].to(inputs)
         out = module.get_decoder()(
             inputs_embeds=inputs, position_ids=positions.to(module.device), use_cache=False
         ).last_hidden_state
@@ -149,13 +149,13 @@ class QwenImageEditTextEncoder(LoadedComponent):
         weights were trained with an image's own positions, so they are counted here.
         """
         module: Any = self.module
-        found, _ = module.model.get_rope_index(
+        rope_index, _ = module.model.get_rope_index(
             ids[None],
             mm_token_type_ids=(ids[None] == self._slot).long(),
             image_grid_thw=torch.tensor([item.meta["grid_thw"]]),
             attention_mask=torch.ones_like(ids[None]),
         )
-        positions: Tensor = found[:, 0]
+        positions: Tensor = rope_index[:, 0]
         return positions
 
     def _row_count(self, item: Encoded) -> int:

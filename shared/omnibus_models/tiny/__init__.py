@@ -54,11 +54,11 @@ def build(
 def _is_complete(target: Path, marker: dict[str, object]) -> bool:
     if not target.exists() or not any(target.iterdir()):
         return False
-    found = target / MARKER
-    told = json.loads(found.read_text()) if found.exists() else {}
-    if told == marker:
+    file = target / MARKER
+    content = json.loads(file.read_text()) if file.exists() else {}
+    if content == marker:
         return True
-    if {**told, "recipe": RECIPE} == marker:
+    if {**content, "recipe": RECIPE} == marker:
         return False
     raise errors.Fatal(f"{target} contains another checkpoint; remove it or choose another directory")
 

@@ -15,13 +15,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--llm-seed", type=int, help="other weights for the LLM alone: a twin that can share encoders")
     parser.add_argument("--wide", action="store_true", help="heads of 32 in the LLM, for vLLM on a CPU")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        built = tiny.build(chosen.family, chosen.directory, chosen.seed, chosen.llm_seed, wide=chosen.wide)
+        checkpoint = tiny.build(options.family, options.directory, options.seed, options.llm_seed, wide=options.wide)
     except errors.OmnibusError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1
-    sys.stdout.write(f"{built}\n")
+    sys.stdout.write(f"{checkpoint}\n")
     return 0
 
 

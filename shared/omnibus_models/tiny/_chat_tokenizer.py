@@ -80,7 +80,7 @@ def train_tokenizer(
         bpe.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bpe.token_to_id(bos))]
         )
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=bos,
         eos_token=eos,
@@ -89,5 +89,5 @@ def train_tokenizer(
         model_max_length=32768,
         padding_side="left",
     )
-    made.chat_template = chat_template
-    return made
+    tokenizer.chat_template = chat_template
+    return tokenizer

@@ -19,10 +19,10 @@ def write(model: Any, config: Any, directory: Path, seed: int, wide: bool, **mor
     """
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, {}, _chat_tokenizer.build_chat_template())
     rope = {"rope_type": "default", "rope_theta": 1e4}
-    made = model(config(**{**_qwen.text_config(tokenizer, wide), "rope_parameters": rope, **more})).eval()
-    _weights.redraw_weights(made, seed)
-    _weights.sharpen_attention(made)
-    _weights.speak_words(made.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_ends(made.generation_config, tokenizer)
-    made.save_pretrained(directory)
+    instance = model(config(**{**_qwen.text_config(tokenizer, wide), "rope_parameters": rope, **more})).eval()
+    _weights.redraw_weights(instance, seed)
+    _weights.sharpen_attention(instance)
+    _weights.speak_words(instance.lm_head.weight, tokenizer, stop_gain=3.0)
+    _qwen.set_ends(instance.generation_config, tokenizer)
+    instance.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -59,12 +59,12 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     if llm_seed is not None:
         _weights.redraw_weights(nn.ModuleList([prior.model.language_model, prior.lm_head]), llm_seed)
     _damp_decoder(vae)
-    told = prior.generation_config
-    told._from_model_config = False
-    told.eos_token_id, told.pad_token_id = _CODES + 1, processor.tokenizer.pad_token_id
-    told.do_sample, told.temperature, told.top_p = True, 0.9, 0.75
+    prior_config = prior.generation_config
+    prior_config._from_model_config = False
+    prior_config.eos_token_id, prior_config.pad_token_id = _CODES + 1, processor.tokenizer.pad_token_id
+    prior_config.do_sample, prior_config.temperature, prior_config.top_p = True, 0.9, 0.75
     # The pipeline does not handle an image that ends early. The released model has learned to avoid that.
-    told.suppress_tokens = [_CODES, _CODES + 1]
+    prior_config.suppress_tokens = [_CODES, _CODES + 1]
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=processor,

@@ -25,19 +25,19 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from transformers import Gemma3ForConditionalGeneration
 
     tokenizer = _chat_tokenizer.train_tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
-    made = {
+    components = {
         "text_encoder": Gemma3ForConditionalGeneration(_build_gemma(tokenizer)),
         "connectors": LTX2TextConnectors(**_connectors_config()),
         "transformer": LTX2VideoTransformer3DModel(**_transformer_config()),
         **_build_decoders(),
     }
-    for module in made.values():
+    for module in components.values():
         _weights.redraw_weights(module.eval(), seed)
     if llm_seed is not None:
-        encoder = made["text_encoder"]
+        encoder = components["text_encoder"]
         _weights.redraw_weights(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
     scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
-    LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **made).save_pretrained(directory)
+    LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **components).save_pretrained(directory)
 
 
 def _build_decoders() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _build_decoders() -> dict[str, Any]:
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
     from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
-    made = {
+    components = {
         "vae": AutoencoderKLLTX2Video(**_vae_config()),
         "audio_vae": AutoencoderKLLTX2Audio(
             base_channels=_LATENTS,
@@ -59,7 +59,7 @@ def _build_decoders() -> dict[str, Any]:
             mel_bins=_MEL,
         ),
     }
-    for module in made.values():
+    for module in components.values():
         module.latents_mean.copy_(torch.linspace(-0.3, 0.2, _LATENTS))
         module.latents_std.copy_(torch.linspace(0.7, 1.4, _LATENTS))
     vocoder = LTX2Vocoder(
@@ -71,7 +71,7 @@ def _build_decoders() -> dict[str, Any]:
         resnet_dilations=[[1, 3, 5]],
         output_sampling_rate=_RATE,
     )
-    return {**made, "vocoder": vocoder}
+    return {**components, "vocoder": vocoder}
 
 
 #: Schedule of the released model.

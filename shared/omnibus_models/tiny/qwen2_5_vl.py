@@ -45,8 +45,8 @@ def save_checkpoint(
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
-    made = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)
-    made.save_pretrained(directory)
+    joint_processor = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)
+    joint_processor.save_pretrained(directory)
 
 
 def build_config(tokenizer: Any, wide: bool = False) -> Any:

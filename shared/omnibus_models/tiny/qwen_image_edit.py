@@ -16,15 +16,15 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers import QwenImageEditPipeline
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor
 
-    made = qwen_image.build_components(seed, llm_seed, base=8)
-    _damp_encoder(made["vae"])
-    _amplify_attention(made["transformer"])
+    components = qwen_image.build_components(seed, llm_seed, base=8)
+    _damp_encoder(components["vae"])
+    _amplify_attention(components["transformer"])
     size = {"shortest_edge": _MIN_TOKENS * _TOKEN_PIXELS, "longest_edge": _MAX_TOKENS * _TOKEN_PIXELS}
     images = Qwen2VLImageProcessor(size=size, patch_size=_qwen.PATCH, merge_size=2, temporal_patch_size=2)
     processor = Qwen2_5_VLProcessor(
-        images, made["tokenizer"], _qwen.video_processor(), chat_template=qwen2_5_vl.TEMPLATE
+        images, components["tokenizer"], _qwen.video_processor(), chat_template=qwen2_5_vl.TEMPLATE
     )
-    QwenImageEditPipeline(**made, processor=processor).save_pretrained(directory)
+    QwenImageEditPipeline(**components, processor=processor).save_pretrained(directory)
 
 
 @torch.no_grad()

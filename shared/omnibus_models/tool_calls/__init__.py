@@ -20,12 +20,12 @@ def find_format(name: str) -> ToolFormat:
     """Return the format ``name``: a module of this package, or ``module:object``. Raises ``BadRequest``."""
     module, _, attribute = name.partition(":")
     try:
-        found: ToolFormat = getattr(
+        tool_format: ToolFormat = getattr(
             import_module(module if attribute else f"{__name__}.{module}"), attribute or "FORMAT"
         )
     except (ImportError, AttributeError) as error:
         raise BadRequest(f"unknown format of tool calls {name!r}: {error}") from None
-    return found
+    return tool_format
 
 
 def detect_format(template: str, untold: str = USUAL) -> str:

@@ -160,9 +160,9 @@ def hold_marker(text: str, markers: Sequence[str]) -> int:
 
     It includes the white space before it.
     """
-    kept = max((_overlap_length(text, marker) for marker in markers), default=0)
-    head = text[: len(text) - kept]
-    return kept + len(head) - len(head.rstrip())
+    overlap = max((_overlap_length(text, marker) for marker in markers), default=0)
+    head = text[: len(text) - overlap]
+    return overlap + len(head) - len(head.rstrip())
 
 
 def _overlap_length(text: str, marker: str) -> int:
@@ -202,15 +202,15 @@ def _move_references(value: Any, place: str, within: str = "") -> Any:
         return [_move_references(each, place) for each in value]
     if not isinstance(value, Mapping):
         return value
-    moved = {}
+    result = {}
     for name, each in value.items():
         if name == "$ref" and isinstance(each, str) and within not in _NAMED_SCHEMAS and each.startswith("#"):
-            moved[name] = f"{place}{each[1:]}" if each[1:2] in ("", "/") else each
+            result[name] = f"{place}{each[1:]}" if each[1:2] in ("", "/") else each
         elif name in ("const", "enum", "default", "examples") and within not in _NAMED_SCHEMAS:
-            moved[name] = each
+            result[name] = each
         else:
-            moved[name] = _move_references(each, place, "" if within in _NAMED_SCHEMAS else name)
-    return moved
+            result[name] = _move_references(each, place, "" if within in _NAMED_SCHEMAS else name)
+    return result
 
 
 def marker_rule(text: str, special: SpecialId) -> str:

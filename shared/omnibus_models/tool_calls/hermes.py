@@ -30,28 +30,28 @@ class HermesParser:
         self.calling = False
 
     def push(self, text: str) -> Parsed:
-        said, calls = "", ""
+        output, calls = "", ""
         self._held += text
         while self._held:
             if self._call is None:
                 more, again = self._read_text()
-                said += more
+                output += more
             else:
-                more, lost, again = self._read_call(self._call)
-                calls, said = calls + more, said + lost
+                more, leftover, again = self._read_call(self._call)
+                calls, output = calls + more, output + leftover
             if not again:
                 break
-        return Parsed(said, calls)
+        return Parsed(output, calls)
 
     def _read_text(self) -> tuple[str, bool]:
-        before, begun, rest = self._held.partition(BEGIN)
-        if begun:
+        before, marker, rest = self._held.partition(BEGIN)
+        if marker:
             self._call, self._held, self._called, self.calling = CallObject(), rest, True, True
             return before.rstrip(), True
-        kept = hold_marker(self._held, (BEGIN,))
-        said, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        overlap = hold_marker(self._held, (BEGIN,))
+        output, self._held = self._held[: len(self._held) - overlap], self._held[len(self._held) - overlap :]
         self.calling = self._called or bool(self._held.strip())
-        return said, False
+        return output, False
 
     def _read_call(self, call: CallObject) -> tuple[str, str, bool]:
         if call.done:
@@ -64,16 +64,16 @@ class HermesParser:
         self._held = rest
         if call.wrong:
             self._call, self._held = None, ""
-            lost = f"{BEGIN}{call.raw}"
+            leftover = f"{BEGIN}{call.raw}"
             following = self.push(rest)  # it may still contain a call
-            return more + following.calls, lost + following.text, False
+            return more + following.calls, leftover + following.text, False
         return more, "", call.done
 
     def close(self) -> Parsed:
-        lost = "" if self._call is None or self._call.known or self._given else f"{BEGIN}{self._call.raw}"
-        said = lost if self._call is not None else self._held
+        leftover = "" if self._call is None or self._call.known or self._given else f"{BEGIN}{self._call.raw}"
+        output = leftover if self._call is not None else self._held
         self._held, self._call = "", None
-        return Parsed(said)
+        return Parsed(output)
 
 
 class HermesFormat:

@@ -40,13 +40,13 @@ class Llama3Parser:
         if self._text:
             return Parsed(text)
         self._held += text
-        said, calls = "", ""
+        output, calls = "", ""
         while self._held and not self._text:
             if self._call is None and not self._find_call():
                 break
-            more, lost = self._read_call() if self._call is not None else ("", self._give_up())
-            calls, said = calls + more, said + lost
-        return Parsed(said, calls)
+            more, leftover = self._read_call() if self._call is not None else ("", self._give_up())
+            calls, output = calls + more, output + leftover
+        return Parsed(output, calls)
 
     def _find_call(self) -> bool:
         """Look for the next call; return False if it is not decided yet."""
@@ -77,16 +77,16 @@ class Llama3Parser:
 
     def _give_up(self, raw: str = "") -> str:
         """Treat the call as text; after another call, drop closing marks."""
-        said, self._opened = self._opened + raw + self._held, ""
+        output, self._opened = self._opened + raw + self._held, ""
         self._held, self._call, self._text = "", None, True
-        return "" if self._begun and not said.strip("`\n ") else said
+        return "" if self._begun and not output.strip("`\n ") else output
 
     def close(self) -> Parsed:
         if self._call is not None and self._call.known:
             return Parsed()
         raw = "" if self._call is None else self._call.raw
-        said, self._opened, self._held, self._call = self._opened + raw + self._held, "", "", None
-        return Parsed("" if self._begun and not said.strip("; \n`") else said)
+        output, self._opened, self._held, self._call = self._opened + raw + self._held, "", "", None
+        return Parsed("" if self._begun and not output.strip("; \n`") else output)
 
 
 class Llama3Format:

@@ -32,16 +32,16 @@ class MistralParser:
 
     def push(self, text: str) -> Parsed:
         self._held += text
-        said = ""
+        output = ""
         if not self._marked:
             before, mark, rest = self._held.partition(MARK)
             if not mark:
-                kept = hold_marker(self._held, (MARK,))
-                said, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+                overlap = hold_marker(self._held, (MARK,))
+                output, self._held = self._held[: len(self._held) - overlap], self._held[len(self._held) - overlap :]
                 self.calling = bool(self._held.strip())
-                return Parsed(said)
-            said, self._held, self._marked, self.calling = before.rstrip(), rest, True, True
-        return Parsed(said, self._read_calls())
+                return Parsed(output)
+            output, self._held, self._marked, self.calling = before.rstrip(), rest, True, True
+        return Parsed(output, self._read_calls())
 
     def _read_calls(self) -> str:
         calls = ""
@@ -63,9 +63,9 @@ class MistralParser:
 
     def close(self) -> Parsed:
         raw = "" if self._call is None else self._call.raw
-        said = "" if self._given else (f"{MARK}{raw}{self._held}" if self._marked else self._held)
+        output = "" if self._given else (f"{MARK}{raw}{self._held}" if self._marked else self._held)
         self._held, self._call = "", None
-        return Parsed(said)
+        return Parsed(output)
 
 
 class _NamedCall:
@@ -80,21 +80,21 @@ class _NamedCall:
 
     def push(self, text: str) -> tuple[str, str]:
         """See ``CallObject.push``."""
-        found = ""
+        output = ""
         if not self._named:
             name, brace, text = (self.raw + text).partition("{")
             self.raw = name + brace
             if not brace:
                 return "", ""
             self._named, self._depth = True, 1
-            found = call_head(name.removesuffix(ARGS).strip()) + brace
+            output = call_head(name.removesuffix(ARGS).strip()) + brace
         for index, letter in enumerate(text):
             self._step(letter)
             if not self._depth:
                 self.done = True
-                return found + clean_text(text[: index + 1]), text[index + 1 :]
+                return output + clean_text(text[: index + 1]), text[index + 1 :]
         self.raw += text
-        return found + clean_text(text), ""
+        return output + clean_text(text), ""
 
     def _step(self, letter: str) -> None:
         if self._quoted:

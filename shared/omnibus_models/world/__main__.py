@@ -18,11 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
     make.add_argument("--seed", type=int, help="which scene and audio; random by default")
     tell = commands.add_parser("tell", help="print what files show, play or say, as told without any model")
     tell.add_argument("files", type=Path, nargs="+")
-    chosen = parser.parse_args(arguments)
-    if chosen.command == "make":
-        sys.stdout.write(f"{_make_samples(chosen.directory, chosen.seed)}\n")
+    options = parser.parse_args(arguments)
+    if options.command == "make":
+        sys.stdout.write(f"{_make_samples(options.directory, options.seed)}\n")
         return 0
-    for file in chosen.files:
+    for file in options.files:
         sys.stdout.write(f"{_describe_file(file)}\n")
     return 0
 
@@ -43,8 +43,8 @@ def _make_samples(directory: Path, seed: int | None) -> str:
 
 def _describe_file(file: Path) -> str:
     if file.suffix == ".wav":
-        with wave.open(str(file)) as opened:
-            rate, data = opened.getframerate(), opened.readframes(opened.getnframes())
+        with wave.open(str(file)) as audio:
+            rate, data = audio.getframerate(), audio.readframes(audio.getnframes())
         samples = np.frombuffer(data, "<i2") / 32767
         return " ".join(
             audio_oracle.recognize_words(samples, rate) or audio_oracle.recognize_tones(samples, rate) or ["nothing"]

@@ -18,12 +18,12 @@ def recognize_tones(samples: np.ndarray, rate: int = tone_synth.INPUT_RATE_HERTZ
     edges = np.flatnonzero(
         np.diff(np.concatenate([[0], (loud > _LOUD_FRACTION * loud.max(initial=0)).astype(int), [0]]))
     )
-    found = []
+    tones = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if end - begin >= _MIN_TONE_FRAMES:
             pitch = _strongest_frequency(frames[begin:end].reshape(-1), rate, 100, 2000)
-            found.append(_nearest_tone(pitch))
-    return None if None in found or not found else [name for name in found if name]
+            tones.append(_nearest_tone(pitch))
+    return None if None in tones or not tones else [name for name in tones if name]
 
 
 def recognize_words(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> list[str] | None:
@@ -32,15 +32,15 @@ def recognize_words(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERT
     The audio must begin with the first word.
     """
     syllable = tone_synth.CODE_SAMPLES * tone_synth.SYLLABLE_CODES
-    heard = (tone_synth.CODE_SAMPLES * (tone_synth.SYLLABLE_CODES - 1)) * rate // tone_synth.OUTPUT_RATE_HERTZ
+    sounding = (tone_synth.CODE_SAMPLES * (tone_synth.SYLLABLE_CODES - 1)) * rate // tone_synth.OUTPUT_RATE_HERTZ
     length = syllable * rate // tone_synth.OUTPUT_RATE_HERTZ
     count = len(samples) // length
     if not count or count % 2:
         return None
-    pitches = [_detect_pitch(samples[place * length : place * length + heard], rate) for place in range(count)]
+    pitches = [_detect_pitch(samples[place * length : place * length + sounding], rate) for place in range(count)]
     names: dict[tuple[int | None, ...], str] = {pair: word for word, pair in tone_synth.word_pitches().items()}
-    found = [names.get((first, second)) for first, second in zip(pitches[::2], pitches[1::2], strict=True)]
-    return None if None in found else [word for word in found if word]
+    words = [names.get((first, second)) for first, second in zip(pitches[::2], pitches[1::2], strict=True)]
+    return None if None in words else [word for word in words if word]
 
 
 def recognize_voice(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> str:
@@ -52,11 +52,11 @@ def recognize_voice(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERT
 
 
 def _detect_pitch(samples: np.ndarray, rate: int) -> int | None:
-    found = _strongest_frequency(samples, rate, 500, 1500)
-    nearest = int(np.abs(np.array(tone_synth.PITCHES) - found).argmin())
+    frequency = _strongest_frequency(samples, rate, 500, 1500)
+    nearest = int(np.abs(np.array(tone_synth.PITCHES) - frequency).argmin())
     return (
         nearest
-        if abs(tone_synth.PITCHES[nearest] - found) <= _MAX_PITCH_ERROR_HERTZ and np.abs(samples).max() > 0.05
+        if abs(tone_synth.PITCHES[nearest] - frequency) <= _MAX_PITCH_ERROR_HERTZ and np.abs(samples).max() > 0.05
         else None
     )
 

@@ -26,10 +26,10 @@ def declare_float32(config: Path) -> None:
     config.write_text(config.read_text().replace('"dtype": "bfloat16"', '"dtype": "float32"'))
 
 
-def write_manifest(directory: Path, made: Mapping[str, Any]) -> None:
+def write_manifest(directory: Path, recipe: Mapping[str, Any]) -> None:
     """Write how the checkpoint in ``directory`` was ``made``, and its file list."""
     files = {name: digest for name, digest in file_digests(directory).items() if name != MANIFEST}
-    (directory / MANIFEST).write_text(json.dumps({"made": made, "files": files}, indent=2) + "\n")
+    (directory / MANIFEST).write_text(json.dumps({"made": recipe, "files": files}, indent=2) + "\n")
 
 
 def file_digests(directory: Path) -> dict[str, str]:

@@ -49,8 +49,8 @@ class Dialogue:
     def messages(self) -> list[dict[str, Any]]:
         """Return the question as messages for a thinker."""
         media, text = [{"type": kind} for kind in self.media], [{"type": "text", "text": self.question}]
-        said: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        return [*said, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
+        system_messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system_messages, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
 
 
 def scene_question(scene: ShapeScene, question: str = SEE[0]) -> Dialogue:

@@ -18,8 +18,8 @@ def recognize_scene(picture: np.ndarray) -> ShapeScene | None:
     border = np.concatenate([colours[0], colours[-1], colours[:, 0], colours[:, -1]])
     ground = _colour_name(np.median(border, 0))
     names = _nearest_colour(colours)
-    others = [(int((names == index).sum()), name) for index, name in enumerate(COLOURS) if name != ground]
-    most, colour = max(others)
+    colour_counts = [(int((names == index).sum()), name) for index, name in enumerate(COLOURS) if name != ground]
+    most, colour = max(colour_counts)
     if most < _MIN_SHAPE_SHARE * names.size:
         return None
     if _colour_share(colours, ground, colour) < _MIN_COLOUR_SHARE:
@@ -77,7 +77,7 @@ def _classify_shape(mask: np.ndarray) -> str:
 
 
 def _classify_place(mask: np.ndarray) -> str:
-    y, x = (float(found.mean()) / side - 0.5 for found, side in zip(np.nonzero(mask), mask.shape, strict=True))
+    y, x = (float(indices.mean()) / side - 0.5 for indices, side in zip(np.nonzero(mask), mask.shape, strict=True))
     if max(abs(x), abs(y)) < _CENTRE_TOLERANCE:
         return "middle"
     if abs(x) > abs(y):

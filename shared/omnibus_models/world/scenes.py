@@ -49,8 +49,8 @@ class ShapeScene:
         """The scene in words; with a place only if it is not the middle."""
         many = self.count > 1
         number = COUNTS[self.count - 1] if many else "a"
-        said = f"{number} {self.colour} {self.shape}{'s' if many else ''} on {self.ground}"
-        return said if self.place == "middle" else f"{said} at the {self.place}"
+        text = f"{number} {self.colour} {self.shape}{'s' if many else ''} on {self.ground}"
+        return text if self.place == "middle" else f"{text} at the {self.place}"
 
     @property
     def is_held_out(self) -> bool:

@@ -39,7 +39,7 @@ def train_tokenizer(special: Sequence[str], names: Mapping[str, str], chat_templ
 
 def _training_texts() -> list[str]:
     """Return all texts of this world, with the template of Qwen-Image's pipeline."""
-    asked = [
+    texts = [
         *dialogues.SEE,
         *dialogues.HEAR,
         *dialogues.BOTH,
@@ -48,7 +48,7 @@ def _training_texts() -> list[str]:
         *dialogues.COUNT,
         *dialogues.PLACE,
     ]
-    asked += [*dialogues.GROUND, *_UNLEARNT[:2], *dialogues.SAY, *_UNASKED, *dialogues.WISHES, "on a background"]
-    asked += [*_UNLEARNT[2:], *dialogues.READ, dialogues.HELPFUL]
-    words = [*tone_synth.WORDS, *scenes.COLOURS, *asked, "system", "user", "assistant", TEMPLATE]
+    texts += [*dialogues.GROUND, *_UNLEARNT[:2], *dialogues.SAY, *_UNASKED, *dialogues.WISHES, "on a background"]
+    texts += [*_UNLEARNT[2:], *dialogues.READ, dialogues.HELPFUL]
+    words = [*tone_synth.WORDS, *scenes.COLOURS, *texts, "system", "user", "assistant", TEMPLATE]
     return [form for word in words for form in (word, f" {word}")] * 4

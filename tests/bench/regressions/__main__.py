@@ -15,7 +15,7 @@ from pathlib import Path
 from omnibus_models import tiny
 from tests.bench.regressions.cases import HARMLESS, REGRESSIONS
 from tests.bench.regressions.report import count_outcomes, try_cases
-from tests.bench.regressions.trial import serving
+from tests.bench.regressions.trial import run_system
 
 if __name__ == "__main__":
     words = sys.argv[1:]
@@ -23,6 +23,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="omnibus-regressions-") as made:
         directory = Path(made)
         checkpoint = tiny.build("qwen2_5_vl", directory / "checkpoint")
-        with serving(directory, checkpoint) as system:
+        with run_system(directory, checkpoint) as system:
             outcomes = asyncio.run(try_cases(chosen, system, checkpoint, directory))
         print(json.dumps(count_outcomes(outcomes)))

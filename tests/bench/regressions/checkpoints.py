@@ -27,64 +27,64 @@ def copy_checkpoint(source: Path, target: Path, edit: Edit) -> Path:
 def edit_weights(change: Callable[[Weights], None]) -> Edit:
     """An edit of the tensors by name."""
 
-    def edit(directory: Path) -> None:
+    def apply_edit(directory: Path) -> None:
         weights = load_file(directory / _WEIGHTS)
         change(weights)
         save_file({name: each.contiguous() for name, each in weights.items()}, directory / _WEIGHTS, _METADATA)
 
-    return edit
+    return apply_edit
 
 
 def edit_json(name: str, change: Callable[[Any], None]) -> Edit:
     """An edit of a JSON file."""
 
-    def edit(directory: Path) -> None:
+    def apply_edit(directory: Path) -> None:
         content = json.loads((directory / name).read_text())
         change(content)
         (directory / name).write_text(json.dumps(content, sort_keys=True))
 
-    return edit
+    return apply_edit
 
 
 def edit_text(name: str, old: str, new: str) -> Edit:
     """Edit a text file, which must contain ``old``."""
 
-    def edit(directory: Path) -> None:
+    def apply_edit(directory: Path) -> None:
         text = (directory / name).read_text()
         assert old in text, f"{name} has no {old!r}"
         (directory / name).write_text(text.replace(old, new))
 
-    return edit
+    return apply_edit
 
 
 def zero_row(name: str, row: int) -> Edit:
     """One row of a matrix is missing."""
 
-    def change(weights: Weights) -> None:
+    def change_weights(weights: Weights) -> None:
         weights[name][row] = 0
 
-    return edit_weights(change)
+    return edit_weights(change_weights)
 
 
 def zero_tensor(name: str) -> Edit:
     """One tensor is missing."""
 
-    def change(weights: Weights) -> None:
+    def change_weights(weights: Weights) -> None:
         weights[name] = torch.zeros_like(weights[name])
 
-    return edit_weights(change)
+    return edit_weights(change_weights)
 
 
 def swap_layers(prefix: str) -> Edit:
     """Layers 0 and 1 below ``prefix`` are in each other's place."""
     first, second = prefix.format(0), prefix.format(1)
 
-    def change(weights: Weights) -> None:
+    def change_weights(weights: Weights) -> None:
         for name in [each for each in weights if each.startswith(first)]:
             other = second + name.removeprefix(first)
             weights[name], weights[other] = weights[other], weights[name]
 
-    return edit_weights(change)
+    return edit_weights(change_weights)
 
 
 def flip_channels(weights: Weights) -> None:
@@ -96,13 +96,13 @@ def flip_channels(weights: Weights) -> None:
 def round_weights(prefix: str, levels: int) -> Edit:
     """Round matrices below ``prefix`` to ``levels`` values on each side of zero."""
 
-    def change(weights: Weights) -> None:
+    def change_weights(weights: Weights) -> None:
         for name, each in weights.items():
             if name.startswith(prefix) and each.ndim > 1:
                 scale = each.abs().max() / levels
                 weights[name] = (each / scale).round() * scale
 
-    return edit_weights(change)
+    return edit_weights(change_weights)
 
 
 def add_noise(prefix: str, part: float) -> Edit:
@@ -111,13 +111,13 @@ def add_noise(prefix: str, part: float) -> Edit:
     The difference is below tolerances.
     """
 
-    def change(weights: Weights) -> None:
+    def change_weights(weights: Weights) -> None:
         generator = torch.Generator().manual_seed(1)
         for name, each in weights.items():
             if name.startswith(prefix):
                 weights[name] = each * (1 + part * torch.randn(each.shape, generator=generator))
 
-    return edit_weights(change)
+    return edit_weights(change_weights)
 
 
 def swap_tokens(tokenizer: Any) -> None:
@@ -130,10 +130,10 @@ def shard_weights(directory: Path) -> None:
     """Split the weights into two files, as other tools save them."""
     weights = load_file(directory / _WEIGHTS)
     names, index = sorted(weights), dict[str, str]()
-    for part, mine in enumerate((names[::2], names[1::2]), 1):
+    for part, part_names in enumerate((names[::2], names[1::2]), 1):
         file = f"model-0000{part}-of-00002.safetensors"
-        save_file({name: weights[name] for name in mine}, directory / file, _METADATA)
-        index |= dict.fromkeys(mine, file)
+        save_file({name: weights[name] for name in part_names}, directory / file, _METADATA)
+        index |= dict.fromkeys(part_names, file)
     (directory / f"{_WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (directory / _WEIGHTS).unlink()
 
@@ -143,5 +143,5 @@ def add_file(directory: Path) -> None:
     (directory / "NOTES.md").write_text("the same weights\n")
 
 
-def keep(_: Path) -> None:
+def keep_copy(_: Path) -> None:
     """Leave the copy unchanged."""

@@ -112,9 +112,9 @@ class _StaleJob(WrappedJob):
         self._runner = runner
 
     async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
-        mine = dict(data), None if array is None else array.copy()
-        given, self._runner.last = self._runner.last or mine, mine
-        await self._job.put(output, *given)
+        current = dict(data), None if array is None else array.copy()
+        result, self._runner.last = self._runner.last or current, current
+        await self._job.put(output, *result)
 
 
 class _NoisyRunner(WrappedRunner):

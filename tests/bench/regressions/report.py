@@ -5,36 +5,36 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.regressions.cases import Case
-from tests.bench.regressions.trial import MAX_PAIRS, Outcome, trials
+from tests.bench.regressions.cases import RegressionCase
+from tests.bench.regressions.trial import MAX_PAIRS, CandidateOutcome, start_trials
 from tests.e2e.system import System
 
 
 async def try_cases(
-    cases: Sequence[Case], system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
-) -> list[Outcome]:
+    cases: Sequence[RegressionCase], system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
+) -> list[CandidateOutcome]:
     """Try each of ``cases``, with at most ``pairs`` comparisons in the shadow; print a line each."""
-    found = list[Outcome]()
-    async with trials(system, checkpoint, directory, pairs) as run:
+    outcomes = list[CandidateOutcome]()
+    async with start_trials(system, checkpoint, directory, pairs) as run:
         for case in cases:
             began = time.monotonic()
-            found.append(await run(case))
-            print(describe_outcome(found[-1], time.monotonic() - began), file=sys.stderr, flush=True)
-    return found
+            outcomes.append(await run(case))
+            print(describe_outcome(outcomes[-1], time.monotonic() - began), file=sys.stderr, flush=True)
+    return outcomes
 
 
-def describe_outcome(outcome: Outcome, seconds: float) -> str:
+def describe_outcome(outcome: CandidateOutcome, seconds: float) -> str:
     """A line of the table."""
     case = outcome.case
     good = outcome.is_caught == bool(case.stage)
-    named = "" if not case.stage else "  named" if outcome.is_named else f"  NAMED {outcome.bisected} {outcome.stages}"
+    naming = "" if not case.stage else "  named" if outcome.is_named else f"  NAMED {outcome.bisected} {outcome.stages}"
     return (
         f"{'right' if good else 'WRONG'}  {case.name:48} {outcome.state:8} {outcome.pairs:3} pairs {seconds:5.1f} s"
-        f"{named}  {outcome.reason}"
+        f"{naming}  {outcome.reason}"
     )
 
 
-def count_outcomes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+def count_outcomes(outcomes: Sequence[CandidateOutcome]) -> dict[str, int]:
     """Count caught regressions, stopped harmless changes, and named stages."""
     bad = [each for each in outcomes if each.case.stage]
     harmless = [each for each in outcomes if not each.case.stage]

@@ -15,10 +15,10 @@ import httpx
 
 from omnibus.canary.candidate import Candidate
 from omnibus.store import Store
-from tests.bench.regressions.cases import Case
+from tests.bench.regressions.cases import RegressionCase
 from tests.bench.regressions.checkpoints import copy_checkpoint
-from tests.e2e.questions import ask, image
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.questions import make_image, make_question
+from tests.e2e.system import VL, System, declare_model, start_system
 
 #: Comparisons after which a verdict would have come, and seconds that each case has.
 MAX_PAIRS, MAX_SECONDS = 60, 240.0
@@ -32,10 +32,10 @@ AT_ONCE = 4
 
 
 @dataclass
-class Outcome:
+class CandidateOutcome:
     """Outcome of a candidate: its state and reason, comparisons, and the result of a bisection if bad."""
 
-    case: Case
+    case: RegressionCase
     state: str = ""
     reason: str = ""
     pairs: int = 0
@@ -53,41 +53,43 @@ class Outcome:
         If outputs differ, a bisection must also have named exactly the right executors.
         """
         counts = Counter(self.stages)
-        named = bool(counts) and counts.most_common(1)[0][0] == self.case.stage
-        return named and (self.case.shows != "outputs" or self.bisected == [self.case.stage, self.case.executors])
+        is_right = bool(counts) and counts.most_common(1)[0][0] == self.case.stage
+        return is_right and (
+            self.case.shows != "outputs" or self.bisected == [self.case.stage, self.case.executor_option]
+        )
 
 
 @contextmanager
-def serving(directory: Path, checkpoint: Path) -> Iterator[System]:
+def run_system(directory: Path, checkpoint: Path) -> Iterator[System]:
     """A system with encoder, language model, and a late option for both."""
-    model = declaration("qwen2_5_vl", checkpoint)
+    model = declare_model("qwen2_5_vl", checkpoint)
     together = {**model["options"]["EL"], "engine": "tests.bench.regressions.engines:late"}
     model["options"] = {**model["options"], "EL": together}
     model["paths"] = [{"options": ["E", "L"], "share": 1}, {"options": ["EL"], "share": 0}]
-    with running(directory, {VL: model}) as system:
+    with start_system(directory, {VL: model}) as system:
         yield system
 
 
 class Trial:
     """One case on ``system``, whose model has ``checkpoint``."""
 
-    def __init__(self, system: System, store: Store, http: httpx.AsyncClient, case: Case, pairs: int) -> None:
+    def __init__(self, system: System, store: Store, http: httpx.AsyncClient, case: RegressionCase, pairs: int) -> None:
         self._system, self._store, self._http = system, store, http
-        self._outcome = Outcome(case)
+        self._outcome = CandidateOutcome(case)
         self._max_pairs = pairs
         self._sent = 0
         self._ids: list[str] = []  # of requests with an image
         self._id = ""
 
-    async def run(self, checkpoint: Path, directory: Path) -> Outcome:
+    async def run(self, checkpoint: Path, directory: Path) -> CandidateOutcome:
         """Start the candidate, send requests, and end it."""
         case, flags = self._outcome.case, list(self._outcome.case.flags)
         if case.edit is not None:
             flags += ["--checkpoint", str(await asyncio.to_thread(copy_checkpoint, checkpoint, directory, case.edit))]
         option = ["--option", case.option] if case.option else []
         share = [] if "--share" in flags else ["--share", "0"]
-        started = await self._command("canary", "start", VL, *option, *flags, *share, "--mirror", "1", "--json")
-        self._id = started["id"]
+        record = await self._run_command("canary", "start", VL, *option, *flags, *share, "--mirror", "1", "--json")
+        self._id = record["id"]
         try:
             async with asyncio.timeout(MAX_SECONDS):
                 await self._wait_for_executors()
@@ -95,41 +97,41 @@ class Trial:
         except TimeoutError:
             self._outcome.reason = f"no verdict in {MAX_SECONDS:g} s"
         await self._note_state()
-        await self._end()
+        await self._stop_candidate()
         return self._outcome
 
     async def _wait_for_executors(self) -> None:
         """Wait until the candidate's executors serve; requests that end earlier are not compared."""
-        replicas, ready = (await self._candidate()).replicas, set[str]()
-        async with self._system.bus() as bus, contextlib.aclosing(self._system.statuses(bus)) as heard:
-            async for status in heard:
-                if status.option == self._outcome.case.executors and status.state == "ready":
+        replicas, ready = (await self._read_candidate()).replicas, set[str]()
+        async with self._system.bus() as bus, contextlib.aclosing(self._system.statuses(bus)) as stream:
+            async for status in stream:
+                if status.option == self._outcome.case.executor_option and status.state == "ready":
                     ready.add(status.id)
                 if len(ready) == replicas:
                     return
 
     async def _send_until_verdict(self) -> None:
-        candidate = await self._candidate()
+        candidate = await self._read_candidate()
         while candidate.is_active and not self._is_decided(candidate):
             if candidate.state == "canary":
-                await asyncio.gather(*(self._send() for _ in range(AT_ONCE)))
+                await asyncio.gather(*(self._send_request() for _ in range(AT_ONCE)))
             else:
                 await self._send_and_compare()
-            candidate = await self._candidate()
+            candidate = await self._read_candidate()
         if candidate.is_active:  # the gate may have the last comparisons still before it
-            await self._wait(self._is_over, _VERDICT_SECONDS)
+            await self._wait_until(self._is_over, _VERDICT_SECONDS)
 
     def _is_decided(self, candidate: Candidate) -> bool:
         """Return True if no further verdict is expected."""
-        served = candidate.state == "canary" or candidate.share
+        serves_users = candidate.state == "canary" or candidate.share
         return candidate.reason.startswith("the gate is green") or (
-            self._outcome.pairs >= self._max_pairs and not served
+            self._outcome.pairs >= self._max_pairs and not serves_users
         )
 
     async def _is_over(self) -> bool:
-        return not (await self._candidate()).is_active
+        return not (await self._read_candidate()).is_active
 
-    async def _candidate(self) -> Candidate:
+    async def _read_candidate(self) -> Candidate:
         return (await self._store.candidates())[VL]
 
     @property
@@ -137,14 +139,14 @@ class Trial:
         """Return True if the last request had no image."""
         return self._sent % 4 == 0
 
-    async def _send(self) -> None:
+    async def _send_request(self) -> None:
         """Send the next request; all differ."""
         self._sent += 1
         number = self._sent
-        media = [] if self._is_text_only else [image(number, 60 + number % 3 * 30, 60)]
+        media = [] if self._is_text_only else [make_image(number, 60 + number % 3 * 30, 60)]
         body = {
             "model": VL,
-            "messages": ask(*media, f"what is number {number} of {7 * number}, and why?").messages,
+            "messages": make_question(*media, f"what is number {number} of {7 * number}, and why?").messages,
             "max_tokens": 24,
             "ignore_eos": True,
             "temperature": 0,
@@ -156,21 +158,21 @@ class Trial:
     async def _send_and_compare(self) -> None:
         """Send a request, await its comparison, and bisect the first bad one."""
         before = self._outcome.pairs
-        await self._send()
+        await self._send_request()
         if self._is_text_only and self._outcome.case.option == "E":
             return  # the candidate has no part in it
 
-        async def compared() -> bool:
+        async def is_compared() -> bool:
             self._outcome.pairs = (await self._store.counts(self._id)).get("pairs", 0)
             return self._outcome.pairs > before
 
-        await self._wait(compared, _PAIR_SECONDS)
+        await self._wait_until(is_compared, _PAIR_SECONDS)
         findings = await self._store.findings(self._id)
         bad = [each for each in findings if each["outcome"] != "slower"]
         if bad and not self._outcome.bisected and self._outcome.case.stage:
-            self._outcome.bisected = await self._bisect(bad[0]["id"])
+            self._outcome.bisected = await self._bisect_request(bad[0]["id"])
 
-    async def _bisect(self, id: str) -> list[str]:
+    async def _bisect_request(self, id: str) -> list[str]:
         """Return the stage and the options of executors that a bisection names.
 
         The bisection is of request ``id``. If it finds nothing, it is tried again after another request.
@@ -178,37 +180,37 @@ class Trial:
         earlier = next((each for each in reversed(self._ids) if each != id), "")
         more: tuple[str, ...]
         for more in ((), ("--after", earlier)) if earlier else ((),):
-            found = await self._command("bisect", id, "--runs", BISECT_RUNS, *more, "--json")
-            if found["stage"]:
+            finding = await self._run_command("bisect", id, "--runs", BISECT_RUNS, *more, "--json")
+            if finding["stage"]:
                 break
-        return [found["stage"], *sorted({each["option"] for each in found["responsible"]})]
+        return [finding["stage"], *sorted({each["option"] for each in finding["responsible"]})]
 
-    async def _wait(self, true: Callable[[], Awaitable[bool]], seconds: float) -> None:
+    async def _wait_until(self, true: Callable[[], Awaitable[bool]], seconds: float) -> None:
         ends = time.monotonic() + seconds
         while not await true() and time.monotonic() < ends:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _note_state(self) -> None:
-        candidate, findings = await self._candidate(), await self._store.findings(self._id)
+        candidate, findings = await self._read_candidate(), await self._store.findings(self._id)
         self._outcome.state = candidate.state
         self._outcome.reason = candidate.reason or self._outcome.reason
         is_time = self._outcome.case.shows == "time"
         self._outcome.stages = [each["stage"] for each in findings if (each["outcome"] == "slower") == is_time]
 
-    async def _end(self) -> None:
-        if (await self._candidate()).is_active:
-            await self._command("canary", "abort", VL, "--json")
+    async def _stop_candidate(self) -> None:
+        if (await self._read_candidate()).is_active:
+            await self._run_command("canary", "abort", VL, "--json")
 
-    async def _command(self, *arguments: str) -> dict[str, Any]:
+    async def _run_command(self, *arguments: str) -> dict[str, Any]:
         process = self._system.command(*arguments)
         output, _ = await asyncio.to_thread(process.communicate, timeout=_COMMAND_SECONDS)
         return dict(json.loads(output))
 
 
 @asynccontextmanager
-async def trials(
+async def start_trials(
     system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
-) -> AsyncIterator[Callable[[Case], Awaitable[Outcome]]]:
+) -> AsyncIterator[Callable[[RegressionCase], Awaitable[CandidateOutcome]]]:
     """Yield a function that tries one case on ``system``.
 
     Copies of ``checkpoint`` are in ``directory``. The function compares each candidate at most ``pairs`` times, unless
@@ -217,9 +219,9 @@ async def trials(
     async with system.store() as store, system.http() as http:
         count = 0
 
-        async def run(case: Case) -> Outcome:
+        async def run_case(case: RegressionCase) -> CandidateOutcome:
             nonlocal count
             count += 1
             return await Trial(system, store, http, case, pairs).run(checkpoint, directory / f"changed-{count}")
 
-        yield run
+        yield run_case

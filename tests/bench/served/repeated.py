@@ -5,7 +5,7 @@ from pydantic import BaseModel, ConfigDict
 from omnibus.task import TaskInput, TaskOutput, UnitTask
 
 
-class Number(TaskInput):
+class RepeatedNumber(TaskInput):
     number: int
 
 
@@ -13,15 +13,15 @@ class Same(TaskOutput):
     number: int
 
 
-class Repeat(UnitTask[Number, Same]):
-    async def run(self, given: Number) -> Same:
-        return Same(number=given.number)
+class Repeat(UnitTask[RepeatedNumber, Same]):
+    async def run(self, request: RepeatedNumber) -> Same:
+        return Same(number=request.number)
 
 
 REPEAT = Repeat()
 
 
-class Asked(BaseModel):
+class RepeatRequest(BaseModel):
     """Input of the app, the same as that of the floor's echo."""
 
     model_config = ConfigDict(extra="ignore")
@@ -30,9 +30,9 @@ class Asked(BaseModel):
     text: str
 
 
-class Answer(BaseModel):
+class RepeatAnswer(BaseModel):
     seed: int
 
 
-async def serve(request: Asked) -> Answer:
-    return Answer(seed=await (await REPEAT(Number(number=request.seed))).number)
+async def serve(request: RepeatRequest) -> RepeatAnswer:
+    return RepeatAnswer(seed=await (await REPEAT(RepeatedNumber(number=request.seed))).number)

@@ -3,7 +3,7 @@
 from omnibus.task import TaskInput, TaskOutput, UnitTask
 
 
-class Word(TaskInput):
+class LoudWord(TaskInput):
     text: str
 
 
@@ -11,8 +11,8 @@ class Louder(TaskOutput):
     text: str
 
 
-class Louden(UnitTask[Word, Louder]):
-    async def run(self, word: Word) -> Louder:
+class Louden(UnitTask[LoudWord, Louder]):
+    async def run(self, word: LoudWord) -> Louder:
         return Louder(text=word.text.upper())
 
 
@@ -20,4 +20,4 @@ LOUDEN = Louden()
 
 
 async def serve(request: str) -> str:
-    return await (await LOUDEN(Word(text=request))).text
+    return await (await LOUDEN(LoudWord(text=request))).text

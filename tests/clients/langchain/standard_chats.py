@@ -35,10 +35,10 @@ GREETED = {
 def downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve the tests' downloads from local files."""
 
-    def get(url: str, **_: Any) -> httpx.Response:
+    def get_file(url: str, **_: Any) -> httpx.Response:
         return httpx.Response(200, content=Path("heard.wav" if url.endswith(".wav") else "seen.png").read_bytes())
 
-    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(httpx, "get", get_file)
 
 
 class Chats(ChatModelIntegrationTests):

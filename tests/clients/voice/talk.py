@@ -59,21 +59,21 @@ class Notebook:
         self.directory = Path(sys.argv[1])
         self.turns: dict[str, Turn] = {}
 
-    def question(self, name: str) -> bytes:
+    def read_question(self, name: str) -> bytes:
         """The samples of question ``name``, 16 bit at 24 kHz, with silence around."""
         return (self.directory / f"{name}.pcm").read_bytes()
 
-    def picture(self) -> str:
+    def encode_picture(self) -> str:
         return f"data:image/png;base64,{base64.b64encode((self.directory / 'seen.png').read_bytes()).decode()}"
 
     def write(self) -> None:
         for name, turn in self.turns.items():
             (self.directory / f"{name}.answer.pcm").write_bytes(turn.sound)
-        told = {name: {**asdict(turn), "sound": len(turn.sound)} for name, turn in self.turns.items()}
-        (self.directory / "turns.json").write_text(json.dumps(told))
+        summary = {name: {**asdict(turn), "sound": len(turn.sound)} for name, turn in self.turns.items()}
+        (self.directory / "turns.json").write_text(json.dumps(summary))
 
 
-async def speak(
+async def send_sound(
     append: Callable[[bytes], Awaitable[Any]], sound: bytes, continues: asyncio.Event | None = None
 ) -> None:
     """Send ``sound`` to ``append`` in real time; an interruption waits for ``continues``."""
@@ -115,35 +115,35 @@ class Talk(abc.ABC):
         This is for clients that do not report it automatically.
         """
 
-    async def say(self, name: str, continues: asyncio.Event | None = None) -> None:
-        await speak(self.append, self.notebook.question(name), continues)
+    async def say_question(self, name: str, continues: asyncio.Event | None = None) -> None:
+        await send_sound(self.append, self.notebook.read_question(name), continues)
 
     async def empty(self) -> None:
         for item in self.items:
             await self.delete(item)
         self.items = []
 
-    async def take(self, name: str, interrupts: str = "") -> Turn:
+    async def take_turn(self, name: str, interrupts: str = "") -> Turn:
         """Read a response as turn ``name``; play the question ``interrupts`` once its audio begins."""
         turn = self.notebook.turns[name] = Turn()
-        speaking, said, continues = None, "", asyncio.Event()
+        speaking, item_id, continues = None, "", asyncio.Event()
         async with asyncio.timeout(PATIENCE):
             while not turn.status or (turn.status == "cancelled" and turn.truncated_ms is None):
                 event = await self.next_event()
-                self._note(turn, event)
-                if event["type"] == "response.output_audio.delta" and not said:
-                    said = event["item_id"]
+                self._note_event(turn, event)
+                if event["type"] == "response.output_audio.delta" and not item_id:
+                    item_id = event["item_id"]
                     await self.note_heard(event)
-                    speaking = asyncio.create_task(self.say(interrupts, continues)) if interrupts else None
+                    speaking = asyncio.create_task(self.say_question(interrupts, continues)) if interrupts else None
                 elif event["type"] == "response.done" and turn.status == "cancelled":
-                    await self.note_cancelled(said)
+                    await self.note_cancelled(item_id)
         if speaking:
             await self.empty()
             continues.set()
             await speaking
         return turn
 
-    def _note(self, turn: Turn, event: dict[str, Any]) -> None:
+    def _note_event(self, turn: Turn, event: dict[str, Any]) -> None:
         type = event["type"]
         if type == "conversation.item.added":
             self.items.append(event["item"]["id"])

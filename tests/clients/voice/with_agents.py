@@ -51,13 +51,13 @@ class AgentsTalk(Talk):
 
 
 async def main() -> None:
-    notebook, tracker, played = Notebook(), RealtimePlaybackTracker(), []
+    notebook, tracker, tones = Notebook(), RealtimePlaybackTracker(), []
     plain = RealtimeAgent(name="plain", instructions="")
 
     @function_tool
     async def play(tone: Literal["low", "middle", "high"]) -> str:
         """Play a tone."""
-        played.append(tone)
+        tones.append(tone)
         await talk.send("session.update", session={"type": "realtime", "tool_choice": "none"})
         return tone
 
@@ -71,26 +71,26 @@ async def main() -> None:
     async with await RealtimeRunner(plain).run(model_config=config) as session:  # type: ignore[arg-type]
         talk = AgentsTalk(session, tracker, notebook)
         for name in ("low", "high low"):
-            await talk.say(name)
-            await talk.take(name)
+            await talk.say_question(name)
+            await talk.take_turn(name)
             await talk.empty()
-        picture = {"type": "input_image", "image_url": notebook.picture()}
+        picture = {"type": "input_image", "image_url": notebook.encode_picture()}
         await session.send_message(
             {"type": "message", "role": "user", "content": [picture, {"type": "input_text", "text": SEE}]}  # type: ignore[list-item]
         )
-        await talk.take("picture")
+        await talk.take_turn("picture")
         await talk.empty()
         await session.update_agent(RealtimeAgent(name="player", instructions="", tools=[play]))
         await talk.send("session.update", session={"type": "realtime", "tool_choice": "required"})
-        await talk.say("high")
-        await talk.take("tool")
-        await talk.take("told")
+        await talk.say_question("high")
+        await talk.take_turn("tool")
+        await talk.take_turn("told")
         await talk.empty()
-        assert len(played) == 1, played
+        assert len(tones) == 1, tones
         await session.update_agent(plain)
         await session.send_message(LONG)
-        await talk.take("interrupted", "middle")
-        await talk.take("middle")
+        await talk.take_turn("interrupted", "middle")
+        await talk.take_turn("middle")
     notebook.write()
 
 

@@ -43,26 +43,26 @@ async def main() -> None:
         await session.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": DETECTION}}})  # type: ignore[typeddict-item]
         talk = OpenAITalk(session, notebook)
         for name in ("low", "high low"):
-            await talk.say(name)
-            await talk.take(name)
+            await talk.say_question(name)
+            await talk.take_turn(name)
             await talk.empty()
-        picture = {"type": "input_image", "image_url": notebook.picture()}
+        picture = {"type": "input_image", "image_url": notebook.encode_picture()}
         await talk.write(picture, {"type": "input_text", "text": SEE})
-        await talk.take("picture")
+        await talk.take_turn("picture")
         await talk.empty()
         await session.session.update(session={"type": "realtime", "tools": [TOOL], "tool_choice": "required"})  # type: ignore[list-item]
-        await talk.say("high")
-        called = await talk.take("tool")
+        await talk.say_question("high")
+        turn = await talk.take_turn("tool")
         await session.session.update(session={"type": "realtime", "tool_choice": "none"})
-        assert called.call
-        output = {"type": "function_call_output", "call_id": called.call["id"], "output": "high"}
+        assert turn.call
+        output = {"type": "function_call_output", "call_id": turn.call["id"], "output": "high"}
         await session.conversation.item.create(item=output)  # type: ignore[arg-type]
         await session.response.create()
-        await talk.take("told")
+        await talk.take_turn("told")
         await talk.empty()
         await talk.write({"type": "input_text", "text": LONG})
-        await talk.take("interrupted", "middle")
-        await talk.take("middle")
+        await talk.take_turn("interrupted", "middle")
+        await talk.take_turn("middle")
     notebook.write()
 
 

@@ -48,25 +48,25 @@ class Relay:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._gateway = os.environ["OPENAI_BASE_URL"].replace("http", "ws", 1).removesuffix("/v1")
 
-    async def carry(self, client: ServerConnection) -> None:
+    async def relay_session(self, client: ServerConnection) -> None:
         assert client.request is not None
         headers = {"Authorization": client.request.headers["Authorization"]}
         url = self._gateway + client.request.path
         async with connect(url, additional_headers=headers, max_size=None) as gateway:
-            asked = asyncio.create_task(_copy(client, gateway))
+            copy_task = asyncio.create_task(_copy_messages(client, gateway))
             async for text in gateway:
                 self.events.put_nowait(json.loads(text))
                 await client.send(text)
-            asked.cancel()
+            copy_task.cancel()
 
 
-async def _copy(client: ServerConnection, gateway: ClientConnection) -> None:
+async def _copy_messages(client: ServerConnection, gateway: ClientConnection) -> None:
     async for text in client:
         await gateway.send(text)
     await gateway.close()
 
 
-class Speaker(FrameProcessor):
+class PipecatSpeaker(FrameProcessor):
     """Substitute for a transport's output that plays at once.
 
     It reports start and stop, as a transport does.
@@ -91,7 +91,7 @@ class Speaker(FrameProcessor):
 class PipecatTalk(Talk):
     """A pipeline with the service, which truncates answers automatically."""
 
-    def __init__(self, notebook: Notebook, worker: PipelineWorker, service: Any, relay: Relay, speaker: Speaker):
+    def __init__(self, notebook: Notebook, worker: PipelineWorker, service: Any, relay: Relay, speaker: PipecatSpeaker):
         super().__init__(notebook)
         self.worker, self.service, self.relay, self.speaker = worker, service, relay, speaker
         self.sent = bytearray()
@@ -128,7 +128,7 @@ class PipecatTalk(Talk):
     async def delete(self, item: str) -> None:
         await self.service.send_client_event(events.ConversationItemDeleteEvent(item_id=item))
 
-    async def show(self, image: Image.Image) -> None:
+    async def show_image(self, image: Image.Image) -> None:
         """Send a camera frame, which the package adds to the conversation."""
         await self.worker.queue_frame(InputImageRawFrame(image=image.tobytes(), size=image.size, format=image.mode))
         await self.wait_event("conversation.item.done")
@@ -139,48 +139,48 @@ class PipecatTalk(Talk):
         await self.service.send_client_event(events.ConversationItemCreateEvent(item=item))
         await self.service.send_client_event(events.ResponseCreateEvent(response=events.ResponseProperties()))
 
-    async def configure(self, **properties: Any) -> None:
-        made = OpenAIRealtimeLLMService.Settings(
+    async def configure_session(self, **properties: Any) -> None:
+        settings = OpenAIRealtimeLLMService.Settings(
             session_properties=events.SessionProperties(audio=DETECTED, **properties)
         )
-        await self.worker.queue_frame(LLMUpdateSettingsFrame(delta=made))
+        await self.worker.queue_frame(LLMUpdateSettingsFrame(delta=settings))
         await self.wait_event("session.updated")
 
 
-async def hold(talk: PipecatTalk) -> None:
+async def hold_conversation(talk: PipecatTalk) -> None:
     """Run the conversation, beginning with the request of the pipeline's context."""
-    played = []
+    tones = []
 
-    async def play(call: FunctionCallParams) -> None:
-        played.append(call.arguments["tone"])
+    async def play_tone(call: FunctionCallParams) -> None:
+        tones.append(call.arguments["tone"])
         none = events.SessionProperties(tool_choice="none")
         await talk.service.send_client_event(events.SessionUpdateEvent(session=none))
         await call.result_callback(call.arguments["tone"])
 
     await talk.worker.queue_frame(LLMRunFrame())
-    await talk.take("interrupted", "middle")
-    await talk.take("middle")
+    await talk.take_turn("interrupted", "middle")
+    await talk.take_turn("middle")
     await talk.empty()
     for name in ("low", "high low"):
-        await talk.say(name)
-        await talk.take(name)
+        await talk.say_question(name)
+        await talk.take_turn(name)
         await talk.empty()
-    await talk.show(Image.open(talk.notebook.directory / "seen.png").convert("RGB"))
+    await talk.show_image(Image.open(talk.notebook.directory / "seen.png").convert("RGB"))
     await talk.write(SEE)
-    await talk.take("picture")
+    await talk.take_turn("picture")
     await talk.empty()
-    talk.service.register_function("play", play)
+    talk.service.register_function("play", play_tone)
     # The package omits ``additionalProperties`` from its schemas, so a tiny model never ends.
-    await talk.configure(tools=[TOOL], tool_choice="required")
-    await talk.say("high")
-    await talk.take("tool")
-    await talk.take("told")
-    assert len(played) == 1, played
+    await talk.configure_session(tools=[TOOL], tool_choice="required")
+    await talk.say_question("high")
+    await talk.take_turn("tool")
+    await talk.take_turn("told")
+    assert len(tones) == 1, tones
 
 
 async def main() -> None:
-    notebook, relay, speaker = Notebook(), Relay(), Speaker()
-    async with serve(relay.carry, "127.0.0.1", 0, max_size=None) as server:
+    notebook, relay, speaker = Notebook(), Relay(), PipecatSpeaker()
+    async with serve(relay.relay_session, "127.0.0.1", 0, max_size=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         service = OpenAIRealtimeLLMService(
             api_key=os.environ["OPENAI_API_KEY"],
@@ -199,7 +199,7 @@ async def main() -> None:
         runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(worker)
         running = asyncio.create_task(runner.run())
-        await hold(PipecatTalk(notebook, worker, service, relay, speaker))
+        await hold_conversation(PipecatTalk(notebook, worker, service, relay, speaker))
         await runner.cancel()
         await running
     notebook.write()

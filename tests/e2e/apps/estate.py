@@ -17,7 +17,7 @@ from tests.e2e.system import System, command_line
 WITHIN = 60.0  # seconds for what was asked to be so everywhere
 
 
-class Estate:
+class AppSystem:
     """A system with apps; ``directory`` contains those to register."""
 
     def __init__(self, system: System, directory: Path) -> None:
@@ -26,7 +26,7 @@ class Estate:
 
     def write(self, module: str, text: str, **values: str) -> None:
         """Write an app; ``{name}`` in its text is replaced."""
-        (self.directory / f"{module}.py").write_text(texts.filled(text, **values))
+        (self.directory / f"{module}.py").write_text(texts.fill_text(text, **values))
 
     # An operator
 
@@ -37,16 +37,16 @@ class Estate:
             return await http.request(method, path, json=body, headers=token)
 
     async def register(self, module: str, gateway: int = 0, status: int = 201) -> dict[str, Any]:
-        return await self._done("POST", "/v1/apps", {"source": source(module)}, gateway, status)
+        return await self._request_json("POST", "/v1/apps", {"source": make_source(module)}, gateway, status)
 
     async def update(self, name: str, module: str = "", gateway: int = 0, status: int = 200) -> dict[str, Any]:
-        body = {"source": source(module)} if module else None
-        return await self._done("PUT", f"/v1/apps/{name}", body, gateway, status)
+        body = {"source": make_source(module)} if module else None
+        return await self._request_json("PUT", f"/v1/apps/{name}", body, gateway, status)
 
     async def unregister(self, name: str, gateway: int = 0, status: int = 200) -> dict[str, Any]:
-        return await self._done("DELETE", f"/v1/apps/{name}", None, gateway, status)
+        return await self._request_json("DELETE", f"/v1/apps/{name}", None, gateway, status)
 
-    async def _done(self, method: str, path: str, body: Any, gateway: int, status: int) -> dict[str, Any]:
+    async def _request_json(self, method: str, path: str, body: Any, gateway: int, status: int) -> dict[str, Any]:
         response = await self.ask(method, path, body, gateway)
         assert response.status_code == status, response.text
         return dict(response.json())
@@ -57,19 +57,19 @@ class Estate:
         assert response.status_code in (200, 404), response.text
         return dict(response.json()) if response.status_code == 200 else None
 
-    async def everywhere(self, name: str, version: int) -> None:
+    async def wait_for_version(self, name: str, version: int) -> None:
         """Wait until every gateway serves ``version`` of the app.
 
         0: until no gateway serves the app.
         """
 
-        async def there() -> bool:
-            found = [await self.show(name, gateway) for gateway in range(len(self.system.urls))]
+        async def is_served() -> bool:
+            apps = [await self.show(name, gateway) for gateway in range(len(self.system.urls))]
             if not version:
-                return not any(found)
-            return all(app is not None and (app["worker"] or {}).get("version") == version for app in found)
+                return not any(apps)
+            return all(app is not None and (app["worker"] or {}).get("version") == version for app in apps)
 
-        await until(there)
+        await wait_until(is_served)
 
     @contextlib.asynccontextmanager
     async def app(self, name: str, text: str, **values: str) -> AsyncIterator[str]:
@@ -77,13 +77,13 @@ class Estate:
         self.write(name, text, **values)
         await self.register(name)
         try:
-            await self.everywhere(name, 1)
+            await self.wait_for_version(name, 1)
             yield name
         finally:
             await self.unregister(name)
-            await self.everywhere(name, 0)
+            await self.wait_for_version(name, 0)
 
-    def omnibus(self, *arguments: str) -> tuple[int, str]:
+    def run_cli(self, *arguments: str) -> tuple[int, str]:
         """Exit code and output of an ``omnibus`` command against this system."""
         process = self.system.command(*arguments)
         output, _ = process.communicate(timeout=120)
@@ -95,14 +95,14 @@ class Estate:
         async with self.system.http(gateway) as http:
             return await http.post(f"/v1/apps/{name}/invoke", json=body)
 
-    async def said(self, name: str, body: Any, gateway: int = 0) -> Any:
+    async def invoke_json(self, name: str, body: Any, gateway: int = 0) -> Any:
         """JSON of an answer, which must be a success."""
         response = await self.invoke(name, body, gateway)
         assert response.status_code == 200, response.text
         return response.json()
 
     @contextlib.asynccontextmanager
-    async def busy(self, name: str, body: Any, at_once: int = 2) -> AsyncIterator[Counter[str]]:
+    async def send_repeatedly(self, name: str, body: Any, at_once: int = 2) -> AsyncIterator[Counter[str]]:
         """Send the same request repeatedly to every gateway; count the answers.
 
         Each request must succeed.
@@ -110,7 +110,7 @@ class Estate:
         answers: Counter[str] = Counter()
         stop = asyncio.Event()
 
-        async def worker(http: httpx.AsyncClient) -> None:
+        async def send_requests(http: httpx.AsyncClient) -> None:
             while not stop.is_set():
                 response = await http.post(f"/v1/apps/{name}/invoke", json=body)
                 assert response.status_code == 200, response.text
@@ -122,7 +122,7 @@ class Estate:
             async with asyncio.TaskGroup() as group:
                 for http in clients:
                     for _ in range(at_once):
-                        group.create_task(worker(http))
+                        group.create_task(send_requests(http))
                 try:
                     yield answers
                 finally:
@@ -132,15 +132,15 @@ class Estate:
 
     def executors(self, task: str = "") -> dict[str, psutil.Process]:
         """Processes of executors by id, or those of an app's unit task."""
-        found = {}
+        by_id = {}
         for process in self.system.processes():
             try:
                 environ = process.environ()
             except psutil.Error:
                 continue  # it is just ending
             if "OMNIBUS_EXECUTOR_ID" in environ and (not task or task in environ["OMNIBUS_EXECUTOR_TASKS"].split(",")):
-                found[environ["OMNIBUS_EXECUTOR_ID"]] = process
-        return found
+                by_id[environ["OMNIBUS_EXECUTOR_ID"]] = process
+        return by_id
 
     def workers(self, gateway: int) -> list[psutil.Process]:
         """The worker processes of a gateway."""
@@ -151,27 +151,27 @@ class Estate:
         return {task["name"]: task for task in (await self.ask("GET", "/v1/tasks")).json()["data"]}
 
 
-def source(module: str) -> dict[str, str]:
+def make_source(module: str) -> dict[str, str]:
     return {"module": module, "directory": "."}
 
 
-async def until(true: Callable[[], Awaitable[object]] | Callable[[], object], within: float = WITHIN) -> None:
+async def wait_until(true: Callable[[], Awaitable[object]] | Callable[[], object], within: float = WITHIN) -> None:
     """Wait until ``true``."""
     async with asyncio.timeout(within):
         while True:
-            found = true()
-            if await found if isinstance(found, Awaitable) else found:
+            result = true()
+            if await result if isinstance(result, Awaitable) else result:
                 return
             await asyncio.sleep(0.02)
 
 
-def parts(response: httpx.Response) -> list[Any]:
+def read_events(response: httpx.Response) -> list[Any]:
     """The data of each server-sent event; ``[DONE]`` is the last of a whole answer."""
     blocks = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block]
     return [block if block == "[DONE]" else json.loads(block) for block in blocks]
 
 
-def error(response: httpx.Response) -> dict[str, Any]:
+def read_error(response: httpx.Response) -> dict[str, Any]:
     """Error of an answer, without internals."""
     assert "Traceback" not in response.text
     return dict(response.json()["error"])

@@ -7,9 +7,9 @@ from textwrap import dedent
 import pytest
 
 from omnibus.process.spec import PACKAGE_PATH
-from tests.e2e.apps.estate import Estate, error
-from tests.e2e.questions import ask, audio, image
-from tests.e2e.system import ROOT, running
+from tests.e2e.apps.estate import AppSystem, read_error
+from tests.e2e.questions import make_audio, make_image, make_question
+from tests.e2e.system import ROOT, start_system
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -116,7 +116,7 @@ APP = """
 
 
 @pytest.fixture(scope="module")
-def aviary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
+def plugin_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppSystem]:
     """A system with the plugin installed; family and checkpoint alone declare its model."""
     directory = tmp_path_factory.mktemp("aviary")
     place = directory / "site-packages"
@@ -130,52 +130,54 @@ def aviary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
         (place / f"{module}.py").write_text(dedent(text))
     paths = f"{ROOT}:{PACKAGE_PATH}:{place}"
     models = {MODEL: {"family": "parrot", "checkpoint": "squawk!"}}
-    with running(directory, models, PYTHONPATH=paths, OMNIBUS_UP_FORK_SERVER="0") as system:
-        yield Estate(system, directory)
+    with start_system(directory, models, PYTHONPATH=paths, OMNIBUS_UP_FORK_SERVER="0") as system:
+        yield AppSystem(system, directory)
 
 
-async def test_a_family_of_a_plugin_is_served_as_a_chat_model(aviary: Estate):
-    picture = image(1)
-    async with Watch.on(aviary.system) as watch, aviary.system.client() as client:
+async def test_a_family_of_a_plugin_is_served_as_a_chat_model(plugin_system: AppSystem):
+    picture = make_image(1)
+    async with Watch.on(plugin_system.system) as watch, plugin_system.system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=ask("hello there", picture).messages, max_tokens=20
+            model=MODEL, messages=make_question("hello there", picture).messages, max_tokens=20
         )
         stream = await client.chat.completions.create(
-            model=MODEL, messages=ask("hello there").messages, max_tokens=2, stream=True
+            model=MODEL, messages=make_question("hello there").messages, max_tokens=2, stream=True
         )
         deltas = [each.choices[0].delta.content async for each in stream if each.choices[0].delta.content]
-        listed = [model.id for model in (await client.models.list()).data]
+        model_ids = [model.id for model in (await client.models.list()).data]
         await watch.end(raw.headers["x-request-id"])
 
     assert raw.parse().choices[0].message.content == f"squawk! hello there {len(picture[1])} "
     assert deltas == ["squawk! ", "hello "]
     assert raw.headers["x-omnibus-path"] == "E>B"
-    assert listed == [MODEL]
-    await aviary.system.ledger_is_empty()
+    assert model_ids == [MODEL]
+    await plugin_system.system.ledger_is_empty()
 
 
-async def test_what_its_model_refuses_is_400_in_its_own_words(aviary: Estate):
-    async with aviary.system.http() as http:
-        answer = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": ask(audio(0.5)).messages})
+async def test_what_its_model_refuses_is_400_in_its_own_words(plugin_system: AppSystem):
+    async with plugin_system.system.http() as http:
+        answer = await http.post(
+            "/v1/chat/completions", json={"model": MODEL, "messages": make_question(make_audio(0.5)).messages}
+        )
 
-    assert (answer.status_code, error(answer)["message"]) == (400, "a parrot does not listen")
+    assert (answer.status_code, read_error(answer)["message"]) == (400, "a parrot does not listen")
 
 
-async def test_an_app_of_a_plugin_is_registered_by_the_name_of_its_entry_point(aviary: Estate):
-    code, said = await asyncio.to_thread(aviary.omnibus, "app", "register", "squawk")
+async def test_an_app_of_a_plugin_is_registered_by_the_name_of_its_entry_point(plugin_system: AppSystem):
+    code, output = await asyncio.to_thread(plugin_system.run_cli, "app", "register", "squawk")
     try:
-        answer = await aviary.said("parrot_app", "who is pretty")
-        tasks = await aviary.tasks()
+        answer = await plugin_system.invoke_json("parrot_app", "who is pretty")
+        tasks = await plugin_system.tasks()
     finally:
-        await aviary.unregister("parrot_app")
+        await plugin_system.unregister("parrot_app")
 
-    assert code == 0, said
+    assert code == 0, output
     assert answer == ["squawk! who is pretty "] * 2
     assert tasks["think-polly-beak"]["users"] == ["chat", "parrot_app"]
 
 
-async def test_what_nobody_installed_is_named(aviary: Estate):
-    code, said = await asyncio.to_thread(aviary.omnibus, "app", "register", "macaw")
+async def test_what_nobody_installed_is_named(plugin_system: AppSystem):
+    code, output = await asyncio.to_thread(plugin_system.run_cli, "app", "register", "macaw")
 
     assert code == 1
-    assert "unknown module or plugin app 'macaw'" in said
+    assert "unknown module or plugin app 'macaw'" in output

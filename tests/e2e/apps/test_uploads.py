@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.apps.estate import Estate, error
+from tests.e2e.apps.estate import AppSystem, read_error
 from tests.e2e.system import VL
 
 pytestmark = pytest.mark.e2e
@@ -75,47 +75,49 @@ ASKS = """
 """
 
 
-async def test_an_upload_may_compute_and_nothing_else(land: Estate, tmp_path: Path):
+async def test_an_upload_may_compute_and_nothing_else(app_system: AppSystem, tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text("the answer")
     tmp_path.chmod(0o755)
     secret.chmod(0o644)
-    land.write("curious", CURIOUS)
-    gateway = land.system.gateway(0)
-    code, said = land.omnibus("app", "register", "--upload", str(land.directory / "curious.py"))
-    assert code == 0, said
-    nats = urlsplit(land.system.state.nats_url)
+    app_system.write("curious", CURIOUS)
+    gateway = app_system.system.gateway(0)
+    code, output = app_system.run_cli("app", "register", "--upload", str(app_system.directory / "curious.py"))
+    assert code == 0, output
+    nats = urlsplit(app_system.system.state.nats_url)
 
-    async def tries(what: str, argument: Any = None) -> dict[str, Any]:
-        return dict(await land.said("curious", {"what": what, "argument": argument}))
+    async def try_operation(operation: str, argument: Any = None) -> dict[str, Any]:
+        return dict(await app_system.invoke_json("curious", {"what": operation, "argument": argument}))
 
     try:
-        found = {
-            "a file": await tries("read", str(secret)),
-            "the passwords": await tries("read", "/etc/passwd"),
-            "the gateway's environment": await tries("read", f"/proc/{gateway.pid}/environ"),
-            "the state of the run": await tries("read", str(Path(land.system.state.directory) / "state.json")),
-            "another app": await tries("read", str(land.directory / "curious.py")),
-            "a directory": await tries("list", str(tmp_path)),
-            "writing": await tries("write", "/tmp/was-here"),
-            "the bus": await tries("connect", [nats.hostname, nats.port]),
-            "listening": await tries("listen"),
-            "the gateway": await tries("fetch", f"{land.system.url}/health"),
-            "a program": await tries("run", ["/bin/true"]),
-            "a shell": await tries("system", "true"),
-            "a process": await tries("fork"),
-            "a signal": await tries("kill", gateway.pid),
-            "much memory": await tries("memory", 64 << 30),
+        answers = {
+            "a file": await try_operation("read", str(secret)),
+            "the passwords": await try_operation("read", "/etc/passwd"),
+            "the gateway's environment": await try_operation("read", f"/proc/{gateway.pid}/environ"),
+            "the state of the run": await try_operation(
+                "read", str(Path(app_system.system.state.directory) / "state.json")
+            ),
+            "another app": await try_operation("read", str(app_system.directory / "curious.py")),
+            "a directory": await try_operation("list", str(tmp_path)),
+            "writing": await try_operation("write", "/tmp/was-here"),
+            "the bus": await try_operation("connect", [nats.hostname, nats.port]),
+            "listening": await try_operation("listen"),
+            "the gateway": await try_operation("fetch", f"{app_system.system.url}/health"),
+            "a program": await try_operation("run", ["/bin/true"]),
+            "a shell": await try_operation("system", "true"),
+            "a process": await try_operation("fork"),
+            "a signal": await try_operation("kill", gateway.pid),
+            "much memory": await try_operation("memory", 64 << 30),
         }
-        environ = await tries("environ")
-        home = await tries("directory")
-        version = await tries("version")
+        environ = await try_operation("environ")
+        home = await try_operation("directory")
+        version = await try_operation("version")
     finally:
-        await land.unregister("curious")
-        await land.everywhere("curious", 0)
+        await app_system.unregister("curious")
+        await app_system.wait_for_version("curious", 0)
 
     refusals = {"PermissionError", "OSError", "FileNotFoundError", "URLError", "MemoryError", "gaierror"}
-    assert {what: answer for what, answer in found.items() if answer.get("error") not in refusals} == {}
+    assert {name: answer for name, answer in answers.items() if answer.get("error") not in refusals} == {}
     assert environ == {"got": {}}
     assert home == {"got": "/"}
     assert "3." in version["got"]
@@ -123,59 +125,59 @@ async def test_an_upload_may_compute_and_nothing_else(land: Estate, tmp_path: Pa
     assert gateway.is_running()
 
 
-async def test_an_upload_is_served_by_every_gateway_and_after_a_restart(land: Estate):
-    land.write("sent", "async def serve(request):\n    return request\n")
-    body = {"source": {"upload": (land.directory / "sent.py").read_text(), "name": "sent"}}
-    (land.directory / "sent.py").unlink()  # only the text is served
+async def test_an_upload_is_served_by_every_gateway_and_after_a_restart(app_system: AppSystem):
+    app_system.write("sent", "async def serve(request):\n    return request\n")
+    body = {"source": {"upload": (app_system.directory / "sent.py").read_text(), "name": "sent"}}
+    (app_system.directory / "sent.py").unlink()  # only the text is served
 
-    answer = await land.ask("POST", "/v1/apps", body)
+    answer = await app_system.ask("POST", "/v1/apps", body)
     try:
-        await land.everywhere("sent", 1)
-        said = [await land.said("sent", {"a": 1}, gateway) for gateway in (0, 1)]
-        land.system.gateway(1).kill()
-        await land.system.becomes_ready()
-        await land.everywhere("sent", 1)
-        again = await land.said("sent", {"a": 1}, 1)
+        await app_system.wait_for_version("sent", 1)
+        replies = [await app_system.invoke_json("sent", {"a": 1}, gateway) for gateway in (0, 1)]
+        app_system.system.gateway(1).kill()
+        await app_system.system.becomes_ready()
+        await app_system.wait_for_version("sent", 1)
+        again = await app_system.invoke_json("sent", {"a": 1}, 1)
     finally:
-        await land.unregister("sent")
-        await land.everywhere("sent", 0)
+        await app_system.unregister("sent")
+        await app_system.wait_for_version("sent", 0)
 
     assert answer.status_code == 201, answer.text
-    assert said == [{"a": 1}] * 2
+    assert replies == [{"a": 1}] * 2
     assert again == {"a": 1}
 
 
-async def test_an_upload_may_not_bring_code_for_executors(land: Estate):
+async def test_an_upload_may_not_bring_code_for_executors(app_system: AppSystem):
     text = "from omnibus.task import TaskInput, TaskOutput, UnitTask\nclass A(UnitTask[TaskInput, TaskOutput]):\n"
     body = f"{text}    async def run(self, inputs): ...\nTASK = A()\nasync def serve(request): ...\n"
 
-    refused = await land.ask("POST", "/v1/apps", {"source": {"upload": body, "name": "brings"}})
+    response = await app_system.ask("POST", "/v1/apps", {"source": {"upload": body, "name": "brings"}})
 
-    assert refused.status_code == 400
-    assert "cannot have its own unit tasks" in error(refused)["message"]
-    assert "a" not in await land.tasks()
-
-
-async def test_the_largest_upload_has_a_limit(land: Estate):
-    refused = await land.ask("POST", "/v1/apps", {"source": {"upload": "#" * (2 << 20), "name": "large"}})
-
-    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")
+    assert response.status_code == 400
+    assert "cannot have its own unit tasks" in read_error(response)["message"]
+    assert "a" not in await app_system.tasks()
 
 
-async def test_an_upload_uses_a_model_of_the_plan(twins: Estate, tmp_path: Path):
+async def test_the_largest_upload_has_a_limit(app_system: AppSystem):
+    response = await app_system.ask("POST", "/v1/apps", {"source": {"upload": "#" * (2 << 20), "name": "large"}})
+
+    assert (response.status_code, read_error(response)["code"]) == (413, "too_large")
+
+
+async def test_an_upload_uses_a_model_of_the_plan(twin_models: AppSystem, tmp_path: Path):
     file = tmp_path / "asks.py"
-    Estate(twins.system, tmp_path).write("asks", ASKS)
+    AppSystem(twin_models.system, tmp_path).write("asks", ASKS)
 
-    code, said = twins.omnibus("app", "register", "--upload", str(file))
+    code, output = twin_models.run_cli("app", "register", "--upload", str(file))
     try:
-        answers = await twins.said("asks", "hello there")
-        async with twins.system.client() as client:
+        answers = await twin_models.invoke_json("asks", "hello there")
+        async with twin_models.system.client() as client:
             whole = await client.chat.completions.create(
                 model=VL, messages=[{"role": "user", "content": "hello there"}], max_tokens=8, temperature=0
             )
     finally:
-        await twins.unregister("asks")
+        await twin_models.unregister("asks")
 
-    assert code == 0, said
+    assert code == 0, output
     assert answers == [whole.choices[0].message.content] * 2
     assert json.dumps(answers) != '["", ""]'

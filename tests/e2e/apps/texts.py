@@ -182,7 +182,7 @@ ENDLESS = """
 """
 
 
-def filled(text: str, **values: str) -> str:
+def fill_text(text: str, **values: str) -> str:
     """``text`` as a module."""
     text = dedent(text)
     for name, value in {"by": "", "fields": "", **values}.items():

@@ -67,6 +67,6 @@ async def running_servers(directory: Path) -> AsyncIterator[Servers]:
         clusters.running_all(valkeys) as stores,
         clusters.running_all(sentinels) as watching,
     ):
-        made = Servers(nats, stores, watching)
-        await made.wait_agreed()
-        yield made
+        servers = Servers(nats, stores, watching)
+        await servers.wait_agreed()
+        yield servers

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.available.servers import Servers, running_servers
-from tests.e2e.system import VL, System, declaration
+from tests.e2e.system import VL, System, declare_model
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ class OtherServersSystem(System):
         return [port for url in self.urls if (port := urlsplit(url).port) is not None]
 
 
-class Load:
+class FailoverLoad:
     """Clients that send requests in sequence without pauses, and the answers."""
 
     def __init__(self, system: System) -> None:
@@ -57,12 +57,12 @@ class Load:
         self._end = asyncio.Event()
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._ask(index) for index in range(_AT_ONCE)))
+        await asyncio.gather(*(self._send_requests(index) for index in range(_AT_ONCE)))
 
     def stop(self) -> None:
         self._end.set()
 
-    async def _ask(self, index: int) -> None:
+    async def _send_requests(self, index: int) -> None:
         body = {
             "model": VL,
             "messages": [{"role": "user", "content": f"hello world, say {index}"}],
@@ -87,15 +87,15 @@ class Load:
 
 @pytest.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
-    async with running_servers(tmp_path) as made:
-        yield made
+    async with running_servers(tmp_path) as all_servers:
+        yield all_servers
 
 
 @pytest.fixture
 async def system(servers: Servers, tmp_path: Path, vl_checkpoint: Path, ltx2_checkpoint: Path) -> AsyncIterator[System]:
-    director = declaration("ltx2", ltx2_checkpoint)
+    director = declare_model("ltx2", ltx2_checkpoint)
     models = {
-        VL: declaration("qwen2_5_vl", vl_checkpoint),
+        VL: declare_model("qwen2_5_vl", vl_checkpoint),
         DIRECTOR: {**director, "options": {"M": director["options"]["M"]}, "paths": [{"options": ["M"]}]},
     }
     settings = {
@@ -105,27 +105,27 @@ async def system(servers: Servers, tmp_path: Path, vl_checkpoint: Path, ltx2_che
     }
     place = tmp_path / "system"
     place.mkdir()
-    made = OtherServersSystem(place, models, settings, ("--gateways", "2"))
+    new_system = OtherServersSystem(place, models, settings, ("--gateways", "2"))
     try:
-        await asyncio.to_thread(made.start)
-        yield made
+        await asyncio.to_thread(new_system.start)
+        yield new_system
     except BaseException:
-        print(made.log[-8000:])
+        print(new_system.log[-8000:])
         raise
     finally:
-        leftovers = await asyncio.to_thread(made.stop)
+        leftovers = await asyncio.to_thread(new_system.stop)
     assert leftovers == []
 
 
 @pytest.mark.timeout(900)
 async def test_no_request_fails_and_no_job_is_lost_whichever_server_is_killed(servers: Servers, system: System):
-    load = Load(system)
+    load = FailoverLoad(system)
     loading = asyncio.create_task(load.run())
     jobs: list[str] = []
     times: dict[str, float] = {}
     async with system.http() as http:
         for name, server in sorted(servers.by_name.items()):
-            jobs.append(await submit(http))
+            jobs.append(await submit_video(http))
             await asyncio.sleep(_CALM_SECONDS)
             kind = f"{name} (primary)" if name == await servers.primary_name() else name
 
@@ -147,7 +147,7 @@ async def test_no_request_fails_and_no_job_is_lost_whichever_server_is_killed(se
     assert states == {"completed": len(jobs)}
 
 
-async def submit(http: httpx.AsyncClient) -> str:
+async def submit_video(http: httpx.AsyncClient) -> str:
     answer = await http.post("/v1/videos", json=FILM)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["id"])

@@ -14,9 +14,19 @@ import openai
 import pytest
 
 from tests.bucket import CREDENTIALS, running_bucket
-from tests.e2e.routes.conftest import DIRECTOR, LEASE, PAINTER, only
-from tests.e2e.routes.test_videos import LONG, WISH, _gateway, becomes, difference, film, in_the_middle, invoked, made
-from tests.e2e.system import System, declaration, running
+from tests.e2e.routes.conftest import DIRECTOR, LEASE, PAINTER, single_option
+from tests.e2e.routes.test_videos import (
+    LONG,
+    WISH,
+    _find_gateway,
+    create_video,
+    download_film,
+    in_the_middle,
+    mean_difference,
+    wait_for_invocation,
+    wait_until_ended,
+)
+from tests.e2e.system import System, declare_model, start_system
 from tests.e2e.watch import Watch
 
 pytestmark = [
@@ -38,8 +48,8 @@ def system(
     tmp_path_factory: pytest.TempPathFactory, bucket: str, image_checkpoint: Path, ltx2_checkpoint: Path
 ) -> Iterator[System]:
     models = {
-        PAINTER: only(declaration("qwen_image", image_checkpoint), "TDV"),
-        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
+        PAINTER: single_option(declare_model("qwen_image", image_checkpoint), "TDV"),
+        DIRECTOR: single_option(declare_model("ltx2", ltx2_checkpoint), "M"),
     }
     settings = {
         "OMNIBUS_GATEWAY_STORAGE": "s3://files/e2e",
@@ -48,8 +58,8 @@ def system(
         "OMNIBUS_GATEWAY_VIDEO_LEASE": LEASE,
         **CREDENTIALS,
     }
-    with running(tmp_path_factory.mktemp("bucket"), models, "--gateways", "2", **settings) as started:
-        yield started
+    with start_system(tmp_path_factory.mktemp("bucket"), models, "--gateways", "2", **settings) as new_system:
+        yield new_system
 
 
 @pytest.fixture
@@ -63,7 +73,7 @@ async def clients(system: System) -> AsyncIterator[tuple[openai.AsyncOpenAI, ope
         yield one, other
 
 
-async def killed(system: System, place: int) -> None:
+async def kill_gateway(system: System, place: int) -> None:
     os.kill(system.gateway(place).pid, signal.SIGKILL)
 
 
@@ -76,47 +86,47 @@ async def test_what_a_killed_gateway_made_is_there(
     assert picture.data is not None
     id = (picture.data[0].url or "").split("/")[-2]
     async with Watch.on(system) as watch:
-        asked = await one.videos.create(**WISH, extra_body={"steps": 4, "seed": 1})
-        maker = _gateway(system, await invoked(watch))
-    done = await becomes(other, asked.id)
-    assert done.status == "completed", done.error
+        video = await one.videos.create(**WISH, extra_body={"steps": 4, "seed": 1})
+        maker = _find_gateway(system, await wait_for_invocation(watch))
+    result = await wait_until_ended(other, video.id)
+    assert result.status == "completed", result.error
 
-    await killed(system, 0)
+    await kill_gateway(system, 0)
     if maker == 1:  # the one that made the video dies as well: both come back without it
-        await killed(system, 1)
+        await kill_gateway(system, 1)
         await system.becomes_ready()
 
     assert (await other.files.content(id)).content.startswith(b"\x89PNG")
-    content = (await other.videos.download_content(asked.id)).content
+    content = (await other.videos.download_content(video.id)).content
     async with httpx.AsyncClient(base_url=system.urls[1], timeout=30) as http:
-        part = await http.get(f"/v1/videos/{asked.id}/content", headers={"range": "bytes=4-7"})
+        part = await http.get(f"/v1/videos/{video.id}/content", headers={"range": "bytes=4-7"})
     assert (part.status_code, part.content) == (206, b"ftyp")
     assert content[4:8] == b"ftyp"
     await other.files.delete(id)
-    await other.videos.delete(asked.id)
+    await other.videos.delete(video.id)
     await system.becomes_ready()
     for client in clients:
         with pytest.raises(openai.NotFoundError):
             await client.files.content(id)
         with pytest.raises(openai.NotFoundError):
-            await client.videos.download_content(asked.id)
+            await client.videos.download_content(video.id)
 
 
 async def test_a_video_goes_on_when_its_gateway_is_killed(
     system: System, clients: tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]
 ):
-    plain = await made(clients[0], steps=LONG["steps"])
+    plain = await create_video(clients[0], steps=LONG["steps"])
     async with Watch.on(system) as watch:
-        asked = await clients[0].videos.create(**WISH, extra_body=LONG)
-        invocation = await invoked(watch)
+        video = await clients[0].videos.create(**WISH, extra_body=LONG)
+        invocation = await wait_for_invocation(watch)
         await in_the_middle(watch, invocation)
-        place = _gateway(system, invocation)
+        place = _find_gateway(system, invocation)
 
-        await killed(system, place)
+        await kill_gateway(system, place)
 
         survivor = clients[1 - place]
-        done = await becomes(survivor, asked.id)
-    assert done.status == "completed", done.error
-    assert difference(await film(survivor, done.id), await film(survivor, plain.id)) < SAME
+        result = await wait_until_ended(survivor, video.id)
+    assert result.status == "completed", result.error
+    assert mean_difference(await download_film(survivor, result.id), await download_film(survivor, plain.id)) < SAME
     await system.becomes_ready()
     await system.ledger_is_empty(10.0)

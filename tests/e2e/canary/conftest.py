@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.regressions.trial import serving
+from tests.bench.regressions.trial import run_system
 from tests.e2e.system import System
 
 
 @pytest.fixture(scope="package")
-def tried(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
-    with serving(tmp_path_factory.mktemp("tried"), vl_checkpoint) as system:
+def canary_system(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
+    with run_system(tmp_path_factory.mktemp("tried"), vl_checkpoint) as system:
         yield system

@@ -18,10 +18,12 @@ FEW = ("vision: two blocks are swapped", "thinker: a copy")
 FEW_PAIRS = 8
 
 
-async def test_a_regression_is_caught_and_a_copy_is_not_stopped(tried: System, vl_checkpoint: Path, tmp_path: Path):
+async def test_a_regression_is_caught_and_a_copy_is_not_stopped(
+    canary_system: System, vl_checkpoint: Path, tmp_path: Path
+):
     cases = [each for each in (*REGRESSIONS, *HARMLESS) if each.name in FEW]
 
-    outcomes = await try_cases(cases, tried, vl_checkpoint, tmp_path, FEW_PAIRS)
+    outcomes = await try_cases(cases, canary_system, vl_checkpoint, tmp_path, FEW_PAIRS)
 
     assert [each.state for each in outcomes] == ["failed", "shadow"]
     assert [each.is_named for each in outcomes] == [True, False]
@@ -31,9 +33,9 @@ async def test_a_regression_is_caught_and_a_copy_is_not_stopped(tried: System, v
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 async def test_of_all_regressions_one_is_missed_at_most_at_one_false_alarm(
-    tried: System, vl_checkpoint: Path, tmp_path: Path
+    canary_system: System, vl_checkpoint: Path, tmp_path: Path
 ):
-    outcomes = await try_cases([*REGRESSIONS, *HARMLESS], tried, vl_checkpoint, tmp_path)
+    outcomes = await try_cases([*REGRESSIONS, *HARMLESS], canary_system, vl_checkpoint, tmp_path)
 
     counts = count_outcomes(outcomes)
     assert counts["caught"] >= counts["regressions"] - 1, outcomes

@@ -16,7 +16,7 @@ import pytest
 
 from omnibus.cli import demo_media
 from omnibus.up.ports import free_ports
-from tests.e2e.docker_engine import Engine
+from tests.e2e.docker_engine import DockerEngine
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,7 +36,7 @@ READY_WITHIN = 240.0
 LATER = (429, 502, 503, 504)
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """Status and text of an HTTP answer; without one, 0 and the reason."""
 
     status: int
@@ -47,10 +47,10 @@ class Answer(NamedTuple):
         return json.loads(self.text)
 
 
-class Stack:
+class ComposeStack:
     """One project of compose. ``files`` are the layers that it runs with."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DockerEngine) -> None:
         self.engine = engine
         gateway, self.prometheus, grafana, jaeger = free_ports(4)
         self.name = f"omnibus-test-{os.getpid()}"
@@ -98,7 +98,7 @@ class Stack:
 
     def exec(self, service: str, *command: str) -> str:
         """The same of a program and its arguments."""
-        (container,) = self.listed("ps", "--filter", f"label=com.docker.compose.service={service}")
+        (container,) = self.list_ids("ps", "--filter", f"label=com.docker.compose.service={service}")
         try:
             return self.engine.run("exec", container, *command, within=60)
         except subprocess.CalledProcessError as error:
@@ -106,94 +106,96 @@ class Stack:
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """The engine's report of each service's container."""
-        ids = self.listed("ps", "-a")
-        found = json.loads(self.engine.run("inspect", *ids, within=60)) if ids else []
-        return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in found}
+        ids = self.list_ids("ps", "-a")
+        reports = json.loads(self.engine.run("inspect", *ids, within=60)) if ids else []
+        return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in reports}
 
-    def listed(self, *command: str) -> list[str]:
+    def list_ids(self, *command: str) -> list[str]:
         """The ids or names that ``docker COMMAND`` lists of this project."""
         label = f"label=com.docker.compose.project={self.name}"
         return self.engine.run(*command, "-q", "--filter", label, within=60).split()
 
     # What clients do
 
-    def get(self, path: str, key: str = "", base: str = "") -> Answer:
-        return _answer(urllib.request.Request(f"{base or self.url}{path}", headers=_headers(key)))
+    def get(self, path: str, key: str = "", base: str = "") -> HttpAnswer:
+        return _read_answer(urllib.request.Request(f"{base or self.url}{path}", headers=_auth_headers(key)))
 
-    def ask(self, body: dict[str, Any], key: str = "") -> Answer:
+    def ask(self, body: dict[str, Any], key: str = "") -> HttpAnswer:
         """POST a chat."""
-        headers = {"Content-Type": "application/json", **_headers(key)}
-        return _answer(urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers))
+        headers = {"Content-Type": "application/json", **_auth_headers(key)}
+        return _read_answer(
+            urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        )
 
-    def answered(self, body: dict[str, Any], key: str = "") -> Any:
+    def wait_for_answer(self, body: dict[str, Any], key: str = "") -> Any:
         """The JSON of a chat that must succeed, though perhaps not yet."""
 
-        def asked() -> Answer | None:
+        def ask_once() -> HttpAnswer | None:
             answer = self.ask(body, key)
             return None if answer.status in LATER or not answer.status else answer
 
-        answer = self.wait_for(asked, f"an answer to {str(body)[:80]}")
+        answer = self.wait_for(ask_once, f"an answer to {str(body)[:80]}")
         if answer.status != 200:
             pytest.fail(f"{answer}\n{self.logs()}")
         return answer.body
 
-    def wait_for(self, look: Callable[[], Any], what: str, within: float = READY_WITHIN) -> Any:
+    def wait_for(self, look: Callable[[], Any], description: str, within: float = READY_WITHIN) -> Any:
         """Wait until ``look`` returns a true value, and return it; a failure shows the logs."""
         end = time.monotonic() + within
         while time.monotonic() < end:
-            if found := look():
-                return found
+            if result := look():
+                return result
             time.sleep(0.5)
-        pytest.fail(f"no {what} within {within:g} s\n{self.get('/readyz')}\n{self.logs()}")
+        pytest.fail(f"no {description} within {within:g} s\n{self.get('/readyz')}\n{self.logs()}")
 
     def wait_ready(self) -> None:
         self.wait_for(lambda: self.get("/readyz").status == 200, "ready gateway")
 
 
-def _headers(key: str) -> dict[str, str]:
+def _auth_headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _answer(request: urllib.request.Request) -> Answer:
+def _read_answer(request: urllib.request.Request) -> HttpAnswer:
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
-            return Answer(response.status, response.read().decode())
+            return HttpAnswer(response.status, response.read().decode())
     except urllib.error.HTTPError as error:
-        return Answer(error.code, error.read().decode())
+        return HttpAnswer(error.code, error.read().decode())
     except OSError as error:
-        return Answer(0, str(error))
+        return HttpAnswer(0, str(error))
 
 
 @contextmanager
-def started(engine: Engine) -> Iterator[Stack]:
+def start_stack(engine: DockerEngine) -> Iterator[ComposeStack]:
     """Build the images, start ``compose.yaml``, and remove everything afterwards."""
-    _build(engine)
-    stack = Stack(engine)
+    _build_images(engine)
+    stack = ComposeStack(engine)
     try:
         stack.up()
         stack.wait_ready()
         yield stack
     finally:
-        stack.files, stack.env = (*PLAIN, *LAYERS), {**stack.env, **guards()}
+        stack.files, stack.env = (*PLAIN, *LAYERS), {**stack.env, **guard_variables()}
         stack.compose("down", "-v", "--remove-orphans", within=DOWN_WITHIN)
 
 
-def guards() -> Mapping[str, str]:
+def guard_variables() -> Mapping[str, str]:
     """Variables that enable access control: users on the bus, API keys, an operator's token."""
     passwords = {f"OMNIBUS_NATS_{user.upper()}_PASSWORD": password for user, password in PASSWORDS.items()}
     store = {"OMNIBUS_STORE_PASSWORD": "word-of-the-store", "OMNIBUS_STORE_SECRET": "word-of-records"}
     return {**passwords, **store, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
 
 
-def _build(engine: Engine) -> None:
+def _build_images(engine: DockerEngine) -> None:
     """All images; with the host's network, because builds fetch packages."""
-    ours, others = str(ROOT / "deploy/Dockerfile"), ("servers", "prometheus")
-    made = [(f"omnibus-test-{name}", str(HERE / f"{name}.Dockerfile"), name) for name in others]
-    made += [(f"omnibus-{name}", ours, name) for name in SERVICES]
-    for image, file, name in made:
-        named = ("-t", image, "-f", file, "--build-arg", f"SERVICE={name}")
+    dockerfile, other_images = str(ROOT / "deploy/Dockerfile"), ("servers", "prometheus")
+    images = [(f"omnibus-test-{name}", str(HERE / f"{name}.Dockerfile"), name) for name in other_images]
+    images += [(f"omnibus-{name}", dockerfile, name) for name in SERVICES]
+    for image, file, name in images:
+        options = ("-t", image, "-f", file, "--build-arg", f"SERVICE={name}")
         try:
-            engine.run("build", "-q", "--network", "host", *named, str(ROOT), within=BUILD_WITHIN)
+            engine.run("build", "-q", "--network", "host", *options, str(ROOT), within=BUILD_WITHIN)
         except subprocess.CalledProcessError as error:
             pytest.fail(f"{error}\n{error.output[-4000:]}")
 
@@ -215,18 +217,18 @@ def seen_and_heard() -> dict[str, Any]:
     """
     sound = base64.b64encode(demo_media.make_audio()).decode()
     content = [
-        picture(),
+        make_picture(),
         {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
         {"type": "text", "text": "What do you see and hear?"},
     ]
     return {"model": "qwen2.5-omni-tiny", "messages": [{"role": "user", "content": content}], **SPOKEN}
 
 
-def short() -> dict[str, Any]:
+def short_body() -> dict[str, Any]:
     """One for the second model."""
     return {"model": "qwen2.5-vl-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
 
-def picture() -> dict[str, Any]:
+def make_picture() -> dict[str, Any]:
     data = base64.b64encode(demo_media.make_image()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}

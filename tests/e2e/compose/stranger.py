@@ -15,14 +15,16 @@ WITHIN = 5  # seconds
 
 async def main(user: str, password: str, subject: str) -> None:
     """Connect, publish to ``subject`` and subscribe to it; without a user, send no credentials."""
-    refused = []
+    messages = []
 
-    async def hear(error: Exception) -> None:
-        refused.append(str(error))
+    async def collect_error(error: Exception) -> None:
+        messages.append(str(error))
 
-    who = {"user": user, "password": password} if user else {}
+    credentials = {"user": user, "password": password} if user else {}
     try:
-        bus = await nats.connect(URL, error_cb=hear, allow_reconnect=False, connect_timeout=WITHIN, **who)
+        bus = await nats.connect(
+            URL, error_cb=collect_error, allow_reconnect=False, connect_timeout=WITHIN, **credentials
+        )
     except nats.errors.Error as error:
         print("not let in:", error)
         return
@@ -31,7 +33,7 @@ async def main(user: str, password: str, subject: str) -> None:
     for _ in range(2):  # the first ping may pass what waits to be sent
         await bus.flush(WITHIN)
     await bus.close()
-    print(*refused, sep="\n")
+    print(*messages, sep="\n")
 
 
 if __name__ == "__main__":

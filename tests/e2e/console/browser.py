@@ -11,14 +11,14 @@ from playwright.sync_api import sync_playwright
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def executable() -> str:
+def find_executable() -> str:
     """Path of the browser: from ``OMNIBUS_TEST_BROWSER``, the machine, or playwright."""
-    given = os.environ.get("OMNIBUS_TEST_BROWSER", "")
-    for name in [given] if given else NAMES:
-        if found := shutil.which(name):
-            return found
+    setting = os.environ.get("OMNIBUS_TEST_BROWSER", "")
+    for name in [setting] if setting else NAMES:
+        if path := shutil.which(name):
+            return path
     with sync_playwright() as playwright:
         own = playwright.chromium.executable_path
-    if given or not Path(own).exists():
-        pytest.fail(f"no browser {given or ', '.join(NAMES)}: `make install-browser` installs one", pytrace=False)
+    if setting or not Path(own).exists():
+        pytest.fail(f"no browser {setting or ', '.join(NAMES)}: `make install-browser` installs one", pytrace=False)
     return own

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.e2e.console.browser import executable
-from tests.e2e.system import OMNI, System, declaration, running
+from tests.e2e.console.browser import find_executable
+from tests.e2e.system import OMNI, System, declare_model, start_system
 
 TOKEN, PAINTER, DIRECTOR = "the-token-of-the-test", "qwen-image-tiny", "ltx2-tiny"
 PATIENCE = 60_000  # milliseconds
@@ -20,19 +20,19 @@ def system(
     tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path, image_checkpoint: Path, ltx2_checkpoint: Path
 ) -> Iterator[System]:
     models = {
-        OMNI: only("qwen2_5_omni", omni_checkpoint, "M"),
-        PAINTER: only("qwen_image", image_checkpoint, "TDV"),
-        DIRECTOR: only("ltx2", ltx2_checkpoint, "M"),
+        OMNI: single_option("qwen2_5_omni", omni_checkpoint, "M"),
+        PAINTER: single_option("qwen_image", image_checkpoint, "TDV"),
+        DIRECTOR: single_option("ltx2", ltx2_checkpoint, "M"),
     }
     directory = tmp_path_factory.mktemp("console")
-    with running(directory, models, OMNIBUS_GATEWAY_ADMIN_TOKEN=TOKEN) as made:
-        yield made
+    with start_system(directory, models, OMNIBUS_GATEWAY_ADMIN_TOKEN=TOKEN) as new_system:
+        yield new_system
 
 
-def only(family: str, checkpoint: Path, option: str) -> dict:
+def single_option(family: str, checkpoint: Path, option: str) -> dict:
     """A deployment in one executor."""
-    declared = declaration(family, checkpoint)
-    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option]}]}
+    deployment = declare_model(family, checkpoint)
+    return {**deployment, "options": {option: deployment["options"][option]}, "paths": [{"options": [option]}]}
 
 
 @pytest.fixture(scope="package")
@@ -40,13 +40,15 @@ def browser(system: System) -> Iterator[Browser]:
     """A browser whose microphone plays a hum."""
     flags = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=executable(), args=[*flags, "--use-fake-ui-for-media-stream"])
-        yield made
-        made.close()
+        new_browser = playwright.chromium.launch(
+            executable_path=find_executable(), args=[*flags, "--use-fake-ui-for-media-stream"]
+        )
+        yield new_browser
+        new_browser.close()
 
 
 @pytest.fixture
-def stranger(system: System, browser: Browser) -> Iterator[Page]:
+def anonymous_page(system: System, browser: Browser) -> Iterator[Page]:
     """The console in a tab without a key; fails for policy violations and script errors."""
     context = browser.new_context(permissions=["microphone"], viewport={"width": 1280, "height": 900})
     context.set_default_timeout(PATIENCE)
@@ -54,10 +56,10 @@ def stranger(system: System, browser: Browser) -> Iterator[Page]:
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    missed: list[str] = []
-    page.on("requestfailed", lambda request: missed.append(f"{request.url}: {request.failure}"))
+    failed_requests: list[str] = []
+    page.on("requestfailed", lambda request: failed_requests.append(f"{request.url}: {request.failure}"))
     page.goto(f"{system.url}/console/")
-    expect(page.locator("#main .room"), f"the page's scripts run; not loaded: {missed}").to_be_attached()
+    expect(page.locator("#main .room"), f"the page's scripts run; not loaded: {failed_requests}").to_be_attached()
     yield page
     context.close()
     # What does not come is the matter of tests; each says what the page makes of it.
@@ -65,16 +67,16 @@ def stranger(system: System, browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(stranger: Page) -> Page:
+def page(anonymous_page: Page) -> Page:
     """The console with its key."""
-    stranger.evaluate("token => sessionStorage.setItem('omnibus.admin', token)", TOKEN)
-    stranger.reload()
-    expect(stranger.get_by_role("status").filter(has_text="live").first).to_be_visible()
-    return stranger
+    anonymous_page.evaluate("token => sessionStorage.setItem('omnibus.admin', token)", TOKEN)
+    anonymous_page.reload()
+    expect(anonymous_page.get_by_role("status").filter(has_text="live").first).to_be_visible()
+    return anonymous_page
 
 
 @pytest.fixture
-def asking(page: Page) -> Page:
+def playground(page: Page) -> Page:
     """The playground, with short answers."""
     page.get_by_role("link", name="Playground").click()
     page.locator("summary", has_text="Settings").click()

@@ -36,7 +36,7 @@ ASK = """async ([url, model]) => {
 Scheme = Literal["light", "dark"]
 
 
-def send(page: Page, text: str) -> None:
+def send_prompt(page: Page, text: str) -> None:
     page.get_by_role("textbox", name="Prompt").fill(text)
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("article", name="Answer of").first).to_contain_text("total")
@@ -45,35 +45,35 @@ def send(page: Page, text: str) -> None:
 # Keys
 
 
-def test_the_page_asks_for_a_key_and_writes_it_nowhere(stranger: Page):
-    dialog = stranger.get_by_role("dialog", name="Sign in")
+def test_the_page_asks_for_a_key_and_writes_it_nowhere(anonymous_page: Page):
+    dialog = anonymous_page.get_by_role("dialog", name="Sign in")
     expect(dialog).to_be_visible()
 
     dialog.get_by_label("Admin token").fill(TOKEN)
     dialog.get_by_role("button", name="Sign in").click()
 
-    expect(stranger.locator("#link")).to_have_text(LIVE)
-    expect(stranger.get_by_role("region", name=f"Model {OMNI}")).to_be_visible()
-    assert TOKEN not in stranger.url
-    assert stranger.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    expect(anonymous_page.locator("#link")).to_have_text(LIVE)
+    expect(anonymous_page.get_by_role("region", name=f"Model {OMNI}")).to_be_visible()
+    assert TOKEN not in anonymous_page.url
+    assert anonymous_page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 
-def test_a_wrong_key_is_asked_for_again(stranger: Page):
-    dialog = stranger.get_by_role("dialog", name="Sign in")
+def test_a_wrong_key_is_asked_for_again(anonymous_page: Page):
+    dialog = anonymous_page.get_by_role("dialog", name="Sign in")
     dialog.get_by_label("Admin token").fill("guessed")
     dialog.get_by_role("button", name="Sign in").click()
 
-    expect(stranger.locator("#link")).to_have_text("locked: sign in")
+    expect(anonymous_page.locator("#link")).to_have_text("locked: sign in")
     expect(dialog).to_contain_text("The gateway does not accept this token or key.")
 
 
-def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(stranger: Page, system: System):
-    stranger.goto("about:blank")
-    stranger.goto(f"{system.url}/#token={TOKEN}")
+def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(anonymous_page: Page, system: System):
+    anonymous_page.goto("about:blank")
+    anonymous_page.goto(f"{system.url}/#token={TOKEN}")
 
-    expect(stranger.locator("#link")).to_have_text(LIVE)
-    assert stranger.url == f"{system.url}/console/#/live"
-    expect(stranger.get_by_role("dialog", name="Sign in")).to_be_hidden()
+    expect(anonymous_page.locator("#link")).to_have_text(LIVE)
+    assert anonymous_page.url == f"{system.url}/console/#/live"
+    expect(anonymous_page.get_by_role("dialog", name="Sign in")).to_be_hidden()
 
 
 def test_a_second_tab_is_signed_in_too(page: Page, system: System):
@@ -103,14 +103,14 @@ def test_the_header_says_who_is_signed_in_and_signs_out_in_all_tabs(page: Page, 
     other.close()
 
 
-def test_a_refused_token_signs_nobody_in(stranger: Page):
-    dialog = stranger.get_by_role("dialog", name="Sign in")
+def test_a_refused_token_signs_nobody_in(anonymous_page: Page):
+    dialog = anonymous_page.get_by_role("dialog", name="Sign in")
     dialog.get_by_label("Admin token").fill("guessed")
     dialog.get_by_role("button", name="Sign in").click()
 
     expect(dialog).to_contain_text("The gateway does not accept this token or key.")
-    expect(stranger.locator("#keys")).to_have_text("Sign in")
-    expect(stranger.locator("#leave")).to_be_hidden()
+    expect(anonymous_page.locator("#keys")).to_have_text("Sign in")
+    expect(anonymous_page.locator("#leave")).to_be_hidden()
 
 
 # What is so
@@ -169,14 +169,16 @@ def test_a_gateway_that_is_away_is_said_and_found_again(page: Page):
 # Asking
 
 
-def test_a_picture_and_a_question_are_answered_in_text_and_sound(asking: Page):
-    asking.get_by_role("combobox", name="Answer").select_option("speech")
-    asking.locator("#file").set_input_files({"name": "seen.png", "mimeType": "image/png", "buffer": picture(asking)})
-    expect(asking.get_by_role("img", name="seen.png")).to_be_visible()
+def test_a_picture_and_a_question_are_answered_in_text_and_sound(playground: Page):
+    playground.get_by_role("combobox", name="Answer").select_option("speech")
+    playground.locator("#file").set_input_files(
+        {"name": "seen.png", "mimeType": "image/png", "buffer": draw_picture(playground)}
+    )
+    expect(playground.get_by_role("img", name="seen.png")).to_be_visible()
 
-    send(asking, "What is this?")
+    send_prompt(playground, "What is this?")
 
-    answer = asking.get_by_role("article", name=f"Answer of {OMNI}")
+    answer = playground.get_by_role("article", name=f"Answer of {OMNI}")
     expect(answer.locator(".text")).not_to_be_empty()
     expect(answer).to_contain_text("first sound")
     sound = answer.get_by_label("The spoken answer")
@@ -185,43 +187,43 @@ def test_a_picture_and_a_question_are_answered_in_text_and_sound(asking: Page):
     assert answer.locator("svg.wave rect").count() > 0
 
 
-def test_the_microphone_is_heard(asking: Page):
-    asking.get_by_role("combobox", name="Answer").select_option("text")
-    asking.get_by_role("button", name="Microphone").click()
-    expect(asking.get_by_text("listening, 1 s")).to_be_visible()
-    asking.get_by_role("button", name="Stop recording").click()
-    expect(asking.get_by_text("microphone.wav")).to_be_visible()
+def test_the_microphone_is_heard(playground: Page):
+    playground.get_by_role("combobox", name="Answer").select_option("text")
+    playground.get_by_role("button", name="Microphone").click()
+    expect(playground.get_by_text("listening, 1 s")).to_be_visible()
+    playground.get_by_role("button", name="Stop recording").click()
+    expect(playground.get_by_text("microphone.wav")).to_be_visible()
 
-    send(asking, "")
+    send_prompt(playground, "")
 
-    expect(asking.get_by_role("article", name=f"Answer of {OMNI}")).to_contain_text("tokens")
-    asking.get_by_role("link", name="what happened").click()
-    expect(asking.get_by_role("heading", name="Waterfall")).to_be_visible()
-    expect(asking.locator(".waterfall")).to_contain_text("audio")
+    expect(playground.get_by_role("article", name=f"Answer of {OMNI}")).to_contain_text("tokens")
+    playground.get_by_role("link", name="what happened").click()
+    expect(playground.get_by_role("heading", name="Waterfall")).to_be_visible()
+    expect(playground.locator(".waterfall")).to_contain_text("audio")
 
 
-def test_a_picture_becomes_clearer_while_it_comes(asking: Page):
-    asking.get_by_role("combobox", name="Model").select_option(PAINTER)
-    asking.get_by_label("Size").fill("64x64")
-    asking.get_by_label("Steps").fill("4")
+def test_a_picture_becomes_clearer_while_it_comes(playground: Page):
+    playground.get_by_role("combobox", name="Model").select_option(PAINTER)
+    playground.get_by_label("Size").fill("64x64")
+    playground.get_by_label("Steps").fill("4")
 
-    send(asking, "a red square")
+    send_prompt(playground, "a red square")
 
-    picture = asking.get_by_role("img", name="The picture", exact=True)
+    picture = playground.get_by_role("img", name="The picture", exact=True)
     expect(picture).to_be_visible()
     assert picture.evaluate("each => each.decode().then(() => each.naturalWidth)") == 64
-    expect(asking.get_by_role("article", name=f"Answer of {PAINTER}")).to_contain_text("previews 3")
+    expect(playground.get_by_role("article", name=f"Answer of {PAINTER}")).to_contain_text("previews 3")
 
 
-def test_a_video_is_followed_until_it_can_be_played(asking: Page):
-    asking.get_by_role("combobox", name="Model").select_option(DIRECTOR)
-    expect(asking.get_by_role("combobox", name="Answer")).to_have_value("video")
+def test_a_video_is_followed_until_it_can_be_played(playground: Page):
+    playground.get_by_role("combobox", name="Model").select_option(DIRECTOR)
+    expect(playground.get_by_role("combobox", name="Answer")).to_have_value("video")
     for name, value in {"Size": "64x32", "Seconds": "0.4", "Steps": "2", "Seed": "1"}.items():
-        asking.get_by_label(name, exact=True).fill(value)
+        playground.get_by_label(name, exact=True).fill(value)
 
-    send(asking, "a boat")
+    send_prompt(playground, "a boat")
 
-    film = asking.get_by_label("The video")
+    film = playground.get_by_label("The video")
     expect(film).to_be_visible()
     size = """each => new Promise((resolve) => {
         const tell = () => resolve([each.videoWidth, each.videoHeight]);
@@ -230,45 +232,45 @@ def test_a_video_is_followed_until_it_can_be_played(asking: Page):
     assert film.evaluate(size) == [64, 32]
 
 
-def test_what_a_user_wrote_stays_text(asking: Page):
-    asking.get_by_role("combobox", name="Answer").select_option("text")
+def test_what_a_user_wrote_stays_text(playground: Page):
+    playground.get_by_role("combobox", name="Answer").select_option("text")
 
-    send(asking, "<img src=x onerror=alert(1)><b>bold</b>")
+    send_prompt(playground, "<img src=x onerror=alert(1)><b>bold</b>")
 
-    question = asking.locator(".question")
+    question = playground.locator(".question")
     expect(question).to_have_text("<img src=x onerror=alert(1)><b>bold</b>")
     assert question.locator("img, b").count() == 0
 
 
-def test_a_refusal_is_said_in_the_gateway_s_own_words(asking: Page):
-    asking.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
+def test_a_refusal_is_said_in_the_gateway_s_own_words(playground: Page):
+    playground.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
 
-    asking.get_by_role("button", name="Send").click()
+    playground.get_by_role("button", name="Send").click()
 
-    expect(asking.get_by_role("alert")).to_contain_text("image")
+    expect(playground.get_by_role("alert")).to_contain_text("image")
 
 
 # Looking back
 
 
-def test_an_invocation_is_found_shown_and_replayed(asking: Page):
-    asking.get_by_role("combobox", name="Answer").select_option("text")
-    send(asking, "remember this")
-    href = asking.get_by_role("link", name="what happened").get_attribute("href") or ""
+def test_an_invocation_is_found_shown_and_replayed(playground: Page):
+    playground.get_by_role("combobox", name="Answer").select_option("text")
+    send_prompt(playground, "remember this")
+    href = playground.get_by_role("link", name="what happened").get_attribute("href") or ""
     id = href.rpartition("/")[2]
 
-    asking.get_by_role("link", name="Invocations").click()
-    asking.get_by_label("Search").fill(f"{id} done")
-    link = asking.get_by_role("link", name=id)
+    playground.get_by_role("link", name="Invocations").click()
+    playground.get_by_label("Search").fill(f"{id} done")
+    link = playground.get_by_role("link", name=id)
     expect(link).to_be_visible()
-    expect(asking.locator("tbody tr")).to_have_count(1)
+    expect(playground.locator("tbody tr")).to_have_count(1)
     link.click()
-    expect(asking.locator(".waterfall .phase.run").first).to_be_visible()
-    asking.get_by_role("button", name="Replay").click()
-    expect(asking.get_by_text("identical")).to_be_visible()
-    asking.get_by_role("link", name="side by side").click()
+    expect(playground.locator(".waterfall .phase.run").first).to_be_visible()
+    playground.get_by_role("button", name="Replay").click()
+    expect(playground.get_by_text("identical")).to_be_visible()
+    playground.get_by_role("link", name="side by side").click()
 
-    difference = asking.get_by_role("region", name="Difference")
+    difference = playground.get_by_role("region", name="Difference")
     expect(difference).to_contain_text("same")
     assert "differs" not in difference.get_by_role("row").filter(has_text=re.compile("^text")).inner_text()
 
@@ -319,9 +321,9 @@ def test_no_page_breaks_a_rule_of_axe(page: Page, system: System, scheme: Scheme
         expect(page.locator("main .room").first).not_to_be_empty()
         expect(page.locator("main :is(.card, .note)").first).to_be_attached()
 
-        found = rules.run(page)
+        results = rules.run(page)
 
-        assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+        assert results.violations_count == 0, f"{name}: {results.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
@@ -352,9 +354,9 @@ def test_nothing_moves_for_who_asked_for_that(page: Page):
     assert page.evaluate("document.getAnimations().filter(each => each.playState === 'running').length") == 0
 
 
-def picture(page: Page) -> bytes:
+def draw_picture(page: Page) -> bytes:
     """A PNG file, painted by the browser."""
-    made = page.evaluate(
+    data = page.evaluate(
         """async () => {
             const canvas = new OffscreenCanvas(64, 48);
             const context = canvas.getContext("2d");
@@ -363,4 +365,4 @@ def picture(page: Page) -> bytes:
             return [...new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer())];
         }"""
     )
-    return bytes(made)
+    return bytes(data)

@@ -25,11 +25,11 @@ BEGIN = """([url, model]) => {
 }"""
 
 
-def show(page: Page, name: str) -> None:
+def open_page(page: Page, name: str) -> None:
     page.evaluate("name => { location.hash = `#/${name}` }", name)
 
 
-def chat(page: Page, system: System) -> None:
+def send_chat(page: Page, system: System) -> None:
     answer = page.request.post(
         f"{system.url}/v1/chat/completions",
         data={"model": OMNI, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
@@ -40,10 +40,10 @@ def chat(page: Page, system: System) -> None:
 def test_the_history_has_what_came_and_what_each_stage_did(page: Page, system: System):
     nobody = {"model": "nobody", "messages": [{"role": "user", "content": "hello"}]}
     assert page.request.post(f"{system.url}/v1/chat/completions", data=nobody).status == 404
-    show(page, "history")
+    open_page(page, "history")
     stages = page.get_by_role("region", name="Stages")
     for _ in range(12):  # what a stage did before it was seen the first time is not counted
-        chat(page, system)
+        send_chat(page, system)
         page.wait_for_timeout(1000)
 
     expect(page.get_by_role("region", name="Requests by type")).to_contain_text(OMNI)
@@ -93,13 +93,13 @@ def test_settings_are_found_by_name_and_hold_no_secret(page: Page):
     [("keys", "Requests need no key"), ("apps", "No app is registered"), ("deadletters", "There are none")],
 )
 def test_where_there_is_nothing_the_page_says_so(page: Page, name: str, text: str):
-    show(page, name)
+    open_page(page, name)
 
     expect(page.get_by_text(text)).to_be_visible()
 
 
 def test_a_key_is_made_shown_once_and_revoked(page: Page):
-    show(page, "keys")
+    open_page(page, "keys")
     page.locator("summary", has_text="New key").press("Enter")
     page.get_by_label("Tenant").fill("no tenant!")
     page.get_by_label("Tenant").press("Enter")
@@ -133,7 +133,7 @@ def test_the_api_is_shown_and_sent_from_the_page(page: Page, system: System):
 
 
 def test_the_fields_of_a_request_open_where_they_are(page: Page, system: System):
-    show(page, "api")
+    open_page(page, "api")
     page.get_by_role("searchbox", name="Search operations").fill("/v1/videos")
     page.get_by_text("/v1/videos", exact=True).first.click()
 
@@ -143,7 +143,7 @@ def test_the_fields_of_a_request_open_where_they_are(page: Page, system: System)
 
 
 def test_nodes_are_compared_by_component(page: Page):
-    found = page.evaluate(
+    comparison = page.evaluate(
         """async () => {
             const { pairs } = await import("/console/compare.js");
             const nodes = (...names) => names.map((component, at) => ({ component, at }));
@@ -152,14 +152,14 @@ def test_nodes_are_compared_by_component(page: Page):
         }"""
     )
 
-    assert found == [
+    assert comparison == [
         ["vision", 0, None], ["thinker", 1, 0], ["vocoder", 2, None], ["audio", None, 1], ["thinker 2", None, 2]
     ]  # fmt: skip
 
 
 def test_a_running_waterfall_shows_the_time_since_the_request_came(page: Page, system: System):
     id = page.evaluate(BEGIN, [f"{system.url}/v1/chat/completions", OMNI])
-    show(page, f"invocations/{id}")
+    open_page(page, f"invocations/{id}")
 
     expect(page.get_by_text("Running for").first).to_be_visible()
     expect(page.locator(".waterfall .phase.open").first).to_be_visible()
@@ -183,7 +183,7 @@ def test_a_running_waterfall_shows_the_time_since_the_request_came(page: Page, s
     ],
 )
 def test_an_axis_has_no_label_twice(page: Page, most: float, format: str, counts: bool, labels: list[str]):
-    found = page.evaluate(
+    tick_labels = page.evaluate(
         """async ([most, format, counts]) => {
             const { axis } = await import("/console/chart.js");
             return axis(most, (await import("/console/format.js"))[format], counts).labels;
@@ -191,46 +191,46 @@ def test_an_axis_has_no_label_twice(page: Page, most: float, format: str, counts
         [most, format, counts],
     )
 
-    assert found == labels
+    assert tick_labels == labels
 
 
 def test_the_chart_of_failures_counts_in_whole_numbers(page: Page, system: System):
-    chat(page, system)
-    show(page, "history")
+    send_chat(page, system)
+    open_page(page, "history")
 
     labels = page.get_by_role("region", name="Failed and refused").locator(".scale span")
 
     expect(labels.first).to_be_attached()
-    found = labels.all_inner_texts()
-    assert len(set(found)) == len(found)
-    assert all(label.isdigit() for label in found)
+    texts = labels.all_inner_texts()
+    assert len(set(texts)) == len(texts)
+    assert all(label.isdigit() for label in texts)
 
 
 def test_rejected_requests_are_shown_with_their_codes(page: Page, system: System):
     wrong = {"model": OMNI, "max_tokens": -1, "messages": [{"role": "user", "content": "hello"}]}
     assert page.request.post(f"{system.url}/v1/chat/completions", data=wrong).status == 400
-    show(page, "live")
+    open_page(page, "live")
     tile = page.locator("section.tile", has_text="Rejected requests")
 
     expect(tile.locator("small")).to_contain_text("bad_request", timeout=60_000)
     assert int(tile.locator("strong").inner_text()) > 0
 
 
-def test_an_example_brings_its_question_picture_and_sound(asking: Page):
-    examples = asking.get_by_role("group", name="Examples")
+def test_an_example_brings_its_question_picture_and_sound(playground: Page):
+    examples = playground.get_by_role("group", name="Examples")
     expect(examples.get_by_role("button")).to_have_count(4)
 
     examples.get_by_role("button", name="What do you see and hear?").click()
 
-    expect(asking.get_by_role("textbox", name="Prompt")).to_have_value("What do you see and hear?")
-    expect(asking.get_by_role("img", name="example.png")).to_be_visible()
-    expect(asking.get_by_label("example.wav", exact=True)).to_be_visible()
-    asking.get_by_role("button", name="Send").click()
-    expect(asking.get_by_role("article", name=f"Answer of {OMNI}")).to_contain_text("total")
+    expect(playground.get_by_role("textbox", name="Prompt")).to_have_value("What do you see and hear?")
+    expect(playground.get_by_role("img", name="example.png")).to_be_visible()
+    expect(playground.get_by_label("example.wav", exact=True)).to_be_visible()
+    playground.get_by_role("button", name="Send").click()
+    expect(playground.get_by_role("article", name=f"Answer of {OMNI}")).to_contain_text("total")
 
 
-def test_examples_are_what_the_small_world_knows(asking: Page):
-    picture, sound = asking.evaluate(
+def test_examples_are_what_the_small_world_knows(playground: Page):
+    picture, sound = playground.evaluate(
         """async () => {
             const { picture, tones } = await import("/console/examples.js");
             const blobs = [await picture(), tones(["low", "high"])];

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collector import Collector, collector
-from tests.e2e.system import VL, System, declaration, running
+from tests.collector import Collector, start_collector
+from tests.e2e.system import VL, System, declare_model, start_system
 
 #: An engine that ends its process, or breaks, on some inputs.
 BRITTLE = '''"""Says a text again. Some texts kill its process, some break it."""
@@ -53,33 +53,35 @@ async def serve(request: Said) -> dict[str, str]:
 
 
 @pytest.fixture(scope="package")
-def received() -> Iterator[Collector]:
-    with collector() as made:
-        yield made
+def trace_collector() -> Iterator[Collector]:
+    with start_collector() as new_collector:
+        yield new_collector
 
 
 @pytest.fixture(scope="package")
-def seen(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, received: Collector) -> Iterator[System]:
+def traced_system(
+    tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, trace_collector: Collector
+) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("seen")
     apps = directory / "apps"
     apps.mkdir()
     (apps / "brittle.py").write_text(BRITTLE)
-    with running(
+    with start_system(
         directory,
-        {VL: declaration("qwen2_5_vl", vl_checkpoint)},
+        {VL: declare_model("qwen2_5_vl", vl_checkpoint)},
         "--apps-dir",
         str(apps),
         "--app",
         str(apps / "brittle.py"),
         OMNIBUS_GATEWAY_RECORD="stages",
-        OTEL_EXPORTER_OTLP_ENDPOINT=received.url,
+        OTEL_EXPORTER_OTLP_ENDPOINT=trace_collector.url,
         OTEL_BSP_SCHEDULE_DELAY="100",  # milliseconds
     ) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(seen: System) -> None:
+async def wait_for_executors(traced_system: System) -> None:
     """Wait until all executors are registered before each test."""
-    await seen.whole()
-    await seen.becomes_ready()
+    await traced_system.whole()
+    await traced_system.becomes_ready()

@@ -21,14 +21,14 @@ TIMEOUT = 5.0  # seconds: the CLI's --timeout
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     number = text.rstrip("msh")
     return float(number) * _UNITS[text[len(number) :]]
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="nats", allow_abbrev=False)
-    commands = made.add_subparsers(dest="command", required=True)
+def build_parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(prog="nats", allow_abbrev=False)
+    commands = root.add_subparsers(dest="command", required=True)
     sub = commands.add_parser("sub", allow_abbrev=False)
     sub.add_argument("subjects", nargs="*")
     for flag in ("--raw", "--headers-only", "--all", "--terminate-at-end"):
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "req":
             one.add_argument("--raw", action="store_true")
             one.add_argument("--replies", type=int, default=1)
-            one.add_argument("--reply-timeout", type=duration, default=0.3)
+            one.add_argument("--reply-timeout", type=parse_duration, default=0.3)
             one.add_argument("--wait-for-empty", action="store_true")
     stream = commands.add_parser("stream", allow_abbrev=False).add_subparsers(dest="action", required=True)
     view = stream.add_parser("view", allow_abbrev=False)
@@ -60,20 +60,26 @@ def parser() -> argparse.ArgumentParser:
     service.add_parser("list")
     for name in ("info", "stats"):
         service.add_parser(name).add_argument("service")
-    return made
+    return root
 
 
 async def main() -> int:
-    options = parser().parse_args()
+    options = build_parser().parse_args()
     nc = await nats.connect(os.environ["NATS_URL"])
     try:
-        run = {"sub": subscribe, "pub": publish, "req": request, "stream": stream, "service": service}
+        run = {
+            "sub": run_subscribe,
+            "pub": run_publish,
+            "req": run_request,
+            "stream": run_stream,
+            "service": run_service,
+        }
         return await run[options.command](nc, options)
     finally:
         await nc.close()
 
 
-def show(message: Msg, options: argparse.Namespace) -> None:
+def print_message(message: Msg, options: argparse.Namespace) -> None:
     if options.raw:
         print(message.data.decode() or "nil body", flush=True)
         return
@@ -82,21 +88,21 @@ def show(message: Msg, options: argparse.Namespace) -> None:
     print(f'[#] Received on "{message.subject}"\n{headers}{body}', flush=True)
 
 
-async def subscribe(nc: Client, options: argparse.Namespace) -> int:
+async def run_subscribe(nc: Client, options: argparse.Namespace) -> int:
     if options.all or options.stream:
-        return await consume(nc, options)
-    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        return await consume_stream(nc, options)
+    queue: asyncio.Queue[Msg] = asyncio.Queue()
     for subject in options.subjects:
-        await nc.subscribe(subject, cb=arrived.put)
+        await nc.subscribe(subject, cb=queue.put)
     await nc.flush()
     count = 0
     while not options.count or count < options.count:
-        show(await arrived.get(), options)
+        print_message(await queue.get(), options)
         count += 1
     return 0
 
 
-async def consume(nc: Client, options: argparse.Namespace) -> int:
+async def consume_stream(nc: Client, options: argparse.Namespace) -> int:
     """Consume one subject of a stream through an ephemeral consumer without acknowledgements.
 
     The subject determines the stream.
@@ -105,18 +111,18 @@ async def consume(nc: Client, options: argparse.Namespace) -> int:
     js = nc.jetstream()
     name = options.stream or await js.find_stream_name_by_subject(subject)
     config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, filter_subject=subject)
-    pulled = await js.pull_subscribe(subject, stream=name, config=config)
+    subscription = await js.pull_subscribe(subject, stream=name, config=config)
     count = 0
     while not options.count or count < options.count:
-        [message] = await pulled.fetch(1, timeout=60)
-        show(message, options)
+        [message] = await subscription.fetch(1, timeout=60)
+        print_message(message, options)
         count += 1
         if options.terminate_at_end and not message.metadata.num_pending:
             break
     return 0
 
 
-def payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
+def read_payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
     """The given body or all of stdin, and the stripped headers."""
     body = options.body.encode() if options.body is not None else sys.stdin.buffer.read()
     if not options.no_templates and b"{{" in body:
@@ -125,26 +131,26 @@ def payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
     return body, headers or None
 
 
-async def publish(nc: Client, options: argparse.Namespace) -> int:
-    body, headers = payload(options)
+async def run_publish(nc: Client, options: argparse.Namespace) -> int:
+    body, headers = read_payload(options)
     await nc.publish(options.subject, body, headers=headers)
     await nc.flush()
     return 0
 
 
-async def request(nc: Client, options: argparse.Namespace) -> int:
+async def run_request(nc: Client, options: argparse.Namespace) -> int:
     """Print the first reply within the timeout, then others until a pause.
 
     The pause is the mean of the replies' times plus ``--reply-timeout``.
     """
-    body, headers = payload(options)
+    body, headers = read_payload(options)
     inbox = nc.new_inbox()
     replies = await nc.subscribe(inbox)
     loop = asyncio.get_running_loop()
     began = loop.time()
     await nc.publish(options.subject, body, reply=inbox, headers=headers)
-    wanted = 1 << 15 if options.wait_for_empty else options.replies
-    timeout, count, spent = TIMEOUT, 0, 0.0
+    reply_count = 1 << 15 if options.wait_for_empty else options.replies
+    timeout, count, elapsed = TIMEOUT, 0, 0.0
     while True:
         try:
             message = await replies.next_msg(timeout)
@@ -155,35 +161,37 @@ async def request(nc: Client, options: argparse.Namespace) -> int:
             return 0
         print(message.data.decode() or "nil body", flush=True)
         count += 1
-        spent += loop.time() - began
-        if count == wanted or (wanted and not message.data):
+        elapsed += loop.time() - began
+        if count == reply_count or (reply_count and not message.data):
             return 0
-        timeout = spent / count + options.reply_timeout if wanted else TIMEOUT - (loop.time() - began)
+        timeout = elapsed / count + options.reply_timeout if reply_count else TIMEOUT - (loop.time() - began)
 
 
-async def stream(nc: Client, options: argparse.Namespace) -> int:
+async def run_stream(nc: Client, options: argparse.Namespace) -> int:
     js = nc.jetstream()
     if options.action == "purge":
         await js.purge_stream(options.stream, subject=options.subject)
     elif options.action == "get":
-        found = await js.get_last_msg(options.stream, options.last_for)
-        print(f"Item: {options.stream}#{found.seq} on Subject {found.subject}\n\n{(found.data or b'').decode()}\n")
+        last_message = await js.get_last_msg(options.stream, options.last_for)
+        print(
+            f"Item: {options.stream}#{last_message.seq} on Subject {last_message.subject}\n\n{(last_message.data or b'').decode()}\n"
+        )
     else:
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=options.subject)
-        pulled = await js.pull_subscribe(options.subject, stream=options.stream, config=config)
-        for message in await pulled.fetch(10, timeout=2):
+        subscription = await js.pull_subscribe(options.subject, stream=options.stream, config=config)
+        for message in await subscription.fetch(10, timeout=2):
             print(f"[{message.metadata.sequence.stream}] Subject: {message.subject}\n{message.data.decode()}\n")
     return 0
 
 
-async def service(nc: Client, options: argparse.Namespace) -> int:
+async def run_service(nc: Client, options: argparse.Namespace) -> int:
     """Query all instances, and collect replies until none arrives for a moment."""
     verb = {"list": "PING", "info": "INFO", "stats": "STATS"}[options.action]
     name = f".{options.service}" if options.action != "list" else ""
     inbox = nc.new_inbox()
     replies = await nc.subscribe(inbox)
     await nc.publish(f"$SRV.{verb}{name}", b"", reply=inbox)
-    timeout, found = TIMEOUT, list[dict[str, Any]]()
+    timeout, statistics = TIMEOUT, list[dict[str, Any]]()
     while True:
         try:
             message = await replies.next_msg(timeout)
@@ -191,9 +199,9 @@ async def service(nc: Client, options: argparse.Namespace) -> int:
             break
         if (message.headers or {}).get("Status") == "503":
             raise SystemExit("no service instances found")
-        found.append(json.loads(message.data))
+        statistics.append(json.loads(message.data))
         timeout = 0.5
-    for each in found:
+    for each in statistics:
         assert each["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
         print(json.dumps(each))
     return 0

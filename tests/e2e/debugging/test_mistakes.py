@@ -13,6 +13,8 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("mistake", RUNNING, ids=lambda each: each.what)
-def test_a_mistake_is_answered_as_the_documentation_has_it(seen: System, mistake: Mistake, tmp_path: Path) -> None:
-    beside = {"XDG_RUNTIME_DIR": seen.env["XDG_RUNTIME_DIR"]}
+def test_a_mistake_is_answered_as_the_documentation_has_it(
+    traced_system: System, mistake: Mistake, tmp_path: Path
+) -> None:
+    beside = {"XDG_RUNTIME_DIR": traced_system.env["XDG_RUNTIME_DIR"]}
     assert not run_mistake(mistake, tmp_path, beside, warm.omnibus_command()).problems

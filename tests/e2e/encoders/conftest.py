@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 
 ENCODERS = 2
 
 
 @pytest.fixture(scope="package")
 def encoders(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
-    model = declaration(
+    model = declare_model(
         "qwen2_5_vl",
         vl_checkpoint,
         options={
@@ -21,5 +21,5 @@ def encoders(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> I
         },
         paths=[{"options": ["E", "L"], "share": 1}],
     )
-    with running(tmp_path_factory.mktemp("encoders"), {VL: model}, "--gateways", "2") as system:
+    with start_system(tmp_path_factory.mktemp("encoders"), {VL: model}, "--gateways", "2") as system:
         yield system

@@ -11,21 +11,23 @@ import pytest
 from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.families import plain as plain_families
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 STUDIO = Path(__file__).parent / "studio"
 
 
 @pytest.fixture(scope="package")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def family_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of the families that ``plain`` serves."""
-    return plain_families.checkpoints(tmp_path_factory.mktemp("checkpoints"), *plain_families.FAMILIES, "qwen2_vl")
+    return plain_families.build_checkpoints(
+        tmp_path_factory.mktemp("checkpoints"), *plain_families.FAMILIES, "qwen2_vl"
+    )
 
 
 @pytest.fixture(scope="package")
-def plain(tmp_path_factory: pytest.TempPathFactory, built: dict[str, Path]) -> Iterator[System]:
+def vision_system(tmp_path_factory: pytest.TempPathFactory, family_checkpoints: dict[str, Path]) -> Iterator[System]:
     """Vision-language models, each whole and in halves, named by family."""
-    with running(tmp_path_factory.mktemp("plain"), plain_families.models(built)) as system:
+    with start_system(tmp_path_factory.mktemp("plain"), plain_families.build_models(family_checkpoints)) as system:
         yield system
 
 
@@ -45,13 +47,13 @@ def painters(
 ) -> Iterator[System]:
     """Models that paint and the apps before them: GLM-Image, Janus (its language model in halves too), Qwen-Image-Edit."""
     models = {
-        "glm-image-tiny": declaration("glm_image", glm_checkpoint),
-        "janus-tiny": declaration("janus", janus_checkpoint),
+        "glm-image-tiny": declare_model("glm_image", glm_checkpoint),
+        "janus-tiny": declare_model("janus", janus_checkpoint),
         "janus-halves": catalog.split_declaration("janus", str(janus_checkpoint), "E>P>D", "EP>D"),
-        "qwen-image-edit-tiny": declaration("qwen_image_edit", edit_checkpoint),
+        "qwen-image-edit-tiny": declare_model("qwen_image_edit", edit_checkpoint),
     }
     apps = [
         flag for name in ("glm_painter", "janus_painter", "editor") for flag in ("--app", str(STUDIO / f"{name}.py"))
     ]
-    with running(tmp_path_factory.mktemp("painters"), models, "--apps-dir", str(STUDIO), *apps) as system:
+    with start_system(tmp_path_factory.mktemp("painters"), models, "--apps-dir", str(STUDIO), *apps) as system:
         yield system

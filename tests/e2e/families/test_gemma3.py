@@ -13,9 +13,9 @@ import pytest
 from omnibus.families import catalog
 from omnibus.up.tiny_models import TWIN_SEED
 from omnibus_models import tiny
-from tests.e2e.questions import Question, ask, image
-from tests.e2e.shapes.test_shapes import said
-from tests.e2e.system import System, declaration, running
+from tests.e2e.questions import Question, make_image, make_question
+from tests.e2e.shapes.test_shapes import send_question
+from tests.e2e.system import System, declare_model, start_system
 from tests.e2e.watch import Watch
 from tests.nightly import covering
 from tests.oracles import plain as oracle
@@ -32,10 +32,10 @@ SPLIT = {"E>P>D": "P>D", "EP>D": "EP>D"}
 SHARED = f"{USUAL}/E>L"
 
 QUESTIONS = {
-    "text": ask("hello world, how are you today? " * 6),
-    "image": ask(image(1, 120, 90), "what is in this picture?"),
-    "two images": ask("see", image(2), "and", image(3, 120, 200), "describe the image"),
-    "images side by side": ask(image(4), image(5), image(6, 300, 40), "compare"),
+    "text": make_question("hello world, how are you today? " * 6),
+    "image": make_question(make_image(1, 120, 90), "what is in this picture?"),
+    "two images": make_question("see", make_image(2), "and", make_image(3, 120, 200), "describe the image"),
+    "images side by side": make_question(make_image(4), make_image(5), make_image(6, 300, 40), "compare"),
 }
 
 
@@ -53,18 +53,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
     models = {
-        USUAL: declaration("gemma3", checkpoints[USUAL]),
+        USUAL: declare_model("gemma3", checkpoints[USUAL]),
         HALVES: catalog.split_declaration("gemma3", str(checkpoints[HALVES]), *SPLIT),
         LARGER: catalog.shared_encoder_declaration(LARGER, str(checkpoints[LARGER])),
     }
     flags = ("--apps-dir", str(ARENAS), "--app", str(ARENAS / "sizes.py"))
     # Shares that are smaller than an image.
-    with running(tmp_path_factory.mktemp("system"), models, *flags, OMNIBUS_EXECUTOR_SHARE="7") as system:
+    with start_system(tmp_path_factory.mktemp("system"), models, *flags, OMNIBUS_EXECUTOR_SHARE="7") as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(system: System) -> None:
+async def wait_for_executors(system: System) -> None:
     await system.whole()
     await system.becomes_ready()
 
@@ -75,10 +75,10 @@ async def test_ids_and_text_are_those_of_the_whole_model(
     system: System, checkpoints: dict[str, Path], name: str, shape: str
 ):
     question = QUESTIONS[name]
-    ids, text = oracle.answer(checkpoints[USUAL], question.plain, question.media, TOKENS)
+    ids, text = oracle.generate_answer(checkpoints[USUAL], question.plain, question.media, TOKENS)
     path = shape if question.media else {**WAYS, **SPLIT}[shape]
 
-    answer = await said(system, question, path, model=USUAL if shape in WAYS else HALVES)
+    answer = await send_question(system, question, path, model=USUAL if shape in WAYS else HALVES)
 
     assert answer == (text, ids)
     await system.ledger_is_empty()
@@ -90,9 +90,9 @@ async def test_another_size_says_behind_that_encoder_what_it_says_alone(
     system: System, checkpoints: dict[str, Path], name: str
 ):
     question = QUESTIONS[name]
-    ids, text = oracle.answer(checkpoints[LARGER], question.plain, question.media, TOKENS)
+    ids, text = oracle.generate_answer(checkpoints[LARGER], question.plain, question.media, TOKENS)
 
-    answer = await said(system, question, SHARED if question.media else "L", model=LARGER)
+    answer = await send_question(system, question, SHARED if question.media else "L", model=LARGER)
 
     assert answer == (text, ids)
 
@@ -100,7 +100,7 @@ async def test_another_size_says_behind_that_encoder_what_it_says_alone(
 async def test_two_sizes_answer_side_by_side_and_the_picture_is_encoded_once(
     system: System, checkpoints: dict[str, Path]
 ):
-    question = ask(image(9), "what is in this picture?")
+    question = make_question(make_image(9), "what is in this picture?")
     body = {"messages": question.messages, "max_tokens": TOKENS, "temperature": 0}
 
     async with Watch.on(system) as watch, system.http() as http:
@@ -109,10 +109,11 @@ async def test_two_sizes_answer_side_by_side_and_the_picture_is_encoded_once(
         await watch.end(answer.headers["x-request-id"])
 
     assert answer.json() == {
-        model: oracle.answer(checkpoints[model], question.plain, question.media, TOKENS)[1] for model in (USUAL, LARGER)
+        model: oracle.generate_answer(checkpoints[model], question.plain, question.media, TOKENS)[1]
+        for model in (USUAL, LARGER)
     }
-    recorded = json.loads((await system.record(answer.headers["x-request-id"]))[0])
-    assert sorted(node["task"] for node in recorded["nodes"]) == [
+    document = json.loads((await system.record(answer.headers["x-request-id"]))[0])
+    assert sorted(node["task"] for node in document["nodes"]) == [
         "encode-gemma3-tiny-vision",
         "think-gemma3-tiny-b-thinker",
         "think-gemma3-tiny-thinker",
@@ -123,22 +124,29 @@ async def test_two_sizes_answer_side_by_side_and_the_picture_is_encoded_once(
 async def test_requests_to_all_models_at_the_same_time_each_get_their_own_answer(
     system: System, checkpoints: dict[str, Path]
 ):
-    asked: list[tuple[str, Question]] = [
-        (model, ask(image(seed), "describe", *([image(seed + 1)] * (seed % 2))) if seed % 3 else ask(f"{seed} cats"))
+    requests: list[tuple[str, Question]] = [
+        (
+            model,
+            make_question(make_image(seed), "describe", *([make_image(seed + 1)] * (seed % 2)))
+            if seed % 3
+            else make_question(f"{seed} cats"),
+        )
         for seed in range(8)
         for model in (USUAL, HALVES, LARGER)
     ]
-    expected = [oracle.answer(checkpoints[model], one.plain, one.media, TOKENS)[1] for model, one in asked]
+    expected_texts = [
+        oracle.generate_answer(checkpoints[model], one.plain, one.media, TOKENS)[1] for model, one in requests
+    ]
 
     async with system.client() as client:
         answers = await asyncio.gather(
             *(
                 client.chat.completions.create(model=model, messages=one.messages, max_tokens=TOKENS, temperature=0)
-                for model, one in asked
+                for model, one in requests
             )
         )
 
-    assert [answer.choices[0].message.content for answer in answers] == expected
+    assert [answer.choices[0].message.content for answer in answers] == expected_texts
     await system.ledger_is_empty()
 
 

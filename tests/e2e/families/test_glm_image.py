@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.apps.estate import error
+from tests.e2e.apps.estate import read_error
 from tests.e2e.system import System
 from tests.oracles import glm_image as oracle
 
@@ -30,12 +30,12 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-async def everybody(painters: System) -> None:
+async def wait_for_executors(painters: System) -> None:
     await painters.whole()
     await painters.becomes_ready()
 
 
-async def paint(system: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
+async def paint_images(system: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
     async with system.http() as http:
         headers = {"x-omnibus-path": path} if path else {}
         answer = await http.post("/v1/apps/glm_painter/invoke", json=wish, headers=headers)
@@ -48,13 +48,13 @@ async def paint(system: System, wish: dict[str, Any], path: str = "") -> tuple[l
 async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: System, glm_checkpoint: Path, name: str):
     wish = WISHES[name]
 
-    [apart], first = await paint(painters, wish, APART)
-    [together], second = await paint(painters, wish, TOGETHER)
+    [apart], first = await paint_images(painters, wish, APART)
+    [together], second = await paint_images(painters, wish, TOGETHER)
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
     # Only values between two of 256 steps may round differently.
-    np.testing.assert_allclose(apart, oracle.painted(glm_checkpoint, **wish).pixels, atol=0.51)
+    np.testing.assert_allclose(apart, oracle.paint_image(glm_checkpoint, **wish).pixels, atol=0.51)
     assert apart.std() > 10
     await painters.ledger_is_empty()
 
@@ -62,18 +62,18 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: Sy
 async def test_pictures_of_many_requests_at_once_are_each_their_own(painters: System, glm_checkpoint: Path):
     wishes = [{**WISHES["sign"], "seed": 7, "n": 2}, *WISHES.values()]
 
-    painted = await asyncio.gather(*(paint(painters, wish) for wish in wishes))
+    results = await asyncio.gather(*(paint_images(painters, wish) for wish in wishes))
 
-    for wish, (pictures, _) in zip(wishes, painted, strict=True):
+    for wish, (pictures, _) in zip(wishes, results, strict=True):
         assert len(pictures) == wish.get("n", 1)
         for place, picture in enumerate(pictures):
-            alike = oracle.painted(glm_checkpoint, **{**wish, "seed": wish["seed"] + place}).pixels
+            alike = oracle.paint_image(glm_checkpoint, **{**wish, "seed": wish["seed"] + place}).pixels
             np.testing.assert_allclose(picture, alike, atol=0.51)
     await painters.ledger_is_empty()
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "message"),
     [
         ({"width": 48}, "width must be a multiple of 32"),
         ({"negative_prompt": "clouds"}, "does not support negative prompts"),
@@ -81,10 +81,10 @@ async def test_pictures_of_many_requests_at_once_are_each_their_own(painters: Sy
         ({"width": 16384, "height": 16384}, "over the limit"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(painters: System, changed: dict[str, Any], message: str):
+async def test_wishes_that_cannot_be_met_are_refused(painters: System, changes: dict[str, Any], message: str):
     async with painters.http() as http:
-        answer = await http.post("/v1/apps/glm_painter/invoke", json={**WISHES["sign"], **changed})
+        answer = await http.post("/v1/apps/glm_painter/invoke", json={**WISHES["sign"], **changes})
 
     assert 400 <= answer.status_code < 500
-    assert message in error(answer)["message"]
+    assert message in read_error(answer)["message"]
     await painters.ledger_is_empty()

@@ -16,5 +16,7 @@ ASKED = {**QUESTIONS, **FILMS}
 
 @pytest.mark.cell("transformers", "internvl", "tokens")
 @covering(name=ASKED, shape=PATHS)
-async def test_it_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
-    await equals_the_monolith(plain, NAME, built[NAME], shape, ASKED[name])
+async def test_it_says_what_the_whole_model_says(
+    vision_system: System, family_checkpoints: dict[str, Path], name: str, shape: str
+):
+    await equals_the_monolith(vision_system, NAME, family_checkpoints[NAME], shape, ASKED[name])

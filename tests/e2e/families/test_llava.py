@@ -13,11 +13,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
 @pytest.mark.cell("transformers", "llava", "tokens")
 @covering(name=QUESTIONS, shape=PATHS)
-async def test_llava_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
-    await equals_the_monolith(plain, "llava", built["llava"], shape, QUESTIONS[name])
+async def test_llava_says_what_the_whole_model_says(
+    vision_system: System, family_checkpoints: dict[str, Path], name: str, shape: str
+):
+    await equals_the_monolith(vision_system, "llava", family_checkpoints["llava"], shape, QUESTIONS[name])
 
 
 @pytest.mark.cell("transformers", "llava_next", "tokens")
 @covering(name=QUESTIONS, shape=PATHS)
-async def test_llava_next_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
-    await equals_the_monolith(plain, "llava_next", built["llava_next"], shape, QUESTIONS[name])
+async def test_llava_next_says_what_the_whole_model_says(
+    vision_system: System, family_checkpoints: dict[str, Path], name: str, shape: str
+):
+    await equals_the_monolith(vision_system, "llava_next", family_checkpoints["llava_next"], shape, QUESTIONS[name])

@@ -15,10 +15,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.apps.estate import error
-from tests.e2e.system import System, declaration, running
+from tests.e2e.apps.estate import read_error
+from tests.e2e.system import System, declare_model, start_system
 from tests.e2e.watch import Watch
-from tests.nightly import nightly
+from tests.nightly import mark_nightly
 from tests.oracles import ltx2 as oracle
 from tests.unit.models import files
 
@@ -32,37 +32,42 @@ WISHES: dict[str, dict[str, Any]] = {
     "usual": USUAL,
     "slow": {**USUAL, "negative_prompt": "clouds", "seconds": 1.6, "fps": 12.5, "guidance": 5.0, "steps": 3, "seed": 2},
     "plain": {**USUAL, "height": 64, "seconds": 0.0, "guidance": 1.0, "seed": 3},
-    "begun": {**USUAL, "negative_prompt": "clouds", "seed": 4, "first": base64.b64encode(files.picture(1)).decode()},
+    "begun": {
+        **USUAL,
+        "negative_prompt": "clouds",
+        "seed": 4,
+        "first": base64.b64encode(files.make_picture(1)).decode(),
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory, ltx2_checkpoint: Path) -> Iterator[System]:
-    models = {MODEL: declaration("ltx2", ltx2_checkpoint)}
+    models = {MODEL: declare_model("ltx2", ltx2_checkpoint)}
     flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "director.py"))
-    with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:
+    with start_system(tmp_path_factory.mktemp("studio"), models, *flags) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> dict[str, int]:
+async def executor_pids(studio: System) -> dict[str, int]:
     pids = await studio.whole()
     await studio.becomes_ready()
     return pids
 
 
-class Made(NamedTuple):
+class FilmResult(NamedTuple):
     frames: np.ndarray
     sound: np.ndarray | None
     steps: list[int]
     path: str
 
 
-def wanted(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
+def expected_film(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
     """The pipeline's video before rounding."""
     fps = wish.get("fps", 24.0)
     guidance = wish.get("guidance")
-    return oracle.filmed(
+    return oracle.generate_video(
         checkpoint,
         wish["prompt"],
         width=wish["width"],
@@ -77,30 +82,30 @@ def wanted(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
     )
 
 
-async def asked(studio: System, wish: dict[str, Any], path: str = "") -> httpx.Response:
+async def invoke_director(studio: System, wish: dict[str, Any], path: str = "") -> httpx.Response:
     async with studio.http() as http:
         return await http.post("/v1/apps/director/invoke", json=wish, headers={"x-omnibus-path": path} if path else {})
 
 
-async def filmed(studio: System, wish: dict[str, Any], path: str = "") -> Made:
-    answer = await asked(studio, wish, path)
+async def make_film(studio: System, wish: dict[str, Any], path: str = "") -> FilmResult:
+    answer = await invoke_director(studio, wish, path)
     assert answer.status_code == 200, answer.text
-    said = answer.json()
+    body = answer.json()
     sound = None
-    if "audio" in said:
-        assert said["audio"]["rate"] == 8000
-        sound = read(said["audio"], np.float32)
-    return Made(read(said["frames"], np.uint8), sound, said["steps"], answer.headers["x-omnibus-path"])
+    if "audio" in body:
+        assert body["audio"]["rate"] == 8000
+        sound = decode_array(body["audio"], np.float32)
+    return FilmResult(decode_array(body["frames"], np.uint8), sound, body["steps"], answer.headers["x-omnibus-path"])
 
 
-def read(said: dict[str, Any], dtype: Any) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(said["data"]), dtype).reshape(said["shape"])
+def decode_array(field: dict[str, Any], dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(field["data"]), dtype).reshape(field["shape"])
 
 
-def alike(made: Made, film: oracle.Film) -> None:
+def assert_alike(result: FilmResult, film: oracle.Film) -> None:
     # Only values between two of 256 steps may round differently.
-    np.testing.assert_allclose(made.frames, film.frames, atol=0.51)
-    np.testing.assert_allclose(made.sound, film.sound, atol=1e-5)
+    np.testing.assert_allclose(result.frames, film.frames, atol=0.51)
+    np.testing.assert_allclose(result.sound, film.sound, atol=1e-5)
 
 
 @pytest.mark.cell("transformers", "ltx2", "film", shape=(APART, TOGETHER))
@@ -108,12 +113,12 @@ def alike(made: Made, film: oracle.Film) -> None:
 async def test_a_film_is_that_of_the_pipeline_apart_and_together(studio: System, ltx2_checkpoint: Path, name: str):
     wish = WISHES[name]
 
-    apart, together = await filmed(studio, wish, APART), await filmed(studio, wish, TOGETHER)
+    apart, together = await make_film(studio, wish, APART), await make_film(studio, wish, TOGETHER)
 
     assert (apart.path, together.path) == (APART, TOGETHER)
     np.testing.assert_array_equal(apart.frames, together.frames)
     np.testing.assert_array_equal(apart.sound, together.sound)
-    alike(apart, wanted(ltx2_checkpoint, wish))
+    assert_alike(apart, expected_film(ltx2_checkpoint, wish))
     assert apart.frames.std() > 10
     assert apart.sound.std() > 0.01
     assert apart.steps == [*range(1, wish["steps"] + 1)]
@@ -123,18 +128,18 @@ async def test_a_film_is_that_of_the_pipeline_apart_and_together(studio: System,
 async def test_films_of_many_requests_at_once_are_each_their_own(studio: System, ltx2_checkpoint: Path):
     wishes = [{**WISHES[name], "seed": seed} for seed in range(3) for name in WISHES]
 
-    made = await asyncio.gather(*(filmed(studio, wish) for wish in wishes))
+    films = await asyncio.gather(*(make_film(studio, wish) for wish in wishes))
 
-    for wish, film in zip(wishes, made, strict=True):
-        alike(film, wanted(ltx2_checkpoint, wish))
+    for wish, film in zip(wishes, films, strict=True):
+        assert_alike(film, expected_film(ltx2_checkpoint, wish))
     await studio.ledger_is_empty()
 
 
 async def test_a_film_without_sound_is_the_same_film(studio: System):
-    loud = await filmed(studio, USUAL, APART)
+    loud = await make_film(studio, USUAL, APART)
 
     async with Watch.on(studio) as watch:
-        silent = await filmed(studio, {**USUAL, "sound": False, "progress": False})
+        silent = await make_film(studio, {**USUAL, "sound": False, "progress": False})
 
     assert silent.sound is None
     assert silent.steps == []
@@ -143,23 +148,23 @@ async def test_a_film_without_sound_is_the_same_film(studio: System):
     assert silent.path in ("T>D>V", "M")
 
 
-@pytest.mark.parametrize("victim", ["D", *nightly("A")])
+@pytest.mark.parametrize("victim", ["D", *mark_nightly("A")])
 async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
-    studio: System, ltx2_checkpoint: Path, everybody: dict[str, int], victim: str
+    studio: System, ltx2_checkpoint: Path, executor_pids: dict[str, int], victim: str
 ):
     wish = {**WISHES["begun"], "steps": 20}
     async with Watch.on(studio) as watch:
-        making = asyncio.create_task(filmed(studio, wish, APART))
+        making = asyncio.create_task(make_film(studio, wish, APART))
         await watch.until(lambda: any(b'"output":"progress"' in one.data for one in watch.seen))
 
-    os.kill(everybody[f"{MODEL}-{victim}-0"], signal.SIGKILL)
+    os.kill(executor_pids[f"{MODEL}-{victim}-0"], signal.SIGKILL)
 
-    alike(await making, wanted(ltx2_checkpoint, wish))
+    assert_alike(await making, expected_film(ltx2_checkpoint, wish))
     await studio.ledger_is_empty()
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "message"),
     [
         ({"width": 60}, "width must be a multiple of 32"),
         ({"steps": 1}, "steps must be 2 to 1000"),
@@ -171,9 +176,9 @@ async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
         ({"first": base64.b64encode(b"no image").decode()}, "in an unknown format"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
-    answer = await asked(studio, {**USUAL, **changed})
+async def test_wishes_that_cannot_be_met_are_refused(studio: System, changes: dict[str, Any], message: str):
+    answer = await invoke_director(studio, {**USUAL, **changes})
 
     assert 400 <= answer.status_code < 500, answer.text
-    assert message in error(answer)["message"]
+    assert message in read_error(answer)["message"]
     await studio.ledger_is_empty()

@@ -6,7 +6,7 @@ import pytest
 
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS
-from tests.e2e.shapes.test_shapes import said
+from tests.e2e.shapes.test_shapes import send_question
 from tests.e2e.system import System
 from tests.nightly import covering
 
@@ -19,25 +19,27 @@ PATHS = {"E>L": "L", "EL": "EL", "E>EL": "EL", "E>P>D": "P>D"}
 
 
 @pytest.fixture(autouse=True)
-async def everybody(plain: System) -> dict[str, int]:
+async def executor_pids(vision_system: System) -> dict[str, int]:
     """Process id of every executor, once all are registered with the gateway."""
-    pids = await plain.whole()
-    await plain.becomes_ready()
+    pids = await vision_system.whole()
+    await vision_system.becomes_ready()
     return pids
 
 
 @pytest.mark.cell("transformers", "qwen2_vl", "tokens")
 @covering(name=VL_QUESTIONS, shape=PATHS)
-async def test_ids_and_text_are_those_of_the_whole_model(plain: System, built: dict[str, Path], shape: str, name: str):
+async def test_ids_and_text_are_those_of_the_whole_model(
+    vision_system: System, family_checkpoints: dict[str, Path], shape: str, name: str
+):
     question = VL_QUESTIONS[name]
-    ids, text = oracle.vl_answer(built[MODEL], question.plain, question.media, TOKENS)
+    ids, text = oracle.vl_answer(family_checkpoints[MODEL], question.plain, question.media, TOKENS)
 
-    answer = await said(
-        plain,
+    answer = await send_question(
+        vision_system,
         question,
         shape if question.media else PATHS[shape],
         model=HALVES if shape == "E>P>D" else MODEL,
     )
 
     assert answer == (text, ids)
-    await plain.ledger_is_empty()
+    await vision_system.ledger_is_empty()

@@ -6,8 +6,8 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny
-from tests.e2e.system import System, command_line, running
-from tests.unit.checkpoints.hubs import Hub, serving
+from tests.e2e.system import System, command_line, start_system
+from tests.unit.checkpoints.hubs import Hub, serve_hub
 
 pytestmark = pytest.mark.e2e
 
@@ -17,8 +17,8 @@ ID = "omnibus/tiny"
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     checkpoint = tiny.build("qwen3", tmp_path_factory.mktemp("models") / "it")
-    with serving(Hub({ID: {path.name: path.read_bytes() for path in checkpoint.iterdir()}})) as served:
-        yield served
+    with serve_hub(Hub({ID: {path.name: path.read_bytes() for path in checkpoint.iterdir()}})) as new_hub:
+        yield new_hub
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +33,21 @@ def system(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[Syste
         "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hub")),
     }
-    with running(tmp_path_factory.mktemp("system"), models, **settings) as system:
+    with start_system(tmp_path_factory.mktemp("system"), models, **settings) as system:
         yield system
 
 
-async def answer(system: System, model: str) -> str | None:
-    said = await system.client().chat.completions.create(
+async def ask_model(system: System, model: str) -> str | None:
+    completion = await system.client().chat.completions.create(
         model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=16, temperature=0
     )
-    return said.choices[0].message.content
+    return completion.choices[0].message.content
 
 
 async def test_both_say_the_same(system: System, hub: Hub):
     await system.becomes_ready()
 
-    assert await answer(system, "id") == await answer(system, "path")
+    assert await ask_model(system, "id") == await ask_model(system, "path")
     assert hub.asked.count("model.safetensors") == 1
 
 

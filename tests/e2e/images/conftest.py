@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System, declare_model, start_system
 
 MODEL = "qwen-image-tiny"
 GALLERY = Path(__file__).parent / "gallery"
@@ -17,13 +17,13 @@ GALLERY = Path(__file__).parent / "gallery"
 @pytest.fixture(scope="package")
 def studio(tmp_path_factory: pytest.TempPathFactory, image_checkpoint: Path) -> Iterator[System]:
     flags = [flag for app in ("painter", "sketcher") for flag in ("--app", str(GALLERY / f"{app}.py"))]
-    models = {MODEL: declaration("qwen_image", image_checkpoint)}
-    with running(tmp_path_factory.mktemp("studio"), models, "--apps-dir", str(GALLERY), *flags) as system:
+    models = {MODEL: declare_model("qwen_image", image_checkpoint)}
+    with start_system(tmp_path_factory.mktemp("studio"), models, "--apps-dir", str(GALLERY), *flags) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> dict[str, int]:
+async def executor_pids(studio: System) -> dict[str, int]:
     """Process id of every executor, once all are registered with the gateway."""
     pids = await studio.whole()
     await studio.becomes_ready()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.e2e.apps.estate import error, parts
+from tests.e2e.apps.estate import read_error, read_events
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
 
@@ -34,17 +34,17 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def pipeline(checkpoint: Path) -> Any:
+def load_pipeline(checkpoint: Path) -> Any:
     from diffusers import QwenImagePipeline
 
-    made = QwenImagePipeline.from_pretrained(checkpoint)
-    made.set_progress_bar_config(disable=True)
-    return made
+    new_pipeline = QwenImagePipeline.from_pretrained(checkpoint)
+    new_pipeline.set_progress_bar_config(disable=True)
+    return new_pipeline
 
 
-def wanted(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
+def expected_image(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
     """The pipeline's image before rounding, [height, width, 3] in [0, 255]."""
-    made = pipeline(checkpoint)(
+    output = load_pipeline(checkpoint)(
         wish["prompt"],
         negative_prompt=wish.get("negative_prompt", ""),
         width=wish["width"],
@@ -54,11 +54,11 @@ def wanted(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
         generator=torch.Generator().manual_seed(wish["seed"]),
         output_type="np",
     )
-    picture: np.ndarray = made.images[0] * 255
+    picture: np.ndarray = output.images[0] * 255
     return picture
 
 
-async def paint(studio: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
+async def paint_images(studio: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
     async with studio.http() as http:
         answer = await http.post("/v1/apps/painter/invoke", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
@@ -70,13 +70,13 @@ async def paint(studio: System, wish: dict[str, Any], path: str = "") -> tuple[l
 async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: System, image_checkpoint: Path, name: str):
     wish = WISHES[name]
 
-    [apart], first = await paint(studio, wish, APART)
-    [together], second = await paint(studio, wish, TOGETHER)
+    [apart], first = await paint_images(studio, wish, APART)
+    [together], second = await paint_images(studio, wish, TOGETHER)
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
     # Only values between two of 256 steps may round differently.
-    np.testing.assert_allclose(apart, wanted(image_checkpoint, wish), atol=0.51)
+    np.testing.assert_allclose(apart, expected_image(image_checkpoint, wish), atol=0.51)
     assert apart.std() > 10
     await studio.ledger_is_empty()
 
@@ -84,34 +84,34 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: Syst
 async def test_pictures_of_many_requests_at_once_are_each_their_own(studio: System, image_checkpoint: Path):
     wishes = [{**WISHES[name], "seed": seed} for seed in range(4) for name in WISHES]
 
-    painted = await asyncio.gather(*(paint(studio, wish) for wish in wishes))
+    results = await asyncio.gather(*(paint_images(studio, wish) for wish in wishes))
 
-    for wish, ([picture], _) in zip(wishes, painted, strict=True):
-        np.testing.assert_allclose(picture, wanted(image_checkpoint, wish), atol=0.51)
+    for wish, ([picture], _) in zip(wishes, results, strict=True):
+        np.testing.assert_allclose(picture, expected_image(image_checkpoint, wish), atol=0.51)
     await studio.ledger_is_empty()
 
 
 async def test_each_of_several_pictures_is_another_one(studio: System, image_checkpoint: Path):
     wish = {**WISHES["square"], "n": 3}
 
-    pictures, _ = await paint(studio, wish)
+    pictures, _ = await paint_images(studio, wish)
 
     for place, picture in enumerate(pictures):
-        np.testing.assert_allclose(picture, wanted(image_checkpoint, {**wish, "seed": 1 + place}), atol=0.51)
-    unseeded, _ = await paint(studio, {name: value for name, value in wish.items() if name != "seed"})
-    assert len({picture.tobytes() for picture in unseeded}) == 3
+        np.testing.assert_allclose(picture, expected_image(image_checkpoint, {**wish, "seed": 1 + place}), atol=0.51)
+    unseeded_images, _ = await paint_images(studio, {name: value for name, value in wish.items() if name != "seed"})
+    assert len({picture.tobytes() for picture in unseeded_images}) == 3
 
 
 async def test_steps_and_previews_are_told_and_then_the_picture(studio: System):
     async with studio.http() as http:
         answer = await http.post("/v1/apps/sketcher/invoke", json={**WISHES["wide"], "previews": 3})
 
-    told = parts(answer)
+    events = read_events(answer)
 
-    assert told[:7] == [{"step": step, "of": 7} for step in range(1, 8)]
-    assert told[7:9] == [{"preview": step, "size": [6, 12, 3]} for step in (3, 6)]
-    assert told[9]["picture"] == [48, 96, 3]
-    assert told[10:] == ["[DONE]"]
+    assert events[:7] == [{"step": step, "of": 7} for step in range(1, 8)]
+    assert events[7:9] == [{"preview": step, "size": [6, 12, 3]} for step in (3, 6)]
+    assert events[9]["picture"] == [48, 96, 3]
+    assert events[10:] == ["[DONE]"]
     await studio.ledger_is_empty()
 
 
@@ -133,23 +133,23 @@ async def test_a_client_that_leaves_stops_the_steps(studio: System):
 
 @pytest.mark.parametrize(("victim", "path"), [("D", APART), ("TDV", TOGETHER)])
 async def test_a_picture_whose_executor_dies_is_painted_elsewhere_and_is_the_same(
-    studio: System, everybody: dict[str, int], victim: str, path: str
+    studio: System, executor_pids: dict[str, int], victim: str, path: str
 ):
     wish = {**WISHES["square"], "steps": 300}
-    undisturbed = await sketched(studio, wish, path)
+    plain_events = await sketch_events(studio, wish, path)
 
-    disturbed = await sketched(studio, wish, path, everybody[f"qwen-image-tiny-{victim}-0"])
+    faulty_events = await sketch_events(studio, wish, path, executor_pids[f"qwen-image-tiny-{victim}-0"])
 
-    assert undisturbed[:-2] == [{"step": step, "of": 300} for step in range(1, 301)]
-    assert disturbed[:-2] == undisturbed[:-2]
-    assert disturbed[-1] == undisturbed[-1] == "[DONE]"
-    assert disturbed[-2]["mean"] == pytest.approx(undisturbed[-2]["mean"], abs=0.01)
+    assert plain_events[:-2] == [{"step": step, "of": 300} for step in range(1, 301)]
+    assert faulty_events[:-2] == plain_events[:-2]
+    assert faulty_events[-1] == plain_events[-1] == "[DONE]"
+    assert faulty_events[-2]["mean"] == pytest.approx(plain_events[-2]["mean"], abs=0.01)
     await studio.ledger_is_empty()
 
 
-async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
+async def sketch_events(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
     """Events of the sketcher; ``victim`` is a process to kill after the fifth step."""
-    told: list[Any] = []
+    events: list[Any] = []
     headers = {"x-omnibus-path": path}
     async with (
         studio.http() as http,
@@ -157,16 +157,16 @@ async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int 
     ):
         async for line in answer.aiter_lines():
             if line.startswith("data: "):
-                said = line.removeprefix("data: ")
-                told.append(said if said == "[DONE]" else json.loads(said))
-            if victim and len(told) == 5:
+                data = line.removeprefix("data: ")
+                events.append(data if data == "[DONE]" else json.loads(data))
+            if victim and len(events) == 5:
                 os.kill(victim, signal.SIGKILL)
                 victim = 0
-    return told
+    return events
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "message"),
     [
         ({"width": 60}, "width must be a multiple of 16"),
         ({"steps": 1}, "steps must be 2 to 1000"),
@@ -175,12 +175,12 @@ async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int 
         ({"n": 1000}, "16"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
+async def test_wishes_that_cannot_be_met_are_refused(studio: System, changes: dict[str, Any], message: str):
     async with studio.http() as http:
-        answer = await http.post("/v1/apps/painter/invoke", json={**WISHES["square"], **changed})
+        answer = await http.post("/v1/apps/painter/invoke", json={**WISHES["square"], **changes})
 
     assert 400 <= answer.status_code < 500
-    assert message in error(answer)["message"]
+    assert message in read_error(answer)["message"]
     await studio.ledger_is_empty()
 
 
@@ -191,4 +191,4 @@ async def test_an_image_model_is_no_chat_model(studio: System):
         answer = await http.post("/v1/chat/completions", json=body)
 
     assert answer.status_code == 400
-    assert "not a chat model" in error(answer)["message"]
+    assert "not a chat model" in read_error(answer)["message"]

@@ -66,12 +66,12 @@ class Pod:
             return self.starts > 0
         url = f"http://127.0.0.1:{self.ports[probe['port']]}{probe['path']}"
 
-        def asked() -> bool:
+        def is_answering() -> bool:
             with suppress(OSError), urllib.request.urlopen(url, timeout=1) as answer:
                 return answer.status == 200
             return False
 
-        return await asyncio.to_thread(asked)
+        return await asyncio.to_thread(is_answering)
 
     async def stop(self) -> None:
         await until_cancelled(self._task)
@@ -81,7 +81,7 @@ class Pod:
         maps = self._machine.api.of("ConfigMap")
         for volume in self.spec["volumes"]:
             for file, text in maps.get(volume.get("configMap", {}).get("name"), {}).get("data", {}).items():
-                self._write(self._root / volume["name"] / file, self._machine.edited(text).encode())
+                self._write(self._root / volume["name"] / file, self._machine.apply_edits(text).encode())
 
     async def _live(self) -> None:
         self._mount()
@@ -94,7 +94,7 @@ class Pod:
 
     async def _run(self, container: Object, env: Mapping[str, str]) -> int:
         command = container.get("command") or ["python", "-m", f"omnibus_{container['name']}"]
-        argv = [self._here(each) for each in command]
+        argv = [self._localize_text(each) for each in command]
         argv[0] = self._machine.programs.get(argv[0], argv[0])
         if argv[:2] == [sys.executable, "-m"] and argv[2].startswith("omnibus_"):  # imports nothing, see ``warm``
             argv = [*fork_client.fork_server_command(self._machine.fork_server, *argv[2:])]
@@ -113,9 +113,9 @@ class Pod:
     # What it is given
 
     def _mount(self) -> None:
-        made = {each["name"]: each for each in self.spec["volumes"]}
+        volumes = {each["name"]: each for each in self.spec["volumes"]}
         for mount in self.container["volumeMounts"]:
-            volume = made.get(mount["name"], {"name": mount["name"]})
+            volume = volumes.get(mount["name"], {"name": mount["name"]})
             where = self._root / mount["name"]
             if "hostPath" in volume:
                 where = self._machine.host_path(self.node, volume["hostPath"]["path"])
@@ -132,46 +132,46 @@ class Pod:
         if "secret" not in volume:
             return {}
         data = self._machine.api.of("Secret")[volume["secret"]["secretName"]]["data"]
-        chosen = volume["secret"].get("items") or [{"key": key, "path": key} for key in data]
-        return {each["path"]: base64.b64decode(data[each["key"]]) for each in chosen}
+        entries = volume["secret"].get("items") or [{"key": key, "path": key} for key in data]
+        return {each["path"]: base64.b64decode(data[each["key"]]) for each in entries}
 
     def _write(self, path: Path, data: bytes) -> None:
-        data = self._here(data.decode()).encode()
+        data = self._localize_text(data.decode()).encode()
         if not path.is_file() or path.read_bytes() != data:
             fresh = path.with_name(f".{path.name}")
             fresh.write_bytes(data)
             fresh.replace(path)
 
     def _env(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        environment: dict[str, str] = {}
         for each in self.container["env"]:
-            found[each["name"]] = self._here(_expanded(self._value(each), found))
+            environment[each["name"]] = self._localize_text(_expand_variables(self._value(each), environment))
         for port, variable in PORTS.items():
             if port in self.ports:
-                found[variable] = str(self.ports[port])
+                environment[variable] = str(self.ports[port])
         if self.spec.get("automountServiceAccountToken"):
-            found |= self._machine.account
-        return found
+            environment |= self._machine.account
+        return environment
 
     def _value(self, each: Object) -> str:
         source = each.get("valueFrom")
         if source is None:
             return str(each.get("value", ""))
         if "fieldRef" in source:
-            known = {
+            fields = {
                 "metadata.name": self.name,
                 "spec.nodeName": self.node,
                 "status.podIP": self._machine.nodes[self.node],
             }
-            return known[source["fieldRef"]["fieldPath"]]
-        chosen = source["secretKeyRef"]
-        return base64.b64decode(self._machine.api.of("Secret")[chosen["name"]]["data"][chosen["key"]]).decode()
+            return fields[source["fieldRef"]["fieldPath"]]
+        reference = source["secretKeyRef"]
+        return base64.b64decode(self._machine.api.of("Secret")[reference["name"]]["data"][reference["key"]]).decode()
 
-    def _here(self, text: str) -> str:
+    def _localize_text(self, text: str) -> str:
         """``text`` with the machine's paths, ports and addresses."""
         for path in sorted(self._places, key=len, reverse=True):
             text = re.sub(rf"(?<![\w/.]){re.escape(path)}(?![\w.-])", self._places[path], text)
-        return self._machine.edited(text)
+        return self._machine.apply_edits(text)
 
 
 class Machine:
@@ -198,15 +198,15 @@ class Machine:
         bin = directory / "bin"
         bin.mkdir(parents=True)
         (bin / "valkey-server").symlink_to(binaries.find_binary(binaries.VALKEY))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
         self.env = {
-            **kept,
-            "PATH": f"{bin}:{kept['PATH']}",
+            **environment,
+            "PATH": f"{bin}:{environment['PATH']}",
             "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
 
-    def edited(self, text: str) -> str:
+    def apply_edits(self, text: str) -> str:
         for one, other in self._edits.items():
             text = text.replace(one, other)
         return text
@@ -238,34 +238,34 @@ class Machine:
 
     async def _look(self) -> None:
         workloads = [one for kind in WORKLOADS for one in self.api.of(kind).values()]
-        wanted = {name: (made, node) for one in workloads for name, made, node in self._pods(one)}
-        for name in wanted.keys() - self.pods.keys():
-            self.pods[name] = Pod(name, *wanted[name], self)
-        fresh = {name for name in wanted if not await self.pods[name].ready()}
-        for name in self.pods.keys() - wanted.keys():
+        pods_by_name = {name: (template, node) for one in workloads for name, template, node in self._pods(one)}
+        for name in pods_by_name.keys() - self.pods.keys():
+            self.pods[name] = Pod(name, *pods_by_name[name], self)
+        fresh = {name for name in pods_by_name if not await self.pods[name].ready()}
+        for name in self.pods.keys() - pods_by_name.keys():
             workload = name.rpartition("-")[0].rpartition("-")[0]
             if not any(other.startswith(f"{workload}-") for other in fresh):
                 await self.pods[name].stop()
                 del self.pods[name]
         for pod in self.pods.values():
-            if pod.name in wanted:
+            if pod.name in pods_by_name:
                 pod.refresh()
 
     def _pods(self, workload: Object) -> list[tuple[str, Object, str]]:
         """Names of pods, with their templates and machines; equal templates keep equal names."""
         template = workload["spec"]["template"]
-        told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
-        mark = hashlib.sha256(told.encode()).hexdigest()[:6]
+        document = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
+        mark = hashlib.sha256(document.encode()).hexdigest()[:6]
         place = self.places.get(template["spec"]["containers"][0]["name"], next(iter(self.nodes)))
         places = [*self.nodes] if workload["kind"] == "DaemonSet" else [place] * workload["spec"].get("replicas", 1)
         name = workload["metadata"]["name"]
         return [(f"{name}-{mark}-{index}", template, node) for index, node in enumerate(places)]
 
 
-def _expanded(text: str, known: Mapping[str, str]) -> str:
+def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
     """Expand variables like Kubernetes: known ``$(NAME)``, and ``$$`` to ``$``."""
 
-    def of(match: re.Match[str]) -> Any:
-        return "$" if match[0] == "$$" else known.get(match[1], match[0])
+    def expand_match(match: re.Match[str]) -> Any:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)", of, text)
+    return re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)", expand_match, text)

@@ -15,20 +15,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from omnibus.service import until_cancelled
 from omnibus.up.ports import free_ports
 from tests.e2e.kube.machine import Machine, Pod
-from tests.e2e.small.load import QUESTION, body
-from tests.e2e.system import listens
+from tests.e2e.small.load import QUESTION, make_body
+from tests.e2e.system import is_listening
 from tests.kube.api import Api
-from tests.kube.helm import Helm, Values, merge, overlay
-from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
+from tests.kube.helm import Helm, Values, merge_values, read_overlay
+from tests.kube.serve import CERTIFICATE, TOKEN, Door, serve_door
 
 pytestmark = pytest.mark.e2e
 
 WITHIN = 240.0  # seconds; several processes that import torch
 MODEL = "qwen2.5-vl-tiny"
-WANTED = {**body(QUESTION.messages[0]["content"]), "model": MODEL}
+WANTED = {**make_body(QUESTION.messages[0]["content"]), "model": MODEL}
 
 
-class Release:
+class ChartRelease:
     """An installed chart and the machine that runs it."""
 
     def __init__(self, name: str, helm: Helm, api: Api, machine: Machine) -> None:
@@ -39,13 +39,13 @@ class Release:
 
     def values(self, replicas: int = 1, batch: int = 16) -> Values:
         """Overlay for CPUs with one model, several replicas, and batch rows."""
-        whole = overlay("values-cpu.yaml")
+        whole = read_overlay("values-cpu.yaml")
         model = whole["models"]["models"][MODEL]
         model["options"]["EL"]["replicas"] = replicas
         whole["models"]["models"] = {MODEL: model}
         whole["checkpoints"]["tiny"] = ["qwen2_5_vl"]
         executors = {"settings": {"executor": {"batch": batch}}}
-        return merge(whole, {"fullnameOverride": self.name, "executors": executors})
+        return merge_values(whole, {"fullnameOverride": self.name, "executors": executors})
 
     @property
     def shared(self) -> Path:
@@ -67,24 +67,24 @@ class Release:
                             return url
                 await asyncio.sleep(0.2)
 
-    async def counters(self, pod: Pod) -> dict[str, float]:
+    async def read_counters(self, pod: Pod) -> dict[str, float]:
         """Samples of a pod's metrics, summed over labels."""
         async with httpx.AsyncClient() as http:
             text = (await http.get(f"http://127.0.0.1:{pod.ports['metrics']}/metrics")).text
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-        return found
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        return totals
 
-    async def until(self, true) -> None:
+    async def wait_until(self, true) -> None:
         async with asyncio.timeout(WITHIN):
             while not true():
                 await asyncio.sleep(0.1)
 
 
 @pytest.fixture
-async def release(tmp_path: Path) -> AsyncIterator[Release]:
+async def release(tmp_path: Path) -> AsyncIterator[ChartRelease]:
     name, door = f"om-{secrets.token_hex(3)}", Door(Api())
     bus, monitor, store = free_ports(3)
     edits = {
@@ -97,10 +97,10 @@ async def release(tmp_path: Path) -> AsyncIterator[Release]:
     account.mkdir()
     for file, text in {"token": TOKEN, "namespace": "ns", "ca.crt": CERTIFICATE.read_text()}.items():
         (account / file).write_text(text)
-    with serving(door) as url:
-        told = {"OMNIBUS_KUBERNETES_URL": url, "OMNIBUS_KUBERNETES_ACCOUNT": str(account)}
-        machine = Machine(door.api, tmp_path / "machine", edits, ports, told)
-        release = Release(name, Helm(url, tmp_path / "helm"), door.api, machine)
+    with serve_door(door) as url:
+        environment = {"OMNIBUS_KUBERNETES_URL": url, "OMNIBUS_KUBERNETES_ACCOUNT": str(account)}
+        machine = Machine(door.api, tmp_path / "machine", edits, ports, environment)
+        release = ChartRelease(name, Helm(url, tmp_path / "helm"), door.api, machine)
         work = asyncio.create_task(machine.run())
         try:
             yield release
@@ -113,7 +113,7 @@ async def release(tmp_path: Path) -> AsyncIterator[Release]:
                 shutil.rmtree(release.shared, ignore_errors=True)
 
 
-async def test_a_release_serves_scales_and_does_without_its_planner(release: Release):
+async def test_a_release_serves_scales_and_does_without_its_planner(release: ChartRelease):
     await release.helm.install("om", release.values())
     url = await release.until_ready()
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
@@ -121,16 +121,16 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
         met = release.shared.is_dir()
 
         await release.helm.upgrade("om", release.values(replicas=2))
-        await release.until(lambda: len(release.executors) == 2)
+        await release.wait_until(lambda: len(release.executors) == 2)
         await release.until_ready()
         deployment = release.api.of("Deployment")[f"{release.name}-planner"]
         deployment["spec"]["replicas"] = 0
-        await release.until(lambda: release.machine.of(f"{release.name}-planner") == [])
+        await release.wait_until(lambda: release.machine.of(f"{release.name}-planner") == [])
         alone = [await http.post("/v1/chat/completions", json=WANTED) for _ in range(4)]
     starts = {pod.name: pod.starts for pod in release.executors}
     await release.helm.uninstall("om")
-    await release.until(lambda: not release.machine.pods)
-    left = [name for name, port in release.machine.ports.items() if listens(port)]
+    await release.wait_until(lambda: not release.machine.pods)
+    left = [name for name, port in release.machine.ports.items() if is_listening(port)]
 
     assert met
     assert first.status_code == 200, first.text
@@ -141,7 +141,7 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
     assert left == []
 
 
-async def test_an_image_crosses_to_the_executor_of_another_machine(release: Release):
+async def test_an_image_crosses_to_the_executor_of_another_machine(release: ChartRelease):
     release.machine.nodes = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
     release.machine.places = {"llm": "n2"}
     await release.helm.install("om", release.values())
@@ -150,18 +150,22 @@ async def test_an_image_crosses_to_the_executor_of_another_machine(release: Rele
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         answers = [await http.post("/v1/chat/completions", json=WANTED) for _ in range(2)]
 
-    sent, pulled = await release.counters(one), await release.counters(two)
+    sent_counters, pulled_counters = await release.read_counters(one), await release.read_counters(two)
     assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
     assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
     assert {pod.node for pod in release.executors} == {"n2"}
-    assert pulled["omnibus_node_pulled_bytes_total"] == sent["omnibus_node_sent_bytes_total"] > 0
-    assert pulled["omnibus_node_pull_failures_total"] == sent["omnibus_node_refused_connections_total"] == 0
+    assert pulled_counters["omnibus_node_pulled_bytes_total"] == sent_counters["omnibus_node_sent_bytes_total"] > 0
+    assert (
+        pulled_counters["omnibus_node_pull_failures_total"]
+        == sent_counters["omnibus_node_refused_connections_total"]
+        == 0
+    )
     async with asyncio.timeout(WITHIN):
-        while sum([(await release.counters(pod))["omnibus_arena_leases"] for pod in (one, two)]):
+        while sum([(await release.read_counters(pod))["omnibus_arena_leases"] for pod in (one, two)]):
             await asyncio.sleep(0.2)
     logs = one.log + two.log
     await release.helm.uninstall("om")
-    await release.until(lambda: not release.machine.pods)
+    await release.wait_until(lambda: not release.machine.pods)
 
     assert "violation" not in logs
     assert list(Path("/dev/shm").glob(f"omnibus-n?-{release.shared.name[-8:]}")) == []

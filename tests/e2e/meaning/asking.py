@@ -32,7 +32,7 @@ _STEPS, _GUIDANCE = 8, 2.0
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
+class VoiceAnswer(NamedTuple):
     """Text and audio of an answer, float [n] at 24 kHz.
 
     The audio is empty if the request was for text alone.
@@ -42,7 +42,9 @@ class Answer(NamedTuple):
     sound: np.ndarray
 
 
-async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "", path: str = "") -> Answer:
+async def ask_dialogue(
+    http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "", path: str = ""
+) -> VoiceAnswer:
     """Ask ``talk`` about an image and audio clip drawn by ``seed``.
 
     With a ``voice`` the answer is spoken.
@@ -50,10 +52,10 @@ async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "
     random = np.random.default_rng(seed)
     content: list[dict[str, Any]] = []
     if talk.scene:
-        content.append(_image(scenes.encode_png(scenes.draw_scene(talk.scene, random))))
+        content.append(_image_part(scenes.encode_png(scenes.draw_scene(talk.scene, random))))
     if talk.tones:
         content.append(
-            _audio(
+            _audio_part(
                 tone_synth.encode_wav(
                     tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.INPUT_RATE_HERTZ
                 )
@@ -61,27 +63,29 @@ async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "
         )
     text = [{"type": "text", "text": talk.question}]
     system = [{"role": "system", "content": talk.system}] if talk.system else []
-    said = [*text, *content] if talk.after else [*content, *text]
-    return await chat(http, [*system, {"role": "user", "content": said}], voice, path)
+    parts = [*text, *content] if talk.after else [*content, *text]
+    return await send_chat(http, [*system, {"role": "user", "content": parts}], voice, path)
 
 
-async def look(http: httpx.AsyncClient, picture: bytes, question: str, voice: str = "") -> Answer:
+async def ask_picture(http: httpx.AsyncClient, picture: bytes, question: str, voice: str = "") -> VoiceAnswer:
     """The answer to a ``question`` about a PNG file."""
-    content = [_image(picture), {"type": "text", "text": question}]
-    return await chat(http, [{"role": "user", "content": content}], voice)
+    content = [_image_part(picture), {"type": "text", "text": question}]
+    return await send_chat(http, [{"role": "user", "content": content}], voice)
 
 
-async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "", **more: Any) -> Answer:
+async def send_chat(
+    http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "", **more: Any
+) -> VoiceAnswer:
     body: dict[str, Any] = {"model": OMNI, "messages": messages, "temperature": 0, "max_tokens": 40, **more}
     if voice:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "wav"}}
     answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
     message = answer.json()["choices"][0]["message"]
-    return Answer(message["content"], _samples(message["audio"]["data"]) if voice else np.zeros(0))
+    return VoiceAnswer(message["content"], _decode_samples(message["audio"]["data"]) if voice else np.zeros(0))
 
 
-async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
+async def paint_image(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
     """Image of a description, uint8 [64, 64, 3]; ``path`` names the executors."""
     wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
     answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
@@ -91,19 +95,19 @@ async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "")
 
 def decode_image(answer: httpx.Response) -> np.ndarray:
     """The only image of ``answer``, uint8 [height, width, 3]."""
-    [made] = answer.json()["data"]
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
+    [image] = answer.json()["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image["b64_json"]))))
 
 
 async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> list[T]:
     """Results of all, of which ``most`` run at a time."""
     room = asyncio.Semaphore(most)
 
-    async def one(asked: Awaitable[T]) -> T:
+    async def run_one(awaitable: Awaitable[T]) -> T:
         async with room:
-            return await asked
+            return await awaitable
 
-    return list(await asyncio.gather(*map(one, each)))
+    return list(await asyncio.gather(*map(run_one, each)))
 
 
 def open_door(house: System) -> httpx.AsyncClient:
@@ -111,24 +115,24 @@ def open_door(house: System) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=house.url, timeout=600, limits=httpx.Limits(max_connections=64))
 
 
-def share(right: Sequence[bool]) -> float:
+def share_of_right(right: Sequence[bool]) -> float:
     """Share of right answers.
 
     One wrong answer is allowed in fewer than twenty, because rounding depends on the processor.
     """
-    excused = 1 if len(right) < _ENOUGH_FOR_A_SHARE else 0
-    return min(1.0, (sum(right) + excused) / len(right))
+    allowed_errors = 1 if len(right) < _ENOUGH_FOR_A_SHARE else 0
+    return min(1.0, (sum(right) + allowed_errors) / len(right))
 
 
-def _samples(data: str) -> np.ndarray:
+def _decode_samples(data: str) -> np.ndarray:
     with wave.open(io.BytesIO(base64.b64decode(data))) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, tone_synth.OUTPUT_RATE_HERTZ)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
 
 
-def _image(picture: bytes) -> dict[str, Any]:
+def _image_part(picture: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url("image/png", picture)}}
 
 
-def _audio(sound: bytes) -> dict[str, Any]:
+def _audio_part(sound: bytes) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}

@@ -18,12 +18,12 @@ TONES = ("low", "middle", "high")
 SYLLABLE = tone_synth.CODE_SAMPLES * tone_synth.SYLLABLE_CODES
 
 
-def test_tones_that_a_microphone_hears_are_answered_in_a_caption_and_aloud(house: System, tmp_path: Path):
+def test_tones_that_a_microphone_hears_are_answered_in_a_caption_and_aloud(world_system: System, tmp_path: Path):
     sound = write_tones(tmp_path / "tones.wav", TONES, 3, before=2.0, after=2.0)
     with sync_playwright() as playwright, speaking_browser(playwright, sound) as browser:
         page = tapped_page(browser)
         page.set_default_timeout(PATIENCE)
-        page.goto(f"{house.url}/console/#/playground")
+        page.goto(f"{world_system.url}/console/#/playground")
         page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
         expect(page.get_by_role("combobox", name="Model")).to_contain_text(OMNI)
 

@@ -21,14 +21,14 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from omnibus.bus import subjects
 from tests.e2e.debugging.conftest import BRITTLE
 from tests.e2e.metrics import tenants, voice
-from tests.e2e.omni.speech import wanted
-from tests.e2e.questions import Question, ask, audio, image
-from tests.e2e.system import OMNI, ROOT, System, declaration, running
-from tests.observed import Emitted, samples
+from tests.e2e.omni.speech import make_speech_body
+from tests.e2e.questions import Question, make_audio, make_image, make_question
+from tests.e2e.system import OMNI, ROOT, System, declare_model, start_system
+from tests.observed import Emitted, read_samples
 
 WITHIN = 60.0  # seconds until metrics include all events
 INFLIGHT = 4
-BOTH = ask(image(2), audio(1.1, 1), "describe")
+BOTH = make_question(make_image(2), make_audio(1.1, 1), "describe")
 #: Why requests are refused here.
 REASONS = {"gateway", "queue", "turn", "rate", "concurrent", "gpu_seconds"}
 SERVICES = {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
@@ -41,26 +41,26 @@ class Observed(NamedTuple):
     emitted: Emitted
 
 
-def targets(system: System) -> dict[str, list[str]]:
+def read_targets(system: System) -> dict[str, list[str]]:
     """Targets as the services register them, by service."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for file in (Path(system.state.directory) / "metrics").glob("*.json"):
         for each in json.loads(file.read_text()):
-            found.setdefault(each["labels"]["service"], []).extend(each["targets"])
-    return found
+            result.setdefault(each["labels"]["service"], []).extend(each["targets"])
+    return result
 
 
-async def scraped(system: System) -> dict[str, list[str]]:
+async def scrape_metrics(system: System) -> dict[str, list[str]]:
     async with httpx.AsyncClient(timeout=10) as http:
         return {
             service: [(await http.get(f"http://{at}/metrics")).text for at in places]
-            for service, places in targets(system).items()
+            for service, places in read_targets(system).items()
         }
 
 
 @pytest.fixture(scope="package")
 def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[System]:
-    usual = declaration("qwen2_5_omni", omni_checkpoint)
+    usual = declare_model("qwen2_5_omni", omni_checkpoint)
     options = {
         "E": {"components": ["vision", "audio"], "service": "encoder"},
         "L": {"components": ["thinker", "talker"], "service": "llm", "replicas": 2},
@@ -70,15 +70,15 @@ def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> I
     directory = tmp_path_factory.mktemp("metrics")
     settings = {
         "OMNIBUS_GATEWAY_MAX_INFLIGHT": str(INFLIGHT),
-        "OMNIBUS_GATEWAY_KEYS_FILE": str(tenants.write(directory / "keys.json")),
+        "OMNIBUS_GATEWAY_KEYS_FILE": str(tenants.write_keys(directory / "keys.json")),
         "OMNIBUS_GATEWAY_ADMIN_TOKEN": tenants.ADMIN,
         **tenants.SETTINGS,
     }
-    with running(directory, {OMNI: model}, *_apps(directory / "apps"), **settings) as started:
-        yield started
+    with start_system(directory, {OMNI: model}, *_app_flags(directory / "apps"), **settings) as new_system:
+        yield new_system
 
 
-def _apps(directory: Path) -> Iterator[str]:
+def _app_flags(directory: Path) -> Iterator[str]:
     """Flags for two apps."""
     directory.mkdir()
     shutil.copy(ROOT / "examples" / "shout.py", directory)
@@ -89,69 +89,72 @@ def _apps(directory: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def observed(system: System) -> Observed:
-    return asyncio.run(observe(system))
+def observation(system: System) -> Observed:
+    return asyncio.run(observe_system(system))
 
 
-async def observe(system: System) -> Observed:
+async def observe_system(system: System) -> Observed:
     """Load the system, and read its metrics once they include everything."""
-    consumer = await _consumer(system)
-    async with tenants.door(system) as http:
+    consumer = await _add_consumer(system)
+    async with tenants.open_client(system) as http:
         for _ in range(2):  # the second time the media are known
-            await _answered(http, wanted(BOTH))
-        await _streamed(http, wanted(BOTH, "pcm16", stream=True))
+            await _send_chat(http, make_speech_body(BOTH))
+        await _stream_chat(http, make_speech_body(BOTH, "pcm16", stream=True))
         assert (await http.post("/v1/apps/shout/invoke", json={"text": "hello"})).status_code == 200
         assert (await http.post("/v1/apps/brittle/invoke", json={"text": "defect"})).status_code == 502
-        assert (await http.post("/v1/chat/completions", json={**wanted(BOTH), "model": "nobody"})).status_code == 404
+        assert (
+            await http.post("/v1/chat/completions", json={**make_speech_body(BOTH), "model": "nobody"})
+        ).status_code == 404
         crowd = [
-            http.post("/v1/chat/completions", json=wanted(ask(f"hello {number}"))) for number in range(4 * INFLIGHT)
+            http.post("/v1/chat/completions", json=make_speech_body(make_question(f"hello {number}")))
+            for number in range(4 * INFLIGHT)
         ]
         codes = [answer.status_code for answer in await asyncio.gather(*crowd)]
         assert set(codes) == {200, 429}
-        await voice.converse(system)
-        await tenants.refused(system)
-        await _lost(system, http)
-    texts = await _told(system)
+        await voice.hold_conversation(system)
+        await tenants.meet_limits(system)
+        await _kill_thinker(system, http)
+    texts = await _read_metrics(system)
     await consumer.close()
-    return Observed(texts, samples(text for found in texts.values() for text in found))
+    return Observed(texts, read_samples(text for group in texts.values() for text in group))
 
 
-async def _answered(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+async def _send_chat(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
 
 
-async def _streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+async def _stream_chat(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = [line async for line in answer.aiter_lines() if line]
     assert lines[-1] == "data: [DONE]"
 
 
-async def _lost(system: System, http: httpx.AsyncClient) -> None:
+async def _kill_thinker(system: System, http: httpx.AsyncClient) -> None:
     """Kill one of two thinkers during a long answer; the other continues."""
     pids = await system.whole()
     first = next(pids[id] for id in sorted(pids) if "-L-" in id)
     process = next(one for one in system.processes() if one.pid == first)
-    long = [ask(f"tell me of {number}") for number in range(INFLIGHT)]
-    begun = asyncio.Event()
+    long = [make_question(f"tell me of {number}") for number in range(INFLIGHT)]
+    first_token = asyncio.Event()
 
-    async def tell(one: Question) -> None:
+    async def stream_answer(one: Question) -> None:
         text = {"modalities": ["text"], "audio": None, "max_tokens": 1000, "ignore_eos": True}
-        body = {**wanted(one), **text, "stream": True}
+        body = {**make_speech_body(one), **text, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for line in answer.aiter_lines():
                 if '"content":"' in line and '"content":""' not in line:
-                    begun.set()
+                    first_token.set()
 
     async with asyncio.TaskGroup() as group:
         for one in long:
-            group.create_task(tell(one))
-        await begun.wait()
+            group.create_task(stream_answer(one))
+        await first_token.wait()
         process.kill()
     await system.whole()
 
 
-async def _consumer(system: System) -> Client:
+async def _add_consumer(system: System) -> Client:
     """A durable consumer that takes no records, like a tool that hangs."""
     client = await nats.connect(system.state.nats_url)
     config = ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
@@ -159,14 +162,14 @@ async def _consumer(system: System) -> Client:
     return client
 
 
-async def _told(system: System) -> dict[str, list[str]]:
+async def _read_metrics(system: System) -> dict[str, list[str]]:
     """Metrics after the planner's check of streams and the gateway's load report."""
     end = time.monotonic() + WITHIN
     while True:
-        texts = await scraped(system)
-        whole = samples(text for found in texts.values() for text in found)
-        refused = {labels["reason"] for labels in whole.get("omnibus_rejected_total", ())}
-        if refused >= REASONS and {"omnibus_stream_consumer_pending", "omnibus_moved_total"} <= whole.keys():
+        texts = await scrape_metrics(system)
+        whole = read_samples(text for group in texts.values() for text in group)
+        reasons = {labels["reason"] for labels in whole.get("omnibus_rejected_total", ())}
+        if reasons >= REASONS and {"omnibus_stream_consumer_pending", "omnibus_moved_total"} <= whole.keys():
             return texts
         assert time.monotonic() < end, "not told in time"
         await asyncio.sleep(0.2)

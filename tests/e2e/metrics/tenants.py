@@ -11,8 +11,8 @@ import msgspec
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
-from tests.e2e.omni.speech import VOICE, wanted
-from tests.e2e.questions import ask
+from tests.e2e.omni.speech import VOICE, make_speech_body
+from tests.e2e.questions import make_question
 from tests.e2e.system import System
 
 CHAT = "/v1/chat/completions"
@@ -36,63 +36,69 @@ TEXT = 4
 LONG = 3000  # tokens, more than any test reads
 
 
-def write(path: Path) -> Path:
+def write_keys(path: Path) -> Path:
     """The file of their keys."""
-    records = [KeyRecord(api_key.hash_key(_key(name)), name, **limits) for name, limits in LIMITS.items()]
+    records = [KeyRecord(api_key.hash_key(_make_key(name)), name, **limits) for name, limits in LIMITS.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
     return path
 
 
-def bearer(tenant: str = FREE) -> str:
+def make_bearer(tenant: str = FREE) -> str:
     """The header ``Authorization`` of ``tenant``."""
-    return f"Bearer {_key(tenant)}"
+    return f"Bearer {_make_key(tenant)}"
 
 
 @contextlib.asynccontextmanager
-async def door(system: System, tenant: str = FREE) -> AsyncIterator[httpx.AsyncClient]:
+async def open_client(system: System, tenant: str = FREE) -> AsyncIterator[httpx.AsyncClient]:
     """HTTP with the key of ``tenant``."""
     async with system.http() as http:
-        http.headers["authorization"] = bearer(tenant)
+        http.headers["authorization"] = make_bearer(tenant)
         yield http
 
 
-async def refused(system: System) -> None:
+async def meet_limits(system: System) -> None:
     """Every tenant meets its limit."""
-    async with door(system, "rated") as http:
+    async with open_client(system, "rated") as http:
         assert [(await http.get("/v1/models")).status_code for _ in range(2)] == [200, 429]
-    async with door(system, "metered") as http:
-        assert [(await http.post(CHAT, json=_text("hello"))).status_code for _ in range(2)] == [200, 429]
-    for scene in (_crowded, _full):
-        await _idle(system)
+    async with open_client(system, "metered") as http:
+        assert [(await http.post(CHAT, json=_text_body("hello"))).status_code for _ in range(2)] == [200, 429]
+    for scene in (_crowd_vocoder, _fill_inflight):
+        await _wait_until_idle(system)
         await scene(system)
-    await _idle(system)
+    await _wait_until_idle(system)
 
 
-async def _crowded(system: System) -> None:
+async def _crowd_vocoder(system: System) -> None:
     """Occupy both places at the vocoder, so further requests queue or fail.
 
     One request waits for its turn in vain, and another one finds the queue full.
     """
     speech = {"modalities": ["text", "audio"], "audio": {"voice": VOICE, "format": "pcm16"}}
-    async with door(system) as http, _held(system, "single", **speech) as single, _held(system, FREE, **speech):
+    async with (
+        open_client(system) as http,
+        _hold_answer(system, "single", **speech) as single,
+        _hold_answer(system, FREE, **speech),
+    ):
         assert (await single.get("/v1/models")).status_code == 429
-        both = await asyncio.gather(*(http.post(CHAT, json=wanted(ask("hello"))) for _ in range(2)))
-        assert [each.status_code for each in both] == [429, 429]
+        answers = await asyncio.gather(
+            *(http.post(CHAT, json=make_speech_body(make_question("hello"))) for _ in range(2))
+        )
+        assert [each.status_code for each in answers] == [429, 429]
 
 
-async def _full(system: System) -> None:
+async def _fill_inflight(system: System) -> None:
     """Check that the gateway rejects requests above the limit in flight."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(TEXT):
-            http = await stack.enter_async_context(_held(system, FREE))
-        assert (await http.post(CHAT, json=_text("hello"))).status_code == 429
+            http = await stack.enter_async_context(_hold_answer(system, FREE))
+        assert (await http.post(CHAT, json=_text_body("hello"))).status_code == 429
 
 
 @contextlib.asynccontextmanager
-async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def _hold_answer(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Hold a long answer to ``tenant`` open in the block; yield its client."""
-    body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
-    async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
+    body = {**_text_body("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
+    async with open_client(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
         lines = answer.aiter_lines()  # dropping this iterator would disconnect
         async for line in lines:
@@ -101,7 +107,7 @@ async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx
         yield http
 
 
-async def _idle(system: System) -> None:
+async def _wait_until_idle(system: System) -> None:
     """Wait until no request is in flight."""
     async with asyncio.timeout(20), system.http() as http:
         http.headers["authorization"] = f"Bearer {ADMIN}"
@@ -109,9 +115,9 @@ async def _idle(system: System) -> None:
             pass
 
 
-def _text(said: str) -> dict[str, Any]:
-    return {**wanted(ask(said)), "modalities": ["text"], "audio": None}
+def _text_body(text: str) -> dict[str, Any]:
+    return {**make_speech_body(make_question(text)), "modalities": ["text"], "audio": None}
 
 
-def _key(tenant: str) -> str:
+def _make_key(tenant: str) -> str:
     return f"omni-{tenant}"

@@ -50,22 +50,22 @@ FEW = {
 }
 
 
-def test_every_service_serves_its_metrics(observed: Observed):
-    assert set(observed.texts) == SERVICES
-    assert len(observed.texts["llm"]) >= 2
-    for service, texts in observed.texts.items():
+def test_every_service_serves_its_metrics(observation: Observed):
+    assert set(observation.texts) == SERVICES
+    assert len(observation.texts["llm"]) >= 2
+    for service, texts in observation.texts.items():
         for text in texts:
             assert f'omnibus_ready{{service="{service}"}} 1.0' in text
             assert re.search(r"^process_resident_memory_bytes ", text, re.MULTILINE)
 
 
-def test_a_gauge_is_told_by_the_one_who_knows_it(observed: Observed):
+def test_a_gauge_is_told_by_the_one_who_knows_it(observation: Observed):
     """A gauge is emitted only by the process that can measure it.
 
     A process that reports 0 for an unknown value would distort a minimum or a difference over all processes.
     """
     tellers: dict[str, set[str]] = {}
-    for service, texts in observed.texts.items():
+    for service, texts in observation.texts.items():
         for family in (family for text in texts for family in text_string_to_metric_families(text)):
             if family.type == "gauge" and family.samples:
                 tellers.setdefault(family.name, set()).add(service)
@@ -78,70 +78,70 @@ def test_a_gauge_is_told_by_the_one_who_knows_it(observed: Observed):
     assert tellers["omnibus_planner_epoch"] == tellers["omnibus_stream_bytes"] == {"planner"}
 
 
-def test_panels_and_alerts_ask_only_for_what_a_load_run_emits(observed: Observed):
-    assert kept.unanswered(kept.expressions(), {**kept.GOALS, **observed.emitted}) == []
+def test_panels_and_alerts_ask_only_for_what_a_load_run_emits(observation: Observed):
+    assert kept.find_unanswered(kept.read_expressions(), {**kept.GOALS, **observation.emitted}) == []
 
 
-def test_values_that_queries_name_are_emitted(observed: Observed):
-    def values(metric: str, label: str) -> set[str]:
-        return {labels[label] for labels in observed.emitted[metric]}
+def test_values_that_queries_name_are_emitted(observation: Observed):
+    def list_values(metric: str, label: str) -> set[str]:
+        return {labels[label] for labels in observation.emitted[metric]}
 
-    assert {"text", "audio"} <= values("omnibus_first_output_seconds_bucket", "output")
-    assert {"hits", "misses"} <= values("omnibus_encoder_results_total", "how")
-    assert {"expired", "forced"} <= values("omnibus_arena_freed_total", "reason")
-    assert values("omnibus_rejected_total", "reason") >= REASONS
-    assert {"ok", "overloaded", "not_found"} <= values("omnibus_requests_total", "code")
-
-
-def test_tenants_are_told_apart(observed: Observed):
-    used = {labels["tenant"] for labels in observed.emitted["omnibus_tenant_gpu_seconds_total"]}
-    refused = {(labels["tenant"], labels["reason"]) for labels in observed.emitted["omnibus_tenant_refused_total"]}
-
-    assert used == {"search", "single", "metered"}
-    assert {("rated", "rate"), ("single", "concurrent"), ("metered", "gpu_seconds")} <= refused
-    assert {("search", "queue"), ("search", "turn")} <= refused
-    assert used | {tenant for tenant, _ in refused} == set(tenants.LIMITS)
+    assert {"text", "audio"} <= list_values("omnibus_first_output_seconds_bucket", "output")
+    assert {"hits", "misses"} <= list_values("omnibus_encoder_results_total", "how")
+    assert {"expired", "forced"} <= list_values("omnibus_arena_freed_total", "reason")
+    assert list_values("omnibus_rejected_total", "reason") >= REASONS
+    assert {"ok", "overloaded", "not_found"} <= list_values("omnibus_requests_total", "code")
 
 
-def test_who_works_is_nobody_when_all_is_over(observed: Observed):
-    [text] = observed.texts["gateway"]
+def test_tenants_are_told_apart(observation: Observed):
+    users = {labels["tenant"] for labels in observation.emitted["omnibus_tenant_gpu_seconds_total"]}
+    refusals = {(labels["tenant"], labels["reason"]) for labels in observation.emitted["omnibus_tenant_refused_total"]}
+
+    assert users == {"search", "single", "metered"}
+    assert {("rated", "rate"), ("single", "concurrent"), ("metered", "gpu_seconds")} <= refusals
+    assert {("search", "queue"), ("search", "turn")} <= refusals
+    assert users | {tenant for tenant, _ in refusals} == set(tenants.LIMITS)
+
+
+def test_who_works_is_nobody_when_all_is_over(observation: Observed):
+    [text] = observation.texts["gateway"]
 
     assert f'omnibus_admission_working{{model="{OMNI}"}} 0.0' in text
     assert f'omnibus_admission_waiting{{model="{OMNI}"}} 0.0' in text
 
 
-def test_an_input_that_broke_its_engine_is_told_once(observed: Observed):
-    [text] = observed.texts["gateway"]
-    told = re.findall(r'^omnibus_deadletters_total\{model="(.*)",reason="(.*)"\} ([1-9].*)$', text, re.MULTILINE)
+def test_an_input_that_broke_its_engine_is_told_once(observation: Observed):
+    [text] = observation.texts["gateway"]
+    counts = re.findall(r'^omnibus_deadletters_total\{model="(.*)",reason="(.*)"\} ([1-9].*)$', text, re.MULTILINE)
 
-    assert told == [("again", "failed", "1.0")]
+    assert counts == [("again", "failed", "1.0")]
 
 
-def test_edges_between_components_are_told_apart(observed: Observed):
-    edges = {(labels["source"], labels["target"]) for labels in observed.emitted["omnibus_transfer_bytes_total"]}
+def test_edges_between_components_are_told_apart(observation: Observed):
+    edges = {(labels["source"], labels["target"]) for labels in observation.emitted["omnibus_transfer_bytes_total"]}
 
     assert {("vision", "thinker"), ("audio", "thinker"), ("vocoder", "gateway"), ("gateway", "media")} <= edges
 
 
-def test_the_plan_and_what_came_have_the_same_labels(observed: Observed):
-    planned, came = (
-        {(labels["model"], labels["type"], labels["path"]) for labels in observed.emitted[name]}
+def test_the_plan_and_what_came_have_the_same_labels(observation: Observed):
+    plan_labels, came = (
+        {(labels["model"], labels["type"], labels["path"]) for labels in observation.emitted[name]}
         for name in ("omnibus_path_planned_share", "omnibus_path_requests_total")
     )
 
-    assert came == planned
+    assert came == plan_labels
     assert (OMNI, "vision+audio+thinker+talker+vocoder", "E>L>V") in came
 
 
-def test_labels_have_few_values(observed: Observed):
-    labels = {label for series in observed.emitted.values() for one in series for label in one}
-    described = {label for family in REGISTRY.collect() for sample in family.samples for label in sample.labels}
+def test_labels_have_few_values(observation: Observed):
+    labels = {label for series in observation.emitted.values() for one in series for label in one}
+    family_labels = {label for family in REGISTRY.collect() for sample in family.samples for label in sample.labels}
 
-    assert labels | described <= FEW.keys()
-    assert {one["model"] for series in observed.emitted.values() for one in series if "model" in one} <= {
+    assert labels | family_labels <= FEW.keys()
+    assert {one["model"] for series in observation.emitted.values() for one in series if "model" in one} <= {
         OMNI,
         *APPS,
         "",
     }
-    assert {one["consumer"] for one in observed.emitted["omnibus_stream_consumer_pending"]} == {"slow"}
-    assert max(len(series) for name, series in observed.emitted.items() if not name.endswith("_bucket")) < 100
+    assert {one["consumer"] for one in observation.emitted["omnibus_stream_consumer_pending"]} == {"slow"}
+    assert max(len(series) for name, series in observation.emitted.items() if not name.endswith("_bucket")) < 100

@@ -9,7 +9,7 @@ import numpy as np
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from tests.e2e.metrics.tenants import bearer
+from tests.e2e.metrics.tenants import make_bearer
 from tests.e2e.system import OMNI, System
 
 WITHIN = 60.0  # seconds
@@ -18,18 +18,18 @@ ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "t
 _RATE = 24_000  # samples per second
 
 
-def _sound(seconds: float, loud: float) -> str:
+def _make_sound(seconds: float, loud: float) -> str:
     samples = 32767 * loud * np.sin(np.arange(int(seconds * _RATE)) * (2 * np.pi * 440 / _RATE))
     return base64.b64encode(samples.astype("<i2").tobytes()).decode()
 
 
 #: Somebody speaks, pauses for so long that the turn may end, and speaks on.
-_PAUSING = [_sound(0.5, 0.3), _sound(0.3, 0.0), _sound(0.3, 0.3)]
+_PAUSING = [_make_sound(0.5, 0.3), _make_sound(0.3, 0.0), _make_sound(0.3, 0.3)]
 
 
-async def converse(system: System) -> None:
+async def hold_conversation(system: System) -> None:
     base = f"{system.url.replace('http', 'ws', 1)}/v1/realtime"
-    headers = {"authorization": bearer()}
+    headers = {"authorization": make_bearer()}
     async with asyncio.timeout(WITHIN):
         async with websockets.connect(f"{base}?model={OMNI}&resumable=true", additional_headers=headers) as socket:
             token = (await _next_event(socket, "session.created"))["session"]["resume_token"]

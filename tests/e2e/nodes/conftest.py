@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.routes.conftest import only
-from tests.e2e.system import OMNI, VL, System, declaration, running
+from tests.e2e.routes.conftest import single_option
+from tests.e2e.system import OMNI, VL, System, declare_model, start_system
 
 NODES = 3
 PAINTER, DIRECTOR = "qwen-image-tiny", "ltx2-tiny"
@@ -24,12 +24,12 @@ def nodes(
     ltx2_checkpoint: Path,
 ) -> Iterator[System]:
     models = {
-        OMNI: declaration("qwen2_5_omni", omni_checkpoint),
-        VL: declaration("qwen2_5_vl", vl_checkpoint),
-        PAINTER: declaration("qwen_image", image_checkpoint),
-        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
+        OMNI: declare_model("qwen2_5_omni", omni_checkpoint),
+        VL: declare_model("qwen2_5_vl", vl_checkpoint),
+        PAINTER: declare_model("qwen_image", image_checkpoint),
+        DIRECTOR: single_option(declare_model("ltx2", ltx2_checkpoint), "M"),
     }
-    with running(
+    with start_system(
         tmp_path_factory.mktemp("nodes"),
         models,
         "--nodes",
@@ -43,7 +43,7 @@ def nodes(
 
 
 @pytest.fixture(autouse=True)
-async def everybody(nodes: System) -> dict[str, int]:
+async def executor_pids(nodes: System) -> dict[str, int]:
     """Process id of every executor, once all are registered with the gateways."""
     pids = await nodes.whole()
     await nodes.becomes_ready()

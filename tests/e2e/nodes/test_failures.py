@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.e2e.nodes.conftest import NODES, PAINTER
-from tests.e2e.nodes.test_same_answers import chat, nothing_is_left, post
+from tests.e2e.nodes.test_same_answers import chat_body, nothing_is_left, post_json
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import System
 
@@ -21,9 +21,9 @@ ATTEMPTS = 4
 TYPED = {"node_unreachable", "unavailable", "stage_unavailable", "stale_handle", "stage_failed"}
 
 
-async def ask(system: System, gateway: int) -> tuple[int, Any]:
+async def send_question(system: System, gateway: int) -> tuple[int, Any]:
     async with system.http(gateway) as http:
-        answer = await http.post("/v1/chat/completions", json=chat(VL_QUESTIONS["image"]))
+        answer = await http.post("/v1/chat/completions", json=chat_body(VL_QUESTIONS["image"]))
     return answer.status_code, answer.json()
 
 
@@ -31,7 +31,7 @@ async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]
     """Send requests to both gateways in sequence until ``end``."""
     answers = []
     while not end.is_set():
-        answers += await asyncio.gather(ask(system, 0), ask(system, 1))
+        answers += await asyncio.gather(send_question(system, 0), send_question(system, 1))
     return answers
 
 
@@ -44,7 +44,9 @@ async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]
     ],
 )
 async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: System, node: int, how: signal.Signals):
-    wanted = (await post(nodes, "/v1/chat/completions", chat(VL_QUESTIONS["image"]), "EL"))["choices"][0]["message"]
+    expected_message = (await post_json(nodes, "/v1/chat/completions", chat_body(VL_QUESTIONS["image"]), "EL"))[
+        "choices"
+    ][0]["message"]
     end = asyncio.Event()
     asking = asyncio.create_task(ask_until(nodes, end))
     await asyncio.sleep(0.5)
@@ -56,7 +58,7 @@ async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: S
 
     for status, body in answers:
         if status == 200:
-            assert body["choices"][0]["message"]["content"] == wanted["content"]
+            assert body["choices"][0]["message"]["content"] == expected_message["content"]
         else:
             assert status in (502, 503), json.dumps(body)
             assert body["error"]["code"] in TYPED, json.dumps(body)
@@ -64,18 +66,18 @@ async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: S
     await nodes.becomes_ready()
     for gateway in (0, 1):
         async with asyncio.timeout(60):
-            while (await ask(nodes, gateway))[0] != 200:
+            while (await send_question(nodes, gateway))[0] != 200:
                 await asyncio.sleep(0.2)
     await nothing_is_left(nodes)
 
 
-async def retained(system: System) -> int:
+async def count_retained(system: System) -> int:
     """Bytes retained on all nodes for which no read is open."""
-    found = 0
+    total = 0
     for node in range(NODES):
         async with system.tensors(node) as tensors:
-            found += int((await tensors.stats())["retained_bytes"])
-    return found
+            total += int((await tensors.stats())["retained_bytes"])
+    return total
 
 
 async def draw_without_denoiser(nodes: System, gateway: int, body: dict[str, Any]) -> httpx.Response:
@@ -89,7 +91,7 @@ async def draw_without_denoiser(nodes: System, gateway: int, body: dict[str, Any
             http.post("/v1/images/generations", json=body, headers={"x-omnibus-path": "T>D>V"})
         )
         async with asyncio.timeout(30):
-            while not (asking.done() or await retained(nodes)):
+            while not (asking.done() or await count_retained(nodes)):
                 await asyncio.sleep(0.02)
         psutil.Process(everybody[f"{PAINTER}-D-0"]).send_signal(signal.SIGKILL)
         return await asyncio.wait_for(asking, 120.0)
@@ -98,7 +100,7 @@ async def draw_without_denoiser(nodes: System, gateway: int, body: dict[str, Any
 @pytest.mark.parametrize("gateway", [0, 1])
 async def test_a_lost_denoiser_begins_again_from_what_lies_on_other_nodes(nodes: System, gateway: int):
     body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 200, "seed": 1}
-    truth = await post(nodes, "/v1/images/generations", body, "TDV")
+    truth = await post_json(nodes, "/v1/images/generations", body, "TDV")
     for _ in range(ATTEMPTS):
         answer = await draw_without_denoiser(nodes, gateway, body)
         assert answer.status_code == 200, answer.text

@@ -15,7 +15,7 @@ import pytest
 
 from omnibus.errors import NodeUnreachable
 from tests.e2e.nodes.conftest import NODES
-from tests.e2e.nodes.test_same_answers import chat
+from tests.e2e.nodes.test_same_answers import chat_body
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import System
 
@@ -28,7 +28,7 @@ async def ask_apart(system: System) -> str:
     """Have an image answered by executors of two nodes; returns the id of the request."""
     async with system.http() as http:
         headers = {"x-omnibus-path": "E>L"}
-        answer = await http.post("/v1/chat/completions", json=chat(VL_QUESTIONS["image"]), headers=headers)
+        answer = await http.post("/v1/chat/completions", json=chat_body(VL_QUESTIONS["image"]), headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.headers["x-request-id"]
 
@@ -77,8 +77,8 @@ async def test_top_shows_nodes_and_links(nodes: System):
     lines = (await run_command(nodes, "top", "--once")).splitlines()
 
     heads = {line.split()[0]: index for index, line in enumerate(lines) if line.startswith(("NODES", "LINKS"))}
-    shown = [line.split()[:2] for line in lines[heads["NODES"] + 1 : heads["NODES"] + 1 + NODES]]
-    assert shown == [[name, "ready"] for name in sorted(nodes.node_name(node) for node in range(NODES))]
+    rows = [line.split()[:2] for line in lines[heads["NODES"] + 1 : heads["NODES"] + 1 + NODES]]
+    assert rows == [[name, "ready"] for name in sorted(nodes.node_name(node) for node in range(NODES))]
     assert "→" in lines[heads["LINKS"] + 1]
     assert lines[heads["LINKS"] + 1].endswith("ok")
 
@@ -86,8 +86,8 @@ async def test_top_shows_nodes_and_links(nodes: System):
 async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System):
     """A frozen sidecar at the encoder's node prevents pulls by other nodes."""
     id = await ask_apart(nodes)
-    found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
-    pull = next(pull for pull in found["pulls"] if pull["source"] >= 0)
+    waterfall = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
+    pull = next(pull for pull in waterfall["pulls"] if pull["source"] >= 0)
     pair = (pull["from_node"], pull["to_node"])
     source, reader = ([nodes.node_name(node) for node in range(NODES)].index(name) for name in pair)
     headers = {"x-omnibus-path": "E>L"}
@@ -114,21 +114,21 @@ async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System)
     async with asyncio.timeout(PATIENCE * 2):
         while await is_unreachable() is not False:
             async with nodes.http() as http:
-                await http.post("/v1/chat/completions", json=chat(VL_QUESTIONS["image"]), headers=headers)
+                await http.post("/v1/chat/completions", json=chat_body(VL_QUESTIONS["image"]), headers=headers)
 
 
 async def test_show_lists_what_each_edge_pulled(nodes: System):
     id = await ask_apart(nodes)
 
-    found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
+    waterfall = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
     text = await run_command(nodes, "show", id)
 
-    pulls = found["pulls"]
+    pulls = waterfall["pulls"]
     names = {nodes.node_name(node) for node in range(NODES)}
     embedding = next(pull for pull in pulls if pull["source"] >= 0)
-    assert (found["nodes"][embedding["source"]]["component"], embedding["output"]) == ("vision", "embedding")
-    assert found["nodes"][embedding["target"]]["component"] == "thinker"
-    assert embedding["nbytes"] == found["nodes"][embedding["source"]]["nbytes"]
+    assert (waterfall["nodes"][embedding["source"]]["component"], embedding["output"]) == ("vision", "embedding")
+    assert waterfall["nodes"][embedding["target"]]["component"] == "thinker"
+    assert embedding["nbytes"] == waterfall["nodes"][embedding["source"]]["nbytes"]
     assert embedding["seconds"] > 0
     for pull in pulls:
         assert {pull["from_node"], pull["to_node"]} <= names
@@ -139,9 +139,9 @@ async def test_show_lists_what_each_edge_pulled(nodes: System):
 
 async def test_what_ran_on_one_node_lists_no_pull(nodes: System):
     async with nodes.http() as http:
-        body = {**chat(VL_QUESTIONS["image"]), "messages": [{"role": "user", "content": "hello"}]}
+        body = {**chat_body(VL_QUESTIONS["image"]), "messages": [{"role": "user", "content": "hello"}]}
         answer = await http.post("/v1/chat/completions", json=body)
 
-    found = json.loads(await run_command(nodes, "show", answer.headers["x-request-id"], "--json"))
+    document = json.loads(await run_command(nodes, "show", answer.headers["x-request-id"], "--json"))
 
-    assert found["waterfall"]["pulls"] == []
+    assert document["waterfall"]["pulls"] == []

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import OMNI, System, declaration, running
+from tests.e2e.system import OMNI, System, declare_model, start_system
 
 
 @pytest.fixture(scope="package")
 def omni(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("omni")
-    with running(directory, {OMNI: declaration("qwen2_5_omni", omni_checkpoint)}) as system:
+    with start_system(directory, {OMNI: declare_model("qwen2_5_omni", omni_checkpoint)}) as system:
         yield system
 
 

@@ -26,7 +26,7 @@ class Spoken(NamedTuple):
     sound: np.ndarray
 
 
-def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, Any]:
+def make_speech_body(question: Question, format: str = "wav", **more: Any) -> dict[str, Any]:
     """Body of a request for text and speech, greedy with fixed seed."""
     return {
         "model": OMNI,
@@ -40,25 +40,25 @@ def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, An
     }
 
 
-def taken(shape: str, question: Question, speech: bool) -> str:
+def choose_path(shape: str, question: Question, speech: bool) -> str:
     """Path of ``question`` in this ``shape``, without executors that are not needed."""
-    used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
-    used |= {"talker", "vocoder"} if speech else set()
-    return ">".join(option for option in shape.split(">") if used & {*FAMILY["options"][option]["components"]})
+    components = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
+    components |= {"talker", "vocoder"} if speech else set()
+    return ">".join(option for option in shape.split(">") if components & {*FAMILY["options"][option]["components"]})
 
 
 def whole_model(checkpoint: Path, question: Question, tokens: int = TOKENS, codes: int = CODES) -> Spoken:
     """Text and audio from ``generate`` of the whole model."""
     _, text, _, sound = oracle.omni_answer(checkpoint, question.plain, question.media, tokens, VOICE, codes, SEED)
-    return Spoken(text, pcm(sound.numpy().reshape(-1)))
+    return Spoken(text, to_pcm(sound.numpy().reshape(-1)))
 
 
-def pcm(samples: np.ndarray) -> np.ndarray:
+def to_pcm(samples: np.ndarray) -> np.ndarray:
     """Float samples in [-1, 1] as 16-bit steps."""
     return (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
 
 
-def spoken(answer: Mapping[str, Any]) -> Spoken:
+def read_spoken(answer: Mapping[str, Any]) -> Spoken:
     """Content of a ``chat.completion`` with WAV audio."""
     message = answer["choices"][0]["message"]
     with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
@@ -68,11 +68,11 @@ def spoken(answer: Mapping[str, Any]) -> Spoken:
     return Spoken(message["content"], sound)
 
 
-def same(found: Spoken, expected: Spoken) -> None:
+def assert_same_speech(actual: Spoken, reference: Spoken) -> None:
     """Check that text and audio agree.
 
     A difference of 1e-5 in float is at most one 16-bit step after rounding.
     """
-    assert found.text == expected.text
-    assert found.sound.shape == expected.sound.shape
-    assert int(np.abs(found.sound.astype(int) - expected.sound).max(initial=0)) <= 1
+    assert actual.text == reference.text
+    assert actual.sound.shape == reference.sound.shape
+    assert int(np.abs(actual.sound.astype(int) - reference.sound).max(initial=0)) <= 1

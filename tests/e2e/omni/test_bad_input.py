@@ -5,38 +5,38 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.omni.speech import wanted
-from tests.e2e.questions import ask
+from tests.e2e.omni.speech import make_speech_body
+from tests.e2e.questions import make_question
 from tests.e2e.system import OMNI, System
 from tests.unit.models import files
 
 pytestmark = pytest.mark.e2e
 
-WAV = files.tone(1.0)
+WAV = files.make_tone(1.0)
 SOUND = "messages[0].content[0].input_audio.data"
 #: Samples, how the client calls their format, and the error's code, param and a part of its message.
 SOUNDS: dict[str, tuple[bytes, str, str, str | None, str]] = {
     "no sound": (b"hello" * 50, "wav", "bad_media", SOUND, "audio"),
-    "a picture": (files.picture(1), "wav", "bad_media", SOUND, "audio"),
+    "a picture": (files.make_picture(1), "wav", "bad_media", SOUND, "audio"),
     "WAV called MP3": (WAV, "mp3", "bad_media", SOUND, "audio/wav"),
     "a header without samples": (WAV[:44], "wav", "bad_media", None, "audio"),
     "half a file": (WAV[: len(WAV) // 2], "wav", "bad_media", None, "truncated"),
-    "damaged FLAC": (files.encoded(1.0, "flac", "flac")[:200], "flac", "bad_media", None, "audio"),
-    "longer than the model listens": (files.tone(31.0, rate=8000), "wav", "too_large", None, "seconds"),
+    "damaged FLAC": (files.encode_tone(1.0, "flac", "flac")[:200], "flac", "bad_media", None, "audio"),
+    "longer than the model listens": (files.make_tone(31.0, rate=8000), "wav", "too_large", None, "seconds"),
     "an unknown format": (WAV, "midi", "bad_request", "messages[0].content[0].input_audio.format", "midi"),
 }
 
 
-def heard(data: bytes, format: str) -> list[Any]:
+def make_messages(data: bytes, format: str) -> list[Any]:
     sound = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": format}}
     return [{"role": "user", "content": [sound, {"type": "text", "text": "what do you hear?"}]}]
 
 
-async def refused(omni: System, everybody: dict[str, int], body: dict[str, Any]) -> dict[str, Any]:
+async def read_refusal(omni: System, everybody: dict[str, int], body: dict[str, Any]) -> dict[str, Any]:
     """The error of ``body``; another request is served by the same processes afterwards."""
     async with omni.http() as http:
         answer = await http.post("/v1/chat/completions", json=body)
-        fine = await http.post("/v1/chat/completions", json=wanted(ask("hello")))
+        fine = await http.post("/v1/chat/completions", json=make_speech_body(make_question("hello")))
 
     assert answer.status_code in (400, 413), answer.text
     assert fine.status_code == 200
@@ -52,7 +52,9 @@ async def refused(omni: System, everybody: dict[str, int], body: dict[str, Any])
 async def test_a_wrong_sound_is_refused(omni: System, everybody: dict[str, int], name: str):
     data, format, code, param, says = SOUNDS[name]
 
-    error = await refused(omni, everybody, {"model": OMNI, "messages": heard(data, format), "max_tokens": 4})
+    error = await read_refusal(
+        omni, everybody, {"model": OMNI, "messages": make_messages(data, format), "max_tokens": 4}
+    )
 
     assert error["code"] == code
     assert says in error["message"]
@@ -60,9 +62,9 @@ async def test_a_wrong_sound_is_refused(omni: System, everybody: dict[str, int],
 
 
 async def test_an_unknown_voice_is_refused_and_the_voices_are_named(omni: System, everybody: dict[str, int]):
-    body = wanted(ask("hello"), audio={"voice": "Nobody", "format": "wav"})
+    body = make_speech_body(make_question("hello"), audio={"voice": "Nobody", "format": "wav"})
 
-    error = await refused(omni, everybody, body)
+    error = await read_refusal(omni, everybody, body)
 
     assert (error["code"], error["param"]) == ("bad_request", "audio.voice")
     assert "Chelsie" in error["message"]
@@ -70,7 +72,7 @@ async def test_an_unknown_voice_is_refused_and_the_voices_are_named(omni: System
 
 
 async def test_speech_without_a_voice_is_refused(omni: System, everybody: dict[str, int]):
-    body = wanted(ask("hello"))
+    body = make_speech_body(make_question("hello"))
     del body["audio"]
 
-    assert (await refused(omni, everybody, body))["param"] == "audio"
+    assert (await read_refusal(omni, everybody, body))["param"] == "audio"

@@ -22,32 +22,32 @@ LOADED = {
 }
 
 
-async def parameters(omni: System) -> dict[str, dict[str, int]]:
+async def count_parameters(omni: System) -> dict[str, dict[str, int]]:
     """Option to component to parameter count, as `nats service stats` shows them."""
     nc = await nats.connect(omni.state.nats_url)
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)
     await nc.publish("$SRV.STATS", b"", reply=inbox)
-    found: list[dict[str, Any]] = [json.loads((await answers.next_msg(timeout=10)).data) for _ in LOADED]
+    statistics: list[dict[str, Any]] = [json.loads((await answers.next_msg(timeout=10)).data) for _ in LOADED]
     await nc.close()
     return {
         one["metadata"]["option"]: {end["name"].split("-")[-1]: end["data"]["parameters"] for end in one["endpoints"]}
-        for one in found
+        for one in statistics
     }
 
 
 async def test_an_executor_loads_the_components_of_its_option_alone(omni: System):
-    found = await parameters(omni)
+    counts = await count_parameters(omni)
 
-    assert {option: set(components) for option, components in found.items()} == LOADED
+    assert {option: set(components) for option, components in counts.items()} == LOADED
 
 
 async def test_the_components_together_are_the_whole_model(omni: System, omni_checkpoint: Path):
-    found = await parameters(omni)
-    together = found.pop("M")
-    single = {name: count for components in found.values() for name, count in components.items()}
+    counts = await count_parameters(omni)
+    together = counts.pop("M")
+    single = {name: count for components in counts.values() for name, count in components.items()}
 
-    whole = sum(each.numel() for each in oracle._omni(omni_checkpoint)[0].parameters())
+    whole = sum(each.numel() for each in oracle._load_omni(omni_checkpoint)[0].parameters())
     assert single == together
     assert sum(single.values()) == whole
     assert all(0 < count < whole for count in single.values())

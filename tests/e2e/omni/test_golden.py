@@ -9,7 +9,7 @@ from tests.golden.corpus import Golden
 
 pytestmark = pytest.mark.e2e
 
-RECORDED = {golden.name: golden for golden in corpus.recorded(OMNI)}
+RECORDED = {golden.name: golden for golden in corpus.read_recorded(OMNI)}
 
 
 @pytest.mark.parametrize("golden", RECORDED.values(), ids=RECORDED.keys())

@@ -53,52 +53,62 @@ OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def profile(seen: float = 0.5) -> ModelProfile:
+def make_profile(image_share: float = 0.5) -> ModelProfile:
     """Profile of ``SIMULATED`` as a profiler would measure it.
 
     ``seen`` is the share of requests with an image.
     """
-    given = sim.decode_profile(msgspec.json.encode(SIMULATED))
+    simulation = sim.decode_profile(msgspec.json.encode(SIMULATED))
     return ModelProfile(
         model=MODEL,
         family=FAMILY,
         components=(VISION, THINKER),
         order=((VISION, THINKER),),
         types={
-            SEEN: TypeProfile((VISION, THINKER), seen, _quantities(IMAGE)),
-            TEXT: TypeProfile((THINKER,), 1 - seen, _quantities(0)),
+            SEEN: TypeProfile((VISION, THINKER), image_share, _make_quantities(IMAGE)),
+            TEXT: TypeProfile((THINKER,), 1 - image_share, _make_quantities(0)),
         },
         options={
             name: OptionProfile(
-                parts, service=service, gpu="cpu", start_s=START * SLOWER, work=_work(given, name, parts, seen)
+                parts,
+                service=service,
+                gpu="cpu",
+                start_s=START * SLOWER,
+                work=_list_work(simulation, name, parts, image_share),
             )
             for name, (service, parts) in OPTIONS.items()
         },
     )
 
 
-def _quantities(image: int) -> dict[str, float]:
+def _make_quantities(image: int) -> dict[str, float]:
     return {"prompt_tokens": WORDS + image, "image_tokens": image, "completion_tokens": ANSWER}
 
 
-def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[RoleCost, ...]:
+def _list_work(
+    simulation: sim.Profile, option: str, parts: tuple[str, ...], image_share: float
+) -> tuple[RoleCost, ...]:
     """Each role of ``option``, in a saturated replica."""
-    found: dict[tuple[str, tuple[str, ...]], RoleCost] = {}
-    for mine in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
-        measured = sim.predict_performance(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None
-        for kind, seconds in measured.seconds.items() if measured is not None else ():
-            role = tuple(part for part in mine if part in kind.split("+"))
-            found.setdefault((kind, role), RoleCost(role, seconds, kind))
-    return tuple(found.values())
+    roles: dict[tuple[str, tuple[str, ...]], RoleCost] = {}
+    for own_parts in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
+        performance = (
+            sim.predict_performance(simulation, option, make_demands(own_parts, image_share), inflight=INFLIGHT)
+            if own_parts
+            else None
+        )
+        for kind, seconds in performance.seconds.items() if performance is not None else ():
+            role = tuple(part for part in own_parts if part in kind.split("+"))
+            roles.setdefault((kind, role), RoleCost(role, seconds, kind))
+    return tuple(roles.values())
 
 
-def demands(parts: tuple[str, ...], seen: float) -> dict[str, TypeDemand]:
+def make_demands(parts: tuple[str, ...], image_share: float) -> dict[str, TypeDemand]:
     """Demand of the mix on executors that run ``parts`` of every request."""
     image, text = ComponentLoad(modality="image"), WORDS
     loads = {
         SEEN: {VISION: image, THINKER: ComponentLoad(tokens=text + IMAGE)},
         TEXT: {THINKER: ComponentLoad(tokens=text)},
     }
-    shares = {SEEN: seen, TEXT: 1 - seen}
-    mine = {kind: {part: load for part, load in each.items() if part in parts} for kind, each in loads.items()}
-    return {kind: TypeDemand(shares[kind], each) for kind, each in mine.items() if each and shares[kind] > 0}
+    shares = {SEEN: image_share, TEXT: 1 - image_share}
+    own_loads = {kind: {part: load for part, load in each.items() if part in parts} for kind, each in loads.items()}
+    return {kind: TypeDemand(shares[kind], each) for kind, each in own_loads.items() if each and shares[kind] > 0}

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from omnibus import profile as profiles
-from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED, profile
-from tests.e2e.system import System, running
+from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED, make_profile
+from tests.e2e.system import System, start_system
 
 GPUS = 8  # places for executors
 #: Load is followed within seconds, so that a test takes no longer than it must.
@@ -32,16 +32,20 @@ Planned = Callable[..., contextlib.AbstractContextManager[System]]
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Planned:
+def run_planned(tmp_path: Path) -> Planned:
     """Run the model with goals: ``with planned(goal="gpus", rate=4.0) as system``."""
 
     @contextlib.contextmanager
-    def run(**asked: Any) -> Iterator[System]:
-        simulated, measured = tmp_path / "simulated.json", tmp_path / "profile.json"
-        simulated.write_bytes(msgspec.json.encode(SIMULATED))
-        measured.write_bytes(profiles.encode_profile(profile()))
-        model = {"family": FAMILY, "checkpoint": str(simulated), "planned": {"profile": str(measured), **asked}}
-        with running(tmp_path, {MODEL: model}, more={"gpus": {"cpu": {"count": GPUS}}}, **SETTINGS) as system:
+    def run_model(**asked: Any) -> Iterator[System]:
+        simulation_file, profile_file = tmp_path / "simulated.json", tmp_path / "profile.json"
+        simulation_file.write_bytes(msgspec.json.encode(SIMULATED))
+        profile_file.write_bytes(profiles.encode_profile(make_profile()))
+        model = {
+            "family": FAMILY,
+            "checkpoint": str(simulation_file),
+            "planned": {"profile": str(profile_file), **asked},
+        }
+        with start_system(tmp_path, {MODEL: model}, more={"gpus": {"cpu": {"count": GPUS}}}, **SETTINGS) as system:
             yield system
 
-    return run
+    return run_model

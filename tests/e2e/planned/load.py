@@ -13,18 +13,18 @@ from itertools import count
 import httpx
 
 from tests.e2e.planned.cell import MODEL, WORDS
-from tests.e2e.questions import ask, image
+from tests.e2e.questions import make_image, make_question
 from tests.e2e.system import System
 
-PICTURE = ask(image(1, 32, 24)).messages[0]["content"][0]
+PICTURE = make_question(make_image(1, 32, 24)).messages[0]["content"][0]
 GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
 
 
-class Traffic:
+class MixTraffic:
     """Requests of which a share ``seen`` has an image; ``answers`` counts statuses."""
 
-    def __init__(self, http: httpx.AsyncClient, seen: float) -> None:
-        self.seen = seen
+    def __init__(self, http: httpx.AsyncClient, image_share: float) -> None:
+        self.seen = image_share
         self.answers: Counter[int | str] = Counter()
         self.done: list[float] = []
         self._http = http
@@ -51,23 +51,23 @@ class Traffic:
 
 
 @contextlib.asynccontextmanager
-async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator[Traffic]:
+async def saturate_system(system: System, image_share: float, at_once: int) -> AsyncIterator[MixTraffic]:
     """Keep ``at_once`` requests in flight inside the block.
 
     A worker sends the next question as soon as it has its answer.
     """
     stop = asyncio.Event()
 
-    async def worker(traffic: Traffic) -> None:
+    async def send_questions(traffic: MixTraffic) -> None:
         while not stop.is_set():
             await traffic.ask()
 
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as http:
-        traffic = Traffic(http, seen)
+        traffic = MixTraffic(http, image_share)
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
-                group.create_task(worker(traffic))
+                group.create_task(send_questions(traffic))
             try:
                 yield traffic
             finally:
@@ -77,24 +77,24 @@ async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator
 class Pace:
     """A rate of requests a second that can change at any time."""
 
-    def __init__(self, traffic: Traffic, rate: float) -> None:
+    def __init__(self, traffic: MixTraffic, rate: float) -> None:
         self.traffic = traffic
         self.rate = rate
 
 
 @contextlib.asynccontextmanager
-async def paced(system: System, seen: float, rate: float) -> AsyncIterator[Pace]:
+async def pace_requests(system: System, image_share: float, rate: float) -> AsyncIterator[Pace]:
     """Send requests without waiting for answers; at the end, wait for the last ones."""
     async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
-        pace = Pace(Traffic(http, seen), rate)
+        pace = Pace(MixTraffic(http, image_share), rate)
         async with asyncio.TaskGroup() as group:
 
-            async def send() -> None:
+            async def send_requests() -> None:
                 while True:
                     group.create_task(pace.traffic.ask())
                     await asyncio.sleep(1 / pace.rate)
 
-            sender = group.create_task(send())
+            sender = group.create_task(send_requests())
             try:
                 yield pace
             finally:

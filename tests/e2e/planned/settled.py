@@ -43,7 +43,7 @@ class Places:
         self.most = max(self.most, len(self._there))
 
 
-async def settled(
+async def wait_for_plan(
     system: System, store: Store, after: int = 0, fits: Callable[[Plan], bool] = lambda plan: True
 ) -> Plan:
     """Plan for the load since epoch ``after`` that ``fits``.
@@ -60,47 +60,47 @@ async def settled(
                     and _is_next(plan, after)
                     and fits(plan)
                     and not stand.staged
-                    and runs(system, plan)
+                    and is_running(system, plan)
                 ):
                     return plan
             await asyncio.sleep(0.1)
 
 
 def _is_next(plan: Plan, after: int) -> bool:
-    return plan.epoch > after and (not after or _follows(plan))
+    return plan.epoch > after and (not after or _is_following(plan))
 
 
-def _follows(plan: Plan) -> bool:
+def _is_following(plan: Plan) -> bool:
     return plan.reason.startswith(FOLLOWING) and not any(step in plan.reason for step in STEPS)
 
 
-def runs(system: System, plan: Plan) -> bool:
+def is_running(system: System, plan: Plan) -> bool:
     """Return True if the number of executors matches ``plan``."""
-    return executors(system) == sum(replicas(plan).values())
+    return count_executors(system) == sum(read_replicas(plan).values())
 
 
-def executors(system: System) -> int:
+def count_executors(system: System) -> int:
     """Number of running executors, including those about to stop."""
-    return sum(_executes(command) for command in system.commands())
+    return sum(_is_executor(command) for command in system.commands())
 
 
-def _executes(process: psutil.Process) -> bool:
+def _is_executor(process: psutil.Process) -> bool:
     try:
         return not {"omnibus_encoder", "omnibus_llm"}.isdisjoint(process.cmdline())
     except psutil.Error:  # it has just ended
         return False
 
 
-def replicas(plan: Plan) -> dict[str, int]:
+def read_replicas(plan: Plan) -> dict[str, int]:
     return {name: option.replicas for name, option in plan.models[MODEL].options.items()}
 
 
-def capacity(plan: Plan) -> float:
+def read_capacity(plan: Plan) -> float:
     """Req/s that ``plan`` promises."""
     return float(plan.explain["planned"]["models"][MODEL]["capacity"])
 
 
-async def followed(store: Store) -> list[str]:
+async def read_reasons(store: Store) -> list[str]:
     """Reasons of all plans that followed the load, oldest first."""
     plans = [past.plan for past in reversed(await store.plan_history(100)) if past.plan is not None]
-    return [plan.reason for plan in plans if _follows(plan)]
+    return [plan.reason for plan in plans if _is_following(plan)]

@@ -14,8 +14,8 @@ import pytest
 
 from omnibus.store import Store
 from tests.e2e.planned.omni import MODEL, chat_body, kind_of
-from tests.e2e.planned.settled import followed
-from tests.e2e.system import ROOT, running
+from tests.e2e.planned.settled import read_reasons
+from tests.e2e.system import ROOT, start_system
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly]
 
@@ -36,27 +36,27 @@ async def until_planned(store: Store) -> None:
 
 @pytest.mark.timeout(900)
 async def test_ten_minutes_of_its_own_load_bring_no_other_plan(tmp_path: Path):
-    declared = json.loads((EXAMPLE / "models.json").read_text())
-    model = declared["models"][MODEL]
+    document = json.loads((EXAMPLE / "models.json").read_text())
+    model = document["models"][MODEL]
     model["checkpoint"] = str(EXAMPLE / model["checkpoint"])
     model["planned"]["profile"] = str(EXAMPLE / model["planned"]["profile"])
     statuses, numbers = Counter[int](), count()
 
-    async def ask(http: httpx.AsyncClient) -> None:
+    async def send_chat(http: httpx.AsyncClient) -> None:
         number = next(numbers)
         answer = await http.post("/v1/chat/completions", json=chat_body(kind_of(SHARES, number), number))
         statuses[answer.status_code] += 1
 
     settings = {"OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim", "OMNIBUS_GATEWAY_RECORD": "digest"}
-    with running(tmp_path, {MODEL: model}, more={"gpus": declared["gpus"]}, **settings) as system:
+    with start_system(tmp_path, {MODEL: model}, more={"gpus": document["gpus"]}, **settings) as system:
         limits = httpx.Limits(max_connections=None)
         async with system.store() as store, httpx.AsyncClient(base_url=system.url, timeout=120, limits=limits) as http:
             await until_planned(store)
             async with asyncio.TaskGroup() as group:
                 for _ in range(int(SECONDS * RATE)):
-                    group.create_task(ask(http))
+                    group.create_task(send_chat(http))
                     await asyncio.sleep(1 / RATE)
-            reasons = await followed(store)
+            reasons = await read_reasons(store)
 
     assert set(statuses) == {200}
     assert reasons == []

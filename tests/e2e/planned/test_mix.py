@@ -10,9 +10,9 @@ import pytest
 from omnibus.plan import Plan
 from tests.e2e.planned.cell import SEEN, TEXT
 from tests.e2e.planned.conftest import GPUS, Planned
-from tests.e2e.planned.load import Traffic, saturating
-from tests.e2e.planned.settled import Places, capacity, followed, replicas, settled
-from tests.nightly import nightly
+from tests.e2e.planned.load import MixTraffic, saturate_system
+from tests.e2e.planned.settled import Places, read_capacity, read_reasons, read_replicas, wait_for_plan
+from tests.nightly import mark_nightly
 
 pytestmark = pytest.mark.e2e
 
@@ -22,13 +22,17 @@ SETTLES, SECONDS = 4.0, 8.0  # until requests of the old mix are gone; of one me
 LOOKS = 3  # measurements at most
 
 
-@pytest.mark.parametrize("is_measured", [False, *nightly(True)], ids=["follows", "serves what it promises"])
-async def test_the_plan_follows_the_mix(planned: Planned, is_measured: bool):
-    with planned(mix={SEEN: IMAGES, TEXT: 1 - IMAGES}) as system:
-        async with system.store() as store, saturating(system, IMAGES, AT_ONCE) as traffic, Places.of(system) as places:
+@pytest.mark.parametrize("is_measured", [False, *mark_nightly(True)], ids=["follows", "serves what it promises"])
+async def test_the_plan_follows_the_mix(run_planned: Planned, is_measured: bool):
+    with run_planned(mix={SEEN: IMAGES, TEXT: 1 - IMAGES}) as system:
+        async with (
+            system.store() as store,
+            saturate_system(system, IMAGES, AT_ONCE) as traffic,
+            Places.of(system) as places,
+        ):
 
             async def planned_after(epoch: int) -> Plan:
-                plan = await settled(system, store, epoch)
+                plan = await wait_for_plan(system, store, epoch)
                 if is_measured:
                     await serves_what_it_promises(plan, traffic)
                 return plan
@@ -38,19 +42,19 @@ async def test_the_plan_follows_the_mix(planned: Planned, is_measured: bool):
             second = await planned_after(first.epoch)
             traffic.seen = IMAGES
             third = await planned_after(second.epoch)
-            reasons = await followed(store)
+            reasons = await read_reasons(store)
 
     assert set(traffic.answers) == {200}
     assert len(reasons) == 2, reasons
-    assert sum(replicas(first).values()) == places.most == GPUS
-    assert replicas(first)["E"] > replicas(second)["E"] < replicas(third)["E"]
+    assert sum(read_replicas(first).values()) == places.most == GPUS
+    assert read_replicas(first)["E"] > read_replicas(second)["E"] < read_replicas(third)["E"]
 
 
-async def serves_what_it_promises(plan: Plan, traffic: Traffic) -> None:
+async def serves_what_it_promises(plan: Plan, traffic: MixTraffic) -> None:
     """Check that the system serves the rate of its plan."""
     await asyncio.sleep(SETTLES)
-    promise = pytest.approx(capacity(plan), rel=0.1)
+    promise = pytest.approx(read_capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]
     while rates[-1] != promise and len(rates) < LOOKS:  # other load on this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))
-    assert rates[-1] == promise, f"{rates} of {capacity(plan)} by {replicas(plan)}"
+    assert rates[-1] == promise, f"{rates} of {read_capacity(plan)} by {read_replicas(plan)}"

@@ -37,12 +37,12 @@ SIM: dict[str, Any] = {
 }  # fmt: skip
 
 
-def question(words: int, tokens: int, *pictures: list[int]) -> dict[str, Any]:
+def question_body(words: int, tokens: int, *pictures: list[int]) -> dict[str, Any]:
     content = [*({"image": size} for size in pictures), {"type": "text", "text": "word" * words}]
     return {"messages": [{"role": "user", "content": content}], "max_tokens": tokens, "ignore_eos": True}
 
 
-class Run:
+class ProfileRun:
     """One ``omnibus profile``: its process and its output."""
 
     def __init__(self, here: Path, *arguments: str) -> None:
@@ -75,8 +75,8 @@ class Run:
 
     def executor(self, option: str) -> psutil.Process:
         """The process that runs ``option``."""
-        mine = psutil.Process(self._pid).children(recursive=True)
-        return next(one for one in mine if one.environ().get("OMNIBUS_EXECUTOR_OPTION") == option)
+        processes = psutil.Process(self._pid).children(recursive=True)
+        return next(one for one in processes if one.environ().get("OMNIBUS_EXECUTOR_OPTION") == option)
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -99,31 +99,31 @@ class Run:
 
 
 @contextmanager
-def running(here: Path, *arguments: str) -> Iterator[Run]:
-    run = Run(here, *arguments)
+def start_profile(here: Path, *arguments: str) -> Iterator[ProfileRun]:
+    run = ProfileRun(here, *arguments)
     try:
         yield run
     finally:
         run.kill()
 
 
-def finished(here: Path, *arguments: str) -> tuple[int, str, str]:
+def run_profile(here: Path, *arguments: str) -> tuple[int, str, str]:
     """Exit code, output and messages of a complete run."""
-    with running(here, *arguments) as run:
+    with start_profile(here, *arguments) as run:
         code, output = run.end()
         return code, output, run.said
 
 
-def speaking(here: Path, sim: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
+def write_speaking(here: Path, sim: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
     """``simulated`` of a model that speaks."""
-    arguments = simulated(here, sim, *requests)
+    arguments = write_simulation(here, sim, *requests)
     (here / "models.json").write_text(
         json.dumps({"models": {VL: {"family": "qwen2_5_omni", "checkpoint": str(here / "nothing")}}})
     )
     return arguments
 
 
-def simulated(here: Path, profile: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
+def write_simulation(here: Path, profile: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
     """Arguments of a run on the ``sim`` engine with ``profile``; ``requests`` are shares and bodies."""
     (here / "sim.json").write_text(json.dumps(profile))
     entries = [{"share": share, "body": body} for share, body in requests]

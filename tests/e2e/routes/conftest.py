@@ -12,7 +12,7 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny
-from tests.e2e.system import OMNI, System, declaration, running
+from tests.e2e.system import OMNI, System, declare_model, start_system
 
 PAINTER, EDITOR, EMBEDDER, DIRECTOR = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny", "ltx2-tiny"
 #: A gateway that is silent for so many seconds loses the video that it makes.
@@ -33,35 +33,37 @@ def system(
     text_checkpoint: Path,
     ltx2_checkpoint: Path,
 ) -> Iterator[System]:
-    painter, editor = declaration("qwen_image", image_checkpoint), declaration("qwen_image_edit", edit_checkpoint)
+    painter, editor = declare_model("qwen_image", image_checkpoint), declare_model("qwen_image_edit", edit_checkpoint)
     models = {
-        PAINTER: only(painter, "TDV"),
-        EDITOR: only(editor, "M"),
-        OMNI: declaration("qwen2_5_omni", omni_checkpoint),
+        PAINTER: single_option(painter, "TDV"),
+        EDITOR: single_option(editor, "M"),
+        OMNI: declare_model("qwen2_5_omni", omni_checkpoint),
         EMBEDDER: catalog.embedding_declaration("qwen2", str(text_checkpoint)),
-        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
+        DIRECTOR: single_option(declare_model("ltx2", ltx2_checkpoint), "M"),
     }
-    with running(
+    with start_system(
         tmp_path_factory.mktemp("routes"), models, "--gateways", "2", OMNIBUS_GATEWAY_VIDEO_LEASE=LEASE
-    ) as made:
-        yield made
+    ) as new_system:
+        yield new_system
 
 
-def only(declared: dict, option: str) -> dict:
+def single_option(deployment: dict, option: str) -> dict:
     """A deployment in one executor."""
-    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option]}]}
+    return {**deployment, "options": {option: deployment["options"][option]}, "paths": [{"options": [option]}]}
 
 
 @pytest.fixture
 async def client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
     await system.becomes_ready()
-    async with system.client() as made:
-        yield made
+    async with system.client() as new_client:
+        yield new_client
 
 
 @pytest.fixture
-async def other(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+async def other_client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of the second gateway."""
     await system.becomes_ready()
-    async with openai.AsyncOpenAI(base_url=f"{system.urls[1]}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+    async with openai.AsyncOpenAI(
+        base_url=f"{system.urls[1]}/v1", api_key="none", max_retries=0, timeout=60
+    ) as new_client:
+        yield new_client

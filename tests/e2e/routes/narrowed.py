@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
 from tests.e2e.system import OMNI
-from tests.unit.gateway.samples import picture, sound
+from tests.unit.gateway.samples import make_sample_picture, make_sample_sound
 
-PNG, WAV = picture("PNG", (40, 30)), sound("wav", "pcm_s16le", 0.3, 16000)
+PNG, WAV = make_sample_picture("PNG", (40, 30)), make_sample_sound("wav", "pcm_s16le", 0.3, 16000)
 
 Schema = dict[str, Any]
 
@@ -75,41 +75,41 @@ _KINDS = {
 }  # fmt: skip
 
 
-def register() -> None:
+def register_formats() -> None:
     """Register formats for files and URLs of media with schemathesis."""
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     schemathesis.openapi.format("binary", st.sampled_from([PNG, WAV, PNG, WAV, PNG[:60], WAV[:60]]))
     schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
 
 
-def narrowed(document: dict[str, Any], file_id: str) -> dict[str, Any]:
+def narrow_document(document: dict[str, Any], file_id: str) -> dict[str, Any]:
     """``document`` reduced to quick requests; batches use the uploaded file ``file_id``."""
-    schemas = {name: _narrow(name, schema) for name, schema in document["components"]["schemas"].items()}
+    schemas = {name: _narrow_schema(name, schema) for name, schema in document["components"]["schemas"].items()}
     for name in ("Url", "ImageUrl"):
         schemas[name]["properties"]["url"] = {"type": "string", "format": "url-of-media"}
     schemas["BatchRequest"]["properties"]["input_file_id"] = {"enum": [file_id]}
     return {**document, "components": {**document["components"], "schemas": schemas}}
 
 
-def _narrow(name: str, schema: Schema) -> Schema:
-    found: Schema = _without(schema)
+def _narrow_schema(name: str, schema: Schema) -> Schema:
+    result: Schema = _copy_supported(schema)
     if name in _BOUNDED:
-        free = {key: _SEED if key == "seed" else found["properties"][key] for key in _FREE[name]}
-        found["properties"] = {**free, **_BOUNDED[name]}
-        required = [key for key in found.get("required", ()) if key in found["properties"]]
-        found["required"] = sorted({*required, *_BOUNDED[name]})
-        found["additionalProperties"] = False
-    return found
+        free = {key: _SEED if key == "seed" else result["properties"][key] for key in _FREE[name]}
+        result["properties"] = {**free, **_BOUNDED[name]}
+        names = [key for key in result.get("required", ()) if key in result["properties"]]
+        result["required"] = sorted({*names, *_BOUNDED[name]})
+        result["additionalProperties"] = False
+    return result
 
 
-def _without(node: Any) -> Any:
+def _copy_supported(node: Any) -> Any:
     """Copy of ``node`` without unsupported kinds."""
     if isinstance(node, list):
-        return [_without(each) for each in node if not _refused(each)]
+        return [_copy_supported(each) for each in node if not _is_refused(each)]
     if not isinstance(node, dict):
         return node
-    return {key: _without(each) for key, each in node.items() if key not in ("discriminator", "default")}
+    return {key: _copy_supported(each) for key, each in node.items() if key not in ("discriminator", "default")}
 
 
-def _refused(node: Any) -> bool:
+def _is_refused(node: Any) -> bool:
     return isinstance(node, dict) and node.get("$ref", "").rsplit("/", 1)[-1] in _KINDS

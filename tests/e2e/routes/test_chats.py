@@ -14,11 +14,11 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.e2e.images.test_images import wanted
+from tests.e2e.images.test_images import expected_image
 from tests.e2e.questions import data_url
 from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
 from tests.e2e.system import OMNI, System
-from tests.unit.gateway.samples import picture
+from tests.unit.gateway.samples import make_sample_picture
 
 pytestmark = pytest.mark.e2e
 
@@ -34,46 +34,47 @@ HELLO: dict[str, Any] = {
 DIALECT = {"x-omnibus-dialect": "vllm-omni"}
 
 
-def pixels(url: str) -> np.ndarray:
+def decode_pixels(url: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
 
-def samples(file: bytes) -> np.ndarray:
+def decode_samples(file: bytes) -> np.ndarray:
     with av.open(io.BytesIO(file)) as sound:
         return np.concatenate([frame.to_ndarray()[0] for frame in sound.decode(audio=0)])
 
 
 async def test_models_are_listed_and_shown(client: openai.AsyncOpenAI):
-    listed = {model.id async for model in client.models.list()}
+    ids = {model.id async for model in client.models.list()}
 
-    assert listed == {PAINTER, EDITOR, EMBEDDER, DIRECTOR, OMNI}
+    assert ids == {PAINTER, EDITOR, EMBEDDER, DIRECTOR, OMNI}
     assert (await client.models.retrieve(OMNI)).owned_by == "omnibus"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("some/where")
 
 
 async def test_several_answers_about_a_picture_share_its_prompt(client: openai.AsyncOpenAI):
-    image: Any = {"type": "image_url", "image_url": {"url": data_url("image/png", picture("PNG", (40, 30)))}}
-    asked: Any = {
+    image: Any = {
+        "type": "image_url",
+        "image_url": {"url": data_url("image/png", make_sample_picture("PNG", (40, 30)))},
+    }
+    body: Any = {
         "model": OMNI,
         "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what is it?"}]}],
         "max_tokens": 8,
         "extra_body": {"ignore_eos": True},
     }
 
-    single = await client.chat.completions.create(**asked)
-    several = await client.chat.completions.create(**asked, n=3)
-    stream: Any = await client.chat.completions.create(
-        **asked, n=3, stream=True, stream_options={"include_usage": True}
-    )
+    single = await client.chat.completions.create(**body)
+    several = await client.chat.completions.create(**body, n=3)
+    stream: Any = await client.chat.completions.create(**body, n=3, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
 
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert single.usage is not None
     for usage in (several.usage, chunks[-1].usage):
         assert (usage.prompt_tokens, usage.completion_tokens) == (single.usage.prompt_tokens, 3 * 8)
-    ended = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason == "length"]
-    assert sorted(ended) == [0, 1, 2]
+    indexes = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason == "length"]
+    assert sorted(indexes) == [0, 1, 2]
 
 
 async def test_a_chat_paints_whole_and_streamed(client: openai.AsyncOpenAI, system: System, image_checkpoint: Path):
@@ -83,9 +84,11 @@ async def test_a_chat_paints_whole_and_streamed(client: openai.AsyncOpenAI, syst
     stream: Any = await client.chat.completions.create(**SQUARE, stream=True, extra_body=more)
     deltas = [chunk.choices[0].delta async for chunk in stream]
 
-    [streamed] = [delta.images for delta in deltas if getattr(delta, "images", None)]
-    for [image] in (whole.choices[0].message.images, streamed):
-        np.testing.assert_allclose(pixels(image["image_url"]["url"]), wanted(image_checkpoint, SAME), atol=0.51)
+    [stream_images] = [delta.images for delta in deltas if getattr(delta, "images", None)]
+    for [image] in (whole.choices[0].message.images, stream_images):
+        np.testing.assert_allclose(
+            decode_pixels(image["image_url"]["url"]), expected_image(image_checkpoint, SAME), atol=0.51
+        )
     assert whole.usage.completion_tokens == 16
     await system.ledger_is_empty()
 
@@ -99,9 +102,9 @@ async def test_a_chat_that_goes_on_paints_what_was_said_in_all(
 
     second: Any = await client.chat.completions.create(**{**SQUARE, "messages": turns}, extra_body=more)
 
-    shown = pixels(second.choices[0].message.images[0]["image_url"]["url"])
-    said = {**SAME, "prompt": "a red square\non a table"}
-    np.testing.assert_allclose(shown, wanted(image_checkpoint, said), atol=0.51)
+    result = decode_pixels(second.choices[0].message.images[0]["image_url"]["url"])
+    wish = {**SAME, "prompt": "a red square\non a table"}
+    np.testing.assert_allclose(result, expected_image(image_checkpoint, wish), atol=0.51)
     await system.ledger_is_empty()
 
 
@@ -116,9 +119,9 @@ async def test_spoken_answers_are_files_of_every_format(client: openai.AsyncOpen
 
     files = [base64.b64decode(whole.choices[0].message.audio.data)]
     files.append(b"".join(base64.b64decode(part.get("data") or "") for part in parts))
-    made = [len(np.frombuffer(file, "<i2") if format == "pcm16" else samples(file)) for file in files]
+    lengths = [len(np.frombuffer(file, "<i2") if format == "pcm16" else decode_samples(file)) for file in files]
     rate = {"mp3": 44_100, "aac": 44_100, "opus": 48_000}.get(format, 24_000)
-    assert [count / rate for count in made] == [pytest.approx(24 / 50, abs=0.1)] * 2
+    assert [count / rate for count in lengths] == [pytest.approx(24 / 50, abs=0.1)] * 2
     assert [part["expires_at"] > 0 for part in parts if part.get("expires_at")] == [True]
 
 
@@ -131,29 +134,29 @@ async def test_clients_of_vllm_omni_get_pictures_as_content(
         plain = await http.post("/v1/chat/completions", json={**SQUARE, "extra_body": fields}, headers=DIALECT)
     official: Any = await client.chat.completions.create(**SQUARE, extra_body=fields, extra_headers=DIALECT)
 
-    expected = wanted(image_checkpoint, SAME)
+    reference = expected_image(image_checkpoint, SAME)
     for content in (plain.json()["choices"][0]["message"]["content"], official.choices[0].message.content):
-        np.testing.assert_allclose(pixels(content[0]["image_url"]["url"]), expected, atol=0.51)
+        np.testing.assert_allclose(decode_pixels(content[0]["image_url"]["url"]), reference, atol=0.51)
     await system.ledger_is_empty()
 
 
 async def test_clients_of_vllm_omni_get_sound_in_files(client: openai.AsyncOpenAI, system: System):
     stages = [{"temperature": 0, "max_tokens": 8, "seed": 7}, {"temperature": 0, "max_tokens": 24, "seed": 7}]
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": OMNI,
         "messages": HELLO["messages"],
         "extra_body": {"sampling_params_list": stages, "speaker": "Chelsie"},
         "extra_headers": {**DIALECT, "x-omnibus-path": "M"},
     }
 
-    whole: Any = await client.chat.completions.create(**asked)
-    stream: Any = await client.chat.completions.create(**asked, stream=True)
+    whole: Any = await client.chat.completions.create(**body)
+    stream: Any = await client.chat.completions.create(**body, stream=True)
     chunks = [(chunk.modality, chunk.choices[0].delta.content) async for chunk in stream]
 
-    said, spoken = whole.choices
-    assert "".join(content or "" for kind, content in chunks if kind == "text") == said.message.content
-    pieces = [samples(base64.b64decode(content)) for kind, content in chunks if kind == "audio"]
-    sound = samples(base64.b64decode(spoken.message.audio.data))
+    text_choice, audio_choice = whole.choices
+    assert "".join(content or "" for kind, content in chunks if kind == "text") == text_choice.message.content
+    pieces = [decode_samples(base64.b64decode(content)) for kind, content in chunks if kind == "audio"]
+    sound = decode_samples(base64.b64decode(audio_choice.message.audio.data))
     assert len(sound) == pytest.approx(24_000 * 24 / 50, abs=960)
     assert np.abs(np.concatenate(pieces).astype(int) - sound).max() <= 1
     await system.ledger_is_empty()

@@ -17,25 +17,27 @@ PROMPT = "the cat and the dog"
 
 
 @pytest.fixture
-async def strict(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+async def strict_client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
     await system.becomes_ready()
     async with openai.AsyncOpenAI(
         base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
-    ) as made:
-        yield made
+    ) as new_client:
+        yield new_client
 
 
-async def test_texts_are_completed(strict: openai.AsyncOpenAI):
-    made = await strict.completions.create(model=OMNI, prompt=[PROMPT, "two"], n=2, max_tokens=5, temperature=0)
+async def test_texts_are_completed(strict_client: openai.AsyncOpenAI):
+    completion = await strict_client.completions.create(
+        model=OMNI, prompt=[PROMPT, "two"], n=2, max_tokens=5, temperature=0
+    )
 
-    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
-    assert made.choices[0].text == made.choices[1].text  # greedy
-    assert made.usage is not None
-    assert made.usage.completion_tokens == 20
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    assert completion.choices[0].text == completion.choices[1].text  # greedy
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 20
 
 
-async def test_a_stream_says_the_same(system: System, strict: openai.AsyncOpenAI):
-    whole = await strict.completions.create(model=OMNI, prompt=PROMPT, max_tokens=8, seed=3, echo=True)
+async def test_a_stream_says_the_same(system: System, strict_client: openai.AsyncOpenAI):
+    whole = await strict_client.completions.create(model=OMNI, prompt=PROMPT, max_tokens=8, seed=3, echo=True)
     # A stream's events have no `finish_reason` yet, which is null here as at OpenAI: the strict type does not allow it.
     async with system.client() as client:
         stream = await client.completions.create(

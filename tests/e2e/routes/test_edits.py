@@ -13,40 +13,42 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.e2e.families.test_qwen_image_edit import wanted
+from tests.e2e.families.test_qwen_image_edit import expected_image
 from tests.e2e.routes.conftest import EDITOR
 from tests.e2e.system import System
 from tests.unit.models import files
 
 pytestmark = pytest.mark.e2e
 
-PICTURE = files.picture(2, 50, 130)
+PICTURE = files.make_picture(2, 50, 130)
 WISH: dict[str, Any] = {"model": EDITOR, "prompt": "a green circle", "size": "64x48"}
 MORE: dict[str, Any] = {"steps": 4, "guidance": 3.0, "seed": 2}
 SAME: dict[str, Any] = {"prompt": "a green circle", "width": 64, "height": 48, **MORE}
 
 
-def pixels(file: str | None) -> np.ndarray:
+def decode_pixels(file: str | None) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(file or ""))))
 
 
 async def test_a_picture_is_that_of_the_pipeline(client: openai.AsyncOpenAI, system: System, edit_checkpoint: Path):
-    made = await client.images.edit(**WISH, image=("tall.png", PICTURE), extra_body=MORE)
+    result = await client.images.edit(**WISH, image=("tall.png", PICTURE), extra_body=MORE)
 
-    assert made.data is not None
-    np.testing.assert_allclose(pixels(made.data[0].b64_json), wanted(edit_checkpoint, PICTURE, SAME), atol=0.51)
-    assert made.size == "64x48"
-    assert made.usage is not None
-    assert made.usage.output_tokens == 12
+    assert result.data is not None
+    np.testing.assert_allclose(
+        decode_pixels(result.data[0].b64_json), expected_image(edit_checkpoint, PICTURE, SAME), atol=0.51
+    )
+    assert result.size == "64x48"
+    assert result.usage is not None
+    assert result.usage.output_tokens == 12
     await system.ledger_is_empty()
 
 
 async def test_another_picture_makes_another_one(client: openai.AsyncOpenAI):
-    pictures = [PICTURE, files.picture(5, 50, 130)]
+    pictures = [PICTURE, files.make_picture(5, 50, 130)]
 
-    made = [await client.images.edit(**WISH, image=("a.png", each), extra_body=MORE) for each in pictures]
+    results = [await client.images.edit(**WISH, image=("a.png", each), extra_body=MORE) for each in pictures]
 
-    first, second = (pixels(each.data[0].b64_json) for each in made if each.data)
+    first, second = (decode_pixels(each.data[0].b64_json) for each in results if each.data)
     assert not np.array_equal(first, second)
 
 
@@ -58,7 +60,7 @@ async def test_a_stream_shows_the_picture_in_the_making(client: openai.AsyncOpen
     events = [event async for event in stream]
 
     assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
-    assert {pixels(event.b64_json).shape for event in events} == {(48, 64, 3)}
+    assert {decode_pixels(event.b64_json).shape for event in events} == {(48, 64, 3)}
     await system.ledger_is_empty()
 
 
@@ -77,12 +79,12 @@ async def test_a_chat_edits_too(client: openai.AsyncOpenAI, edit_checkpoint: Pat
         extra_body={"modalities": ["image"], "image_config": config},
     )
 
-    shown = answer.choices[0].message.images[0]["image_url"]["url"].split(",")[1]
-    np.testing.assert_allclose(pixels(shown), wanted(edit_checkpoint, PICTURE, SAME), atol=0.51)
+    data = answer.choices[0].message.images[0]["image_url"]["url"].split(",")[1]
+    np.testing.assert_allclose(decode_pixels(data), expected_image(edit_checkpoint, PICTURE, SAME), atol=0.51)
 
 
 @pytest.mark.parametrize(
-    ("changed", "param"),
+    ("changes", "param"),
     [
         ({"image": [("a.png", PICTURE), ("b.png", PICTURE)]}, "image"),
         ({"image": ("a.png", PICTURE[:100])}, "image"),
@@ -91,13 +93,13 @@ async def test_a_chat_edits_too(client: openai.AsyncOpenAI, edit_checkpoint: Pat
     ],
 )
 async def test_what_cannot_be_edited_is_refused_and_the_next_one_is_made(
-    client: openai.AsyncOpenAI, system: System, changed: dict[str, Any], param: str
+    client: openai.AsyncOpenAI, system: System, changes: dict[str, Any], param: str
 ):
-    asked = {**WISH, "image": ("a.png", PICTURE), "extra_body": MORE}
+    fields = {**WISH, "image": ("a.png", PICTURE), "extra_body": MORE}
 
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.images.edit(**{**asked, **changed})
+    with pytest.raises(openai.BadRequestError) as error:
+        await client.images.edit(**{**fields, **changes})
 
-    assert refused.value.param == param
-    assert (await client.images.edit(**asked)).data
+    assert error.value.param == param
+    assert (await client.images.edit(**fields)).data
     await system.ledger_is_empty()

@@ -16,7 +16,7 @@ import pytest
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
 from PIL import Image
 
-from tests.e2e.images.test_images import wanted
+from tests.e2e.images.test_images import expected_image
 from tests.e2e.routes.conftest import PAINTER
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
@@ -28,22 +28,22 @@ MORE: dict[str, Any] = {"steps": 4, "guidance": 3.0, "seed": 1}
 SAME = {"prompt": "a red square", "width": 64, "height": 64, **MORE}
 
 
-def pixels(file: str | bytes | None) -> np.ndarray:
+def decode_pixels(file: str | bytes | None) -> np.ndarray:
     data = base64.b64decode(file) if isinstance(file, str) else file
     return np.asarray(Image.open(io.BytesIO(data or b"")))
 
 
 async def test_a_picture_is_that_of_the_pipeline(client: openai.AsyncOpenAI, image_checkpoint: Path, system: System):
-    made = await client.images.generate(**WISH, n=2, extra_body=MORE)
+    response = await client.images.generate(**WISH, n=2, extra_body=MORE)
 
-    assert made.data is not None
-    for place, image in enumerate(made.data):
-        expected = wanted(image_checkpoint, {**SAME, "seed": 1 + place})
-        np.testing.assert_allclose(pixels(image.b64_json), expected, atol=0.51)
-    assert (made.size, made.output_format, made.background) == ("64x64", "png", "opaque")
-    assert made.usage is not None
-    assert made.usage.output_tokens == 32
-    assert made.usage.input_tokens > 3
+    assert response.data is not None
+    for place, image in enumerate(response.data):
+        reference = expected_image(image_checkpoint, {**SAME, "seed": 1 + place})
+        np.testing.assert_allclose(decode_pixels(image.b64_json), reference, atol=0.51)
+    assert (response.size, response.output_format, response.background) == ("64x64", "png", "opaque")
+    assert response.usage is not None
+    assert response.usage.output_tokens == 32
+    assert response.usage.input_tokens > 3
     await system.ledger_is_empty()
 
 
@@ -53,25 +53,27 @@ async def test_a_stream_shows_the_picture_in_the_making(
     stream: Any = await client.images.generate(
         **WISH, stream=True, partial_images=3, output_format="webp", extra_body=MORE
     )
-    *partial, completed = [event async for event in stream]
+    *partial, last_event = [event async for event in stream]
 
     assert all(isinstance(event, ImageGenPartialImageEvent) for event in partial)
     assert [event.partial_image_index for event in partial] == [0, 1, 2]
-    assert {pixels(event.b64_json).shape for event in partial} == {(64, 64, 3)}
-    assert isinstance(completed, ImageGenCompletedEvent)
-    assert Image.open(io.BytesIO(base64.b64decode(completed.b64_json))).format == "WEBP"
-    assert completed.usage.output_tokens == 16
+    assert {decode_pixels(event.b64_json).shape for event in partial} == {(64, 64, 3)}
+    assert isinstance(last_event, ImageGenCompletedEvent)
+    assert Image.open(io.BytesIO(base64.b64decode(last_event.b64_json))).format == "WEBP"
+    assert last_event.usage.output_tokens == 16
     await system.ledger_is_empty()
 
 
 async def test_a_url_leads_to_the_picture_until_it_is_removed(client: openai.AsyncOpenAI, image_checkpoint: Path):
-    made = await client.images.generate(**WISH, response_format="url", extra_body=MORE)
+    response = await client.images.generate(**WISH, response_format="url", extra_body=MORE)
 
-    assert made.data is not None
-    url = made.data[0].url
+    assert response.data is not None
+    url = response.data[0].url
     assert url is not None
     async with httpx.AsyncClient() as http:
-        np.testing.assert_allclose(pixels((await http.get(url)).content), wanted(image_checkpoint, SAME), atol=0.51)
+        np.testing.assert_allclose(
+            decode_pixels((await http.get(url)).content), expected_image(image_checkpoint, SAME), atol=0.51
+        )
     id = url.split("/")[-2]
     assert (await client.files.retrieve(id)).bytes > 100
     await client.files.delete(id)
@@ -85,20 +87,20 @@ async def test_what_the_model_cannot_make_is_refused_with_the_parameter(client: 
         ({"size": "16384x16384"}, "size"),
         ({"n": 11}, "n"),
     ]
-    for changed, param in refusals:
-        with pytest.raises(openai.APIStatusError) as refused:
-            await client.images.generate(**{**WISH, **changed}, extra_body=MORE)
+    for changes, param in refusals:
+        with pytest.raises(openai.APIStatusError) as error:
+            await client.images.generate(**{**WISH, **changes}, extra_body=MORE)
 
-        assert refused.value.status_code in (400, 413)
-        assert refused.value.param == param
+        assert error.value.status_code in (400, 413)
+        assert error.value.param == param
     await system.ledger_is_empty()
 
 
 async def test_edits_are_refused_by_a_model_that_makes_pictures_of_text_alone(client: openai.AsyncOpenAI):
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as error:
         await client.images.edit(model=PAINTER, prompt="bluer", image=b"\x89PNG")
 
-    assert refused.value.param == "image"
+    assert error.value.param == "image"
 
 
 async def test_a_client_that_leaves_stops_the_steps(client: openai.AsyncOpenAI, system: System):

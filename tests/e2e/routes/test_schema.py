@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from omnibus_gateway.openai.openapi import openapi_paths
-from tests.e2e.routes.narrowed import narrowed, register
+from tests.e2e.routes.narrowed import narrow_document, register_formats
 from tests.e2e.system import OMNI, System
 
 pytestmark = pytest.mark.e2e
@@ -50,20 +50,20 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 @pytest.fixture(scope="module")
 def document(system: System) -> dict[str, Any]:
-    register()
+    register_formats()
     return httpx.get(f"{system.url}/openapi.json", timeout=30).json()
 
 
 @pytest.fixture(scope="module")
-def narrow(system: System, document: dict[str, Any]) -> Any:
+def narrow_schema(system: System, document: dict[str, Any]) -> Any:
     body = {"model": OMNI, "prompt": "hello", "max_tokens": 1}
     line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body})
-    uploaded = httpx.post(f"{system.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", line)})
-    return schemathesis.openapi.from_dict(narrowed(document, uploaded.json()["id"]))
+    upload = httpx.post(f"{system.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", line)})
+    return schemathesis.openapi.from_dict(narrow_document(document, upload.json()["id"]))
 
 
 @pytest.fixture(scope="module")
-def whole(document: dict[str, Any]) -> Any:
+def full_schema(document: dict[str, Any]) -> Any:
     return schemathesis.openapi.from_dict(document)
 
 
@@ -72,28 +72,28 @@ def nothing_is_left(system: System) -> Iterator[None]:
     """Remove videos that no test waits for."""
     yield
     with httpx.Client(base_url=system.url, timeout=30) as http:
-        while found := http.get("/v1/videos", params={"limit": 100}).json()["data"]:
-            for video in found:
+        while videos := http.get("/v1/videos", params={"limit": 100}).json()["data"]:
+            for video in videos:
                 http.delete(f"/v1/videos/{video['id']}")
 
 
-def examples(count: int) -> Callable[[Any], Any]:
+def limit_examples(count: int) -> Callable[[Any], Any]:
     """Always the same ones."""
-    bounded = settings(
+    limits = settings(
         max_examples=count,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    return lambda test: seed(0)(bounded(test))
+    return lambda test: seed(0)(limits(test))
 
 
-def operation(schema: Any, label: str) -> Any:
-    return next(found.ok() for found in schema.get_all_operations() if found.ok().label == label)
+def find_operation(schema: Any, label: str) -> Any:
+    return next(result.ok() for result in schema.get_all_operations() if result.ok().label == label)
 
 
-def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
+def send_case(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
     """Return the status, and the message of an error."""
     response = case.call(base_url=system.url, timeout=60)
     streams = response.headers["content-type"][0].startswith("text/event-stream")
@@ -106,19 +106,19 @@ def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow: Any, label: str):
-    seen: Counter[tuple[int, str]] = Counter()
+def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow_schema: Any, label: str):
+    statuses: Counter[tuple[int, str]] = Counter()
 
-    @examples(30)
-    @given(operation(narrow, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
+    @limit_examples(30)
+    @given(find_operation(narrow_schema, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
     def any_request(case: Any) -> None:
-        seen[send(system, case, CHECKS)] += 1
+        statuses[send_case(system, case, CHECKS)] += 1
 
     any_request()
 
-    assert max(seen)[0] < 500
+    assert max(statuses)[0] < 500
     if label.startswith("POST") and "apps" not in label and "{" not in label:  # an id cannot be guessed
-        assert seen[200, ""], seen  # a narrowed request that nothing serves would show nothing
+        assert statuses[200, ""], statuses  # a narrowed request that nothing serves would show nothing
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow:
         if (label.startswith("POST") and label not in BODILESS) or label == "GET /v1/videos"
     ],
 )
-def test_what_the_document_forbids_is_refused(system: System, whole: Any, label: str):
-    @examples(10)
-    @given(operation(whole, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
+def test_what_the_document_forbids_is_refused(system: System, full_schema: Any, label: str):
+    @limit_examples(10)
+    @given(find_operation(full_schema, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def any_request(case: Any) -> None:
-        assert 400 <= send(system, case, [*CHECKS, negative_data_rejection])[0] < 500
+        assert 400 <= send_case(system, case, [*CHECKS, negative_data_rejection])[0] < 500
 
     any_request()

@@ -23,19 +23,21 @@ HELLO: dict[str, Any] = {"role": "user", "content": "hello there"}
 AGAIN: dict[str, Any] = {"role": "user", "content": "say that again"}
 
 
-async def speak(client: openai.AsyncOpenAI, *turns: Any, **more: Any) -> Any:
-    asked = {**ASKED, "messages": [HELLO, *turns], **more}
-    return await client.chat.completions.create(**asked)
+async def send_chat(client: openai.AsyncOpenAI, *turns: Any, **more: Any) -> Any:
+    fields = {**ASKED, "messages": [HELLO, *turns], **more}
+    return await client.chat.completions.create(**fields)
 
 
 async def test_a_spoken_answer_is_known_by_its_id(
-    client: openai.AsyncOpenAI, other: openai.AsyncOpenAI, system: System
+    client: openai.AsyncOpenAI, other_client: openai.AsyncOpenAI, system: System
 ):
-    first = (await speak(client)).choices[0].message.audio
-    told = {"role": "assistant", "content": first.transcript}
-    named = {"role": "assistant", "audio": {"id": first.id}}
+    first = (await send_chat(client)).choices[0].message.audio
+    text_turn = {"role": "assistant", "content": first.transcript}
+    audio_turn = {"role": "assistant", "audio": {"id": first.id}}
 
-    answers = [(await speak(each, turn, AGAIN)) for each in (client, other) for turn in (told, named)]
+    answers = [
+        (await send_chat(each, turn, AGAIN)) for each in (client, other_client) for turn in (text_turn, audio_turn)
+    ]
 
     texts = [answer.choices[0].message.content for answer in answers]
     assert texts == [texts[0]] * 4
@@ -45,38 +47,38 @@ async def test_a_spoken_answer_is_known_by_its_id(
 
 
 async def test_a_streamed_answer_is_known_and_its_sound_can_be_fetched(
-    client: openai.AsyncOpenAI, other: openai.AsyncOpenAI
+    client: openai.AsyncOpenAI, other_client: openai.AsyncOpenAI
 ):
-    chunks = [chunk.model_dump() async for chunk in await speak(client, stream=True)]
+    chunks = [chunk.model_dump() async for chunk in await send_chat(client, stream=True)]
     parts = [chunk["choices"][0]["delta"].get("audio") or {} for chunk in chunks if chunk["choices"]]
     [id] = [part["id"] for part in parts if part.get("id")]
     sound = b"".join(base64.b64decode(part.get("data") or "") for part in parts)
 
-    fetched = await other.files.content(id)
-    again = await speak(other, {"role": "assistant", "audio": {"id": id}}, AGAIN)
+    file = await other_client.files.content(id)
+    again = await send_chat(other_client, {"role": "assistant", "audio": {"id": id}}, AGAIN)
 
-    assert fetched.content == sound
-    assert fetched.response.headers["content-type"] == "audio/mpeg"
+    assert file.content == sound
+    assert file.response.headers["content-type"] == "audio/mpeg"
     assert again.choices[0].message.content
 
 
 async def test_an_unknown_answer_is_refused_with_its_place(client: openai.AsyncOpenAI):
-    with pytest.raises(openai.BadRequestError) as refused:
-        await speak(client, {"role": "assistant", "audio": {"id": "audio_" + "0" * 48}}, AGAIN)
+    with pytest.raises(openai.BadRequestError) as error:
+        await send_chat(client, {"role": "assistant", "audio": {"id": "audio_" + "0" * 48}}, AGAIN)
 
-    assert refused.value.param == "messages[1].audio.id"
+    assert error.value.param == "messages[1].audio.id"
 
 
 async def test_a_picture_is_fetched_and_removed_at_another_gateway(
-    client: openai.AsyncOpenAI, other: openai.AsyncOpenAI
+    client: openai.AsyncOpenAI, other_client: openai.AsyncOpenAI
 ):
-    made = await client.images.generate(
+    response = await client.images.generate(
         model=PAINTER, prompt="a boat", size="64x64", response_format="url", extra_body={"steps": 2}
     )
 
-    assert made.data is not None
-    id = (made.data[0].url or "").split("/")[-2]
-    assert (await other.files.content(id)).content.startswith(b"\x89PNG")
-    await other.files.delete(id)
+    assert response.data is not None
+    id = (response.data[0].url or "").split("/")[-2]
+    assert (await other_client.files.content(id)).content.startswith(b"\x89PNG")
+    await other_client.files.delete(id)
     with pytest.raises(openai.NotFoundError):
         await client.files.content(id)

@@ -16,7 +16,7 @@ from tests.unit.models import files
 
 pytestmark = pytest.mark.e2e
 
-SOUND = files.tone(1.5, 3)
+SOUND = files.make_tone(1.5, 3)
 TOKENS = 12
 WISH: dict[str, Any] = {"model": OMNI, "file": ("tone.wav", SOUND), "extra_body": {"max_tokens": TOKENS}}
 
@@ -30,19 +30,19 @@ def whole_model(checkpoint: Path, instruction: str = USER) -> str:
 
 
 async def test_it_is_the_answer_of_the_whole_model(client: openai.AsyncOpenAI, system: System, omni_checkpoint: Path):
-    written = await client.audio.transcriptions.create(**WISH)
+    transcription = await client.audio.transcriptions.create(**WISH)
 
-    assert written.text == whole_model(omni_checkpoint)
-    assert written.usage is not None
-    assert written.usage.input_token_details.audio_tokens > 0
-    assert written.usage.output_tokens == TOKENS
+    assert transcription.text == whole_model(omni_checkpoint)
+    assert transcription.usage is not None
+    assert transcription.usage.input_token_details.audio_tokens > 0
+    assert transcription.usage.output_tokens == TOKENS
     await system.ledger_is_empty()
 
 
 async def test_a_language_changes_what_is_asked(client: openai.AsyncOpenAI, omni_checkpoint: Path):
-    written = await client.audio.transcriptions.create(**WISH, language="de")
+    transcription = await client.audio.transcriptions.create(**WISH, language="de")
 
-    assert written.text == whole_model(omni_checkpoint, USER + LANGUAGE.format(language="de"))
+    assert transcription.text == whole_model(omni_checkpoint, USER + LANGUAGE.format(language="de"))
 
 
 async def test_other_forms_hold_the_same_text(client: openai.AsyncOpenAI, system: System):
@@ -60,9 +60,9 @@ async def test_other_forms_hold_the_same_text(client: openai.AsyncOpenAI, system
 
 
 async def test_a_broken_file_is_refused_and_the_next_one_is_heard(client: openai.AsyncOpenAI, system: System):
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as error:
         await client.audio.transcriptions.create(**{**WISH, "file": ("cut.wav", SOUND[:1000])})
 
-    assert refused.value.param == "file"
+    assert error.value.param == "file"
     assert (await client.audio.transcriptions.create(**WISH)).text
     await system.ledger_is_empty()

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.safe.town import Town, town
+from tests.e2e.safe.town import SecuredSystem, start_secured
 
 
 @pytest.fixture(scope="package")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with town(tmp_path_factory.mktemp("safe")) as made:
-        yield made
+def secured_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredSystem]:
+    with start_secured(tmp_path_factory.mktemp("safe")) as new_system:
+        yield new_system

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.e2e.safe.town import HEAVY, LIGHT, SLOTS, Town, question
+from tests.e2e.safe.town import HEAVY, LIGHT, SLOTS, SecuredSystem, chat_body
 
 pytestmark = pytest.mark.e2e
 
@@ -22,45 +22,45 @@ RATES = {LIGHT: 3.0, HEAVY: 30.0}  # requests per second
 SECONDS = 8.0
 
 
-class Served(NamedTuple):
+class TenantAnswer(NamedTuple):
     began: float
     ended: float
     status: int
 
     @property
-    def took(self) -> float:
+    def elapsed(self) -> float:
         return self.ended - self.began
 
 
-async def ask(http: httpx.AsyncClient, number: int) -> Served:
+async def send_question(http: httpx.AsyncClient, number: int) -> TenantAnswer:
     began = time.monotonic()
-    answer = await http.post(CHAT, json=question(f"count to {number}", seed=number))
-    return Served(began, time.monotonic(), answer.status_code)
+    answer = await http.post(CHAT, json=chat_body(f"count to {number}", seed=number))
+    return TenantAnswer(began, time.monotonic(), answer.status_code)
 
 
-async def offer(closed: Town, key: str, seconds: float = SECONDS) -> list[Served]:
+async def send_steadily(system: SecuredSystem, key: str, seconds: float = SECONDS) -> list[TenantAnswer]:
     """Send requests at a steady rate, without waiting for answers."""
     loop, began = asyncio.get_running_loop(), time.monotonic()
-    async with closed.http(key) as http:
-        asked = []
+    async with system.http(key) as http:
+        tasks = []
         for number in range(int(RATES[key] * seconds)):
             await asyncio.sleep(max(0.0, began + number / RATES[key] - time.monotonic()))
-            asked.append(loop.create_task(ask(http, number)))
-        return await asyncio.gather(*asked)
+            tasks.append(loop.create_task(send_question(http, number)))
+        return await asyncio.gather(*tasks)
 
 
-def median(values: list[float]) -> float:
+def find_median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-async def test_the_light_tenant_has_its_share_and_passes_the_heavy_ones_queue(closed: Town):
-    light, heavy = await asyncio.gather(offer(closed, LIGHT), offer(closed, HEAVY))
+async def test_the_light_tenant_has_its_share_and_passes_the_heavy_ones_queue(secured_system: SecuredSystem):
+    light, heavy = await asyncio.gather(send_steadily(secured_system, LIGHT), send_steadily(secured_system, HEAVY))
 
     assert Counter(each.status for each in light) == {200: len(light)}  # all that it asked for
-    done = [each for each in heavy if each.status == 200]
+    successes = [each for each in heavy if each.status == 200]
     assert {each.status for each in heavy} <= {200, 429}
-    assert len(done) > len(light)  # and the heavy one what is left
-    passed = [sum(1 for other in done if each.began < other.ended < each.ended) for each in light]
-    assert median(passed) <= 2 * SLOTS  # no more than are at work and follow while it is
-    behind = [each.took for each in done[len(done) // 2 :]]  # when there was a queue
-    assert median(behind) > 2 * median([each.took for each in light])
+    assert len(successes) > len(light)  # and the heavy one what is left
+    overtake_counts = [sum(1 for other in successes if each.began < other.ended < each.ended) for each in light]
+    assert find_median(overtake_counts) <= 2 * SLOTS  # no more than are at work and follow while it is
+    behind = [each.elapsed for each in successes[len(successes) // 2 :]]  # when there was a queue
+    assert find_median(behind) > 2 * find_median([each.elapsed for each in light])

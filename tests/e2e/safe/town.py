@@ -30,9 +30,9 @@ from omnibus.up import fork_client, infra
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.ports import free_ports
 from tests import certificates
-from tests.conftest import running as served
+from tests.conftest import run_infra_server as served
 from tests.e2e import warm
-from tests.tls_proxy import proxied
+from tests.tls_proxy import start_proxy
 
 ROOT = Path(__file__).parents[3]
 MODEL, FAMILY, NODE = "vl", "qwen2_5_vl", "safe"
@@ -62,7 +62,7 @@ SIMULATED: dict[str, Any] = {
 _READY_WITHIN, _STOP_WITHIN = 90.0, 20.0  # seconds
 
 
-class Town:
+class SecuredSystem:
     """The processes and the doors to them."""
 
     def __init__(self, directory: Path, bus: str, store: str) -> None:
@@ -88,18 +88,18 @@ class Town:
     def start(self, name: str, service: str, **settings: str) -> None:
         """Start one service, as the bus user of its name."""
         self.logs[name] = self.directory / f"{name}.log"
-        who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
+        credentials = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
         with self.logs[name].open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 fork_client.fork_server_command(warm.fork_server_socket(), f"omnibus_{service}"),
-                env={**self._env, **who, **settings},
+                env={**self._env, **credentials, **settings},
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent(),
             )
 
-    def executor(self, option: str, service: str, *components: str) -> None:
+    def start_executor(self, option: str, service: str, *components: str) -> None:
         kinds = catalog.FAMILIES[FAMILY]["tasks"]
         self.start(
             option,
@@ -114,10 +114,10 @@ class Town:
             OMNIBUS_EXECUTOR_BATCH=str(SLOTS),
         )
 
-    def said(self) -> str:
+    def read_logs(self) -> str:
         return "\n".join(f"--- {name}\n{path.read_text()[-4000:]}" for name, path in self.logs.items())
 
-    def listening(self) -> list[tuple[str, str]]:
+    def list_listeners(self) -> list[tuple[str, str]]:
         """Names of services, and the addresses that they listen on."""
         return [
             (name, door.laddr.ip)
@@ -135,7 +135,7 @@ class Town:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         async with asyncio.timeout(_READY_WITHIN), self.http() as http:
             while True:
                 try:
@@ -157,60 +157,60 @@ class Town:
         return await NatsBus.connect(settings, "test")
 
 
-def question(said: Any = "hello there", **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": said}], "max_tokens": LONGEST, **more}
+def chat_body(content: Any = "hello there", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": LONGEST, **more}
 
 
 @contextmanager
-def town(directory: Path, **settings: str) -> Iterator[Town]:
+def start_secured(directory: Path, **settings: str) -> Iterator[SecuredSystem]:
     """Start everything until the block ends; ``settings`` are the gateway's."""
     model = catalog.model_declaration(FAMILY, str(directory / "simulated.json"))
     model["options"] = {name: spec for name, spec in model["options"].items() if name in ("E", "L")}
     model["paths"] = [{"options": ["E", "L"], "share": 1}]
     (directory / "simulated.json").write_bytes(msgspec.json.encode(SIMULATED))
     (directory / "models.json").write_bytes(msgspec.json.encode({"models": {MODEL: model}}))
-    (directory / "keys.json").write_bytes(msgspec.json.encode({"keys": [_record("light"), _record("heavy")]}))
+    (directory / "keys.json").write_bytes(msgspec.json.encode({"keys": [_make_record("light"), _make_record("heavy")]}))
     config = directory / "nats.conf"
     config.write_text(permissions.server_config(PASSWORDS, tls=str(certificates.DIRECTORY)))
     with ExitStack() as stack:
         nats, valkey = infra.prepare_nats(directory, config=config), infra.prepare_valkey(directory)
         stack.enter_context(served(nats))
         stack.enter_context(served(valkey))
-        _guard(valkey.url)
-        port = stack.enter_context(proxied(valkey.ports[0]))
-        made = Town(directory, nats.url, f"rediss://omnibus:word-of-the-store@localhost:{port}/0")
-        stack.callback(made.stop)
+        _restrict_user(valkey.url)
+        port = stack.enter_context(start_proxy(valkey.ports[0]))
+        new_system = SecuredSystem(directory, nats.url, f"rediss://omnibus:word-of-the-store@localhost:{port}/0")
+        stack.callback(new_system.stop)
         try:
-            _start(made, settings)
-            yield made
+            _start_services(new_system, settings)
+            yield new_system
         except BaseException:
-            print(made.said())
+            print(new_system.read_logs())
             raise
 
 
-def _start(made: Town, settings: Mapping[str, str]) -> None:
-    made.start("sidecar", "sidecar")
-    made.start("planner", "planner", OMNIBUS_PLANNER_MODELS=str(made.directory / "models.json"))
-    made.executor("E", "encoder", "vision")
-    made.executor("L", "llm", "thinker")
+def _start_services(system: SecuredSystem, settings: Mapping[str, str]) -> None:
+    system.start("sidecar", "sidecar")
+    system.start("planner", "planner", OMNIBUS_PLANNER_MODELS=str(system.directory / "models.json"))
+    system.start_executor("E", "encoder", "vision")
+    system.start_executor("L", "llm", "thinker")
     usual = {
-        "OMNIBUS_GATEWAY_PORT": str(made.port),
+        "OMNIBUS_GATEWAY_PORT": str(system.port),
         "OMNIBUS_GATEWAY_TLS_CERT": str(certificates.CERTIFICATE),
         "OMNIBUS_GATEWAY_TLS_KEY": str(certificates.KEY),
-        "OMNIBUS_GATEWAY_KEYS_FILE": str(made.directory / "keys.json"),
+        "OMNIBUS_GATEWAY_KEYS_FILE": str(system.directory / "keys.json"),
         "OMNIBUS_GATEWAY_KEYS": "true",
         "OMNIBUS_GATEWAY_ADMIN_TOKEN": ADMIN,
-        "OMNIBUS_GATEWAY_MEDIA_DIR": str(made.directory / "media"),
+        "OMNIBUS_GATEWAY_MEDIA_DIR": str(system.directory / "media"),
     }
-    made.start("gateway", "gateway", **{**usual, **settings})
-    asyncio.run(made.ready())
+    system.start("gateway", "gateway", **{**usual, **settings})
+    asyncio.run(system.wait_until_ready())
 
 
-def _record(tenant: str) -> KeyRecord:
+def _make_record(tenant: str) -> KeyRecord:
     return KeyRecord(api_key.hash_key(f"omni-{tenant}"), tenant)
 
 
-def _guard(url: str) -> None:
+def _restrict_user(url: str) -> None:
     """Restrict the store's only user to the commands and keys of Omnibus.
 
     Disables the default user.

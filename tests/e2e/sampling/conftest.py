@@ -9,32 +9,32 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny
-from tests.e2e.system import System, running
+from tests.e2e.system import System, start_system
 
 RECOMMENDED, DECLARED = "qwen3-recommended", "qwen3-declared"
 
 
 @pytest.fixture(scope="package")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3")
-    path = made / "generation_config.json"
+    directory = tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3")
+    path = directory / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": False, "top_k": 20, "max_new_tokens": 24}))
-    return made
+    return directory
 
 
 @pytest.fixture(scope="package")
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
-    declared = catalog.model_declaration("qwen3", str(checkpoint))
+    declaration = catalog.model_declaration("qwen3", str(checkpoint))
     models = {
-        RECOMMENDED: declared,
-        DECLARED: {**declared, "sampling_defaults": {"checkpoint": False, "max_tokens": 7}},
+        RECOMMENDED: declaration,
+        DECLARED: {**declaration, "sampling_defaults": {"checkpoint": False, "max_tokens": 7}},
     }
-    with running(tmp_path_factory.mktemp("sampling"), models) as made:
-        yield made
+    with start_system(tmp_path_factory.mktemp("sampling"), models) as new_system:
+        yield new_system
 
 
 @pytest.fixture
 async def client(system: System) -> AsyncIterator[httpx.AsyncClient]:
     await system.becomes_ready()
-    async with httpx.AsyncClient(base_url=system.url, timeout=60) as made:
-        yield made
+    async with httpx.AsyncClient(base_url=system.url, timeout=60) as new_client:
+        yield new_client

@@ -79,12 +79,12 @@ REJECTED: Body = {
 OWN_TESTS = {"stop", "stop_token_ids", "include_stop_str_in_output", "bad_words"}
 
 
-async def ask(client: httpx.AsyncClient, body: Body, path: str = "/v1/chat/completions") -> httpx.Response:
+async def send_body(client: httpx.AsyncClient, body: Body, path: str = "/v1/chat/completions") -> httpx.Response:
     return await client.post(path, json={name: value for name, value in body.items() if value is not None})
 
 
 async def ask_text(client: httpx.AsyncClient, body: Body) -> str:
-    answer = await ask(client, body)
+    answer = await send_body(client, body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
 
@@ -108,7 +108,7 @@ async def test_a_parameter_does_what_it_says(client: httpx.AsyncClient, name: st
 
 @pytest.mark.parametrize("name", REJECTED)
 async def test_a_parameter_is_rejected_by_name_with_an_alternative(client: httpx.AsyncClient, name: str):
-    answer = await ask(client, {**GREEDY, name: REJECTED[name]})
+    answer = await send_body(client, {**GREEDY, name: REJECTED[name]})
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
@@ -120,20 +120,20 @@ async def test_stops_end_the_text_and_are_part_of_it_where_that_is_wanted(client
     stop = plain[4:6]
 
     assert await ask_text(client, {**GREEDY, "stop": stop}) == plain.partition(stop)[0]
-    shown = await ask_text(client, {**GREEDY, "stop": stop, "include_stop_str_in_output": True})
-    assert shown == plain.partition(stop)[0] + stop
+    text_with_stop = await ask_text(client, {**GREEDY, "stop": stop, "include_stop_str_in_output": True})
+    assert text_with_stop == plain.partition(stop)[0] + stop
 
 
 async def test_stop_tokens_and_bad_words(client: httpx.AsyncClient):
     body = {"model": RECOMMENDED, "prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     two = {**body, "allowed_token_ids": [40, 41], "logit_bias": {"40": 5}}
-    forced = {**two, "stop_token_ids": [40]}
-    banned = (await ask(client, {**two, "bad_words": ["F"]}, "/v1/completions")).json()["choices"][0]
-    stopped = (await ask(client, forced, "/v1/completions")).json()["choices"][0]
-    least = (await ask(client, {**forced, "min_tokens": 4}, "/v1/completions")).json()
+    forced_body = {**two, "stop_token_ids": [40]}
+    banned_choice = (await send_body(client, {**two, "bad_words": ["F"]}, "/v1/completions")).json()["choices"][0]
+    stopped_choice = (await send_body(client, forced_body, "/v1/completions")).json()["choices"][0]
+    least = (await send_body(client, {**forced_body, "min_tokens": 4}, "/v1/completions")).json()
 
-    assert banned["text"] == "G" * 12
-    assert (stopped["text"], stopped["finish_reason"]) == ("", "stop")
+    assert banned_choice["text"] == "G" * 12
+    assert (stopped_choice["text"], stopped_choice["finish_reason"]) == ("", "stop")
     assert (least["usage"]["completion_tokens"], len(set(least["choices"][0]["text"]))) == (5, 1)
 
 
@@ -149,7 +149,7 @@ async def test_stop_tokens_and_bad_words(client: httpx.AsyncClient):
     ],
 )
 async def test_what_cannot_be_obeyed_is_named(client: httpx.AsyncClient, param: str, more: Body):
-    answer = await ask(client, {**GREEDY, "ignore_eos": None, **more})
+    answer = await send_body(client, {**GREEDY, "ignore_eos": None, **more})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
@@ -157,8 +157,8 @@ async def test_what_cannot_be_obeyed_is_named(client: httpx.AsyncClient, param: 
 async def test_responses_take_them_as_well(client: httpx.AsyncClient):
     body = {"model": RECOMMENDED, "input": "hello", "guided_choice": ["yes", "no"], "max_output_tokens": 20}
 
-    answer = await ask(client, body, "/v1/responses")
-    rejected = await ask(client, {**body, "priority": 2}, "/v1/responses")
+    answer = await send_body(client, body, "/v1/responses")
+    rejection = await send_body(client, {**body, "priority": 2}, "/v1/responses")
 
     assert answer.json()["output"][-1]["content"][0]["text"] in ("yes", "no")
-    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "priority")
+    assert (rejection.status_code, rejection.json()["error"]["param"]) == (400, "priority")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.families import catalog
-from tests.e2e.system import OMNI, VL, System, running
+from tests.e2e.system import OMNI, VL, System, start_system
 
 #: Paths of a request with an image, and of one without.
 PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "EPD"}
@@ -22,12 +22,12 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_c
     models[VL]["options"]["P"]["replicas"] = 2  # of which one may become a decode
     # With goals, so that encoders and language models of one executor share a loop.
     goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.2"}
-    with running(tmp_path_factory.mktemp("shapes"), models, **goals) as system:
+    with start_system(tmp_path_factory.mktemp("shapes"), models, **goals) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(shapes: System) -> dict[str, int]:
+async def executor_pids(shapes: System) -> dict[str, int]:
     """Process id of every executor, once all are registered with the gateway."""
     pids = await shapes.whole()
     await shapes.becomes_ready()

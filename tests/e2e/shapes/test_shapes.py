@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from tests import models_oracle as oracle
-from tests.e2e.omni.speech import same, spoken, wanted, whole_model
-from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS, Question, ask, image
+from tests.e2e.omni.speech import assert_same_speech, make_speech_body, read_spoken, whole_model
+from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS, Question, make_image, make_question
 from tests.e2e.shapes.conftest import PATHS
 from tests.e2e.system import OMNI, VL, System
-from tests.e2e.traffic import Edge, traffic
+from tests.e2e.traffic import Edge, measure_traffic
 from tests.e2e.watch import Watch
 from tests.nightly import covering
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 TOKENS = 24
 
 
-async def said(system: System, question: Question, path: str, **more: Any) -> tuple[str, list[int]]:
+async def send_question(system: System, question: Question, path: str, **more: Any) -> tuple[str, list[int]]:
     """Text and ids of an answer that took ``path``."""
     async with Watch.on(system) as watch, system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
@@ -43,7 +43,7 @@ async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_chec
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await said(shapes, question, shape if question.media else PATHS[shape])
+    answer = await send_question(shapes, question, shape if question.media else PATHS[shape])
 
     assert answer == (text, ids)
     await shapes.ledger_is_empty()
@@ -51,9 +51,9 @@ async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_chec
 
 @pytest.mark.cell("transformers", "qwen2_5_vl", "sampled", shape=tuple(PATHS))
 async def test_sampled_answers_do_not_depend_on_the_shape(shapes: System):
-    question = ask(image(4), "describe the image")
+    question = make_question(make_image(4), "describe the image")
 
-    answers = [await said(shapes, question, path, temperature=1.0, top_p=0.9, seed=11) for path in PATHS]
+    answers = [await send_question(shapes, question, path, temperature=1.0, top_p=0.9, seed=11) for path in PATHS]
 
     assert len(answers[0][1]) > 1
     assert all(answer == answers[0] for answer in answers)
@@ -65,7 +65,7 @@ async def test_an_omni_model_writes_what_the_whole_model_writes(shapes: System, 
     question = OMNI_QUESTIONS[name]
     ids, text = oracle.omni_text(omni_checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await said(shapes, question, "", model=OMNI)
+    answer = await send_question(shapes, question, "", model=OMNI)
 
     assert answer == (text, ids)
 
@@ -75,11 +75,11 @@ async def test_an_omni_model_sounds_like_the_whole_model(shapes: System, omni_ch
     question = OMNI_QUESTIONS["image and audio"]
 
     async with shapes.http() as http:
-        answer = await http.post("/v1/chat/completions", json=wanted(question))
+        answer = await http.post("/v1/chat/completions", json=make_speech_body(question))
 
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-omnibus-path"] == "R>P>D"
-    same(spoken(answer.json()), whole_model(omni_checkpoint, question))
+    assert_same_speech(read_spoken(answer.json()), whole_model(omni_checkpoint, question))
     await shapes.ledger_is_empty()
 
 
@@ -97,19 +97,22 @@ CROSSES = {
 async def test_only_what_another_executor_needs_is_moved(shapes: System, shape: str):
     body = {"model": VL, "messages": VL_QUESTIONS["two images"].messages, "max_tokens": 8, "temperature": 0}
 
-    async def asked() -> httpx.Response:
+    async def send_request() -> httpx.Response:
         async with shapes.http() as http:
             return await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": shape})
 
-    moved = await traffic(shapes, asked)
+    transfer = await measure_traffic(shapes, send_request)
 
-    assert moved.edges == {Edge(*ends, output) for ends, outputs in CROSSES[shape].items() for output in outputs}
-    assert moved.granted == moved.named
+    assert transfer.edges == {Edge(*ends, output) for ends, outputs in CROSSES[shape].items() for output in outputs}
+    assert transfer.granted == transfer.named
 
 
 async def test_requests_of_all_shapes_at_the_same_time_each_get_their_own_answer(shapes: System, vl_checkpoint: Path):
-    questions = [ask(image(seed), "describe the image") if seed % 3 else ask(f"{seed} cats") for seed in range(30)]
-    expected = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]
+    questions = [
+        make_question(make_image(seed), "describe the image") if seed % 3 else make_question(f"{seed} cats")
+        for seed in range(30)
+    ]
+    expected_texts = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]
 
     async with shapes.client() as client:
         answers = await asyncio.gather(
@@ -119,13 +122,18 @@ async def test_requests_of_all_shapes_at_the_same_time_each_get_their_own_answer
             )
         )
 
-    assert [answer.choices[0].message.content for answer in answers] == expected
+    assert [answer.choices[0].message.content for answer in answers] == expected_texts
     await shapes.ledger_is_empty()
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_client_that_leaves_leaves_nothing_behind(shapes: System, path: str):
-    body = {"model": VL, "messages": ask(image(5), "describe").messages, "max_tokens": 1500, "stream": True}
+    body = {
+        "model": VL,
+        "messages": make_question(make_image(5), "describe").messages,
+        "max_tokens": 1500,
+        "stream": True,
+    }
 
     async with (
         shapes.http() as http,

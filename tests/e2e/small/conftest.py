@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 
 DEADLINE = 3.0  # seconds
 MAX_BODY = 1 << 20  # bytes
@@ -18,7 +18,7 @@ DRAIN = 4.0  # seconds
 
 
 @pytest.fixture(autouse=True)
-def everybody(request: pytest.FixtureRequest) -> None:
+def wait_for_executors(request: pytest.FixtureRequest) -> None:
     """Wait for all executors before each test of a shared system.
 
     The gateways must have registered them.
@@ -34,13 +34,13 @@ async def all_serve(system: System) -> None:
 
 @pytest.fixture(scope="package")
 def small(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
-    model = declaration(
+    model = declare_model(
         "qwen2_5_vl",
         vl_checkpoint,
         options={"EL": {"components": ["vision", "thinker"], "service": "llm"}},
         paths=[{"options": ["EL"], "share": 1}],
     )
-    with running(
+    with start_system(
         tmp_path_factory.mktemp("small"),
         {VL: model},
         OMNIBUS_GATEWAY_DEADLINE=str(DEADLINE),
@@ -55,9 +55,9 @@ def small(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iter
 @pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     """Two gateways; an encoder (E), two thinkers (L), one of both (EL)."""
-    model = declaration("qwen2_5_vl", vl_checkpoint)
+    model = declare_model("qwen2_5_vl", vl_checkpoint)
     options = {**model["options"], "L": {**model["options"]["L"], "replicas": 2}}
-    with running(
+    with start_system(
         tmp_path_factory.mktemp("pair"),
         {VL: {**model, "options": options}},
         "--gateways",

@@ -40,9 +40,9 @@ class Gap:
     def seconds(self) -> float:
         return self.steps[-1][0]
 
-    def find_last(self, what: str) -> float:
+    def find_last(self, prefix: str) -> float:
         """Seconds after its begin at which ``what`` began last, or 0."""
-        return next((seconds for seconds, step in reversed(self.steps) if step.startswith(what)), 0.0)
+        return next((seconds for seconds, step in reversed(self.steps) if step.startswith(prefix)), 0.0)
 
 
 @dataclass
@@ -80,11 +80,13 @@ class Conversation:
                         await self._converse(socket)
                 except (OSError, WebSocketException, InvalidHandshake, TimeoutError) as error:
                     self._gap = self._gap or Gap(time.monotonic(), self.seed)
-                    refused = error.response if isinstance(error, websockets.InvalidStatus) else None
-                    what = f" {refused.status_code} {bytes(refused.body or b'')[:200]!r}" if refused is not None else ""
-                    self._note_step(f"gateway {gateway}: {type(error).__name__}{what}")
-                    if refused is not None and refused.status_code < 500:
-                        raise AssertionError(refused.body) from error
+                    refusal = error.response if isinstance(error, websockets.InvalidStatus) else None
+                    details = (
+                        f" {refusal.status_code} {bytes(refusal.body or b'')[:200]!r}" if refusal is not None else ""
+                    )
+                    self._note_step(f"gateway {gateway}: {type(error).__name__}{details}")
+                    if refusal is not None and refusal.status_code < 500:
+                        raise AssertionError(refusal.body) from error
                     gateway = await self._next_gateway(gateway)
 
     async def _next_gateway(self, left: int) -> int:
@@ -95,11 +97,11 @@ class Conversation:
         """
         now = time.monotonic()
         self._avoided[left] = now + AVOID_SECONDS
-        others = [each for each in range(len(self.urls)) if each != left] or [left]
-        known = [each for each in others if self._avoided.get(each, 0.0) <= now]
-        if not known:
+        other_gateways = [each for each in range(len(self.urls)) if each != left] or [left]
+        available = [each for each in other_gateways if self._avoided.get(each, 0.0) <= now]
+        if not available:
             await asyncio.sleep(RETRY_SECONDS)
-        return random.choice(known or others)
+        return random.choice(available or other_gateways)
 
     def _url(self, gateway: int) -> str:
         base = self.urls[gateway].replace("http", "ws", 1) + "/v1/realtime"
@@ -127,7 +129,7 @@ class Conversation:
         audio, number = {"input": {"turn_detection": None}}, self.finished
         content = [{"type": "input_text", "text": f"question {self.seed} {number}"}]
         item = {"id": f"item_{number}", "type": "message", "role": "user", "content": content}
-        wanted: dict[str, dict[str, Any]] = {
+        requests: dict[str, dict[str, Any]] = {
             "session.updated": {
                 "type": "session.update",
                 "session": {"type": "realtime", "seed": self.seed, "audio": audio},
@@ -135,7 +137,7 @@ class Conversation:
             f"item_{number}": {"type": "conversation.item.create", "item": item},
             f"response {number}": {"type": "response.create", "response": {}},
         }
-        for answer, event in wanted.items():
+        for answer, event in requests.items():
             if number < self.turns and answer not in self._answered | self._sent:
                 self._sent.add(answer)
                 await socket.send(json.dumps(event))
@@ -159,9 +161,9 @@ class Conversation:
             self.gaps.append(self._gap)
             self._gap = None
 
-    def _note_step(self, what: str) -> None:
+    def _note_step(self, step: str) -> None:
         if self._gap is not None:
-            self._gap.steps.append((time.monotonic() - self._gap.begin, what))
+            self._gap.steps.append((time.monotonic() - self._gap.begin, step))
 
     def _note_answer(self, type: str, event: dict[str, Any]) -> None:
         """Remember acknowledgements of the gateway."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.families import catalog
-from tests.e2e.small.streams import MODEL, TIMES, model
-from tests.e2e.system import declaration
+from tests.e2e.small.streams import MODEL, TIMES, make_model
+from tests.e2e.system import declare_model
 
 PAINTER, DIRECTOR, EMBEDDER, APP = "painter", "director", "embedder", "reader"
 _BATCH = {"base": 0.01}
@@ -67,21 +67,27 @@ def app_flags(directory: Path) -> tuple[str, ...]:
     return "--apps-dir", str(apps), "--app", str(file)
 
 
-def models(directory: Path) -> dict[str, Any]:
+def declare_models(directory: Path) -> dict[str, Any]:
     """All media models, each in one executor, and the speaking model."""
     times = deepcopy(TIMES)
     times["default"]["components"] |= {name: {"kind": "any", **each} for name, each in COMPONENTS.items()}
-    spoken = model(directory, times)
+    speech_model = make_model(directory, times)
     checkpoint = directory / "times.json"
-    made = {
-        PAINTER: declaration("qwen_image", checkpoint),
-        DIRECTOR: declaration("ltx2", checkpoint),
+    media_models = {
+        PAINTER: declare_model("qwen_image", checkpoint),
+        DIRECTOR: declare_model("ltx2", checkpoint),
         EMBEDDER: catalog.embedding_declaration("qwen2_5_vl", str(checkpoint)),
     }
-    return {MODEL: spoken, **{name: _in_one(each) for name, each in made.items()}}
+    return {MODEL: speech_model, **{name: _in_one(each) for name, each in media_models.items()}}
 
 
-def _in_one(declared: dict[str, Any]) -> dict[str, Any]:
+def _in_one(declaration: dict[str, Any]) -> dict[str, Any]:
     """``declared`` with one option that has all components."""
-    option = next(name for name, each in declared["options"].items() if each["components"] == declared["components"])
-    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option], "share": 1}]}
+    option = next(
+        name for name, each in declaration["options"].items() if each["components"] == declaration["components"]
+    )
+    return {
+        **declaration,
+        "options": {option: declaration["options"][option]},
+        "paths": [{"options": [option], "share": 1}],
+    }

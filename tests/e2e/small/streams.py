@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.system import declaration
+from tests.e2e.system import declare_model
 
 MODEL = "omni"
 #: How long everything takes, in seconds; answers have about 80 tokens of 20 ms.
@@ -35,22 +35,22 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format
 PATH = "/v1/chat/completions"
 
 
-def model(directory: Path, times: dict[str, Any] = TIMES) -> dict[str, Any]:
+def make_model(directory: Path, times: dict[str, Any] = TIMES) -> dict[str, Any]:
     """One executor of everything."""
     checkpoint = directory / "times.json"
     checkpoint.write_text(json.dumps(times))
     components = ["vision", "audio", "thinker", "talker", "vocoder"]
     options = {"M": {"components": components, "service": "llm"}}
-    return declaration("qwen2_5_omni", checkpoint, options=options, paths=[{"options": ["M"], "share": 1}])
+    return declare_model("qwen2_5_omni", checkpoint, options=options, paths=[{"options": ["M"], "share": 1}])
 
 
-def question(number: int, **more: Any) -> dict[str, Any]:
+def question_body(number: int, **more: Any) -> dict[str, Any]:
     message = {"role": "user", "content": f"question {number}"}
     return {"model": MODEL, "messages": [message], "seed": number, **more}
 
 
 @dataclass
-class Answer:
+class ResumableAnswer:
     """A client's part of one streamed answer."""
 
     text: str = ""
@@ -90,7 +90,9 @@ class Answer:
                 self.finished.append(choice["finish_reason"])
 
 
-async def lines(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | None) -> AsyncIterator[str]:
+async def read_lines(
+    http: httpx.AsyncClient, answer: ResumableAnswer, body: dict[str, Any] | None
+) -> AsyncIterator[str]:
     """Lines of a new answer, or of its rest. Raises ``httpx.TransportError`` on a lost connection."""
     if body is not None:
         request = http.build_request("POST", PATH, json=body, headers={"x-omnibus-continue": "true"})
@@ -110,10 +112,12 @@ async def lines(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | 
         await response.aclose()
 
 
-async def read(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | None = None) -> Answer:
+async def read_answer(
+    http: httpx.AsyncClient, answer: ResumableAnswer, body: dict[str, Any] | None = None
+) -> ResumableAnswer:
     """Read an answer, or its rest, as far as it arrives."""
     try:
-        async for line in lines(http, answer, body):
+        async for line in read_lines(http, answer, body):
             answer.take(line)
     except httpx.TransportError:
         pass  # its gateway is gone

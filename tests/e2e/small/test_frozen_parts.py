@@ -16,10 +16,10 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 
 from omnibus.bus.nats.bus import APPEND_TIMEOUT_SECONDS
-from tests.e2e.questions import ask, audio, image
+from tests.e2e.questions import make_audio, make_image, make_question
 from tests.e2e.small import media
-from tests.e2e.small.streams import MODEL, SPOKEN, question
-from tests.e2e.system import System, running
+from tests.e2e.small.streams import MODEL, SPOKEN, question_body
+from tests.e2e.system import System, start_system
 from tests.own_time import OwnTime, own_time
 
 pytestmark = pytest.mark.e2e
@@ -29,7 +29,7 @@ DEADLINE = 3.0  # seconds
 LATE = 5.0
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 CONTINUED = {"x-omnibus-continue": "true"}
-LINE = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": question(1)}).encode()
+LINE = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": question_body(1)}).encode()
 
 
 IMAGE = {"model": media.PAINTER, "prompt": "a cat", "size": "64x64", "steps": 4}
@@ -40,9 +40,9 @@ VIDEO = {"model": media.DIRECTOR, "prompt": "a cat", "size": "64x32", "steps": 4
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A running system, in which ``omnibus up`` does not restart frozen processes."""
     directory = tmp_path_factory.mktemp("frozen")
-    with running(
+    with start_system(
         directory,
-        media.models(directory),
+        media.declare_models(directory),
         *media.app_flags(directory),
         OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
         OMNIBUS_GATEWAY_DEADLINE=str(DEADLINE),
@@ -52,46 +52,46 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
+async def make_calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
     """A request to every route, with existing ids."""
     file = (await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", LINE)})).json()["id"]
     batch = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
     batch_id = (await http.post("/v1/batches", json=batch)).json()["id"]
-    stored = await http.post(RESPONSES, json={"model": MODEL, "input": "hello", "max_output_tokens": 4})
-    response = stored.json()["id"]
+    stored_response = await http.post(RESPONSES, json={"model": MODEL, "input": "hello", "max_output_tokens": 4})
+    response = stored_response.json()["id"]
     talk = (await http.post("/v1/conversations", json={})).json()["id"]
-    spoken = (await http.post(CHAT, json=question(2, max_tokens=4, **SPOKEN))).json()
-    invocation = spoken["id"].removeprefix("chatcmpl-")
-    pictured = ask(image(1), "describe").messages
-    again = [{"role": "assistant", "audio": {"id": spoken["choices"][0]["message"]["audio"]["id"]}}]
-    again = [*question(3)["messages"], *again, *question(3)["messages"]]
-    asked: dict[str, Any] = {"model": MODEL, "input": "hello"}
+    completion = (await http.post(CHAT, json=question_body(2, max_tokens=4, **SPOKEN))).json()
+    invocation = completion["id"].removeprefix("chatcmpl-")
+    image_messages = make_question(make_image(1), "describe").messages
+    again = [{"role": "assistant", "audio": {"id": completion["choices"][0]["message"]["audio"]["id"]}}]
+    again = [*question_body(3)["messages"], *again, *question_body(3)["messages"]]
+    response_body: dict[str, Any] = {"model": MODEL, "input": "hello"}
     posts: list[tuple[str, dict[str, Any], dict[str, str]]] = [
-        (CHAT, question(4), {}),
-        (CHAT, question(5, stream=True), {}),
-        (CHAT, question(6, stream=True), CONTINUED),
-        (CHAT, question(7, **SPOKEN), {}),
-        (CHAT, question(8, stream=True, **SPOKEN), CONTINUED),
-        (CHAT, question(9, messages=pictured), {}),
-        (CHAT, question(10, messages=again), {}),
+        (CHAT, question_body(4), {}),
+        (CHAT, question_body(5, stream=True), {}),
+        (CHAT, question_body(6, stream=True), CONTINUED),
+        (CHAT, question_body(7, **SPOKEN), {}),
+        (CHAT, question_body(8, stream=True, **SPOKEN), CONTINUED),
+        (CHAT, question_body(9, messages=image_messages), {}),
+        (CHAT, question_body(10, messages=again), {}),
         ("/v1/completions", {"model": MODEL, "prompt": "hello"}, {}),
         ("/v1/audio/speech", {"model": MODEL, "input": "hello", "voice": "Chelsie", "stream_format": "sse"}, {}),
-        (RESPONSES, asked, {}),
-        (RESPONSES, {**asked, "stream": True}, {}),
-        (RESPONSES, {**asked, "background": True}, {}),
-        (RESPONSES, {**asked, "conversation": talk}, {}),
-        (RESPONSES, {**asked, "previous_response_id": response}, {}),
+        (RESPONSES, response_body, {}),
+        (RESPONSES, {**response_body, "stream": True}, {}),
+        (RESPONSES, {**response_body, "background": True}, {}),
+        (RESPONSES, {**response_body, "conversation": talk}, {}),
+        (RESPONSES, {**response_body, "previous_response_id": response}, {}),
         ("/v1/conversations", {}, {}),
         ("/v1/batches", batch, {}),
         ("/v1/images/generations", IMAGE, {}),
         ("/v1/images/generations", {**IMAGE, "stream": True, "partial_images": 1}, {}),
         ("/v1/embeddings", {"model": media.EMBEDDER, "input": "hello"}, {}),
         ("/v1/videos", VIDEO, {}),
-        (f"/v1/apps/{media.APP}/invoke", {"messages": question(13)["messages"]}, {}),
-        (CHAT, question(14, model=media.APP, stream=True), {}),
+        (f"/v1/apps/{media.APP}/invoke", {"messages": question_body(13)["messages"]}, {}),
+        (CHAT, question_body(14, model=media.APP, stream=True), {}),
         ("/v1/realtime/client_secrets", {"session": {"type": "realtime", "model": MODEL}}, {}),
     ]
-    made = {f"{n} {path}": http.build_request("POST", path, json=body, headers=headers)
+    requests = {f"{n} {path}": http.build_request("POST", path, json=body, headers=headers)
             for n, (path, body, headers) in enumerate(posts)}  # fmt: skip
     for path in (
         "/v1/models", "/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content", "/v1/batches",
@@ -99,44 +99,46 @@ async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
         f"/v1/conversations/{talk}", f"/v1/conversations/{talk}/items", "/v1/videos", "/v1/videos/video_" + "0" * 48,
         "/v1/apps", f"/v1/invocations/{invocation}", "/v1/deadletters", "/readyz", "/metrics", "/health",
     ):  # fmt: skip
-        made[path] = http.build_request("GET", path)
+        requests[path] = http.build_request("GET", path)
     for name, fields in {"transcription": {}, "streamed transcription": {"stream": "true"}}.items():
-        sound = {"data": {"model": MODEL, **fields}, "files": {"file": ("a.wav", audio(1.0)[1])}}
-        made[name] = http.build_request("POST", "/v1/audio/transcriptions", **sound)  # type: ignore[arg-type]
+        sound = {"data": {"model": MODEL, **fields}, "files": {"file": ("a.wav", make_audio(1.0)[1])}}
+        requests[name] = http.build_request("POST", "/v1/audio/transcriptions", **sound)  # type: ignore[arg-type]
     upload = {"data": {"purpose": "batch"}, "files": {"file": ("b.jsonl", LINE)}}
-    made["upload"] = http.build_request("POST", "/v1/files", **upload)  # type: ignore[arg-type]
-    made["cancel"] = http.build_request("POST", f"/v1/batches/{batch_id}/cancel")
-    return made
+    requests["upload"] = http.build_request("POST", "/v1/files", **upload)  # type: ignore[arg-type]
+    requests["cancel"] = http.build_request("POST", f"/v1/batches/{batch_id}/cancel")
+    return requests
 
 
-def streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
+def make_streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
     """Streams that have begun before a part freezes."""
-    asked = {"model": MODEL, "input": "hello", "stream": True}
-    called = {"messages": question(15)["messages"]}
+    fields = {"model": MODEL, "input": "hello", "stream": True}
+    app_body = {"messages": question_body(15)["messages"]}
     return {
-        "begun app": http.build_request("POST", f"/v1/apps/{media.APP}/invoke", json=called),
-        "begun chat": http.build_request("POST", CHAT, json=question(11, stream=True)),
-        "begun chat, continued": http.build_request("POST", CHAT, json=question(12, stream=True), headers=CONTINUED),
-        "begun response": http.build_request("POST", RESPONSES, json=asked),
-        "begun response, not stored": http.build_request("POST", RESPONSES, json={**asked, "store": False}),
+        "begun app": http.build_request("POST", f"/v1/apps/{media.APP}/invoke", json=app_body),
+        "begun chat": http.build_request("POST", CHAT, json=question_body(11, stream=True)),
+        "begun chat, continued": http.build_request(
+            "POST", CHAT, json=question_body(12, stream=True), headers=CONTINUED
+        ),
+        "begun response": http.build_request("POST", RESPONSES, json=fields),
+        "begun response, not stored": http.build_request("POST", RESPONSES, json={**fields, "store": False}),
     }
 
 
-async def timed(
-    clock: OwnTime, http: httpx.AsyncClient, request: httpx.Request, begun: asyncio.Event | None = None
+async def time_request(
+    clock: OwnTime, http: httpx.AsyncClient, request: httpx.Request, start_event: asyncio.Event | None = None
 ) -> tuple[float, httpx.Response]:
     """Seconds until the complete answer, and the answer; its first bytes set ``begun``."""
     began, body = clock.seconds, b""
     response = await http.send(request, stream=True)
     async for data in response.aiter_bytes():
         body += data
-        if begun is not None:
-            begun.set()
+        if start_event is not None:
+            start_event.set()
     response._content = body
     return clock.seconds - began, response
 
 
-async def spoken(clock: OwnTime, connection: ClientConnection) -> tuple[float, dict[str, Any]]:
+async def time_answer(clock: OwnTime, connection: ClientConnection) -> tuple[float, dict[str, Any]]:
     """Seconds from a question until its answer's last event, and that event."""
     began = clock.seconds
     content = [{"type": "input_text", "text": "hello"}]
@@ -182,34 +184,37 @@ async def test_every_route_answers_by_the_deadline(system: System, part: str):
     await system.becomes_ready()
     limits = httpx.Limits(max_connections=200)
     async with own_time() as clock, httpx.AsyncClient(base_url=system.url, timeout=None, limits=limits) as http:
-        requests, begun = await calls(http), [(each, asyncio.Event()) for each in streams(http).values()]
+        requests, stream_events = (
+            await make_calls(http),
+            [(each, asyncio.Event()) for each in make_streams(http).values()],
+        )
         realtime = f"{system.url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
         sessions = [await websockets.connect(f"{realtime}{more}", max_size=None) for more in ("", "&resumable=true")]
-        tasks = [asyncio.create_task(timed(clock, http, each, event)) for each, event in begun]
-        await asyncio.gather(*(event.wait() for _, event in begun))
+        tasks = [asyncio.create_task(time_request(clock, http, each, event)) for each, event in stream_events]
+        await asyncio.gather(*(event.wait() for _, event in stream_events))
         frozen = await asyncio.to_thread(part_process, system, part)
         frozen.send_signal(signal.SIGSTOP)
         try:
             async with asyncio.timeout(60):
-                talks = [asyncio.create_task(spoken(clock, each)) for each in sessions]
-                answers = await asyncio.gather(*tasks, *(timed(clock, http, each) for each in requests.values()))
+                talks = [asyncio.create_task(time_answer(clock, each)) for each in sessions]
+                answers = await asyncio.gather(*tasks, *(time_request(clock, http, each) for each in requests.values()))
                 replies = await asyncio.gather(*talks)
         finally:
             frozen.send_signal(signal.SIGCONT)
-        requests = {**streams(http), **requests}
-        found = dict(zip(requests, answers, strict=True))
-        late = {name: seconds for name, (seconds, _) in found.items() if seconds > DEADLINE + LATE}
+        requests = {**make_streams(http), **requests}
+        results = dict(zip(requests, answers, strict=True))
+        late = {name: seconds for name, (seconds, _) in results.items() if seconds > DEADLINE + LATE}
         assert late == {}
         plain, resumable = (seconds for seconds, _ in replies)
         assert plain < DEADLINE + LATE
         assert resumable < DEADLINE + LATE + APPEND_TIMEOUT_SECONDS, "its events wait for the stream"
         assert [event for _, event in replies if not ended_well(event)] == []
         await asyncio.gather(*(each.close() for each in sessions))
-        assert [name for name, (_, response) in found.items() if not is_typed(response)] == []
+        assert [name for name, (_, response) in results.items() if not is_typed(response)] == []
         await system.becomes_ready()
 
         async def serves_again() -> bool:
-            return (await http.post(CHAT, json=question(4))).status_code == 200
+            return (await http.post(CHAT, json=question_body(4))).status_code == 200
 
         async with asyncio.timeout(30):
             while not await serves_again():

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.e2e.small.conversations import Conversation
-from tests.e2e.small.streams import MODEL, PATH, SPOKEN, Answer, model, question, read
-from tests.e2e.system import System, running
+from tests.e2e.small.streams import MODEL, PATH, SPOKEN, ResumableAnswer, make_model, question_body, read_answer
+from tests.e2e.system import System, start_system
 
 pytestmark = pytest.mark.e2e
 
@@ -29,11 +29,11 @@ ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def talker_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("talkers")
-    with running(
+    with start_system(
         directory,
-        {MODEL: model(directory)},
+        {MODEL: make_model(directory)},
         "--gateways",
         "2",
         OMNIBUS_EXECUTOR_ENGINE="omnibus_engines:sim",
@@ -44,28 +44,28 @@ def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def streamed_question(number: int, **more: Any) -> dict[str, Any]:
-    return question(number, stream=True, **(SPOKEN if number % 3 == 0 else {}), **more)
+    return question_body(number, stream=True, **(SPOKEN if number % 3 == 0 else {}), **more)
 
 
-async def all_begun(answers: list[Answer], events: int) -> None:
+async def all_begun(answers: list[ResumableAnswer], events: int) -> None:
     async with asyncio.timeout(60):
         while not all(answer.events >= events for answer in answers):
             await asyncio.sleep(0.01)
 
 
-async def test_every_answer_ends_typed_when_its_gateway_is_told_to_end(talkers: System):
-    await talkers.becomes_ready()
-    gateway = talkers.gateway(0)
-    async with talkers.http(0) as http:
-        answers = [Answer() for _ in range(STREAMS)]
+async def test_every_answer_ends_typed_when_its_gateway_is_told_to_end(talker_system: System):
+    await talker_system.becomes_ready()
+    gateway = talker_system.gateway(0)
+    async with talker_system.http(0) as http:
+        answers = [ResumableAnswer() for _ in range(STREAMS)]
         questions = [streamed_question(number, **ENDLESS) for number in range(STREAMS)]
-        streamed = [asyncio.create_task(read(http, *each)) for each in zip(answers, questions, strict=True)]
-        whole = [asyncio.create_task(http.post(PATH, json=question(n, **ENDLESS))) for n in range(STREAMS)]
+        tasks = [asyncio.create_task(read_answer(http, *each)) for each in zip(answers, questions, strict=True)]
+        whole = [asyncio.create_task(http.post(PATH, json=question_body(n, **ENDLESS))) for n in range(STREAMS)]
         await all_begun(answers, 3)
 
         gateway.terminate()
 
-        await asyncio.wait_for(asyncio.gather(*streamed), 60)
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
         for answer in answers:
             assert answer.error is not None, answer
             assert answer.error["code"] == "gateway_stopping"
@@ -75,17 +75,17 @@ async def test_every_answer_ends_typed_when_its_gateway_is_told_to_end(talkers: 
             assert response.json()["error"]["code"] == "gateway_stopping"
 
 
-async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_not_reset(talkers: System):
-    await talkers.becomes_ready()
-    gateway = talkers.gateway(0)
-    async with talkers.http(0) as http:
+async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_not_reset(talker_system: System):
+    await talker_system.becomes_ready()
+    gateway = talker_system.gateway(0)
+    async with talker_system.http(0) as http:
         host, port = str(http.base_url.host), http.base_url.port
     connections = [await asyncio.open_connection(host, port) for _ in range(8)]
     body = b"{}"
     request = b"POST %b HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
 
     gateway.terminate()
-    await is_stopping(talkers)
+    await is_stopping(talker_system)
     for _, writer in connections:
         writer.write(request)
 
@@ -107,17 +107,17 @@ async def is_stopping(system: System) -> None:
 
 async def cut_answers(
     system: System, numbers: range, events: int, end: Callable[[psutil.Process], None]
-) -> list[Answer]:
+) -> list[ResumableAnswer]:
     """Answers of the first gateway, cut by ``end`` after ``events`` events.
 
     On a busy machine they may complete earlier. Then this is repeated until some are cut.
     """
     while True:
         await system.becomes_ready()
-        answers = [Answer() for _ in numbers]
+        answers = [ResumableAnswer() for _ in numbers]
         async with system.http(0) as http:
             questions = [streamed_question(number) for number in numbers]
-            reading = [asyncio.create_task(read(http, *each)) for each in zip(answers, questions, strict=True)]
+            reading = [asyncio.create_task(read_answer(http, *each)) for each in zip(answers, questions, strict=True)]
             await all_begun(answers, events)
             end(system.gateway(0))
             await asyncio.wait_for(asyncio.gather(*reading), 60)
@@ -125,29 +125,31 @@ async def cut_answers(
             return answers
 
 
-async def test_streams_of_a_gateway_that_is_killed_go_on_at_another_one(talkers: System):
-    await talkers.becomes_ready()
-    async with talkers.http(1) as other:
-        undisturbed = await asyncio.gather(*(read(other, Answer(), streamed_question(n)) for n in range(STREAMS)))
-        assert all(answer.whole for answer in undisturbed)
-        answers = await cut_answers(talkers, range(STREAMS), 5, psutil.Process.kill)
+async def test_streams_of_a_gateway_that_is_killed_go_on_at_another_one(talker_system: System):
+    await talker_system.becomes_ready()
+    async with talker_system.http(1) as other:
+        references = await asyncio.gather(
+            *(read_answer(other, ResumableAnswer(), streamed_question(n)) for n in range(STREAMS))
+        )
+        assert all(answer.whole for answer in references)
+        answers = await cut_answers(talker_system, range(STREAMS), 5, psutil.Process.kill)
         cut = [answer for answer in answers if not answer.whole]
-        await asyncio.wait_for(asyncio.gather(*(read(other, each) for each in cut)), 60)
+        await asyncio.wait_for(asyncio.gather(*(read_answer(other, each) for each in cut)), 60)
 
-    for answer, known in zip(answers, undisturbed, strict=True):
+    for answer, reference in zip(answers, references, strict=True):
         assert answer.whole, answer
-        assert answer.content == known.content
-        assert answer.finished == known.finished
+        assert answer.content == reference.content
+        assert answer.finished == reference.finished
 
 
-async def test_streams_that_are_told_to_stop_go_on_too(talkers: System):
-    await talkers.becomes_ready()
-    async with talkers.http(1) as other:
-        undisturbed = await read(other, Answer(), streamed_question(3))
-        [answer] = await cut_answers(talkers, range(3, 4), 1, psutil.Process.terminate)
-        await asyncio.wait_for(read(other, answer), 60)
+async def test_streams_that_are_told_to_stop_go_on_too(talker_system: System):
+    await talker_system.becomes_ready()
+    async with talker_system.http(1) as other:
+        reference = await read_answer(other, ResumableAnswer(), streamed_question(3))
+        [answer] = await cut_answers(talker_system, range(3, 4), 1, psutil.Process.terminate)
+        await asyncio.wait_for(read_answer(other, answer), 60)
 
-    assert answer.content == undisturbed.content
+    assert answer.content == reference.content
 
 
 # Stored responses
@@ -207,17 +209,17 @@ class StoredStream:
 @pytest.mark.parametrize(
     "count", [KILLS * STREAMS, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
-async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System, count: int):
+async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talker_system: System, count: int):
     """``count`` interrupted streams continue; on a busy machine some end before the kill."""
-    await talkers.becomes_ready()
-    async with talkers.http(1) as other:
-        undisturbed = [StoredStream(number) for number in range(STREAMS)]
-        await asyncio.gather(*(each.begin(other) for each in undisturbed))
-        kills = continued = 0
-        while continued < count:
-            await talkers.becomes_ready()
+    await talker_system.becomes_ready()
+    async with talker_system.http(1) as other:
+        references = [StoredStream(number) for number in range(STREAMS)]
+        await asyncio.gather(*(each.begin(other) for each in references))
+        kills = continued_count = 0
+        while continued_count < count:
+            await talker_system.becomes_ready()
             streams = [StoredStream(number) for number in range(STREAMS)]
-            async with talkers.http(0) as http:
+            async with talker_system.http(0) as http:
                 reading = [asyncio.create_task(each.begin(http)) for each in streams]
                 async with asyncio.timeout(60):
                     while not all(len(each.frames) > 8 for each in streams) and not any(
@@ -225,36 +227,36 @@ async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(
                     ):
                         await asyncio.sleep(0.01)
 
-                talkers.gateway(0).kill()
+                talker_system.gateway(0).kill()
 
                 await asyncio.wait_for(asyncio.gather(*reading), 60)
             cut = [each for each in streams if each.frames and not each.is_whole]
-            kills, continued = kills + 1, continued + len(cut)
+            kills, continued_count = kills + 1, continued_count + len(cut)
             await asyncio.wait_for(asyncio.gather(*(each.go_on(other) for each in cut)), 60)
 
             for stream in cut:
-                known = undisturbed[stream.number]
+                reference = references[stream.number]
                 assert stream.is_whole, stream.events[-1]
                 assert [event["sequence_number"] for event in stream.events] == list(range(len(stream.events)))
-                assert stream.text == known.text
+                assert stream.text == reference.text
                 # Afterwards any gateway returns the bytes that its client has.
                 again = await other.get(f"/v1/responses/{stream.id}", params={"stream": "true"})
                 assert again.content == stream.body
                 final = (await other.get(f"/v1/responses/{stream.id}")).json()
                 assert final == stream.events[-1]["response"]
-    print(f"{kills} kills: {continued} streams went on byte by byte")
+    print(f"{kills} kills: {continued_count} streams went on byte by byte")
 
 
-async def test_a_response_in_the_background_outlives_its_gateway(talkers: System):
-    await talkers.becomes_ready()
-    async with talkers.http(0) as http, talkers.http(1) as other:
+async def test_a_response_in_the_background_outlives_its_gateway(talker_system: System):
+    await talker_system.becomes_ready()
+    async with talker_system.http(0) as http, talker_system.http(1) as other:
         body = {"model": MODEL, "input": "question 3", "seed": 3, "background": True}
-        made = [(await http.post("/v1/responses", json=body)).json() for _ in range(3)]
+        responses = [(await http.post("/v1/responses", json=body)).json() for _ in range(3)]
         await asyncio.sleep(0.3)
 
-        talkers.gateway(0).kill()
+        talker_system.gateway(0).kill()
 
-        for each in made:
+        for each in responses:
             async with asyncio.timeout(60):
                 while (now := (await other.get(f"/v1/responses/{each['id']}")).json())["status"] != "completed":
                     assert now["status"] in ("queued", "in_progress"), now
@@ -267,27 +269,27 @@ async def test_a_response_in_the_background_outlives_its_gateway(talkers: System
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.nightly)])
-async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talkers: System, kills: int):
-    await talkers.becomes_ready()
+async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talker_system: System, kills: int):
+    await talker_system.becomes_ready()
     many = STREAMS if kills > KILLS else STREAMS // 3
-    undisturbed = [Conversation(talkers.urls, number) for number in range(many)]
-    await asyncio.gather(*(each.hold(1) for each in undisturbed))
+    references = [Conversation(talker_system.urls, number) for number in range(many)]
+    await asyncio.gather(*(each.hold(1) for each in references))
     gaps: list[list[float]] = []
     while len(gaps) < kills:  # on a busy machine all sessions may be over before: then that kill does not count
-        await talkers.becomes_ready()
-        sessions = [Conversation(talkers.urls, number) for number in range(many)]
-        held = [asyncio.create_task(each.hold(0)) for each in sessions]
+        await talker_system.becomes_ready()
+        sessions = [Conversation(talker_system.urls, number) for number in range(many)]
+        tasks = [asyncio.create_task(each.hold(0)) for each in sessions]
         async with asyncio.timeout(60):
             while not all(each.sound for each in sessions):
                 await asyncio.sleep(0.01)
 
-        talkers.gateway(0).kill()
+        talker_system.gateway(0).kill()
 
-        await asyncio.gather(*held)
-        for session, known in zip(sessions, undisturbed, strict=True):
-            assert (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
-        if found := [gap.seconds for each in sessions for gap in each.gaps]:
+        await asyncio.gather(*tasks)
+        for session, reference in zip(sessions, references, strict=True):
+            assert (session.text, session.sound, session.wrong) == (reference.text, reference.sound, [])
+        if lengths := [gap.seconds for each in sessions for gap in each.gaps]:
             assert any(session.resumed for session in sessions)
-            gaps.append(found)
-    each = [seconds for found in gaps for seconds in found]
+            gaps.append(lengths)
+    each = [seconds for gap_lengths in gaps for seconds in gap_lengths]
     print(f"{kills} kills: {len(each)} sessions resumed, {statistics.median(each):.3f} s in between")

@@ -14,7 +14,7 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import StaleEpoch
-from tests.e2e.small.load import QUESTION, body, busy, said, sent
+from tests.e2e.small.load import QUESTION, keep_busy, list_sent_tasks, make_body, send_chat
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
 
@@ -27,11 +27,11 @@ STILL_LOOKS = 60  # of 10 ms, less than the silence after which an executor is l
 LONG = 3900  # tokens; more than a drain lasts on any machine of today
 
 
-def executor(option: str, replica: int, model: str = VL) -> str:
+def executor_id(option: str, replica: int, model: str = VL) -> str:
     return subjects.subject_token(f"{model}-{option}-{replica}")
 
 
-async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:
+async def swap_models(system: System, models: Mapping[str, ModelPlan]) -> None:
     """Activate a plan with ``models``."""
     async with system.store() as store:
         while True:
@@ -43,7 +43,7 @@ async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:
                 continue
 
 
-async def current(system: System) -> Plan:
+async def read_plan(system: System) -> Plan:
     async with system.store() as store:
         plan = await store.plan()
     assert plan is not None
@@ -52,13 +52,13 @@ async def current(system: System) -> Plan:
 
 async def thinkers_become(system: System, count: int) -> None:
     """Plan for ``count`` replicas of L."""
-    plan = await current(system)
+    plan = await read_plan(system)
     model = plan.models[VL]
     options = {**model.options, "L": msgspec.structs.replace(model.options["L"], replicas=count)}
-    await swap(system, {**plan.models, VL: msgspec.structs.replace(model, options=options)})
+    await swap_models(system, {**plan.models, VL: msgspec.structs.replace(model, options=options)})
 
 
-async def ended(*pids: int) -> None:
+async def wait_until_ended(*pids: int) -> None:
     """Wait until these processes have ended."""
     async with asyncio.timeout(WITHIN):
         while any(psutil.pid_exists(pid) for pid in pids):
@@ -68,24 +68,24 @@ async def ended(*pids: int) -> None:
 @pytest.fixture(autouse=True)
 async def as_declared(pair: System) -> AsyncIterator[dict[str, int]]:
     """Process id of every executor at the beginning; the plan is the same one afterwards."""
-    plan = await current(pair)
+    plan = await read_plan(pair)
     pids = await pair.whole()
     await pair.becomes_ready()
     yield pids
-    await swap(pair, plan.models)
+    await swap_models(pair, plan.models)
     await pair.whole()
 
 
 async def test_replicas_come_and_go_while_requests_run(pair: System, as_declared: dict[str, int]):
-    last, middle = executor("L", 2), executor("L", 1)
+    last, middle = executor_id("L", 2), executor_id("L", 1)
 
-    async with busy(pair, [0, 1], path="E>L") as answers:
+    async with keep_busy(pair, [0, 1], path="E>L") as answers:
         await thinkers_become(pair, 3)
-        added = await pair.whole(WITHIN, [last])
+        added_pids = await pair.whole(WITHIN, [last])
         await given_work(pair, last)
         await thinkers_become(pair, 1)
-        await ended(added[last], as_declared[middle])
-        await given_work(pair, executor("L", 0))
+        await wait_until_ended(added_pids[last], as_declared[middle])
+        await given_work(pair, executor_id("L", 0))
         await thinkers_become(pair, 2)
         back = await pair.whole(WITHIN, [middle])
         await given_work(pair, middle)
@@ -99,7 +99,7 @@ async def test_replicas_come_and_go_while_requests_run(pair: System, as_declared
 async def given_work(system: System, executor: str) -> None:
     """Wait for the next invocation to ``executor``."""
     async with Watch.on(system) as watch:
-        await watch.until(lambda: any(each.to == executor for each in sent(watch)))
+        await watch.until(lambda: any(each.to == executor for each in list_sent_tasks(watch)))
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,21 @@ async def given_work(system: System, executor: str) -> None:
 async def test_a_request_on_an_executor_that_leaves(
     pair: System, as_declared: dict[str, int], tokens: int, attempts: int
 ):
-    stays, leaves = executor("L", 0), executor("L", 1)
-    wanted = body(QUESTION.messages[0]["content"], max_tokens=tokens or await few(pair), ignore_eos=True)
+    stays, leaves = executor_id("L", 0), executor_id("L", 1)
+    request_body = make_body(
+        QUESTION.messages[0]["content"], max_tokens=tokens or await measure_tokens(pair), ignore_eos=True
+    )
 
     async with Watch.on(pair) as watch, pair.http() as http:
-        asking = [asyncio.create_task(said(http, wanted, "E>L")) for _ in range(2)]
-        await watch.until(lambda: {stays, leaves} <= {each.to for each in sent(watch)})
-        await watch.until(lambda: all(watch.ids(each.inv) for each in sent(watch)))
+        asking = [asyncio.create_task(send_chat(http, request_body, "E>L")) for _ in range(2)]
+        await watch.until(lambda: {stays, leaves} <= {each.to for each in list_sent_tasks(watch)})
+        await watch.until(lambda: all(watch.ids(each.inv) for each in list_sent_tasks(watch)))
         inflight = await order_to_leave(pair, watch, leaves, as_declared[leaves])
         one, other = await asyncio.gather(*asking)
-        await ended(as_declared[leaves])
+        await wait_until_ended(as_declared[leaves])
 
-    left = next(each.inv for each in sent(watch) if each.to == leaves)
-    last = {each.inv: each.attempt + 1 for each in sent(watch)}
+    left = next(each.inv for each in list_sent_tasks(watch) if each.to == leaves)
+    last = {each.inv: each.attempt + 1 for each in list_sent_tasks(watch)}
     assert inflight == 1
     assert one == other
     assert last.pop(left) == attempts
@@ -139,7 +141,10 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
 
     It resumes briefly for heartbeats, because gateways treat one that is silent for longer as lost.
     """
-    waiting, planning = asyncio.create_task(draining(system, executor)), asyncio.create_task(thinkers_become(system, 1))
+    waiting, planning = (
+        asyncio.create_task(wait_until_draining(system, executor)),
+        asyncio.create_task(thinkers_become(system, 1)),
+    )
     process = psutil.Process(pid)
     try:
         while not (is_terminating(pid) or waiting.done()):
@@ -164,42 +169,46 @@ def is_terminating(pid: int) -> bool:
     return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-async def few(system: System) -> int:
+async def measure_tokens(system: System) -> int:
     """Tokens for which two concurrent answers take ``ON_THE_WAY`` on this machine."""
-    wanted = body(QUESTION.messages[0]["content"], max_tokens=200, ignore_eos=True)
+    request_body = make_body(QUESTION.messages[0]["content"], max_tokens=200, ignore_eos=True)
     async with system.http() as http:
-        begun = time.monotonic()
-        await asyncio.gather(*(said(http, wanted, "E>L") for _ in range(2)))
-    return min(2000, max(100, int(200 * ON_THE_WAY / (time.monotonic() - begun))))
+        start = time.monotonic()
+        await asyncio.gather(*(send_chat(http, request_body, "E>L") for _ in range(2)))
+    return min(2000, max(100, int(200 * ON_THE_WAY / (time.monotonic() - start))))
 
 
-async def draining(system: System, executor: str) -> int:
+async def wait_until_draining(system: System, executor: str) -> int:
     """Wait until ``executor`` is draining; return its number of invocations."""
-    async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
-        async for status in heard:
+    async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as stream:
+        async for status in stream:
             if (status.id, status.state) == (executor, "draining"):
                 return status.inflight
     raise AssertionError("unreachable")
 
 
 async def test_a_model_appears_at_every_gateway_and_goes(pair: System, as_declared: dict[str, int]):
-    plan = await current(pair)
-    twin = executor("EL", 0, TWIN)
+    plan = await read_plan(pair)
+    twin = executor_id("EL", 0, TWIN)
     lone = plan.models[VL]
     options = {"EL": lone.options["EL"]}
     types = {kind: tuple(path for path in paths if path.name == "EL") for kind, paths in lone.types.items()}
     lone = msgspec.structs.replace(lone, options=options, types=types, tasks={})
 
-    async with busy(pair, [0, 1]) as answers, pair.http(0) as one, pair.http(1) as other:
-        await swap(pair, {**plan.models, TWIN: lone})
-        added = await pair.whole(WITHIN, [twin])
+    async with keep_busy(pair, [0, 1]) as answers, pair.http(0) as one, pair.http(1) as other:
+        await swap_models(pair, {**plan.models, TWIN: lone})
+        added_pids = await pair.whole(WITHIN, [twin])
         await pair.becomes_ready()
-        texts = [await said(http, {**body(), "model": model}) for http in (one, other) for model in (TWIN, VL)]
-        await swap(pair, plan.models)
-        await ended(added[twin])
-        gone = [await http.post("/v1/chat/completions", json={**body(), "model": TWIN}) for http in (one, other)]
+        texts = [
+            await send_chat(http, {**make_body(), "model": model}) for http in (one, other) for model in (TWIN, VL)
+        ]
+        await swap_models(pair, plan.models)
+        await wait_until_ended(added_pids[twin])
+        responses = [
+            await http.post("/v1/chat/completions", json={**make_body(), "model": TWIN}) for http in (one, other)
+        ]
 
     assert len(set(texts)) == 1
-    assert [answer.status_code for answer in gone] == [404, 404]
+    assert [answer.status_code for answer in responses] == [404, 404]
     assert len(answers) == 1
     assert await pair.whole() == as_declared

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -25,17 +25,17 @@ LONG: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     options = {"EL": {"components": ["vision", "thinker"], "service": "llm"}}
-    model = declaration("qwen2_5_vl", vl_checkpoint, options=options, paths=[{"options": ["EL"], "share": 1}])
+    model = declare_model("qwen2_5_vl", vl_checkpoint, options=options, paths=[{"options": ["EL"], "share": 1}])
     settings = {
         "OMNIBUS_GATEWAY_DEADLINE": str(DEADLINE),
         "OMNIBUS_GATEWAY_QUARANTINE": "0",
         "OMNIBUS_UP_FROZEN": "3",
     }
-    with running(tmp_path_factory.mktemp("freezes"), {VL: model}, **settings) as system:
+    with start_system(tmp_path_factory.mktemp("freezes"), {VL: model}, **settings) as system:
         yield system
 
 
-def question(**more: Any) -> dict[str, Any]:
+def make_body(**more: Any) -> dict[str, Any]:
     return {
         "model": VL,
         "messages": [{"role": "user", "content": "hello"}],
@@ -48,16 +48,16 @@ def question(**more: Any) -> dict[str, Any]:
 async def test_who_holds_it_and_who_comes_meanwhile_get_an_answer_by_their_deadline(system: System) -> None:
     pids = await system.whole()
     async with system.http() as http, Watch.on(system) as watch:
-        whole = (await http.post("/v1/chat/completions", json=question())).json()
-        holding = asyncio.create_task(http.post("/v1/chat/completions", json=question(**LONG)))
+        whole = (await http.post("/v1/chat/completions", json=make_body())).json()
+        holding = asyncio.create_task(http.post("/v1/chat/completions", json=make_body(**LONG)))
         await watch.until(lambda: sum(len(watch.ids(one.inv)) for one in watch.replies()[-1:]) > 0)
         os.kill(pids[ONLY], signal.SIGSTOP)
-        coming = asyncio.create_task(http.post("/v1/chat/completions", json=question()))
+        coming = asyncio.create_task(http.post("/v1/chat/completions", json=make_body()))
         async with asyncio.timeout(DEADLINE + 2):  # promised in docs/reliability.md
             answers = await asyncio.gather(holding, coming)
         back = await system.whole()
         await system.becomes_ready()
-        again = (await http.post("/v1/chat/completions", json=question())).json()
+        again = (await http.post("/v1/chat/completions", json=make_body())).json()
 
     for answer in answers:
         error = answer.json()["error"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.system import ROOT, System, running
+from tests.e2e.system import ROOT, System, start_system
 
 pytestmark = pytest.mark.e2e
 
@@ -21,31 +21,31 @@ SHOUT = str(ROOT / "examples" / "shout.py")
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
     flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", SHOUT)
-    with running(tmp_path, {}, *flags, OMNIBUS_GATEWAY_APP_DRAIN="0.1") as system:
+    with start_system(tmp_path, {}, *flags, OMNIBUS_GATEWAY_APP_DRAIN="0.1") as system:
         yield system
 
 
-def executors(system: System) -> list[psutil.Process]:
+def list_executors(system: System) -> list[psutil.Process]:
     """Processes of executors, without any that is about to end."""
-    found = []
+    result = []
     for process in system.processes():
         try:
             if "OMNIBUS_EXECUTOR_ID" in process.environ():
-                found.append(process)
+                result.append(process)
         except psutil.Error:
             continue
-    return found
+    return result
 
 
 async def test_an_app_and_what_it_brings_are_served_until_it_is_unregistered(system: System):
     token = {"authorization": f"Bearer {system.state.admin_token}"}
-    options = {process.environ()["OMNIBUS_EXECUTOR_OPTION"] for process in executors(system)}
+    options = {process.environ()["OMNIBUS_EXECUTOR_OPTION"] for process in list_executors(system)}
 
     async with system.http(0) as one, system.http(1) as other:
         answers = [await http.post("/v1/apps/shout/invoke", json={"text": "hello"}) for http in (one, other)]
-        gone = await one.delete("/v1/apps/shout", headers=token)
+        response = await one.delete("/v1/apps/shout", headers=token)
         async with asyncio.timeout(WITHIN):
-            while executors(system):
+            while list_executors(system):
                 await asyncio.sleep(0.05)
         after = [await http.post("/v1/apps/shout/invoke", json={"text": "hello"}) for http in (one, other)]
 
@@ -55,6 +55,6 @@ async def test_an_app_and_what_it_brings_are_served_until_it_is_unregistered(sys
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].text == answers[1].text
     assert answers[0].text.count("HELLO!") == 2
-    assert gone.status_code == 200
+    assert response.status_code == 200
     assert [answer.status_code for answer in after] == [404, 404]
     assert [answer.json()["ready"] for answer in ready] == [True, True]

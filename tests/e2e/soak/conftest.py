@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.families import catalog
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 
 HALVES = f"{VL}-halves"
 #: Free memory returns to the system soon, so resident memory is memory in use.
@@ -14,12 +14,12 @@ TIDY = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP
 
 
 @pytest.fixture(scope="package")
-def soaked(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
+def soak_system(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     models = {
-        VL: declaration("qwen2_5_vl", vl_checkpoint),
+        VL: declare_model("qwen2_5_vl", vl_checkpoint),
         HALVES: catalog.split_declaration("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
     }
     # A crowd may wait as long as a busy machine takes for it.
     patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}
-    with running(tmp_path_factory.mktemp("soak"), models, **TIDY, **patient) as system:
+    with start_system(tmp_path_factory.mktemp("soak"), models, **TIDY, **patient) as system:
         yield system

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests import models_oracle as oracle
-from tests.e2e.questions import Question, ask, data_url, image
+from tests.e2e.questions import Question, data_url, make_image, make_question
 from tests.e2e.system import System
 from tests.unit.models import files
 
@@ -39,7 +39,7 @@ class Known(NamedTuple):
     text: str
 
 
-class Client(NamedTuple):
+class CrowdClient(NamedTuple):
     """One request; ``known`` is None if it is malformed.
 
     ``deltas``: disconnects after as many. ``patience``: disconnects after so many seconds. None: stays.
@@ -52,7 +52,7 @@ class Client(NamedTuple):
     patience: float | None = None
 
 
-class Outcome(NamedTuple):
+class CrowdOutcome(NamedTuple):
     """Outcome of a crowd.
 
     It contains the numbers of ``answered``, ``refused`` and ``left`` clients, and the errors in ``wrong``.
@@ -62,30 +62,30 @@ class Outcome(NamedTuple):
     wrong: list[str]
 
 
-def questions(checkpoint: Path, dice: Random) -> list[Known]:
+def make_questions(checkpoint: Path, dice: Random) -> list[Known]:
     """Questions of text and of one or two images, with expected answers.
 
     The whole model gives these answers.
     """
 
-    def words() -> str:
+    def make_words() -> str:
         return " ".join(dice.choices(_WORDS, k=dice.randint(2, 24)))
 
-    def picture() -> tuple[str, bytes]:
-        return image(dice.randrange(1000), *dice.choice(_SIZES))
+    def draw_picture() -> tuple[str, bytes]:
+        return make_image(dice.randrange(1000), *dice.choice(_SIZES))
 
-    def known(make: Callable[[], Question]) -> list[Known]:
-        tried = (_known(checkpoint, make(), dice.randint(4, _LONGEST)) for _ in count())
-        return list(islice(filter(None, tried), _EACH))
+    def collect_questions(make: Callable[[], Question]) -> list[Known]:
+        candidates = (_make_known(checkpoint, make(), dice.randint(4, _LONGEST)) for _ in count())
+        return list(islice(filter(None, candidates), _EACH))
 
     return [
-        *known(lambda: ask(words())),
-        *known(lambda: ask(picture(), words())),
-        *known(lambda: ask(picture(), "and", picture(), words())),
+        *collect_questions(lambda: make_question(make_words())),
+        *collect_questions(lambda: make_question(draw_picture(), make_words())),
+        *collect_questions(lambda: make_question(draw_picture(), "and", draw_picture(), make_words())),
     ]
 
 
-def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
+def _make_known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
     """Return None if rounding could change the answer.
 
     Such an answer may depend on other requests in a step.
@@ -96,85 +96,87 @@ def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
     return Known(question.messages, tokens, text)
 
 
-def crowd(known: Sequence[Known], models: Sequence[str], size: int, bad: float, dice: Random) -> list[Client]:
+def make_crowd(
+    questions: Sequence[Known], models: Sequence[str], size: int, bad: float, dice: Random
+) -> list[CrowdClient]:
     """Run ``size`` clients that use each of ``models`` equally often.
 
     A share of ``bad`` requests is malformed.
     """
-    malformed = _malformed(known[0])
+    malformed_bodies = _malformed_bodies(questions[0])
     clients = []
     for number in range(size):
         model = models[number % len(models)]
         if dice.random() < bad:
-            clients.append(Client(next(malformed)(model), None))
+            clients.append(CrowdClient(next(malformed_bodies)(model), None))
         else:
-            clients.append(_client(dice.choice(known), model, dice))
+            clients.append(_make_client(dice.choice(questions), model, dice))
     return clients
 
 
-def _client(known: Known, model: str, dice: Random) -> Client:
+def _make_client(question: Known, model: str, dice: Random) -> CrowdClient:
     stream, leaves = dice.random() < STREAM, dice.random() < LEAVE
-    return Client(
-        _body(model, known, stream=stream),
-        known,
+    return CrowdClient(
+        _make_body(model, question, stream=stream),
+        question,
         stream,
         deltas=dice.randint(0, _DELTAS) if leaves and stream else None,
         patience=dice.uniform(0, _PATIENCE) if leaves and not stream else None,
     )
 
 
-def _body(model: str, known: Known, **more: Any) -> bytes:
-    wanted = {"messages": known.messages, "max_tokens": known.tokens, "temperature": 0}
-    return json.dumps({"model": model, **wanted, **more}).encode()
+def _make_body(model: str, question: Known, **more: Any) -> bytes:
+    fields = {"messages": question.messages, "max_tokens": question.tokens, "temperature": 0}
+    return json.dumps({"model": model, **fields, **more}).encode()
 
 
-def _malformed(known: Known) -> Iterator[Callable[[str], bytes]]:
+def _malformed_bodies(question: Known) -> Iterator[Callable[[str], bytes]]:
     """Bodies for a model, of one kind after the other: a broken image, no JSON, an unknown parameter, too long."""
-    png = files.picture(1)
-    broken = png[: len(png) // 3] + bytes(len(png) // 3) + png[2 * len(png) // 3 :]
-    url = {"type": "image_url", "image_url": {"url": data_url("image/png", broken)}}
-    picture = known._replace(messages=[{"role": "user", "content": [url, {"type": "text", "text": "describe"}]}])
-    long = known._replace(messages=[{"role": "user", "content": "cat dog " * _CONTEXT}])
+    png = files.make_picture(1)
+    broken_png = png[: len(png) // 3] + bytes(len(png) // 3) + png[2 * len(png) // 3 :]
+    url = {"type": "image_url", "image_url": {"url": data_url("image/png", broken_png)}}
+    picture = question._replace(messages=[{"role": "user", "content": [url, {"type": "text", "text": "describe"}]}])
+    long = question._replace(messages=[{"role": "user", "content": "cat dog " * _CONTEXT}])
     while True:
-        yield lambda model: _body(model, picture)
-        yield lambda model: _body(model, known)[:-9]
-        yield lambda model: _body(model, known, bestof=3)
-        yield lambda model: _body(model, long)
+        yield lambda model: _make_body(model, picture)
+        yield lambda model: _make_body(model, question)[:-9]
+        yield lambda model: _make_body(model, question, bestof=3)
+        yield lambda model: _make_body(model, long)
 
 
-async def served(system: System, clients: Sequence[Client], at_once: int) -> Outcome:
+async def run_crowd(system: System, clients: Sequence[CrowdClient], at_once: int) -> CrowdOutcome:
     """Run all clients, with a limit on those in flight."""
-    outcome = Outcome(Counter(), [])
+    outcome = CrowdOutcome(Counter(), [])
     queue = iter(clients)
 
-    async def worker(http: httpx.AsyncClient) -> None:
+    async def run_clients(http: httpx.AsyncClient) -> None:
         for client in queue:
             try:
-                what, text = await _talk(http, client)
+                kind, text = await _send_request(http, client)
             except (httpx.HTTPError, ValueError, LookupError) as error:
-                what, text = "wrong", repr(error)
-            outcome.counts[what] += 1
-            if not _right(client, what, text):
-                outcome.wrong.append(f"{what}: {text[:300]!r}, {client.body[-200:]!r}")
+                kind, text = "wrong", repr(error)
+            outcome.counts[kind] += 1
+            if not _is_right(client, kind, text):
+                outcome.wrong.append(f"{kind}: {text[:300]!r}, {client.body[-200:]!r}")
 
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as http, asyncio.TaskGroup() as group:
         for _ in range(at_once):
-            group.create_task(worker(http))
+            group.create_task(run_clients(http))
     return outcome
 
 
-def _right(client: Client, what: str, text: str) -> bool:
-    known = client.known
-    if known is None:
-        return what == "refused"
-    return text == known.text if what == "answered" else what == "left" and known.text.startswith(text)
+def _is_right(client: CrowdClient, kind: str, text: str) -> bool:
+    question = client.known
+    if question is None:
+        return kind == "refused"
+    return text == question.text if kind == "answered" else kind == "left" and question.text.startswith(text)
 
 
-async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
+async def _send_request(http: httpx.AsyncClient, client: CrowdClient) -> tuple[str, str]:
     """Send one request; return its outcome and the received text."""
     if client.stream:
-        return await _stream(http, client)
+        return await _read_stream(http, client)
     try:
         async with asyncio.timeout(client.patience):
             answer = await http.post("/v1/chat/completions", content=client.body)
@@ -185,7 +187,7 @@ async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
     return "refused" if answer.status_code == 400 else "wrong", answer.text
 
 
-async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
+async def _read_stream(http: httpx.AsyncClient, client: CrowdClient) -> tuple[str, str]:
     text, deltas = "", 0
     async with http.stream("POST", "/v1/chat/completions", content=client.body) as answer:
         if answer.status_code != 200:
@@ -197,8 +199,8 @@ async def _stream(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
                 return "answered", text
             if '"error"' in line:
                 return "wrong", line
-            if line.startswith("data: ") and (said := json.loads(line[6:])["choices"][0]["delta"].get("content")):
-                text += said
+            if line.startswith("data: ") and (piece := json.loads(line[6:])["choices"][0]["delta"].get("content")):
+                text += piece
                 deltas += 1
                 if deltas == client.deltas:
                     return "left", text

@@ -8,16 +8,16 @@ import pytest
 
 from omnibus.families import catalog
 from tests.e2e.images.conftest import GALLERY, MODEL
-from tests.e2e.system import OMNI, VL, System, declaration, running
+from tests.e2e.system import OMNI, VL, System, declare_model, start_system
 
 #: Price of a place for an executor, in EUR.
 PRICE_PER_HOUR = 0.36
 
 
-def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
+def declare_shapes(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
     """A model with the paths ``shapes``, in options of its family."""
     options, paths = catalog.find_family(family)["options"], [shape.split(">") for shape in shapes]
-    return declaration(
+    return declare_model(
         family,
         checkpoint,
         options={name: options[name] for path in paths for name in path},
@@ -30,18 +30,18 @@ def together(
     tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path, image_checkpoint: Path
 ) -> Iterator[System]:
     models = {
-        VL: declared("qwen2_5_vl", vl_checkpoint, "EL"),
-        OMNI: declared("qwen2_5_omni", omni_checkpoint, "EV>EA>Th>Ta+V", "M"),
-        MODEL: declared("qwen_image", image_checkpoint, "TDV"),
+        VL: declare_shapes("qwen2_5_vl", vl_checkpoint, "EL"),
+        OMNI: declare_shapes("qwen2_5_omni", omni_checkpoint, "EV>EA>Th>Ta+V", "M"),
+        MODEL: declare_shapes("qwen_image", image_checkpoint, "TDV"),
     }
     app = ("--app", str(GALLERY / "painter.py"), "--apps-dir", str(GALLERY))
     prices = {"currency": "EUR", "gpus": {"cpu": {"count": 32, "price": PRICE_PER_HOUR}}}
-    with running(tmp_path_factory.mktemp("together"), models, *app, more=prices) as system:
+    with start_system(tmp_path_factory.mktemp("together"), models, *app, more=prices) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(together: System) -> None:
+async def wait_for_executors(together: System) -> None:
     """Wait until all executors are registered with the gateway before each test."""
     await together.whole()
     await together.becomes_ready()

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.images.test_images import WISHES, paint
-from tests.e2e.omni.speech import same, spoken, taken, wanted, whole_model
+from tests.e2e.images.test_images import WISHES, paint_images
+from tests.e2e.omni.speech import assert_same_speech, choose_path, make_speech_body, read_spoken, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
 from tests.e2e.system import VL, System
-from tests.e2e.traffic import Edge, Traffic, traffic
+from tests.e2e.traffic import Edge, TransferTraffic, measure_traffic
 from tests.nightly import covering
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +23,7 @@ SPOKEN = OMNI_QUESTIONS["image and audio"]
 PICTURED = VL_QUESTIONS["two images"]
 
 
-async def chat(system: System, body: dict[str, Any], path: str) -> httpx.Response:
+async def send_chat(system: System, body: dict[str, Any], path: str) -> httpx.Response:
     async with system.http() as http:
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path})
     assert answer.status_code == 200, answer.text
@@ -34,36 +34,36 @@ async def chat(system: System, body: dict[str, Any], path: str) -> httpx.Respons
 async def test_embeddings_of_an_encoder_beside_its_llm_are_not_moved(together: System):
     body = {"model": VL, "messages": PICTURED.messages, "max_tokens": 8, "temperature": 0}
 
-    moved = await traffic(together, lambda: chat(together, body, "EL"))
+    transfer = await measure_traffic(together, lambda: send_chat(together, body, "EL"))
 
-    assert moved == Traffic(set(), granted=2, named=2)  # the files of two images
+    assert transfer == TransferTraffic(set(), granted=2, named=2)  # the files of two images
 
 
 async def test_codes_of_a_talker_beside_its_vocoder_are_not_moved(together: System):
-    moved = await traffic(together, lambda: chat(together, wanted(SPOKEN), SPEECH))
+    transfer = await measure_traffic(together, lambda: send_chat(together, make_speech_body(SPOKEN), SPEECH))
 
-    assert {edge for edge in moved.edges if edge.producer == "Ta+V"} == set()
-    assert {edge for edge in moved.edges if edge.consumer == "Ta+V"} == {
+    assert {edge for edge in transfer.edges if edge.producer == "Ta+V"} == set()
+    assert {edge for edge in transfer.edges if edge.consumer == "Ta+V"} == {
         Edge("Th", "Ta+V", output) for output in ("prompt", "layout", "rows")
     }
-    assert moved.granted == moved.named
+    assert transfer.granted == transfer.named
 
 
 async def test_what_a_whole_model_thinks_and_talks_is_not_moved(together: System):
-    moved = await traffic(together, lambda: chat(together, wanted(SPOKEN), "M"))
+    transfer = await measure_traffic(together, lambda: send_chat(together, make_speech_body(SPOKEN), "M"))
 
-    assert moved.edges == set()
-    assert moved.granted == moved.named
+    assert transfer.edges == set()
+    assert transfer.granted == transfer.named
 
 
 async def test_what_guides_a_picture_and_its_latents_are_not_moved(together: System):
-    async def painted() -> httpx.Response:
-        return (await paint(together, WISHES["square"], "TDV"))[1]
+    async def paint_square() -> httpx.Response:
+        return (await paint_images(together, WISHES["square"], "TDV"))[1]
 
-    moved = await traffic(together, painted)
+    transfer = await measure_traffic(together, paint_square)
 
     checkpoints = WISHES["square"]["steps"] - 1  # from which a lost denoiser would resume, after each step but the last
-    assert moved == Traffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the image
+    assert transfer == TransferTraffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the image
 
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")
@@ -74,7 +74,7 @@ async def test_speech_sounds_like_that_of_the_whole_model(
 ):
     question = OMNI_QUESTIONS[name]
 
-    answer = await chat(together, wanted(question), taken(shape, question, speech=True))
+    answer = await send_chat(together, make_speech_body(question), choose_path(shape, question, speech=True))
 
-    same(spoken(answer.json()), whole_model(omni_checkpoint, question))
+    assert_same_speech(read_spoken(answer.json()), whole_model(omni_checkpoint, question))
     await together.ledger_is_empty()

@@ -13,15 +13,15 @@ import openresponses_types as spec
 import pytest
 import websockets
 
-from tests.e2e.system import System, running
+from tests.e2e.system import System, start_system
 from tests.open_responses import check_events, check_response
 from tests.unit.gateway.responses_house import events_of
-from tests.unit.gateway.samples import picture
+from tests.unit.gateway.samples import make_sample_picture
 
 pytestmark = pytest.mark.e2e
 
 JUDGED = "judged"
-PNG = f"data:image/png;base64,{base64.b64encode(picture('PNG', (32, 32))).decode()}"
+PNG = f"data:image/png;base64,{base64.b64encode(make_sample_picture('PNG', (32, 32))).decode()}"
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -31,17 +31,17 @@ WEATHER: dict[str, Any] = {
 CALLS = "What's the weather like in San Francisco?"
 
 
-def said(role: str, content: Any) -> dict[str, Any]:
+def make_message(role: str, content: Any) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": content}
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
-    "basic": {"input": [said("user", "Say hello in exactly 3 words.")]},
-    "system prompt": {"input": [said("system", "You are a pirate."), said("user", "Say hello.")]},
-    "tool calling": {"input": [said("user", CALLS)], "tools": [WEATHER]},
+    "basic": {"input": [make_message("user", "Say hello in exactly 3 words.")]},
+    "system prompt": {"input": [make_message("system", "You are a pirate."), make_message("user", "Say hello.")]},
+    "tool calling": {"input": [make_message("user", CALLS)], "tools": [WEATHER]},
     "image input": {
         "input": [
-            said(
+            make_message(
                 "user",
                 [{"type": "input_text", "text": "What do you see?"}, {"type": "input_image", "image_url": PNG}],
             )
@@ -49,16 +49,16 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
     "several turns": {
         "input": [
-            said("user", "My name is Alice."),
-            said("assistant", "Hello Alice! Nice to meet you."),
-            said("user", "What is my name?"),
+            make_message("user", "My name is Alice."),
+            make_message("assistant", "Hello Alice! Nice to meet you."),
+            make_message("user", "What is my name?"),
         ]
     },
 }
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def judged_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("judged")
     profile = directory / "answers.json"
     call = {"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}
@@ -73,39 +73,39 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         "options": {"M": option},
         "paths": [{"options": ["M"]}],
     }
-    with running(directory, {JUDGED: model}) as made:
-        yield made
+    with start_system(directory, {JUDGED: model}) as new_system:
+        yield new_system
 
 
-def check_answer(name: str, made: spec.ResponseResource) -> None:
+def check_answer(name: str, response: spec.ResponseResource) -> None:
     """Check that a response is completed and contains the requested item."""
-    assert made.status == "completed"
-    kinds = [item.type for item in made.output]
+    assert response.status == "completed"
+    kinds = [item.type for item in response.output]
     assert kinds == (["function_call"] if name == "tool calling" else ["message"])
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_an_answer_is_what_the_specification_says(judged: System, name: str):
-    await judged.becomes_ready()
-    async with judged.http() as http:
+async def test_an_answer_is_what_the_specification_says(judged_system: System, name: str):
+    await judged_system.becomes_ready()
+    async with judged_system.http() as http:
         whole = await http.post("/v1/responses", json={"model": JUDGED, **REQUESTS[name]})
-        streamed = await http.post("/v1/responses", json={"model": JUDGED, "stream": True, **REQUESTS[name]})
-    async with websockets.connect(f"{judged.url.replace('http', 'ws', 1)}/v1/responses") as socket:
+        stream_response = await http.post("/v1/responses", json={"model": JUDGED, "stream": True, **REQUESTS[name]})
+    async with websockets.connect(f"{judged_system.url.replace('http', 'ws', 1)}/v1/responses") as socket:
         await socket.send(json.dumps({"type": "response.create", "model": JUDGED, **REQUESTS[name]}))
         events = [json.loads(await socket.recv())]
         while events[-1]["type"] != "response.completed":
             events.append(json.loads(await socket.recv()))
 
     check_answer(name, check_response(whole.json()))
-    for each in (events_of(streamed.text), events):
+    for each in (events_of(stream_response.text), events):
         check_answer(name, check_events(each))
         kinds = [event["type"] for event in each]
         assert ("response.function_call_arguments.delta" in kinds) == (name == "tool calling")
 
 
-async def test_a_mistake_over_a_websocket_is_what_the_specification_says(judged: System):
-    await judged.becomes_ready()
-    async with websockets.connect(f"{judged.url.replace('http', 'ws', 1)}/v1/responses") as socket:
+async def test_a_mistake_over_a_websocket_is_what_the_specification_says(judged_system: System):
+    await judged_system.becomes_ready()
+    async with websockets.connect(f"{judged_system.url.replace('http', 'ws', 1)}/v1/responses") as socket:
         await socket.send(json.dumps({"type": "response.create", "model": JUDGED, "input": "hello", "store": 5}))
         error = spec.WebSocketErrorEvent.model_validate_json(await socket.recv(), strict=True)
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.system import ROOT, System, running
-from tests.e2e.tool_calls.test_tools import collect
+from tests.e2e.system import ROOT, System, start_system
+from tests.e2e.tool_calls.test_tools import collect_stream
 
 pytestmark = pytest.mark.e2e
 
@@ -20,13 +20,13 @@ TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters":
 
 
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def scripted_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     models = json.loads((EXAMPLE / "models.json").read_text())["models"]
     models["assistant"]["checkpoint"] = str(EXAMPLE / models["assistant"]["checkpoint"])
     directory = tmp_path_factory.mktemp("scripted")
     models["halves"] = write_halves(directory / "halves.json")
-    with running(directory, models) as made:
-        yield made
+    with start_system(directory, models) as new_system:
+        yield new_system
 
 
 def write_halves(profile: Path) -> dict[str, Any]:
@@ -43,15 +43,19 @@ def write_halves(profile: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def assistant(scripted: System) -> AsyncIterator[openai.AsyncOpenAI]:
-    await scripted.becomes_ready()
+async def assistant(scripted_system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+    await scripted_system.becomes_ready()
     async with openai.AsyncOpenAI(
-        base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
-    ) as made:
-        yield made
+        base_url=f"{scripted_system.url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=60,
+        _strict_response_validation=True,
+    ) as new_client:
+        yield new_client
 
 
-def asked(text: str, **more: Any) -> dict[str, Any]:
+def make_body(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "assistant", "messages": [{"role": "user", "content": text}], **more}
 
 
@@ -65,23 +69,23 @@ def test_the_page_shows_the_example() -> None:
 async def test_a_model_decides_to_call_a_tool_and_goes_on_with_its_result(
     assistant: openai.AsyncOpenAI, model: str
 ) -> None:
-    question = {**asked("What is the weather in Paris?", tools=TOOLS), "model": model}
+    question = {**make_body("What is the weather in Paris?", tools=TOOLS), "model": model}
     answer = await assistant.chat.completions.create(**question)
     message = answer.choices[0].message
     [call] = message.tool_calls or []
 
     assert (message.content, answer.choices[0].finish_reason) == ("Let me see.", "tool_calls")
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris", "days": 2})
-    for result, expected in (("heavy rain", "Take an umbrella."), ("sun", "It stays dry.")):
+    for result, expected_text in (("heavy rain", "Take an umbrella."), ("sun", "It stays dry.")):
         result_message = {"role": "tool", "tool_call_id": call.id, "content": result}
         messages = [*question["messages"], message.model_dump(exclude_none=True), result_message]
         again = await assistant.chat.completions.create(**{**question, "messages": messages})
-        assert (again.choices[0].message.content, again.choices[0].finish_reason) == (expected, "stop")
+        assert (again.choices[0].message.content, again.choices[0].finish_reason) == (expected_text, "stop")
 
 
 @pytest.mark.parametrize("model", ["assistant", "halves"])
 async def test_streamed_calls_come_in_pieces_of_their_arguments(assistant: openai.AsyncOpenAI, model: str) -> None:
-    question = {**asked("weather in Paris", tools=TOOLS, stream=True), "model": model}
+    question = {**make_body("weather in Paris", tools=TOOLS, stream=True), "model": model}
     stream = await assistant.chat.completions.create(**question)
     chunks = [chunk async for chunk in stream]
 
@@ -94,9 +98,9 @@ async def test_streamed_calls_come_in_pieces_of_their_arguments(assistant: opena
 
 
 async def test_two_calls_come_at_once_and_each_choice_has_its_own(assistant: openai.AsyncOpenAI) -> None:
-    body = asked("compare both cities", tools=TOOLS)
+    body = make_body("compare both cities", tools=TOOLS)
 
-    calls, text, finish = await collect(await assistant.chat.completions.create(**body, stream=True))
+    calls, text, finish = await collect_stream(await assistant.chat.completions.create(**body, stream=True))
     several = await assistant.chat.completions.create(**body, n=3)
 
     assert [json.loads(arguments) for _, _, arguments in calls.values()] == [{"city": "Paris"}, {"city": "Rome"}]
@@ -108,27 +112,27 @@ async def test_two_calls_come_at_once_and_each_choice_has_its_own(assistant: ope
 
 async def test_the_request_says_what_may_be_answered(assistant: openai.AsyncOpenAI) -> None:
     weather = "weather in Paris"
-    forced, none, untold = await asyncio.gather(
-        assistant.chat.completions.create(**asked(weather, tools=TOOLS, tool_choice="required")),
-        assistant.chat.completions.create(**asked(weather, tools=TOOLS, tool_choice="none")),
-        assistant.chat.completions.create(**asked("what no rule knows")),
+    forced_answer, none, untold = await asyncio.gather(
+        assistant.chat.completions.create(**make_body(weather, tools=TOOLS, tool_choice="required")),
+        assistant.chat.completions.create(**make_body(weather, tools=TOOLS, tool_choice="none")),
+        assistant.chat.completions.create(**make_body("what no rule knows")),
     )
 
-    assert forced.choices[0].message.tool_calls
+    assert forced_answer.choices[0].message.tool_calls
     assert none.choices[0].message.tool_calls is None
     assert len((untold.choices[0].message.content or "").split()) == 12
     with pytest.raises(openai.BadRequestError, match="no scripted answer to this message calls a tool") as caught:
-        await assistant.chat.completions.create(**asked("hello", tools=TOOLS, tool_choice="required"))
+        await assistant.chat.completions.create(**make_body("hello", tools=TOOLS, tool_choice="required"))
     assert caught.value.param == "tool_choice"
 
 
 async def test_long_tools_and_reasoning_go_the_same_way(assistant: openai.AsyncOpenAI) -> None:
     """Parameters that are too long for a message travel by handle."""
     long = {"type": "function", "function": {"name": "long", "description": "x" * 60_000}}
-    called = await assistant.chat.completions.create(**asked("weather in Paris", tools=[*TOOLS, long]))
-    thought = await assistant.chat.completions.create(**asked("think about it"))
+    call_answer = await assistant.chat.completions.create(**make_body("weather in Paris", tools=[*TOOLS, long]))
+    thought = await assistant.chat.completions.create(**make_body("think about it"))
 
-    assert called.choices[0].message.tool_calls
+    assert call_answer.choices[0].message.tool_calls
     assert thought.choices[0].message.content == "Four."
     assert thought.choices[0].message.model_extra == {"reasoning_content": "Two and two."}
 
@@ -136,7 +140,7 @@ async def test_long_tools_and_reasoning_go_the_same_way(assistant: openai.AsyncO
 async def test_responses_have_the_same_calls(assistant: openai.AsyncOpenAI) -> None:
     tool: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
 
-    made = await assistant.responses.create(model="assistant", input="weather in Paris", tools=[tool])
+    response = await assistant.responses.create(model="assistant", input="weather in Paris", tools=[tool])
 
-    [call] = [each for each in made.output if each.type == "function_call"]
+    [call] = [each for each in response.output if each.type == "function_call"]
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris", "days": 2})

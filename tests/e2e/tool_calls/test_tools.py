@@ -17,8 +17,8 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny
-from tests.e2e.questions import ask, audio, image
-from tests.e2e.system import OMNI, System, declaration, running
+from tests.e2e.questions import make_audio, make_image, make_question
+from tests.e2e.system import OMNI, System, declare_model, start_system
 
 pytestmark = pytest.mark.e2e
 
@@ -32,12 +32,12 @@ def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> I
     models = {
         TEXT: catalog.model_declaration("qwen3", checkpoint),
         HALVES: catalog.split_declaration("qwen3", checkpoint, "P>D"),
-        OMNI: declaration("qwen2_5_omni", omni_checkpoint),
+        OMNI: declare_model("qwen2_5_omni", omni_checkpoint),
     }
-    with running(
+    with start_system(
         tmp_path_factory.mktemp("tools"), models, "--gateways", "2", OMNIBUS_GATEWAY_CONTINUE_STREAMS="requested"
-    ) as made:
-        yield made
+    ) as new_system:
+        yield new_system
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ async def client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
         max_retries=0,
         timeout=120,
         _strict_response_validation=True,
-    ) as made:
-        yield made
+    ) as new_client:
+        yield new_client
 
 
-def order(number: int) -> dict[str, Any]:
+def make_order_tool(number: int) -> dict[str, Any]:
     """A tool that can be called in one way."""
     schema = {
         "type": "object",
@@ -64,11 +64,11 @@ def order(number: int) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"order_{number}", "parameters": schema}}
 
 
-def asked(model: str, number: int = 1, **more: Any) -> dict[str, Any]:
+def make_body(model: str, number: int = 1, **more: Any) -> dict[str, Any]:
     return {
         "model": model,
         "messages": [{"role": "user", "content": "hello"}],
-        "tools": [order(number)],
+        "tools": [make_order_tool(number)],
         "tool_choice": "required",
         "parallel_tool_calls": False,
         "max_tokens": 120,
@@ -77,7 +77,7 @@ def asked(model: str, number: int = 1, **more: Any) -> dict[str, Any]:
     }
 
 
-async def collect(stream: Any) -> tuple[dict[int, list[str]], str, str | None]:
+async def collect_stream(stream: Any) -> tuple[dict[int, list[str]], str, str | None]:
     """Calls by index (id, name, arguments), the text, and the finish reason."""
     calls: dict[int, list[str]] = {}
     text, finish = "", None
@@ -94,27 +94,31 @@ async def collect(stream: Any) -> tuple[dict[int, list[str]], str, str | None]:
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_thirty_two_at_once_get_each_its_own_call(client: openai.AsyncOpenAI, model: str) -> None:
-    async def call(number: int) -> tuple[str, str, str | None]:
+    async def send_call(number: int) -> tuple[str, str, str | None]:
         if number % 2:
-            stream = await client.chat.completions.create(**asked(model, number), stream=True)
-            calls, text, finish = await collect(stream)
+            stream = await client.chat.completions.create(**make_body(model, number), stream=True)
+            calls, text, finish = await collect_stream(stream)
             [(_, name, arguments)] = calls.values()
             assert text == ""
             return name, arguments, finish
-        answer = await client.chat.completions.create(**asked(model, number))
-        [found] = answer.choices[0].message.tool_calls or []
+        answer = await client.chat.completions.create(**make_body(model, number))
+        [tool_call] = answer.choices[0].message.tool_calls or []
         assert answer.choices[0].message.content is None
-        return found.function.name, found.function.arguments, answer.choices[0].finish_reason
+        return tool_call.function.name, tool_call.function.arguments, answer.choices[0].finish_reason
 
-    found = await asyncio.gather(*map(call, range(32)))
+    results = await asyncio.gather(*map(send_call, range(32)))
 
-    for number, (name, arguments, finish) in enumerate(found):
+    for number, (name, arguments, finish) in enumerate(results):
         assert (name, finish) == (f"order_{number}", "tool_calls")
         assert json.loads(arguments)["id"] == f"order {number}"
 
 
 async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: openai.AsyncOpenAI) -> None:
-    first = asked(TEXT, tools=[order(1), order(2)], tool_choice={"type": "function", "function": {"name": "order_2"}})
+    first = make_body(
+        TEXT,
+        tools=[make_order_tool(1), make_order_tool(2)],
+        tool_choice={"type": "function", "function": {"name": "order_2"}},
+    )
     answer = await client.chat.completions.create(**first)
     message = answer.choices[0].message
     [call] = message.tool_calls or []
@@ -139,7 +143,7 @@ async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: open
     assert caught.value.param == "messages[0].tool_call_id"
 
 
-class City(pydantic.BaseModel):
+class CityAnswer(pydantic.BaseModel):
     """Answer format that a client defines as a class."""
 
     model_config = {"extra": "forbid"}
@@ -151,10 +155,14 @@ class City(pydantic.BaseModel):
 @pytest.mark.parametrize("model", MODELS)
 async def test_parse_gives_objects(client: openai.AsyncOpenAI, model: str) -> None:
     answer = await client.chat.completions.parse(
-        model=model, messages=[{"role": "user", "content": "a city"}], response_format=City, max_tokens=100, seed=3
+        model=model,
+        messages=[{"role": "user", "content": "a city"}],
+        response_format=CityAnswer,
+        max_tokens=100,
+        seed=3,
     )
 
-    assert isinstance(answer.choices[0].message.parsed, City)
+    assert isinstance(answer.choices[0].message.parsed, CityAnswer)
     assert answer.choices[0].finish_reason == "stop"
 
 
@@ -183,7 +191,7 @@ async def test_probabilities_come_with_the_tokens(client: openai.AsyncOpenAI) ->
 
     answer = await client.chat.completions.create(**plain)
     stream = await client.chat.completions.create(**plain, stream=True)
-    streamed = [
+    stream_tokens = [
         each
         async for chunk in stream
         for choice in chunk.choices
@@ -193,25 +201,25 @@ async def test_probabilities_come_with_the_tokens(client: openai.AsyncOpenAI) ->
     tokens = answer.choices[0].logprobs.content
     assert "".join(each.token for each in tokens) == answer.choices[0].message.content
     assert all(len(each.top_logprobs) == 2 and each.logprob == each.top_logprobs[0].logprob for each in tokens)
-    assert [(each.token, round(each.logprob, 3)) for each in streamed] == [
+    assert [(each.token, round(each.logprob, 3)) for each in stream_tokens] == [
         (each.token, round(each.logprob, 3)) for each in tokens
     ]
 
 
 async def test_an_image_and_sound_come_in_and_a_call_goes_out_without_speech(client: openai.AsyncOpenAI) -> None:
-    question = ask("what is this", image(1), audio(0.5))
+    question = make_question("what is this", make_image(1), make_audio(0.5))
     more: dict[str, Any] = {"messages": question.messages, "max_tokens": 200}
 
-    answer = await client.chat.completions.create(**asked(OMNI, **more))
-    spoken = await client.chat.completions.create(
-        **asked(OMNI, **more), modalities=["text", "audio"], audio={"voice": "Chelsie", "format": "wav"}
+    answer = await client.chat.completions.create(**make_body(OMNI, **more))
+    spoken_answer = await client.chat.completions.create(
+        **make_body(OMNI, **more), modalities=["text", "audio"], audio={"voice": "Chelsie", "format": "wav"}
     )
 
-    for each in (answer, spoken):
+    for each in (answer, spoken_answer):
         [call] = each.choices[0].message.tool_calls or []
         assert json.loads(call.function.arguments)["id"] == "order 1"
-    assert spoken.choices[0].message.audio is not None
-    assert spoken.choices[0].message.audio.transcript == ""
+    assert spoken_answer.choices[0].message.audio is not None
+    assert spoken_answer.choices[0].message.audio.transcript == ""
 
 
 async def test_hostile_schemas_are_the_clients_fault(client: openai.AsyncOpenAI) -> None:
@@ -227,10 +235,12 @@ async def test_hostile_schemas_are_the_clients_fault(client: openai.AsyncOpenAI)
 
 
 async def test_a_streamed_call_goes_on_at_another_gateway(system: System, client: openai.AsyncOpenAI) -> None:
-    whole, _, _ = await collect(await client.chat.completions.create(**asked(HALVES, temperature=1.0), stream=True))
+    whole, _, _ = await collect_stream(
+        await client.chat.completions.create(**make_body(HALVES, temperature=1.0), stream=True)
+    )
     [(_, name, arguments)] = whole.values()
 
-    body = {**asked(HALVES, temperature=1.0), "stream": True}
+    body = {**make_body(HALVES, temperature=1.0), "stream": True}
     async with httpx.AsyncClient(timeout=60) as http:
         lines: list[str] = []
         url = f"{system.urls[0]}/v1/chat/completions"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import VL, System, declaration, running
+from tests.e2e.system import VL, System, declare_model, start_system
 
 
 @pytest.fixture(scope="package")
@@ -13,12 +13,12 @@ def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterato
     directory = tmp_path_factory.mktemp("vl")
     # Executors are killed from outside here, which does not depend on their input.
     settings = {"OMNIBUS_GATEWAY_QUARANTINE": "0"}
-    with running(directory, {VL: declaration("qwen2_5_vl", vl_checkpoint)}, **settings) as system:
+    with start_system(directory, {VL: declare_model("qwen2_5_vl", vl_checkpoint)}, **settings) as system:
         yield system
 
 
 @pytest.fixture(autouse=True)
-async def everybody(vl: System) -> dict[str, int]:
+async def executor_pids(vl: System) -> dict[str, int]:
     """Process id of every executor, once all are registered with the gateway."""
     pids = await vl.whole()
     await vl.becomes_ready()

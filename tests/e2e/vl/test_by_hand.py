@@ -13,9 +13,9 @@ from nats.aio.client import Client
 from omnibus.bus import messages
 from omnibus.bus.messages import Chunk, Hop
 from tests import models_oracle as oracle
-from tests.e2e.questions import ask
+from tests.e2e.questions import make_question
 from tests.e2e.system import VL, System
-from tests.e2e.vl.test_records import asked
+from tests.e2e.vl.test_records import send_question
 
 pytestmark = pytest.mark.e2e
 
@@ -29,48 +29,48 @@ async def nc(vl: System) -> AsyncIterator[Client]:
     await connection.close()
 
 
-async def everybody(nc: Client, subject: str, payload: bytes = b"") -> list[dict[str, Any]]:
+async def request_all(nc: Client, subject: str, payload: bytes = b"") -> list[dict[str, Any]]:
     """All answers of the first moment, as `nats service` collects them."""
-    inbox, found = nc.new_inbox(), []
+    inbox, answers = nc.new_inbox(), []
 
-    async def take(message: Any) -> None:
-        found.append(json.loads(message.data))
+    async def collect_answer(message: Any) -> None:
+        answers.append(json.loads(message.data))
 
-    await nc.subscribe(inbox, cb=take)
+    await nc.subscribe(inbox, cb=collect_answer)
     await nc.publish(subject, payload, reply=inbox)
     for _ in range(50):
         await asyncio.sleep(0.05)
-        if len(found) >= 3:
+        if len(answers) >= 3:
             break
-    return found
+    return answers
 
 
 async def test_every_executor_answers_a_ping(vl: System, nc: Client):
-    found = await everybody(nc, "$SRV.PING")
+    answers = await request_all(nc, "$SRV.PING")
 
-    assert {one["name"] for one in found} == {"omnibus-E", "omnibus-L", "omnibus-EL"}
-    assert {one["metadata"]["executor"] for one in found} == {
+    assert {one["name"] for one in answers} == {"omnibus-E", "omnibus-L", "omnibus-EL"}
+    assert {one["metadata"]["executor"] for one in answers} == {
         f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL")
     }
 
 
 async def test_info_names_the_unit_tasks_of_each_executor(nc: Client):
-    found = {one["name"]: one for one in await everybody(nc, "$SRV.INFO")}
+    answers = {one["name"]: one for one in await request_all(nc, "$SRV.INFO")}
 
-    subjects = {name: {each["subject"] for each in one["endpoints"]} for name, one in found.items()}
+    subjects = {name: {each["subject"] for each in one["endpoints"]} for name, one in answers.items()}
     encode = "omnibus.task.encode-qwen2_5-vl-tiny-vision"
     assert subjects == {"omnibus-E": {encode}, "omnibus-L": {THINK}, "omnibus-EL": {encode, THINK}}
-    assert found["omnibus-L"]["metadata"]["model"] == VL
+    assert answers["omnibus-L"]["metadata"]["model"] == VL
 
 
 async def test_stats_count_tokens_and_the_parameters_of_each_component(nc: Client, vl_checkpoint: Path):
-    found = {one["name"]: one for one in await everybody(nc, "$SRV.STATS")}
+    answers = {one["name"]: one for one in await request_all(nc, "$SRV.STATS")}
 
     parameters = {
         name: {each["name"].split("-")[-1]: each["data"]["parameters"] for each in one["endpoints"]}
-        for name, one in found.items()
+        for name, one in answers.items()
     }
-    whole = sum(each.numel() for each in oracle._vl(vl_checkpoint)[0].parameters())
+    whole = sum(each.numel() for each in oracle._load_vl(vl_checkpoint)[0].parameters())
     encoder, llm = parameters["omnibus-E"]["vision"], parameters["omnibus-L"]["thinker"]
     assert encoder < llm
     assert encoder + llm == whole
@@ -80,7 +80,7 @@ async def test_stats_count_tokens_and_the_parameters_of_each_component(nc: Clien
 
 
 async def test_any_executor_of_a_unit_task_answers_a_recorded_invocation(vl: System, nc: Client):
-    id, text = await asked(vl, ask("one two three"), temperature=0)
+    id, text = await send_question(vl, make_question("one two three"), temperature=0)
     body, _ = await vl.record(id)
 
     inbox = nc.new_inbox()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from omnibus.bus import subjects
-from tests.e2e.questions import ask, image
+from tests.e2e.questions import make_image, make_question
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.e2e
 
 LONG = 3000  # tokens; several seconds of work
 TRIES = 12
-QUESTION = ask(image(1), "describe")
+QUESTION = make_question(make_image(1), "describe")
 
 
-def body(**more: Any) -> dict[str, Any]:
-    wanted = {"max_tokens": LONG, "ignore_eos": True, "temperature": 0}
-    return {"model": VL, "messages": QUESTION.messages, **wanted, **more}
+def make_body(**more: Any) -> dict[str, Any]:
+    fields = {"max_tokens": LONG, "ignore_eos": True, "temperature": 0}
+    return {"model": VL, "messages": QUESTION.messages, **fields, **more}
 
 
 @pytest.mark.parametrize("path", ["E>L", "EL"])
@@ -41,11 +41,11 @@ async def tokens_after_leaving(vl: System, path: str) -> int:
         async with (
             vl.http() as http,
             http.stream(
-                "POST", "/v1/chat/completions", json=body(stream=True), headers={"x-omnibus-path": path}
+                "POST", "/v1/chat/completions", json=make_body(stream=True), headers={"x-omnibus-path": path}
             ) as answer,
         ):
             id = answer.headers["x-request-id"]
-            await read(answer, 5)
+            await read_deltas(answer, 5)
         end = await watch.end(id)
         await vl.ledger_is_empty()
         await asyncio.sleep(0.3)  # tokens in transit
@@ -55,13 +55,13 @@ async def tokens_after_leaving(vl: System, path: str) -> int:
     return after_the_end(watch, id)
 
 
-async def read(answer: httpx.Response, deltas: int) -> list[str]:
-    found: list[str] = []
+async def read_deltas(answer: httpx.Response, deltas: int) -> list[str]:
+    lines: list[str] = []
     async for line in answer.aiter_lines():
         if line.startswith("data: ") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
-            found.append(line)
-        if len(found) == deltas:
-            return found
+            lines.append(line)
+        if len(lines) == deltas:
+            return lines
     raise AssertionError("the stream ended early")
 
 
@@ -76,21 +76,24 @@ def after_the_end(watch: Watch, id: str) -> int:
 async def test_a_client_that_leaves_before_the_whole_answer_cancels_it(vl: System):
     async with Watch.on(vl) as watch:
         async with vl.http() as http:
-            asking = asyncio.create_task(http.post("/v1/chat/completions", json=body()))
-            dispatched = await watch.first("omnibus.reply.")
+            asking = asyncio.create_task(http.post("/v1/chat/completions", json=make_body()))
+            first_reply = await watch.first("omnibus.reply.")
             asking.cancel()
-        ended = await watch.first("omnibus.end.")
+        end = await watch.first("omnibus.end.")
         await vl.ledger_is_empty()
 
-    assert dispatched
-    assert json.loads(ended.data)["status"] == "cancelled"
+    assert first_reply
+    assert json.loads(end.data)["status"] == "cancelled"
 
 
 async def test_the_record_of_a_client_that_left_says_so(vl: System):
     async with Watch.on(vl) as watch:
-        async with vl.http() as http, http.stream("POST", "/v1/chat/completions", json=body(stream=True)) as answer:
+        async with (
+            vl.http() as http,
+            http.stream("POST", "/v1/chat/completions", json=make_body(stream=True)) as answer,
+        ):
             id = answer.headers["x-request-id"]
-            await read(answer, 1)
+            await read_deltas(answer, 1)
         await watch.end(id)
     begin, end = await vl.record(id)
 
@@ -101,8 +104,8 @@ async def test_the_record_of_a_client_that_left_says_so(vl: System):
 async def test_many_clients_that_leave_at_once_leave_nothing_behind(vl: System):
     async with Watch.on(vl) as watch:
         async with vl.http() as http:
-            asking = [asyncio.create_task(http.post("/v1/chat/completions", json=body())) for _ in range(12)]
-            await watch.until(lambda: len(begun(watch)) == 12 or any(one.done() for one in asking))
+            asking = [asyncio.create_task(http.post("/v1/chat/completions", json=make_body())) for _ in range(12)]
+            await watch.until(lambda: len(list_invocations(watch)) == 12 or any(one.done() for one in asking))
             assert [one.result().text for one in asking if one.done()] == []
             for one in asking:
                 one.cancel()
@@ -110,12 +113,12 @@ async def test_many_clients_that_leave_at_once_leave_nothing_behind(vl: System):
         await asyncio.sleep(0.2)
         await vl.ledger_is_empty()
 
-    ended = [d for d in watch.seen if d.subject.startswith("omnibus.end.")]
-    assert len(ended) == 12
-    assert {json.loads(one.data)["status"] for one in ended} == {"cancelled"}
+    ends = [d for d in watch.seen if d.subject.startswith("omnibus.end.")]
+    assert len(ends) == 12
+    assert {json.loads(one.data)["status"] for one in ends} == {"cancelled"}
 
 
-def begun(watch: Watch) -> set[str]:
+def list_invocations(watch: Watch) -> set[str]:
     """Invocations whose start was recorded; those of an earlier test may still end."""
     records = [one for one in watch.seen if one.subject.startswith("omnibus.inv.")]
     return {one.subject for one in records if json.loads(one.data).get("kind") != "end"}

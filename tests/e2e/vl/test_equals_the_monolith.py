@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import models_oracle as oracle
-from tests.e2e.questions import VL_QUESTIONS, ask, image
+from tests.e2e.questions import VL_QUESTIONS, make_image, make_question
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
 from tests.nightly import covering
@@ -42,7 +42,10 @@ async def test_another_image_gives_another_answer(vl: System):
     async with vl.client() as client:
         answers = [
             await client.chat.completions.create(
-                model=VL, messages=ask(image(seed), "describe").messages, max_tokens=TOKENS, temperature=0
+                model=VL,
+                messages=make_question(make_image(seed), "describe").messages,
+                max_tokens=TOKENS,
+                temperature=0,
             )
             for seed in range(4)
         ]
@@ -51,8 +54,11 @@ async def test_another_image_gives_another_answer(vl: System):
 
 
 async def test_requests_at_the_same_time_each_get_their_own_answer(vl: System, vl_checkpoint: Path):
-    questions = [ask(image(seed), "describe the image") if seed % 3 else ask(f"{seed} cats") for seed in range(24)]
-    expected = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]
+    questions = [
+        make_question(make_image(seed), "describe the image") if seed % 3 else make_question(f"{seed} cats")
+        for seed in range(24)
+    ]
+    expected_texts = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in questions]
 
     async with vl.client() as client:
         answers = await asyncio.gather(
@@ -62,4 +68,4 @@ async def test_requests_at_the_same_time_each_get_their_own_answer(vl: System, v
             )
         )
 
-    assert [answer.choices[0].message.content for answer in answers] == expected
+    assert [answer.choices[0].message.content for answer in answers] == expected_texts

@@ -17,8 +17,8 @@ import pytest
 
 from omnibus.bus.messages import Accepted
 from tests import models_oracle as oracle
-from tests.e2e.questions import ask, image
-from tests.e2e.small.load import sent
+from tests.e2e.questions import make_image, make_question
+from tests.e2e.small.load import list_sent_tasks
 from tests.e2e.system import VL, System, missing_stages
 from tests.e2e.watch import Watch
 from tests.own_time import own_time
@@ -27,30 +27,30 @@ pytestmark = pytest.mark.e2e
 
 TOKENS = 300  # a few hundred milliseconds of work
 NOTICED = 2.0  # seconds of own time from the death of an executor to the answer
-QUESTION = ask(image(1), "describe the image")
+QUESTION = make_question(make_image(1), "describe the image")
 E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
 
 
 @pytest.fixture(scope="module")
-def text(vl_checkpoint: Path) -> str:
+def reference_text(vl_checkpoint: Path) -> str:
     """Answer of the whole model."""
     return oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
 
 
-def body(question=QUESTION, **more: Any) -> dict[str, Any]:
+def make_body(question=QUESTION, **more: Any) -> dict[str, Any]:
     return {"model": VL, "messages": question.messages, "max_tokens": TOKENS, "temperature": 0, **more}
 
 
 @contextlib.asynccontextmanager
-async def streaming(http: httpx.AsyncClient, path: str, **more: Any) -> AsyncIterator[AsyncIterator[str]]:
+async def stream_answer(http: httpx.AsyncClient, path: str, **more: Any) -> AsyncIterator[AsyncIterator[str]]:
     """The text of one long answer, delta by delta."""
-    asked, headers = body(stream=True, **more), {"x-omnibus-path": path}
-    async with http.stream("POST", "/v1/chat/completions", json=asked, headers=headers) as answer:
+    request_body, headers = make_body(stream=True, **more), {"x-omnibus-path": path}
+    async with http.stream("POST", "/v1/chat/completions", json=request_body, headers=headers) as answer:
         assert answer.headers["x-omnibus-path"] == path
-        yield deltas(answer)
+        yield read_deltas(answer)
 
 
-async def deltas(answer: httpx.Response) -> AsyncIterator[str]:
+async def read_deltas(answer: httpx.Response) -> AsyncIterator[str]:
     async for line in answer.aiter_lines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])
@@ -60,98 +60,102 @@ async def deltas(answer: httpx.Response) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(("victim", "path"), [(L, "E>L"), (EL, "EL")])
 async def test_an_answer_that_has_begun_goes_on_elsewhere_and_is_still_right(
-    vl: System, everybody: dict[str, int], text: str, victim: str, path: str
+    vl: System, executor_pids: dict[str, int], reference_text: str, victim: str, path: str
 ):
-    said = ""
-    async with vl.http() as http, streaming(http, path) as answer:
+    answer_text = ""
+    async with vl.http() as http, stream_answer(http, path) as answer:
         async for delta in answer:
-            said += delta
-            if said and victim in everybody:
-                os.kill(everybody.pop(victim), signal.SIGKILL)
+            answer_text += delta
+            if answer_text and victim in executor_pids:
+                os.kill(executor_pids.pop(victim), signal.SIGKILL)
 
-    assert victim not in everybody
-    assert said == text
+    assert victim not in executor_pids
+    assert answer_text == reference_text
     await vl.ledger_is_empty()
 
 
 @pytest.mark.parametrize(("victim", "path"), [(E, "E>L"), (EL, "EL")])
 async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
-    vl: System, everybody: dict[str, int], text: str, victim: str, path: str
+    vl: System, executor_pids: dict[str, int], reference_text: str, victim: str, path: str
 ):
     async with Watch.on(vl) as watch, vl.http() as http:
         await watch.heartbeat(victim)
-        os.kill(everybody[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
-        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": path}))
+        os.kill(executor_pids[victim], signal.SIGSTOP)  # so that it surely holds the request when it dies
+        asking = asyncio.create_task(
+            http.post("/v1/chat/completions", json=make_body(), headers={"x-omnibus-path": path})
+        )
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{victim}")
-        os.kill(everybody[victim], signal.SIGKILL)
+        os.kill(executor_pids[victim], signal.SIGKILL)
         answer = await asking
 
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["message"]["content"] == text
+    assert answer.json()["choices"][0]["message"]["content"] == reference_text
     await vl.ledger_is_empty()
 
 
-def accepted(watch: Watch) -> set[str]:
+def list_accepted(watch: Watch) -> set[str]:
     """Executors that accepted an invocation."""
     return {one.executor for one in watch.replies() if isinstance(one, Accepted)}
 
 
-def thaw(pid: int) -> None:
+def resume_process(pid: int) -> None:
     """Resume a frozen process, which the supervisor may have replaced."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_freezes(
-    vl: System, everybody: dict[str, int]
+    vl: System, executor_pids: dict[str, int]
 ):
-    long, said, is_frozen = {"max_tokens": 1000, "ignore_eos": True}, "", False
+    long, answer_text, is_frozen = {"max_tokens": 1000, "ignore_eos": True}, "", False
     try:
         async with vl.http() as http:
-            async with Watch.on(vl) as watch, streaming(http, "E>L", **long) as answer:
+            async with Watch.on(vl) as watch, stream_answer(http, "E>L", **long) as answer:
                 async for delta in answer:
-                    said += delta
-                    if not is_frozen and L in accepted(watch):
-                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays, so no event reports the loss
+                    answer_text += delta
+                    if not is_frozen and L in list_accepted(watch):
+                        os.kill(executor_pids[L], signal.SIGSTOP)  # its connection stays, so no event reports the loss
                         is_frozen = True
-                went_on = {each.to for each in sent(watch)} - {E, L}
-            thaw(everybody[L])
-            whole = await http.post("/v1/chat/completions", json=body(**long))
+                went_on = {each.to for each in list_sent_tasks(watch)} - {E, L}
+            resume_process(executor_pids[L])
+            whole = await http.post("/v1/chat/completions", json=make_body(**long))
     finally:
-        thaw(everybody[L])
+        resume_process(executor_pids[L])
 
-    assert said == whole.json()["choices"][0]["message"]["content"]
+    assert answer_text == whole.json()["choices"][0]["message"]["content"]
     assert is_frozen
     assert went_on
     await vl.ledger_is_empty()
 
 
-async def test_a_request_to_an_executor_that_hangs_moves_on(vl: System, everybody: dict[str, int], text: str):
-    os.kill(everybody[E], signal.SIGSTOP)
+async def test_a_request_to_an_executor_that_hangs_moves_on(
+    vl: System, executor_pids: dict[str, int], reference_text: str
+):
+    os.kill(executor_pids[E], signal.SIGSTOP)
     try:
         async with vl.http() as http:
-            answer = await http.post("/v1/chat/completions", json=body(), headers={"x-omnibus-path": "E>L"})
+            answer = await http.post("/v1/chat/completions", json=make_body(), headers={"x-omnibus-path": "E>L"})
     finally:
-        thaw(everybody[E])
+        resume_process(executor_pids[E])
 
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["message"]["content"] == text
+    assert answer.json()["choices"][0]["message"]["content"] == reference_text
     await vl.ledger_is_empty()
 
 
 async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_agrees(
-    vl: System, everybody: dict[str, int]
+    vl: System, executor_pids: dict[str, int]
 ):
-    slow = body(max_tokens=3000, ignore_eos=True)
+    slow = make_body(max_tokens=3000, ignore_eos=True)
     async with Watch.on(vl) as watch, vl.http() as http, own_time() as clock:
         asking = [asyncio.create_task(http.post("/v1/chat/completions", json=slow)) for _ in range(4)]
         await watch.first("omnibus.reply.")
-        killed = clock.seconds
+        kill_time = clock.seconds
         for victim in (L, EL):
-            os.kill(everybody[victim], signal.SIGKILL)
+            os.kill(executor_pids[victim], signal.SIGKILL)
         down = asyncio.create_task(missing_stages(vl, VL))  # it may be up again soon
         answers = await asyncio.gather(*asking)
-        took = clock.seconds - killed
+        took = clock.seconds - kill_time
 
     assert took < NOTICED
     for answer in answers:
@@ -161,18 +165,20 @@ async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_a
     await vl.ledger_is_empty()
 
 
-async def test_without_any_encoder_images_fail_with_the_stage_and_text_is_served(vl: System, everybody: dict[str, int]):
-    os.kill(everybody[E], signal.SIGSTOP)
+async def test_without_any_encoder_images_fail_with_the_stage_and_text_is_served(
+    vl: System, executor_pids: dict[str, int]
+):
+    os.kill(executor_pids[E], signal.SIGSTOP)
     async with Watch.on(vl) as watch, vl.http() as http, own_time() as clock:
         headers = {"x-omnibus-path": "E>L"}
-        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers=headers))
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=make_body(), headers=headers))
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{E}")
-        killed = clock.seconds
+        kill_time = clock.seconds
         for victim in (EL, E):
-            os.kill(everybody[victim], signal.SIGKILL)
+            os.kill(executor_pids[victim], signal.SIGKILL)
         answer = await asking
-        took = clock.seconds - killed
-        plain = await http.post("/v1/chat/completions", json=body(ask("hello")))
+        took = clock.seconds - kill_time
+        plain = await http.post("/v1/chat/completions", json=make_body(make_question("hello")))
 
     error = answer.json()["error"]
     assert (answer.status_code, error["stage"]) == (503, "vision")

@@ -11,18 +11,18 @@ from nats.aio.client import Client
 
 from omnibus.bus import subjects
 from omnibus.recording.records import split_records
-from tests.e2e.questions import VL_QUESTIONS, Question, ask, image
+from tests.e2e.questions import VL_QUESTIONS, Question, make_image, make_question
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 
 TOKENS = 12
-LONG_TEXT = ask("the small white cat sleeps on the warm red mat. " * 345)  # travels by handle
+LONG_TEXT = make_question("the small white cat sleeps on the warm red mat. " * 345)  # travels by handle
 QUESTIONS = {**{name: VL_QUESTIONS[name] for name in ("text", "image", "video")}, "long text": LONG_TEXT}
 
 
-async def asked(system: System, question: Question, **more: Any) -> tuple[str, str]:
+async def send_question(system: System, question: Question, **more: Any) -> tuple[str, str]:
     """Send a request and wait for its recorded end; return its id and text."""
     async with Watch.on(system) as watch, system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
@@ -33,7 +33,7 @@ async def asked(system: System, question: Question, **more: Any) -> tuple[str, s
     return id, raw.parse().choices[0].message.content or ""
 
 
-async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
+async def request_replies(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
     """Imitate `nats req --replies=0`.
 
     It sends a plain payload with an inbox, and reads replies up to the empty message.
@@ -49,10 +49,10 @@ async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so(vl: System, name: str):
-    id, text = await asked(vl, QUESTIONS[name], temperature=0.9, seed=5)
+    id, text = await send_question(vl, QUESTIONS[name], temperature=0.9, seed=5)
     nc = await nats.connect(vl.state.nats_url)
     try:
-        first, last = await requested(nc, "omnibus.replay", (await vl.record(id))[0])
+        first, last = await request_replies(nc, "omnibus.replay", (await vl.record(id))[0])
     finally:
         await nc.close()
 
@@ -65,7 +65,7 @@ async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so
 
 @pytest.mark.parametrize("path", ["E>L", "EL"])
 async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
-    id, _ = await asked(vl, ask(image(1), "describe"), extra_headers={"x-omnibus-path": path})
+    id, _ = await send_question(vl, make_question(make_image(1), "describe"), extra_headers={"x-omnibus-path": path})
     async with vl.bus() as bus:
         parts = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, (await vl.record(id))[0], 30)]
 
@@ -74,7 +74,7 @@ async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
 
 
 async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself(vl: System):
-    id, text = await asked(vl, ask(image(2), "describe"), temperature=0)
+    id, text = await send_question(vl, make_question(make_image(2), "describe"), temperature=0)
     body = (await vl.record(id))[0]
 
     async with Watch.on(vl) as watch:
@@ -103,16 +103,18 @@ async def test_what_is_no_record_is_refused_with_a_reason(vl: System, body: byte
     assert only["problem"]["message"]
 
 
-async def said(system: System, *arguments: str) -> tuple[int | None, str]:
+async def run_command(system: System, *arguments: str) -> tuple[int | None, str]:
     process = system.command(*arguments)
     output, _ = await asyncio.to_thread(process.communicate, timeout=60)
     return process.returncode, output
 
 
 async def test_show_prints_graph_route_waterfall_and_answer(vl: System):
-    id, text = await asked(vl, ask(image(1), "describe"), temperature=0, extra_headers={"x-omnibus-path": "E>L"})
+    id, text = await send_question(
+        vl, make_question(make_image(1), "describe"), temperature=0, extra_headers={"x-omnibus-path": "E>L"}
+    )
 
-    code, output = await said(vl, "show", id)
+    code, output = await run_command(vl, "show", id)
 
     assert code == 0
     assert f"{id}  {VL}" in output
@@ -126,9 +128,9 @@ async def test_show_prints_graph_route_waterfall_and_answer(vl: System):
 
 
 async def test_replay_prints_that_the_answer_is_identical(vl: System):
-    id, text = await asked(vl, ask(image(1), "describe"), temperature=0.8, seed=3)
+    id, text = await send_question(vl, make_question(make_image(1), "describe"), temperature=0.8, seed=3)
 
-    code, output = await said(vl, "replay", id)
+    code, output = await run_command(vl, "replay", id)
 
     assert code == 0
     assert f"replaying {id} as " in output
@@ -141,7 +143,7 @@ async def test_tail_prints_requests_as_they_begin_and_end(vl: System):
     assert process.stdout is not None
     try:
         assert "watching" in await asyncio.to_thread(process.stdout.readline)
-        id, _ = await asked(vl, ask("hello"))
+        id, _ = await send_question(vl, make_question("hello"))
         lines = [await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 20) for _ in range(2)]
     finally:
         process.terminate()
@@ -152,7 +154,7 @@ async def test_tail_prints_requests_as_they_begin_and_end(vl: System):
 
 
 async def test_a_request_that_nobody_recorded_is_named(vl: System):
-    code, output = await said(vl, "show", "no-such-id")
+    code, output = await run_command(vl, "show", "no-such-id")
 
     assert code == 1
     assert "no record of invocation no-such-id" in output

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from tests.e2e.console.conftest import TOKEN
-from tests.e2e.small.streams import MODEL, TIMES, model
-from tests.e2e.system import System, running
+from tests.e2e.small.streams import MODEL, TIMES, make_model
+from tests.e2e.system import System, start_system
 from tests.e2e.voice.speaking import speaking_browser, write_tones
 
 #: Seconds between two utterances, and tokens of an answer, which plays for longer than that.
@@ -25,19 +25,19 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("talker")
     times = copy.deepcopy(TIMES)
     times["default"]["components"]["thinker"]["steps"] = {"mean": TOKENS, "most": TOKENS}
-    with running(directory, {MODEL: model(directory, times)}, **SETTINGS) as made:
-        yield made
+    with start_system(directory, {MODEL: make_model(directory, times)}, **SETTINGS) as new_system:
+        yield new_system
 
 
 @pytest.fixture(autouse=True)
-def serves(system: System) -> None:
+def wait_until_serving(system: System) -> None:
     """A test begins when the gateway serves. Waits in a thread, since the browser's loop runs in this one."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: asyncio.run(system.becomes_ready())).result()
 
 
 @pytest.fixture(scope="package")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("voice")
     return write_tones(directory / "said.wav", ("low",), 3, before=1.0, after=PAUSE)
 
@@ -45,12 +45,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def playwright(system: System) -> Iterator[Playwright]:
     """The browser driver; systems start before it."""
-    with sync_playwright() as started:
-        yield started
+    with sync_playwright() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="package")
-def speaker(system: System, playwright: Playwright, said: Path) -> Iterator[Browser]:
+def speaker(system: System, playwright: Playwright, sound_file: Path) -> Iterator[Browser]:
     """A browser whose microphone plays the same words repeatedly."""
-    with speaking_browser(playwright, said, loops=True) as made:
-        yield made
+    with speaking_browser(playwright, sound_file, loops=True) as new_browser:
+        yield new_browser

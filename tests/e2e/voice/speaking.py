@@ -8,7 +8,7 @@ import numpy as np
 from playwright.sync_api import Browser, Page, Playwright
 
 from omnibus_models.world import tone_synth
-from tests.e2e.console.browser import executable
+from tests.e2e.console.browser import find_executable
 from tests.tones import record_tones
 
 RATE = 48_000  # samples per second of microphones
@@ -57,9 +57,9 @@ def speaking_browser(
     flags = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
     flags.append(f"--use-fake-ui-for-media-stream{'=deny' if denies else ''}")
     flags.append(f"--use-file-for-fake-audio-capture={sound}{'' if loops else '%noloop'}")
-    made = playwright.chromium.launch(executable_path=executable(), args=flags)
-    yield made
-    made.close()
+    browser = playwright.chromium.launch(executable_path=find_executable(), args=flags)
+    yield browser
+    browser.close()
 
 
 def tapped_page(browser: Browser) -> Page:

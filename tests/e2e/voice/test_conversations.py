@@ -81,71 +81,73 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     panel = page.get_by_role("region", name="Conversation by voice")
     # On a busy machine an answer may be interrupted before any playback.
     heard_some = page.get_by_label("Audio that was played")
-    stopped = panel.get_by_role("article", name=f"{MODEL} said").filter(has_text="interrupted").filter(has=heard_some)
+    stopped_answer = (
+        panel.get_by_role("article", name=f"{MODEL} said").filter(has_text="interrupted").filter(has=heard_some)
+    )
 
     expect(panel.locator(".happened")).to_contain_text(re.compile(r"told the model that [1-9]\d* ms were played"))
-    expect(stopped.first).to_be_visible()
+    expect(stopped_answer.first).to_be_visible()
     page.get_by_role("button", name="End conversation").click()
 
     expect(panel.get_by_role("status")).to_have_text("ended")
     events = panel.locator(".happened").text_content() or ""
-    heard = [int(each) for each in re.findall(r"interrupted: stopped after (\d+) ms", events)]
-    known = [int(each) for each in re.findall(r"told the model that (\d+) ms were played", events)]
-    assert known == heard[: len(known)]
-    kept = stopped.first.get_by_label("Audio that was played").evaluate(LENGTH)
-    assert kept * 1000 == pytest.approx(next(each for each in heard if each), abs=1)
+    end_times = [int(each) for each in re.findall(r"interrupted: stopped after (\d+) ms", events)]
+    truncations = [int(each) for each in re.findall(r"told the model that (\d+) ms were played", events)]
+    assert truncations == end_times[: len(truncations)]
+    caption = stopped_answer.first.get_by_label("Audio that was played").evaluate(LENGTH)
+    assert caption * 1000 == pytest.approx(next(each for each in end_times if each), abs=1)
     expect(panel.locator("svg rect.spoken").first).to_be_attached()
     expect(panel.locator("svg rect.stopped").first).to_be_attached()
     page.context.close()
 
 
 def test_the_caption_of_an_interrupted_answer_has_only_the_words_that_were_heard(speaker: Browser, system: System):
-    page, words, milliseconds, heard = open_playground(speaker, system), defaultdict(str), defaultdict(float), {}
+    page, words, milliseconds, end_times = open_playground(speaker, system), defaultdict(str), defaultdict(float), {}
 
-    def read(frame: str | bytes) -> None:
+    def read_frame(frame: str | bytes) -> None:
         event = json.loads(frame)
         if event["type"] == "response.output_audio_transcript.delta":
             words[event["item_id"]] += event["delta"]
         elif event["type"] == "response.output_audio.delta":
             milliseconds[event["item_id"]] += len(base64.b64decode(event["delta"])) / 2 / SPEAKER_RATE * 1000
         elif event["type"] == "conversation.item.truncated":
-            heard[event["item_id"]] = event["audio_end_ms"]
+            end_times[event["item_id"]] = event["audio_end_ms"]
 
-    page.on("websocket", lambda socket: socket.on("framereceived", read))
+    page.on("websocket", lambda socket: socket.on("framereceived", read_frame))
     begin_talk(page, MODEL, written=False)
-    stopped = page.get_by_role("article", name=f"{MODEL} said").first
+    stopped_answer = page.get_by_role("article", name=f"{MODEL} said").first
     expect(page.locator(".happened")).to_contain_text("ms were played")
-    item = next(iter(heard))
-    end = int(len(words[item]) * heard[item] / milliseconds[item])
-    kept = words[item][:end] if words[item][end].isspace() else words[item][:end].rpartition(" ")[0]
+    item = next(iter(end_times))
+    end = int(len(words[item]) * end_times[item] / milliseconds[item])
+    caption = words[item][:end] if words[item][end].isspace() else words[item][:end].rpartition(" ")[0]
 
-    expect(stopped.locator(".text")).to_have_text(kept)
-    assert len(kept) < len(words[item])
+    expect(stopped_answer.locator(".text")).to_have_text(caption)
+    assert len(caption) < len(words[item])
     page.context.close()
 
 
 def test_a_speaker_plays_nothing_behind_its_stop(speaker: Browser, system: System):
     page = open_playground(speaker, system, tapped_page(speaker))
 
-    item, heard, late = page.evaluate(SPEAKER % STOP)
+    item, sample_count, late = page.evaluate(SPEAKER % STOP)
 
     assert item == "long"
-    assert 0.1 * SPEAKER_RATE < heard < 10 * SPEAKER_RATE
-    assert len(read_played(page)) == heard + late
+    assert 0.1 * SPEAKER_RATE < sample_count < 10 * SPEAKER_RATE
+    assert len(read_played(page)) == sample_count + late
     page.context.close()
 
 
 def test_an_answer_that_waits_for_more_is_stopped_too(speaker: Browser, system: System):
     page = open_playground(speaker, system)
 
-    stopped, late = page.evaluate(SPEAKER % STOP_DRY)
+    events, late = page.evaluate(SPEAKER % STOP_DRY)
 
-    assert stopped == [["dry", 12000 - late]]
+    assert events == [["dry", 12000 - late]]
     page.context.close()
 
 
-def test_who_denies_the_microphone_is_told_what_to_do(playwright: Playwright, said: Path, system: System):
-    with speaking_browser(playwright, said, denies=True) as browser:
+def test_who_denies_the_microphone_is_told_what_to_do(playwright: Playwright, sound_file: Path, system: System):
+    with speaking_browser(playwright, sound_file, denies=True) as browser:
         page = open_playground(browser, system)
         begin_talk(page, MODEL)
 
@@ -178,9 +180,9 @@ def test_a_conversation_breaks_no_rule_of_axe(speaker: Browser, system: System, 
     # As in a long conversation: there is more than is shown, which keys have to reach.
     panel.locator(".happened").evaluate("each => { each.style.maxHeight = '1rem'; }")
 
-    found = Axe().run(page)
+    results = Axe().run(page)
 
-    assert found.violations_count == 0, found.generate_report()
+    assert results.violations_count == 0, results.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.context.close()
 
@@ -189,14 +191,14 @@ def test_a_conversation_goes_on_when_its_gateway_is_killed(speaker: Browser, sys
     page = open_playground(speaker, system)
     begin_talk(page, MODEL, written=False)
     panel = page.get_by_role("region", name="Conversation by voice")
-    happened = panel.locator(".happened")
-    expect(happened).to_contain_text("answer begins")
+    event_log = panel.locator(".happened")
+    expect(event_log).to_contain_text("answer begins")
 
     system.gateway(0).kill()
 
-    expect(happened).to_contain_text("connection lost")
-    expect(happened).to_contain_text("reconnected")
-    expect(happened).to_contain_text(re.compile(r"reconnected.*turn handed over.*answer begins"))
+    expect(event_log).to_contain_text("connection lost")
+    expect(event_log).to_contain_text("reconnected")
+    expect(event_log).to_contain_text(re.compile(r"reconnected.*turn handed over.*answer begins"))
     expect(panel.get_by_role("alert")).to_have_count(0)
     page.get_by_role("button", name="End conversation").click()
     expect(panel.get_by_role("status")).to_have_text("ended")

@@ -48,12 +48,12 @@ class Findings(NamedTuple):
     mypy: list[Finding]
     pyright: list[Finding]
 
-    def errors(self, checker: str, file: str) -> list[Finding]:
-        return [found for found in getattr(self, checker) if found.error and found.file == file]
+    def list_errors(self, checker: str, file: str) -> list[Finding]:
+        return [finding for finding in getattr(self, checker) if finding.error and finding.file == file]
 
-    def revealed(self, checker: str, file: str) -> dict[int, str]:
+    def revealed_types(self, checker: str, file: str) -> dict[int, str]:
         """Return the revealed types by line, shortened to their last parts."""
-        notes = [found for found in getattr(self, checker) if not found.error and found.file == file]
+        notes = [finding for finding in getattr(self, checker) if not finding.error and finding.file == file]
         types = {found.line: re.search(r'(?:Revealed type|^Type of .*) is "(.*)"$', found.text) for found in notes}
         return {line: re.sub(r"(\w+\.)+(?=\w)", "", match[1]) for line, match in types.items() if match}
 
@@ -63,14 +63,14 @@ def page_modules(page: Path) -> Iterator[str]:
 
     Each block continues the ones before it; a block with a ``serve`` is a separate app.
     """
-    text, shared = page.read_text(), []
+    text, shared_blocks = page.read_text(), []
     for block in BLOCK.finditer(text):
         names = {node.name for node in ast.parse(block[1]).body if isinstance(node, ast.AsyncFunctionDef)}
         if "serve" in names:
-            yield only_blocks(text, [*shared, block])
+            yield only_blocks(text, [*shared_blocks, block])
         else:
-            shared.append(block)
-    yield only_blocks(text, shared)
+            shared_blocks.append(block)
+    yield only_blocks(text, shared_blocks)
 
 
 def only_blocks(text: str, blocks: list[re.Match[str]]) -> str:
@@ -103,7 +103,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 def run_checker(here: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "shared"), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=here,
         env=environment,
@@ -112,31 +112,31 @@ def run_checker(here: Path, *command: str) -> str:
         check=False,
         timeout=400,
     )
-    assert done.returncode == 1, done.stderr  # each mistake is found
-    return done.stdout
+    assert process.returncode == 1, process.stderr  # each mistake is found
+    return process.stdout
 
 
 def mypy_findings(output: str) -> Iterator[Finding]:
-    for found in map(json.loads, output.splitlines()):
-        yield Finding(Path(found["file"]).stem, found["line"], found["severity"] == "error", found["message"])
+    for message in map(json.loads, output.splitlines()):
+        yield Finding(Path(message["file"]).stem, message["line"], message["severity"] == "error", message["message"])
 
 
 def pyright_findings(output: str) -> Iterator[Finding]:
-    for found in json.loads(output)["generalDiagnostics"]:
-        line = found["range"]["start"]["line"] + 1
-        yield Finding(Path(found["file"]).stem, line, found["severity"] == "error", found["message"])
+    for diagnostic in json.loads(output)["generalDiagnostics"]:
+        line = diagnostic["range"]["start"]["line"] + 1
+        yield Finding(Path(diagnostic["file"]).stem, line, diagnostic["severity"] == "error", diagnostic["message"])
 
 
 def marked_lines(code: str, mark: str) -> dict[int, str]:
     """The lines of ``code`` that match ``mark``, with its group."""
-    found = ((at, re.search(mark, line)) for at, line in enumerate(code.splitlines(), 1))
-    return {at: match[1] for at, match in found if match}
+    matches = ((at, re.search(mark, line)) for at, line in enumerate(code.splitlines(), 1))
+    return {at: match[1] for at, match in matches if match}
 
 
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_correct_app_has_no_errors(findings: Findings, checker: str, name: str):
-    assert findings.errors(checker, name) == []
+    assert findings.list_errors(checker, name) == []
 
 
 def test_pages_have_code_and_all_of_it_is_checked():
@@ -149,20 +149,22 @@ def test_pages_have_code_and_all_of_it_is_checked():
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_results_have_exact_types(findings: Findings, checker: str):
-    assert findings.revealed(checker, "reads") == marked_lines(READS, r"reveal_type\(.*\)  # (.*)$")
+    assert findings.revealed_types(checker, "reads") == marked_lines(READS, r"reveal_type\(.*\)  # (.*)$")
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_each_mistake_is_reported_at_its_line_and_nothing_else(findings: Findings, checker: str):
-    assert {found.line for found in findings.errors(checker, "mistakes")} == set(
+    assert {finding.line for finding in findings.list_errors(checker, "mistakes")} == set(
         marked_lines(MISTAKES, r"# (mistake)$")
     )
 
 
 async def test_results_are_at_run_time_what_their_types_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    module, seen = load_program(tmp_path, "reads", monkeypatch), dict[int, set[str]]()
+    module, type_names = load_program(tmp_path, "reads", monkeypatch), dict[int, set[str]]()
     monkeypatch.setattr(
-        module, "reveal_type", lambda value: seen.setdefault(sys._getframe(1).f_lineno, set()).add(type(value).__name__)
+        module,
+        "reveal_type",
+        lambda value: type_names.setdefault(sys._getframe(1).f_lineno, set()).add(type(value).__name__),
     )
 
     with use(Memory(module.ALBUM, module.PAIR)):
@@ -170,7 +172,7 @@ async def test_results_are_at_run_time_what_their_types_say(tmp_path: Path, monk
 
     library = READS[: READS.index("async def read_library")].count("\n")
     types = {line: text for line, text in marked_lines(READS, r"reveal_type\(.*\)  # (\w+)").items() if line <= library}
-    assert seen == {line: {RESULTS.get(text, text)} for line, text in types.items()}
+    assert type_names == {line: {RESULTS.get(text, text)} for line, text in types.items()}
 
 
 async def test_apps_without_types_run_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -31,7 +31,7 @@ async def serve(request: Question):
 KIND = "from enum import Enum\nclass Kind(str, Enum):\n    big = 'big'\n"
 
 
-async def check(directory: Path, code: str, request: str | None = None) -> None:
+async def check_code(directory: Path, code: str, request: str | None = None) -> None:
     (directory / "asks.py").write_text(KIND + HEAD + code)
     target = str(directory / "asks.py")
     await check_app(argparse.Namespace(target=target, upload=None, request=request, json=True))
@@ -39,16 +39,16 @@ async def check(directory: Path, code: str, request: str | None = None) -> None:
 
 async def test_the_graph_of_a_request_that_is_made_up_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     body = "[self.model.invoke(ThinkInput(messages=[{'role': 'user', 'content': request.text}])) for _ in range(request.count)]"
-    await check(tmp_path, ASKS.format(body=body + "; return self.model.invoke(ThinkInput(messages=[]))"))
+    await check_code(tmp_path, ASKS.format(body=body + "; return self.model.invoke(ThinkInput(messages=[]))"))
 
-    told = json.loads(capsys.readouterr().out)
-    assert told["sample"] == {"text": "text", "kind": "big"}
-    assert told["graph"] == [{"task": "think-m-thinker", "uses": [], "pinned": ""}] * 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["sample"] == {"text": "text", "kind": "big"}
+    assert report["graph"] == [{"task": "think-m-thinker", "uses": [], "pinned": ""}] * 3
 
 
 async def test_it_is_drawn_for_the_request_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     body = "return [self.model.invoke(ThinkInput(messages=[])) for _ in range(request.count)][0]"
-    await check(tmp_path, ASKS.format(body=body), '{"text": "x", "count": 5, "kind": "big"}')
+    await check_code(tmp_path, ASKS.format(body=body), '{"text": "x", "count": 5, "kind": "big"}')
 
     assert len(json.loads(capsys.readouterr().out)["graph"]) == 5
 
@@ -63,22 +63,22 @@ async def test_it_is_drawn_for_the_request_that_is_named(tmp_path: Path, capsys:
 )  # fmt: skip
 async def test_what_fails_for_every_request_is_said_with_its_line(tmp_path: Path, body: str, message: str):
     with pytest.raises(BadRequest, match=message):
-        await check(tmp_path, ASKS.format(body=body))
+        await check_code(tmp_path, ASKS.format(body=body))
 
 
 async def test_a_request_that_it_does_not_take_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     code = ASKS.format(body="return self.model.invoke(ThinkInput(messages=[]))")
 
     with pytest.raises(BadRequest, match="`serve` does not take .* text: Input should be a valid string"):
-        await check(tmp_path, code, '{"text": 1, "kind": "big"}')
+        await check_code(tmp_path, code, '{"text": 1, "kind": "big"}')
     picky = "from typing import Annotated\nfrom pydantic import Field\n" + code.replace(
         "ASK = Ask()", "ASK = Ask()\nQuestion.__annotations__['text'] = Annotated[str, Field(pattern='^q')]\nclass Question(Question):\n    text: Annotated[str, Field(pattern='^q')]"
     )  # fmt: skip
-    await check(tmp_path, picky)  # made up without a pattern: reported, but not an error
+    await check_code(tmp_path, picky)  # made up without a pattern: reported, but not an error
     assert "`serve` does not take" in json.loads(capsys.readouterr().out)["note"]
 
 
 async def test_an_app_that_draws_nothing_has_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    await check(tmp_path, "async def serve(request: str) -> str:\n    return request\n")
+    await check_code(tmp_path, "async def serve(request: str) -> str:\n    return request\n")
 
     assert json.loads(capsys.readouterr().out)["graph"] == []

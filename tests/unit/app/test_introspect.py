@@ -48,28 +48,28 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def app(tmp_path):
+def load_sample(tmp_path):
     """A loader of an app from ``text`` after the usual imports."""
 
-    def make(text: str, name: str = "sample_app") -> LoadedApp:
+    def load_text(text: str, name: str = "sample_app") -> LoadedApp:
         (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
         return load_app(AppSource("directory", name, str(tmp_path)))
 
-    return make
+    return load_text
 
 
 SERVE = "async def serve(request): ...\n"
 
 
-def test_an_app_is_called_what_its_module_is_called(app):
-    assert app(SERVE, "poems").description.name == "poems"
-    assert app("app = App(name='odes-2')\n" + SERVE, "others").description.name == "odes-2"
+def test_an_app_is_called_what_its_module_is_called(load_sample):
+    assert load_sample(SERVE, "poems").description.name == "poems"
+    assert load_sample("app = App(name='odes-2')\n" + SERVE, "others").description.name == "odes-2"
 
 
 @pytest.mark.parametrize("name", ["Über", "a b", "UPPER", "-a", "a" * 65, "a.b", "a/b"])
-def test_a_name_that_cannot_stand_in_a_route_is_refused(app, name):
+def test_a_name_that_cannot_stand_in_a_route_is_refused(load_sample, name):
     with pytest.raises(BadRequest, match="the module sample_app is not an app: the app's name .* must have"):
-        app(f"app = App(name={name!r})\n" + SERVE)
+        load_sample(f"app = App(name={name!r})\n" + SERVE)
 
 
 def test_the_documentation_is_the_modules_own(tmp_path):
@@ -78,8 +78,8 @@ def test_the_documentation_is_the_modules_own(tmp_path):
     assert load_app(AppSource("directory", "told_app", str(tmp_path))).description.doc == "One line.\n\nAnother."
 
 
-def test_all_tasks_that_the_module_names_are_found_once(app):
-    found = app(
+def test_all_tasks_that_the_module_names_are_found_once(load_sample):
+    task_records = load_sample(
         """
         ONE = Spell()
         LOUD = [Spell(upper=True), Spell()]
@@ -89,23 +89,23 @@ def test_all_tasks_that_the_module_names_are_found_once(app):
         + SERVE
     ).description.tasks
 
-    assert [task.name for task in found] == ["spell", "spell-upper_true", "spell-m-speller", "spell-x", "mine"]
-    assert found[1] == TaskRecord(
+    assert [task.name for task in task_records] == ["spell", "spell-upper_true", "spell-m-speller", "spell-x", "mine"]
+    assert task_records[1] == TaskRecord(
         "spell-upper_true", "spell", "", "spell", "generator", False, "sample_app:Spell", {"upper": True}
     )
-    assert (found[2].model, found[2].component, found[2].fields) == ("m", "speller", {})
-    assert found[4].own
+    assert (task_records[2].model, task_records[2].component, task_records[2].fields) == ("m", "speller", {})
+    assert task_records[4].own
 
 
-def test_a_task_with_an_engine_says_where_it_is_imported_from(app, tmp_path):
-    (task,) = app("MINE = Mine()\n" + SERVE).description.tasks
+def test_a_task_with_an_engine_says_where_it_is_imported_from(load_sample, tmp_path):
+    (task,) = load_sample("MINE = Mine()\n" + SERVE).description.tasks
 
     assert (task.cls, task.root, task.own) == ("sample_app:Mine", str(tmp_path), True)
 
 
-def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(app):
+def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(load_sample):
     with pytest.raises(BadRequest, match="executors import it from there"):
-        app(
+        load_sample(
             """
             def make():
                 class Hidden(UnitTask[Words, Letters]):
@@ -122,12 +122,12 @@ def test_an_upload_may_not_bring_an_engine():
         load_app(AppSource("upload", "sent_app"), HEAD + "MINE = Mine()\n" + SERVE)
 
 
-def test_an_app_without_tasks_is_an_app(app):
-    assert app(SERVE).description.tasks == ()
+def test_an_app_without_tasks_is_an_app(load_sample):
+    assert load_sample(SERVE).description.tasks == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "it has no `serve`"),
         ("def serve(request): ...", "must be `async def`"),
@@ -148,13 +148,13 @@ def test_an_app_without_tasks_is_an_app(app):
         ),
     ],
 )
-def test_what_is_wrong_with_a_module_is_said_under_its_name(app, text, said):
-    with pytest.raises(BadRequest, match=f"the module sample_app is not an app: .*{said}"):
+def test_what_is_wrong_with_a_module_is_said_under_its_name(app, text, reason):
+    with pytest.raises(BadRequest, match=f"the module sample_app is not an app: .*{reason}"):
         app(text)
 
 
-def test_an_argument_with_a_default_is_not_asked_for(app):
-    assert app("async def serve(request, more=1): ...").description.request == {}
+def test_an_argument_with_a_default_is_not_asked_for(load_sample):
+    assert load_sample("async def serve(request, more=1): ...").description.request == {}
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_an_argument_with_a_default_is_not_asked_for(app):
         ("async def serve(request: str) -> AsyncIterator[int]: ...", {"type": "string"}, {"type": "integer"}),
     ],
 )
-def test_types_become_schemas(app, text, request_, response):
-    found = app(text).description
+def test_types_become_schemas(load_sample, text, request_, response):
+    app_description = load_sample(text).description
 
-    assert (found.request, found.response) == (request_, response)
+    assert (app_description.request, app_description.response) == (request_, response)
 
 
-def test_models_and_dataclasses_become_schemas(app):
-    found = app(
+def test_models_and_dataclasses_become_schemas(load_sample):
+    app_description = load_sample(
         """
         class Asked(BaseModel):
             text: str
@@ -194,9 +194,13 @@ def test_models_and_dataclasses_become_schemas(app):
         """
     ).description
 
-    assert found.request["required"] == ["text"]
-    assert found.request["properties"]["count"]["type"] == "integer"
-    assert found.response["properties"]["words"] == {"items": {"type": "string"}, "title": "Words", "type": "array"}
+    assert app_description.request["required"] == ["text"]
+    assert app_description.request["properties"]["count"]["type"] == "integer"
+    assert app_description.response["properties"]["words"] == {
+        "items": {"type": "string"},
+        "title": "Words",
+        "type": "array",
+    }
 
 
 @pytest.mark.parametrize(
@@ -211,15 +215,15 @@ def test_models_and_dataclasses_become_schemas(app):
         ("async def serve(request) -> AsyncIterator: ...", True),
     ],
 )
-def test_an_app_streams_when_it_yields_or_says_so(app, text, streams):
-    assert app(text).description.streams == streams
+def test_an_app_streams_when_it_yields_or_says_so(load_sample, text, streams):
+    assert load_sample(text).description.streams == streams
 
 
-def test_a_chat_app_has_a_route_when_it_names_its_model(app):
+def test_a_chat_app_has_a_route_when_it_names_its_model(load_sample):
     chat = "async def serve(request: ChatInput) -> ChatOutput: ...\n"
 
-    named = app("app = App(model='org/poet-7b')\n" + chat).description
+    named_app = load_sample("app = App(model='org/poet-7b')\n" + chat).description
 
-    assert (named.route, named.model) == ("chat", "org/poet-7b")
-    unnamed = app(chat, "unnamed_app").description
-    assert (unnamed.route, unnamed.model) == ("", "")
+    assert (named_app.route, named_app.model) == ("chat", "org/poet-7b")
+    unnamed_app = load_sample(chat, "unnamed_app").description
+    assert (unnamed_app.route, unnamed_app.model) == ("", "")

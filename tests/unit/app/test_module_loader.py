@@ -25,7 +25,7 @@ def _as_before() -> Iterator[None]:
     sys.path[:] = path
 
 
-def written(root: Path, **files: str) -> Path:
+def write_modules(root: Path, **files: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = root / (name.replace("__", "/") + ".py")
@@ -34,14 +34,14 @@ def written(root: Path, **files: str) -> Path:
     return root
 
 
-def below(root: Path, module: str) -> AppSource:
+def directory_source(root: Path, module: str) -> AppSource:
     return AppSource(DIRECTORY, module, str(root))
 
 
 def test_a_module_is_loaded_from_its_directory(tmp_path):
-    root = written(tmp_path, echo_app=GOOD, helper_app="X = 1")
+    root = write_modules(tmp_path, echo_app=GOOD, helper_app="X = 1")
 
-    module = load_module(below(root, "echo_app"))
+    module = load_module(directory_source(root, "echo_app"))
 
     assert module.HERE
     assert Path(module.__file__) == root / "echo_app.py"
@@ -50,66 +50,66 @@ def test_a_module_is_loaded_from_its_directory(tmp_path):
 def test_an_app_is_not_compiled_into_a_file_that_could_be_taken_for_its_next_text(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    root = written(tmp_path, echo_app=GOOD)
+    root = write_modules(tmp_path, echo_app=GOOD)
 
-    load_module(below(root, "echo_app"))
+    load_module(directory_source(root, "echo_app"))
 
     assert not (root / "__pycache__").exists()
 
 
 def test_a_module_of_a_package_is_loaded_with_its_neighbours(tmp_path):
-    root = written(tmp_path, team_app__poems="from team_app.words import WORD\nasync def serve(request): ...\n")
-    written(tmp_path, team_app__words="WORD = 'rose'")
+    root = write_modules(tmp_path, team_app__poems="from team_app.words import WORD\nasync def serve(request): ...\n")
+    write_modules(tmp_path, team_app__words="WORD = 'rose'")
     (root / "team_app" / "__init__.py").touch()
 
-    assert load_module(below(root, "team_app.poems")).WORD == "rose"
+    assert load_module(directory_source(root, "team_app.poems")).WORD == "rose"
 
 
 @pytest.mark.parametrize("name", ["../echo_app", "a/b", ".echo", "echo.", "echo-app", "", "a b", "echo;x"])
 def test_a_name_that_is_no_module_is_refused(tmp_path, name):
     with pytest.raises(BadRequest, match="is not the name of a Python module"):
-        load_module(below(tmp_path, name))
+        load_module(directory_source(tmp_path, name))
 
 
 @pytest.mark.parametrize("name", ["json", "numpy", "omnibus.app.module_loader", "absent_app"])
 def test_a_module_that_is_not_in_the_directory_is_not_taken_from_elsewhere(tmp_path, name):
     with pytest.raises(BadRequest, match=f"unknown module {name.partition('.')[0]} in"):
-        load_module(below(tmp_path, name))
+        load_module(directory_source(tmp_path, name))
 
 
 def test_a_module_that_python_has_already_is_not_replaced(tmp_path):
-    root = written(tmp_path, json=GOOD)
+    root = write_modules(tmp_path, json=GOOD)
 
     with pytest.raises(BadRequest, match="the module name json is in use by Python"):
-        load_module(below(root, "json"))
+        load_module(directory_source(root, "json"))
 
 
 def test_a_link_out_of_the_directory_is_not_followed(tmp_path):
-    outside = written(tmp_path / "outside", evil_app="raise SystemExit('ran')")
-    root = written(tmp_path / "root", inner_app____init__="")
+    outside = write_modules(tmp_path / "outside", evil_app="raise SystemExit('ran')")
+    root = write_modules(tmp_path / "root", inner_app____init__="")
     (root / "evil_app.py").symlink_to(outside / "evil_app.py")
     (root / "inner_app" / "evil_app.py").symlink_to(outside / "evil_app.py")
     (root / "linked_app").symlink_to(outside)
 
     for name in ("evil_app", "inner_app.evil_app", "linked_app.evil_app"):
         with pytest.raises(BadRequest, match="unknown module"):
-            load_module(below(root, name))
+            load_module(directory_source(root, name))
 
 
 def test_a_link_inside_of_the_directory_is_followed(tmp_path):
-    root = written(tmp_path, _data__mounted_app=GOOD)
+    root = write_modules(tmp_path, _data__mounted_app=GOOD)
     (root / "mounted_app.py").symlink_to(Path("_data") / "mounted_app.py")
 
-    assert load_module(below(root, "mounted_app")).HERE
+    assert load_module(directory_source(root, "mounted_app")).HERE
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BadRequest, match="unknown directory .*nowhere"):
-        load_module(below(tmp_path / "nowhere", "echo_app"))
+        load_module(directory_source(tmp_path / "nowhere", "echo_app"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library' .bad_app.py, line 1."),
         ("x = 1\ny = x / 0", "ZeroDivisionError: division by zero .bad_app.py, line 2."),
@@ -123,12 +123,16 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
     ids=["import", "raise", "syntax", "exit", "typed"],
 )
 @pytest.mark.parametrize("kind", [DIRECTORY, UPLOAD])
-def test_a_module_that_cannot_be_imported_says_why(tmp_path, caplog, kind, text, said):
-    source = below(written(tmp_path, bad_app=text), "bad_app") if kind == DIRECTORY else AppSource(UPLOAD, "bad_app")
+def test_a_module_that_cannot_be_imported_says_why(tmp_path, caplog, kind, text, reason):
+    source = (
+        directory_source(write_modules(tmp_path, bad_app=text), "bad_app")
+        if kind == DIRECTORY
+        else AppSource(UPLOAD, "bad_app")
+    )
 
     with (
         caplog.at_level(logging.ERROR),
-        pytest.raises(BadRequest, match=f"the module bad_app cannot be imported: {said}"),
+        pytest.raises(BadRequest, match=f"the module bad_app cannot be imported: {reason}"),
     ):
         load_module(source, text if kind == UPLOAD else "")
 
@@ -140,7 +144,7 @@ def test_an_installed_module_is_loaded_by_its_name():
 
 
 def test_an_app_of_a_plugin_is_loaded_by_the_name_of_its_entry_point(tmp_path, monkeypatch):
-    root = written(tmp_path, plugged_app=GOOD)
+    root = write_modules(tmp_path, plugged_app=GOOD)
     about = root / "plugged-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")

@@ -48,20 +48,20 @@ FROM_WORKER = [
 ]
 
 
-def bodies(data: bytes) -> list[bytes]:
+def split_frames(data: bytes) -> list[bytes]:
     return list(framing.Frames().feed(data))
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_a_worker_reads_what_a_gateway_wrote(message):
-    (body,) = bodies(framing.encode_message(message))
+    (body,) = split_frames(framing.encode_message(message))
 
     assert framing.to_worker(body) == message
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
 def test_a_gateway_reads_what_a_worker_wrote(message):
-    (body,) = bodies(framing.encode_message(message))
+    (body,) = split_frames(framing.encode_message(message))
 
     assert framing.from_worker(body) == message
 
@@ -72,9 +72,9 @@ def test_frames_survive_any_cut_of_the_stream(cuts):
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     frames = framing.Frames()
 
-    found = [body for start, end in pairwise(edges) for body in frames.feed(data[start:end])]
+    frame_bodies = [body for start, end in pairwise(edges) for body in frames.feed(data[start:end])]
 
-    assert [framing.from_worker(body) for body in found] == FROM_WORKER
+    assert [framing.from_worker(body) for body in frame_bodies] == FROM_WORKER
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
     with pytest.raises(TooLarge):
         framing.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME_BYTES)))
     with pytest.raises(ProtocolError, match="must have at most"):
-        bodies(head + b"x")
+        split_frames(head + b"x")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64", "float16", "float32", "float64", ">f4"])
@@ -110,21 +110,21 @@ def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
 def test_arrays_arrive_as_they_were(dtype, shape):
     array = (np.arange(int(np.prod(shape))).reshape(shape) % 2).astype(dtype)
 
-    ((data, found),) = unpack_items(pack_items([Item({"n": 1}, array)]))
+    ((data, copy),) = unpack_items(pack_items([Item({"n": 1}, array)]))
 
     assert data == {"n": 1}
-    assert found.shape == shape
-    assert found.dtype.name == array.dtype.name
-    assert np.array_equal(found, array)
-    assert not found.flags.writeable
+    assert copy.shape == shape
+    assert copy.dtype.name == array.dtype.name
+    assert np.array_equal(copy, array)
+    assert not copy.flags.writeable
 
 
 def test_an_array_that_is_not_in_order_arrives_in_order():
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
 
-    ((_, found),) = unpack_items(pack_items([Item({}, array)]))
+    ((_, copy),) = unpack_items(pack_items([Item({}, array)]))
 
-    assert np.array_equal(found, array)
+    assert np.array_equal(copy, array)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +153,15 @@ def test_an_array_that_may_not_travel_is_refused_before_it_leaves(array):
 
 
 def test_a_gateway_begins_with_what_to_load():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(framing.encode_message(TO_WORKER[0]) + framing.encode_message(protocol.Cancel(1)))
-        ours.shutdown(socket.SHUT_WR)
+    gateway_end, worker_end = socket.socketpair()
+    with gateway_end, worker_end:
+        gateway_end.sendall(framing.encode_message(TO_WORKER[0]) + framing.encode_message(protocol.Cancel(1)))
+        gateway_end.shutdown(socket.SHUT_WR)
 
-        assert framing.read_load_message(theirs) == TO_WORKER[0]
+        assert framing.read_load_message(worker_end) == TO_WORKER[0]
         with pytest.raises(ProtocolError, match="must be LoadApp, not Cancel"):
-            framing.read_load_message(theirs)
-        assert framing.read_load_message(theirs) is None
+            framing.read_load_message(worker_end)
+        assert framing.read_load_message(worker_end) is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_gateway_begins_with_what_to_load():
     ids=lambda value: type(value).__name__,
 )
 def test_a_worker_may_send_much_of_what_is_bytes(message, most):
-    assert framing.from_worker(bodies(framing.encode_message(message))[0]) == message
+    assert framing.from_worker(split_frames(framing.encode_message(message))[0]) == message
     assert message.most == most
 
 
@@ -212,48 +212,48 @@ class Ends:
         self.gone = asyncio.Event()
 
     async def open(self) -> "tuple[WorkerLink, WorkerLink]":
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
+        near_end, far_end = socket.socketpair()
+        for end in (near_end, far_end):
             end.setblocking(False)
-        return await WorkerLink.open(ours, lambda _: None, lambda _: None), await WorkerLink.open(
-            theirs, self._hear, self._lose
+        return await WorkerLink.open(near_end, lambda _: None, lambda _: None), await WorkerLink.open(
+            far_end, self._receive_body, self._note_loss
         )
 
-    def _hear(self, body: bytes) -> None:
+    def _receive_body(self, body: bytes) -> None:
         if body == b"bad":
             raise ProtocolError("that was bad")
         self.heard.append(body)
         self.arrived.set()
 
-    def _lose(self, error: object) -> None:
+    def _note_loss(self, error: object) -> None:
         self.lost.append(error)
         self.gone.set()
 
 
-def frame(body: bytes) -> bytes:
+def make_frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
 async def test_a_link_carries_frames_and_ends_once():
     ends = Ends()
-    ours, _ = await ends.open()
+    link, _ = await ends.open()
 
-    ours.send(frame(b"one"))
-    ours.send(frame(b"two"))
-    ours.close()
+    link.send(make_frame(b"one"))
+    link.send(make_frame(b"two"))
+    link.close()
     await ends.gone.wait()
 
     assert ends.heard == [b"one", b"two"]
     assert ends.lost == [None]
-    ours.send(frame(b"late"))
-    await ours.drain()
+    link.send(make_frame(b"late"))
+    await link.drain()
 
 
 async def test_a_link_closes_at_the_first_frame_that_is_refused():
     ends = Ends()
-    ours, _ = await ends.open()
+    link, _ = await ends.open()
 
-    ours.send(frame(b"bad") + frame(b"after"))
+    link.send(make_frame(b"bad") + make_frame(b"after"))
     await ends.gone.wait()
 
     assert ends.heard == []
@@ -262,15 +262,15 @@ async def test_a_link_closes_at_the_first_frame_that_is_refused():
 
 async def test_a_sender_can_wait_until_the_other_end_has_room():
     ends = Ends()
-    ours, theirs = await ends.open()
-    theirs._transport.pause_reading()
+    sender, receiver = await ends.open()
+    receiver._transport.pause_reading()
 
     for _ in range(64):
-        ours.send(frame(bytes(64 << 10)))
-    draining = asyncio.create_task(ours.drain())
+        sender.send(make_frame(bytes(64 << 10)))
+    draining = asyncio.create_task(sender.drain())
     await asyncio.sleep(0)
     waits = not draining.done()
-    theirs._transport.resume_reading()
+    receiver._transport.resume_reading()
     await draining
 
     assert waits
@@ -278,7 +278,7 @@ async def test_a_sender_can_wait_until_the_other_end_has_room():
 
 
 async def test_senders_that_wait_for_room_share_a_write():
-    class Counted:
+    class CountingTransport:
         def __init__(self, transport: Any) -> None:
             self.written: list[bytes] = []
             self._transport = transport
@@ -288,17 +288,20 @@ async def test_senders_that_wait_for_room_share_a_write():
             self._transport.write(data)
 
     ends = Ends()
-    ours, _ = await ends.open()
-    counted: Any = Counted(ours._transport)
-    ours._transport = counted
+    link, _ = await ends.open()
+    counting_transport: Any = CountingTransport(link._transport)
+    link._transport = counting_transport
 
-    async def send(body: bytes) -> None:
-        ours.send(frame(body))
-        await ours.drain()
+    async def send_body(body: bytes) -> None:
+        link.send(make_frame(body))
+        await link.drain()
 
-    await asyncio.gather(send(b"one"), send(b"two"), send(bytes(64 << 10)), send(b"three"))
+    await asyncio.gather(send_body(b"one"), send_body(b"two"), send_body(bytes(64 << 10)), send_body(b"three"))
     while len(ends.heard) < 4:
         ends.arrived.clear()
         await ends.arrived.wait()
 
-    assert [len(data) for data in counted.written] == [len(frame(b"onetwo")) + 4 + 4 + (64 << 10), len(frame(b"three"))]
+    assert [len(data) for data in counting_transport.written] == [
+        len(make_frame(b"onetwo")) + 4 + 4 + (64 << 10),
+        len(make_frame(b"three")),
+    ]

@@ -25,14 +25,14 @@ def tried(what, *arguments):
 """
 
 
-def ran(text: str, **more: str) -> list[str]:
+def run_code(text: str, **more: str) -> list[str]:
     """The lines that a fresh process printed."""
     env = {"PYTHONPATH": str(ROOT / "shared"), "OPENBLAS_NUM_THREADS": "1", **more}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", HEAD + text], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 def test_nothing_is_readable_but_what_is_named(tmp_path):
@@ -40,7 +40,7 @@ def test_nothing_is_readable_but_what_is_named(tmp_path):
     (tmp_path / "open" / "file").write_text("yes")
     (tmp_path / "secret").write_text("no")
 
-    lines = ran(f"""
+    lines = run_code(f"""
 here = Path({str(tmp_path)!r})
 sandbox._without_privileges()
 print(landlock.read_only([here / "open", here / "absent"]))
@@ -68,7 +68,7 @@ def test_a_single_file_can_be_named(tmp_path):
     (tmp_path / "one").write_text("yes")
     (tmp_path / "two").write_text("no")
 
-    lines = ran(f"""
+    lines = run_code(f"""
 here = Path({str(tmp_path)!r})
 sandbox._without_privileges()
 print(landlock.read_only([here / "one"]))
@@ -81,7 +81,7 @@ print((here / "one").read_text(), tried((here / "two").read_text))
 def test_calls_that_an_app_needs_none_of_fail(tmp_path):
     (tmp_path / "file").touch()
 
-    lines = ran(f"""
+    lines = run_code(f"""
 here = Path({str(tmp_path)!r})
 parent = os.getppid()
 sandbox._without_privileges()
@@ -120,7 +120,7 @@ print(libc.prctl(sandbox._PR_SET_PDEATHSIG, 0), libc.prctl(sandbox._PR_SET_DUMPA
 
 
 def test_calls_that_an_app_needs_still_work():
-    lines = ran("""
+    lines = run_code("""
 sandbox._without_privileges()
 print(seccomp.install_filter())
 import asyncio
@@ -139,7 +139,7 @@ print(len(os.urandom(4)))
 
 @pytest.mark.parametrize("user", [0, 65534], ids=["as-it-is", "without-privileges"])
 def test_the_network_is_left_behind(user):
-    with_network, without = ran(f"""
+    with_network, without = run_code(f"""
 if {user} and os.geteuid() == 0:
     os.setresuid({user}, {user}, {user})
 def names():
@@ -163,7 +163,7 @@ def test_root_becomes_a_user_that_is_nobody_else(tmp_path):
     secret.write_text("no")
     secret.chmod(0o600)
 
-    lines = ran(f"""
+    lines = run_code(f"""
 print(sandbox._switch_user([]))
 print(set(os.getresuid() + os.getresgid()) == {{sandbox._USER_IDS[os.getpid() % len(sandbox._USER_IDS)]}}, os.getgroups())
 print(tried(Path({str(secret)!r}).read_text), tried(os.setuid, 0))
@@ -179,7 +179,7 @@ def test_root_stays_root_without_privileges_where_others_could_not_read_python(t
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
 
-    lines = ran(f"""
+    lines = run_code(f"""
 print(sandbox._switch_user([Path({str(hidden)!r})]), os.geteuid())
 sandbox._without_privileges()
 print(sandbox._has_capabilities(), tried(os.setuid, 12345))
@@ -189,7 +189,7 @@ print(sandbox._has_capabilities(), tried(os.setuid, 12345))
 
 
 def test_limits_hold_and_cannot_be_raised(tmp_path):
-    lines = ran(f"""
+    lines = run_code(f"""
 sandbox._limit_resources(1 << 30)
 sandbox._without_privileges()
 try:
@@ -219,7 +219,7 @@ for what in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
 
 
 def test_a_process_with_threads_is_not_restricted_and_runs_nothing():
-    (line,) = ran("""
+    (line,) = run_code("""
 from omnibus.errors import NoSandbox
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
@@ -234,7 +234,7 @@ stop.set()
 
 
 def test_all_walls_together_leave_python_working(tmp_path):
-    lines = ran(
+    lines = run_code(
         """
 inherited = os.open("/dev/null", os.O_RDONLY)
 ours, theirs = socket.socketpair()
@@ -246,14 +246,14 @@ print(dict(os.environ), os.getcwd(), tried(lambda: Path("/proc/self/environ").re
         SECRET="s3cret",
     )
 
-    held = lines[0].split()
-    assert {"limits", "privileges", "read-only", "calls"} <= set(held)
+    restrictions = lines[0].split()
+    assert {"limits", "privileges", "read-only", "calls"} <= set(restrictions)
     assert lines[1] == "OSError OSError 0"
     assert lines[2] == "{} / PermissionError"
 
 
 @pytest.mark.parametrize(
-    ("held", "missing"),
+    ("restrictions", "missing"),
     [
         (["limits", "privileges"], "files"),
         (["limits", "own-user"], "network"),
@@ -261,11 +261,11 @@ print(dict(os.environ), os.getcwd(), tried(lambda: Path("/proc/self/environ").re
         (["limits", "no-network", "calls"], "files"),
     ],
 )
-def test_code_does_not_run_where_it_could_reach_files_or_the_network(held, missing):
+def test_code_does_not_run_where_it_could_reach_files_or_the_network(restrictions, missing):
     with pytest.raises(NoSandbox, match=f"cannot restrict uploaded code's access to its {missing} .only limits"):
-        sandbox._check_restrictions(held)
+        sandbox._check_restrictions(restrictions)
 
 
-@pytest.mark.parametrize("held", [["own-user", "calls"], ["read-only", "no-network"], ["read-only", "calls"]])
-def test_one_wall_for_files_and_one_for_the_network_are_enough(held):
-    sandbox._check_restrictions(held)
+@pytest.mark.parametrize("restrictions", [["own-user", "calls"], ["read-only", "no-network"], ["read-only", "calls"]])
+def test_one_wall_for_files_and_one_for_the_network_are_enough(restrictions):
+    sandbox._check_restrictions(restrictions)

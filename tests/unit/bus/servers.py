@@ -37,11 +37,11 @@ class Owned:
 
 
 @asynccontextmanager
-async def running(server: InfraServer, without: str = "") -> AsyncIterator[Owned]:
+async def run_owned_server(server: InfraServer, without: str = "") -> AsyncIterator[Owned]:
     """``server``, started without the argument ``without``, killed at the end."""
-    owned = Owned(server, without)
+    owned_server = Owned(server, without)
     try:
-        await owned.start()
-        yield owned
+        await owned_server.start()
+        yield owned_server
     finally:
-        owned.kill()
+        owned_server.kill()

@@ -15,7 +15,7 @@ MESSAGES = [Delivery("a.b", b"hello"), Delivery("a.c", b"MSG a 1 1\r\nx\r\n", "a
 STREAM = b"MSG a.b 1 5\r\nhello\r\nMSG a.c 1 an.swer 14\r\nMSG a 1 1\r\nx\r\n\r\nMSG x 1 0\r\n\r\n"
 
 
-class Stream:
+class BufferedStream:
     """Stub of the stream that nats-py reads; it buffers the unread bytes."""
 
     def __init__(self) -> None:
@@ -24,15 +24,15 @@ class Stream:
     def feed_data(self, data: bytes) -> None:
         self._buffer += data
 
-    def take(self) -> bytes:
-        taken = bytes(self._buffer)
+    def take_bytes(self) -> bytes:
+        data = bytes(self._buffer)
         self._buffer.clear()
-        return taken
+        return data
 
 
-class Wire:
+class ReaderWire:
     def __init__(self) -> None:
-        self.stream, self.parser = Stream(), Parser()
+        self.stream, self.parser = BufferedStream(), Parser()
         self.taken: list[Delivery] = []
         self.stats = {"in_msgs": 0, "in_bytes": 0}
         handlers = {OURS: self.taken.append, FAILING: lambda _: 1 / 0}
@@ -42,13 +42,13 @@ class Wire:
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_messages_are_the_same_wherever_their_bytes_are_cut(cuts: list[int]):
-    wire = Wire()
+    wire = ReaderWire()
 
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(STREAM)], strict=True):
         wire.feed(STREAM[begin:end])
 
     assert wire.taken == MESSAGES
-    assert wire.stream.take() == b""
+    assert wire.stream.take_bytes() == b""
     assert wire.stats == {"in_msgs": 3, "in_bytes": 19}
 
 
@@ -68,39 +68,39 @@ def test_messages_are_the_same_wherever_their_bytes_are_cut(cuts: list[int]):
     ids=["ping", "ok", "error", "headers", "another subscription", "cut short", "unknown", "too few words", "no size"],
 )
 def test_what_is_no_message_of_ours_is_nats_pys_with_all_that_follows(other: bytes):
-    wire = Wire()
+    wire = ReaderWire()
 
     wire.feed(STREAM + other + STREAM)
     wire.feed(STREAM)
 
     assert wire.taken == MESSAGES
-    assert wire.stream.take() == other + STREAM + STREAM
+    assert wire.stream.take_bytes() == other + STREAM + STREAM
     wire.feed(STREAM)
     assert wire.taken == [*MESSAGES, *MESSAGES]
 
 
 def test_what_nats_py_is_in_the_middle_of_is_its_own_to_the_end():
-    wire = Wire()
+    wire = ReaderWire()
     wire.parser.state = AWAITING_MSG_PAYLOAD
 
     wire.feed(STREAM)
 
-    assert (wire.taken, wire.stream.take()) == ([], STREAM)
+    assert (wire.taken, wire.stream.take_bytes()) == ([], STREAM)
     wire.parser.state, wire.parser.buf = AWAITING_CONTROL_LINE, bytearray(b"PI")
     wire.feed(b"NG\r\n")
-    assert (wire.taken, wire.stream.take()) == ([], b"NG\r\n")
+    assert (wire.taken, wire.stream.take_bytes()) == ([], b"NG\r\n")
 
 
 def test_a_line_without_end_is_nats_pys():
-    wire = Wire()
+    wire = ReaderWire()
 
     wire.feed(b"MSG " + b"a" * 5000)
 
-    assert wire.stream.take() == b"MSG " + b"a" * 5000
+    assert wire.stream.take_bytes() == b"MSG " + b"a" * 5000
 
 
 def test_a_handler_that_fails_costs_nobody_else_a_message(caplog: pytest.LogCaptureFixture):
-    wire = Wire()
+    wire = ReaderWire()
 
     wire.feed(b"MSG a 2 1\r\nx\r\n" + STREAM)
 

@@ -80,12 +80,12 @@ def test_no_messages_make_no_frame():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("x", max_size=60), max_size=30), st.integers(150, 600))
 def test_frames_stay_under_the_limit_and_lose_nothing(texts: list[str], limit: int):
-    given = [Chunk("i", 0, "text", seq, data={"text": text}) for seq, text in enumerate(texts)]
+    chunks = [Chunk("i", 0, "text", seq, data={"text": text}) for seq, text in enumerate(texts)]
 
-    made = list(join_frames([encode(chunk) for chunk in given], limit))
+    frames = list(join_frames([encode(chunk) for chunk in chunks], limit))
 
-    assert all(len(frame) <= limit for frame in made)
-    assert [chunk for frame in made for chunk in decode_replies(frame)] == given
+    assert all(len(frame) <= limit for frame in frames)
+    assert [chunk for frame in frames for chunk in decode_replies(frame)] == chunks
 
 
 def test_a_message_that_just_fits_travels_alone():

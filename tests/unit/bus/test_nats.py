@@ -17,105 +17,105 @@ from omnibus.errors import BusUnavailable, Fatal, ProtocolError, TooLarge
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.ports import free_ports
-from tests.unit.bus.servers import running
-from tests.unit.sidecar.node import until
+from tests.unit.bus.servers import run_owned_server
+from tests.unit.sidecar.node import wait_until
 
 PATIENCE = 10.0  # seconds
 
 
 @pytest.fixture
 async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
-    made = await NatsBus.connect(BusSettings(url=nats_url), "test")
-    yield made
-    await made.drain()
+    nats_bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
+    yield nats_bus
+    await nats_bus.drain()
 
 
 @pytest.fixture
-async def raw(nats_url: str) -> AsyncIterator[Client]:
+async def raw_client(nats_url: str) -> AsyncIterator[Client]:
     """A plain NATS client without Omnibus."""
-    made = await nats.connect(nats_url)
-    yield made
-    await made.close()
+    client = await nats.connect(nats_url)
+    yield client
+    await client.close()
 
 
 # Restarts
 
 
 async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path):
-    async with running(infra.prepare_nats(tmp_path)) as owned:
-        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
-        heard: list[bytes] = []
-        await bus.subscribe("a.*", lambda delivery: heard.append(delivery.data))
+    async with run_owned_server(infra.prepare_nats(tmp_path)) as nats_server:
+        bus = await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
+        messages: list[bytes] = []
+        await bus.subscribe("a.*", lambda delivery: messages.append(delivery.data))
         await bus.open_records(60.0, 1 << 20)
         bus.publish_record(subjects.record_subject("chat", "i"), b"kept", "i")
 
-        async def kept() -> bool:
+        async def record_exists() -> bool:
             return len(await bus.read_records(subjects.record_subject("chat", "i"))) == 1
 
-        await until(kept)
+        await wait_until(record_exists)
         assert (bus.connected, bus.reconnects) == (True, 0)
 
-        owned.kill()
-        await until(lambda: not bus.connected)
+        nats_server.kill()
+        await wait_until(lambda: not bus.connected)
         bus.publish("a.b", b"while it was away")
-        await owned.start()
-        await until(lambda: bus.connected)
+        await nats_server.start()
+        await wait_until(lambda: bus.connected)
 
         assert bus.reconnects == 1
         bus.publish("a.b", b"afterwards")
-        await until(lambda: heard == [b"while it was away", b"afterwards"])
-        assert await kept()
+        await wait_until(lambda: messages == [b"while it was away", b"afterwards"])
+        assert await record_exists()
         await bus.drain()
 
 
 async def test_a_lazy_message_leaves_with_the_next_one_or_alone(bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
-    heard: list[bytes] = []
-    await bus.subscribe("lazy.*", lambda delivery: heard.append(delivery.data))
+    messages: list[bytes] = []
+    await bus.subscribe("lazy.*", lambda delivery: messages.append(delivery.data))
     monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 0.0)
     bus.publish("lazy.a", b"alone", lazy=True)
-    await until(lambda: heard == [b"alone"])
+    await wait_until(lambda: messages == [b"alone"])
     monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 60.0)
     bus.publish("lazy.a", b"waits", lazy=True)
     await asyncio.sleep(0.01)
-    before = list(heard)
+    before = list(messages)
 
     bus.publish("lazy.b", b"takes it along")
 
-    await until(lambda: heard == [b"alone", b"waits", b"takes it along"])
+    await wait_until(lambda: messages == [b"alone", b"waits", b"takes it along"])
     assert before == [b"alone"]
 
 
 async def test_what_is_published_in_turns_that_follow_each_other_leaves_together(
     bus: NatsBus, monkeypatch: pytest.MonkeyPatch
 ):
-    heard: list[bytes] = []
-    await bus.subscribe("turn.*", lambda delivery: heard.append(delivery.data))
+    messages: list[bytes] = []
+    await bus.subscribe("turn.*", lambda delivery: messages.append(delivery.data))
     flushes: list[int] = []
     flush = bus._nc._flush_pending_commands
-    monkeypatch.setattr(bus._nc, "_flush_pending_commands", lambda: (flushes.append(len(heard)), flush()))
+    monkeypatch.setattr(bus._nc, "_flush_pending_commands", lambda: (flushes.append(len(messages)), flush()))
     monkeypatch.setattr(connection, "JOIN_SECONDS", 60.0)
 
     for number in range(3):
         bus.publish("turn.a", b"%d" % number)
         bus.call_before_flush(lambda: bus.publish("turn.a", b"last"))
         await asyncio.sleep(0)
-    await until(lambda: heard == [b"0", b"1", b"2", b"last", b"last", b"last"])
-    joined = len(flushes)
+    await wait_until(lambda: messages == [b"0", b"1", b"2", b"last", b"last", b"last"])
+    joined_count = len(flushes)
     monkeypatch.setattr(connection, "JOIN_SECONDS", 0.0)
     for _ in range(3):
         bus.publish("turn.a", b"alone")
         await asyncio.sleep(0)
-    await until(lambda: len(heard) == 9)
+    await wait_until(lambda: len(messages) == 9)
 
-    assert (joined, len(flushes)) == (1, 4)
+    assert (joined_count, len(flushes)) == (1, 4)
 
 
 def test_a_bus_closes_without_its_server_though_messages_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def close_alone() -> bool:
-        async with running(infra.prepare_nats(tmp_path)) as owned:
-            bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
-            owned.kill()
-            await until(lambda: not bus.connected)
+        async with run_owned_server(infra.prepare_nats(tmp_path)) as nats_server:
+            bus = await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
+            nats_server.kill()
+            await wait_until(lambda: not bus.connected)
             bus.publish("a.b", b"nobody takes it")
             await bus.drain()
             return bus.connected
@@ -141,7 +141,7 @@ async def test_a_server_that_says_nothing_is_given_up_in_time():
     silent.close()
 
 
-async def speak(version: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def speak_protocol(version: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Speak just enough of the protocol for a client to connect."""
     info = {"server_id": "X", "version": version, "max_payload": 1 << 20, "headers": True, "proto": 1}
     writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
@@ -153,7 +153,7 @@ async def speak(version: str, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 @pytest.mark.parametrize("version", ["2.9.10", "2.11.99", "1.99.0"])
 async def test_a_server_that_is_too_old_is_refused(version: str):
-    old = await asyncio.start_server(lambda reader, writer: speak(version, reader, writer), "127.0.0.1", 0)
+    old = await asyncio.start_server(lambda reader, writer: speak_protocol(version, reader, writer), "127.0.0.1", 0)
     port = old.sockets[0].getsockname()[1]
 
     with pytest.raises(Fatal, match=rf"{version}.* is too old: Omnibus needs 2\.12"):
@@ -162,7 +162,7 @@ async def test_a_server_that_is_too_old_is_refused(version: str):
 
 
 async def test_the_oldest_server_that_will_do_is_accepted():
-    enough = await asyncio.start_server(lambda reader, writer: speak("2.12.0", reader, writer), "127.0.0.1", 0)
+    enough = await asyncio.start_server(lambda reader, writer: speak_protocol("2.12.0", reader, writer), "127.0.0.1", 0)
     port = enough.sockets[0].getsockname()[1]
 
     bus = await NatsBus.connect(BusSettings(url=f"nats://127.0.0.1:{port}"), "test")
@@ -175,8 +175,8 @@ async def test_the_oldest_server_that_will_do_is_accepted():
 async def test_a_wrong_password_is_said(tmp_path: Path):
     config = tmp_path / "users.conf"
     config.write_text('authorization { users = [ {user: "gateway", password: "right"} ] }')
-    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
-        url = owned.server.url
+    async with run_owned_server(infra.prepare_nats(tmp_path, config=config)) as nats_server:
+        url = nats_server.server.url
         good = BusSettings(url=url, user="gateway", password="right", connect_timeout=5)
         await (await NatsBus.connect(good, "test")).drain()
 
@@ -194,8 +194,8 @@ async def test_a_wrong_password_is_said(tmp_path: Path):
 async def test_headers_that_the_server_would_count_never_end_the_connection(tmp_path: Path):
     config = tmp_path / "small.conf"
     config.write_text("max_payload: 65536\n")
-    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
-        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+    async with run_owned_server(infra.prepare_nats(tmp_path, config=config)) as nats_server:
+        bus = await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
         await bus.open_records(90.0, 1 << 19)
 
         for size in (65536 - 20, 65536):
@@ -213,11 +213,11 @@ async def test_headers_that_the_server_would_count_never_end_the_connection(tmp_
 async def test_a_server_that_takes_smaller_messages_is_rejected_by_name(tmp_path: Path):
     config = tmp_path / "small.conf"
     config.write_text("max_payload: 32768\n")
-    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
+    async with run_owned_server(infra.prepare_nats(tmp_path, config=config)) as nats_server:
         with pytest.raises(Fatal, match="at most 32768 bytes .* or lower OMNIBUS_BUS_MAX_PAYLOAD"):
-            await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+            await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
 
-        bus = await NatsBus.connect(BusSettings(url=owned.server.url, max_payload=32768), "test")
+        bus = await NatsBus.connect(BusSettings(url=nats_server.server.url, max_payload=32768), "test")
 
         assert bus.max_body == 32768 - 1024
         await bus.drain()
@@ -234,32 +234,32 @@ async def test_no_subject_becomes_protocol(bus: NatsBus, subject: str):
 # JetStream
 
 
-async def test_the_record_stream_is_limited_by_age_and_bytes(bus: NatsBus, raw: Client):
+async def test_the_record_stream_is_limited_by_age_and_bytes(bus: NatsBus, raw_client: Client):
     await bus.open_records(90.0, 1 << 19)
     await bus.open_records(60.0, 1 << 20)  # the settings have changed
 
-    config = (await raw.jetstream().stream_info(subjects.INVOCATIONS.name)).config
+    config = (await raw_client.jetstream().stream_info(subjects.INVOCATIONS.name)).config
 
     assert list(config.subjects or []) == ["omnibus.inv.>"]
     assert (config.retention, config.discard) == ("limits", "old")
     assert (config.max_age, config.max_bytes) == (60.0, 1 << 20)
 
 
-async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw: Client):
+async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw_client: Client):
     await bus.open_records(60.0, 1 << 20)
-    await raw.jetstream().delete_stream(subjects.INVOCATIONS.name)
-    await raw.jetstream().add_stream(name=subjects.INVOCATIONS.name, subjects=["elsewhere.>"])
+    await raw_client.jetstream().delete_stream(subjects.INVOCATIONS.name)
+    await raw_client.jetstream().add_stream(name=subjects.INVOCATIONS.name, subjects=["elsewhere.>"])
 
     with pytest.raises(Fatal, match="elsewhere"):
         await bus.open_records(60.0, 1 << 20)
-    await raw.jetstream().delete_stream(subjects.INVOCATIONS.name)
+    await raw_client.jetstream().delete_stream(subjects.INVOCATIONS.name)
 
 
 async def test_a_server_without_room_for_a_stream_is_refused_with_advice(tmp_path: Path):
     config = tmp_path / "small.conf"
     config.write_text("jetstream { max_file_store: 1MB }")
-    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
-        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+    async with run_owned_server(infra.prepare_nats(tmp_path, config=config)) as nats_server:
+        bus = await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
 
         await bus.open_records(60.0, 1 << 20)
         with pytest.raises(
@@ -270,8 +270,8 @@ async def test_a_server_without_room_for_a_stream_is_refused_with_advice(tmp_pat
 
 
 async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):
-    async with running(infra.prepare_nats(tmp_path), without="-js") as owned:
-        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+    async with run_owned_server(infra.prepare_nats(tmp_path), without="-js") as nats_server:
+        bus = await NatsBus.connect(BusSettings(url=nats_server.server.url), "test")
 
         with pytest.raises(Fatal, match="start nats-server with -js"):
             await bus.open_records(60.0, 1 << 20)
@@ -281,39 +281,42 @@ async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path)
 # Micro services and raw clients
 
 
-async def echo(delivery: Delivery) -> AsyncIterator[bytes]:
+async def echo_data(delivery: Delivery) -> AsyncIterator[bytes]:
     yield delivery.data
 
 
-async def srv(raw: Client, verb: str, name: str) -> dict[str, Any]:
+async def request_service(raw: Client, verb: str, name: str) -> dict[str, Any]:
     return json.loads((await raw.request(f"$SRV.{verb}.{name}", b"", timeout=PATIENCE)).data)
 
 
-async def test_a_registered_service_answers_ping_info_and_stats(bus: NatsBus, raw: Client):
+async def test_a_registered_service_answers_ping_info_and_stats(bus: NatsBus, raw_client: Client):
     await bus.register_service(
-        "omnibus-EL", {"executor": "e-0"}, {"encode-m": ("omnibus.task.encode-m", echo)}, lambda name: {"of": name}
+        "omnibus-EL", {"executor": "e-0"}, {"encode-m": ("omnibus.task.encode-m", echo_data)}, lambda name: {"of": name}
     )
 
-    ping, info = await srv(raw, "PING", "omnibus-EL"), await srv(raw, "INFO", "omnibus-EL")
-    stats = await srv(raw, "STATS", "omnibus-EL")
+    ping, info = (
+        await request_service(raw_client, "PING", "omnibus-EL"),
+        await request_service(raw_client, "INFO", "omnibus-EL"),
+    )
+    stats = await request_service(raw_client, "STATS", "omnibus-EL")
 
     assert (ping["name"], ping["metadata"]["executor"]) == ("omnibus-EL", "e-0")
     assert [each["subject"] for each in info["endpoints"]] == ["omnibus.task.encode-m"]
     assert stats["endpoints"][0]["data"] == {"of": "encode-m"}
 
 
-async def test_any_client_may_ask_a_registered_service(bus: NatsBus, raw: Client):
-    await bus.register_service("omnibus-Q", {}, {"echo": ("omnibus.task.echo", echo)})
+async def test_any_client_may_ask_a_registered_service(bus: NatsBus, raw_client: Client):
+    await bus.register_service("omnibus-Q", {}, {"echo": ("omnibus.task.echo", echo_data)})
 
-    assert (await raw.request("omnibus.task.echo", b"hello", timeout=PATIENCE)).data == b"hello"
+    assert (await raw_client.request("omnibus.task.echo", b"hello", timeout=PATIENCE)).data == b"hello"
 
 
-async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw: Client):
-    await bus.register_service("omnibus-Q", {}, {"quiet": ("omnibus.task.quiet", echo)})
+async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw_client: Client):
+    await bus.register_service("omnibus-Q", {}, {"quiet": ("omnibus.task.quiet", echo_data)})
 
-    await raw.publish("omnibus.task.quiet", b"no reply wanted")
+    await raw_client.publish("omnibus.task.quiet", b"no reply wanted")
 
-    assert (await raw.request("omnibus.task.quiet", b"hello", timeout=PATIENCE)).data == b"hello"
+    assert (await raw_client.request("omnibus.task.quiet", b"hello", timeout=PATIENCE)).data == b"hello"
     assert (bus.connected, bus.reconnects) == (True, 0)
 
 

@@ -35,7 +35,7 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterato
 
 
 @asynccontextmanager
-async def speaking(url: str, user: str, **more) -> AsyncIterator[NatsBus]:
+async def connect_user(url: str, user: str, **more) -> AsyncIterator[NatsBus]:
     bus = await NatsBus.connect(BusSettings(url=url, user=user, password=PASSWORDS[user], **more), user)
     try:
         yield bus
@@ -43,26 +43,26 @@ async def speaking(url: str, user: str, **more) -> AsyncIterator[NatsBus]:
         await bus.drain()
 
 
-async def passes(url: str, sender: str, hearer: str, subject: str) -> bool:
+async def can_reach(url: str, sender: str, hearer: str, subject: str) -> bool:
     """Return True if a message that ``sender`` publishes reaches ``hearer``."""
-    heard = asyncio.Event()
-    async with speaking(url, sender) as one, speaking(url, hearer) as other:
-        await other.subscribe(subject, lambda _: heard.set())
+    arrival = asyncio.Event()
+    async with connect_user(url, sender) as one, connect_user(url, hearer) as other:
+        await other.subscribe(subject, lambda _: arrival.set())
         one.publish(subject, b"{}")
         await one._flush_connection(5)
         await other._flush_connection(5)
-        return heard.is_set()
+        return arrival.is_set()
 
 
 async def test_nobody_comes_in_without_a_password(guarded_url: str):
-    for who, settings in (
+    for client, settings in (
         ("connections without a user", BusSettings(url=guarded_url, connect_timeout=REFUSED_WITHIN)),
         (
             "user 'gateway'",
             BusSettings(url=guarded_url, user="gateway", password="guessed", connect_timeout=REFUSED_WITHIN),
         ),
     ):
-        with pytest.raises(BusUnavailable, match=f"refuses {who}: check OMNIBUS_BUS_USER"):
+        with pytest.raises(BusUnavailable, match=f"refuses {client}: check OMNIBUS_BUS_USER"):
             await NatsBus.connect(settings, "stranger")
 
 
@@ -89,7 +89,7 @@ async def test_nobody_comes_in_without_a_password(guarded_url: str):
     ],
 )
 async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hearer: str, subject: str):
-    assert await passes(guarded_url, sender, hearer, subject)
+    assert await can_reach(guarded_url, sender, hearer, subject)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_who_publishes_to_anothers_subject_is_refused_and_it_is_seen(
 ):
     caplog.set_level(logging.WARNING)
 
-    assert not await passes(guarded_url, sender, hearer, subject)
+    assert not await can_reach(guarded_url, sender, hearer, subject)
 
     assert [
         text
@@ -143,7 +143,7 @@ async def test_who_listens_to_what_is_not_its_own_is_refused_and_it_is_seen(
 ):
     caplog.set_level(logging.WARNING)
 
-    async with speaking(guarded_url, user) as bus:
+    async with connect_user(guarded_url, user) as bus:
         await bus.subscribe(subject, lambda _: None)
         await bus._flush_connection(5)
 
@@ -151,34 +151,34 @@ async def test_who_listens_to_what_is_not_its_own_is_refused_and_it_is_seen(
 
 
 async def test_answers_go_to_who_asked_and_to_nobody_else(guarded_url: str):
-    async def twice(_):
+    async def answer_twice(_):
         yield b"one"
         yield b"two"
 
-    async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "operator") as operator:
-        await gateway.add_responder(subjects.REPLAY, twice, queue="gateways")
-        found = [part async for part in operator.request_stream(subjects.REPLAY, b"{}", SECONDS)]
+    async with connect_user(guarded_url, "gateway") as gateway, connect_user(guarded_url, "operator") as operator:
+        await gateway.add_responder(subjects.REPLAY, answer_twice, queue="gateways")
+        parts = [part async for part in operator.request_stream(subjects.REPLAY, b"{}", SECONDS)]
 
-    assert found == [b"one", b"two"]
+    assert parts == [b"one", b"two"]
 
 
 async def test_a_gateway_keeps_the_record_and_an_operator_reads_it(guarded_url: str):
-    async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "operator") as operator:
+    async with connect_user(guarded_url, "gateway") as gateway, connect_user(guarded_url, "operator") as operator:
         await gateway.open_records(60.0, 1 << 20)
         await gateway.open_records(60.0, 1 << 20)
         gateway.publish_record("omnibus.inv.chat.g-0-1", b"{}", "g-0-1")
         async with asyncio.timeout(SECONDS):
             while not await gateway.read_records("omnibus.inv.*.g-0-1"):
                 pass
-        assert [found.data for found in await operator.read_records("omnibus.inv.*.g-0-1")] == [b"{}"]
+        assert [record.data for record in await operator.read_records("omnibus.inv.*.g-0-1")] == [b"{}"]
 
 
 async def test_executors_are_services_that_an_operator_can_ask(guarded_url: str):
-    async def say(delivery):
+    async def echo_data(delivery):
         yield delivery.data
 
-    async with speaking(guarded_url, "llm") as llm, speaking(guarded_url, "operator") as operator:
-        await llm.register_service("omnibus-L", {}, {"think": ("omnibus.task.think-m-thinker", say)})
+    async with connect_user(guarded_url, "llm") as llm, connect_user(guarded_url, "operator") as operator:
+        await llm.register_service("omnibus-L", {}, {"think": ("omnibus.task.think-m-thinker", echo_data)})
 
         assert await operator.request("$SRV.PING", b"", SECONDS)
         assert await operator.request("omnibus.task.think-m-thinker", b"hello", SECONDS) == b"hello"
@@ -210,9 +210,9 @@ def test_a_server_takes_the_configuration(tmp_path: Path, bare: bool):
     environ = {permissions.password_variable(user): f"word-{user}" for user in USERS}
 
     command = [server, "-t", "-c", config]
-    checked = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=20)
+    process = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=20)
 
-    assert checked.returncode == 0, checked.stderr
+    assert process.returncode == 0, process.stderr
     missing = subprocess.run(command, env={}, check=False, capture_output=True, text=True, timeout=20)
     assert missing.returncode != 0  # no access without a password
 
@@ -238,23 +238,23 @@ def tls_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[st
 
 
 async def test_the_bus_speaks_tls_with_a_server_that_its_authority_signed(tls_url: str):
-    async with speaking(tls_url, "planner", tls_ca=str(certificates.CA)) as bus:
+    async with connect_user(tls_url, "planner", tls_ca=str(certificates.CA)) as bus:
         assert bus.connected
 
 
 async def test_a_server_of_another_authority_is_not_believed(tls_url: str):
     with pytest.raises(BusUnavailable, match="not trusted: check OMNIBUS_BUS_TLS_CA"):
-        async with speaking(tls_url, "planner", tls_ca=str(certificates.OTHER_CA), connect_timeout=REFUSED_WITHIN):
+        async with connect_user(tls_url, "planner", tls_ca=str(certificates.OTHER_CA), connect_timeout=REFUSED_WITHIN):
             pass
 
 
 async def test_without_an_authority_a_server_that_wants_tls_is_not_believed_either(tls_url: str):
     with pytest.raises(BusUnavailable, match="not trusted: check OMNIBUS_BUS_TLS_CA"):
-        async with speaking(tls_url, "planner", connect_timeout=REFUSED_WITHIN):
+        async with connect_user(tls_url, "planner", connect_timeout=REFUSED_WITHIN):
             pass
 
 
 async def test_an_authority_that_cannot_be_read_is_named(tls_url: str, tmp_path: Path):
     with pytest.raises(BadRequest, match="OMNIBUS_BUS_TLS_CA"):
-        async with speaking(tls_url, "planner", tls_ca=str(tmp_path / "nothing")):
+        async with connect_user(tls_url, "planner", tls_ca=str(tmp_path / "nothing")):
             pass

@@ -19,24 +19,24 @@ from omnibus.graph import HANDLE, REF
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from tests.unit.executor.arithmetic import call, invocation
-from tests.unit.sidecar.node import soon
+from tests.unit.executor.arithmetic import make_call, make_invocation
+from tests.unit.sidecar.node import make_deadline
 from tests.unit.sidecar.peers.pair import two_nodes
 
 
-def handle(node: str, nbytes: int, shape: tuple[int, ...]) -> Handle:
+def make_handle(node: str, nbytes: int, shape: tuple[int, ...]) -> Handle:
     return Handle(1, node, "arena", 0, nbytes, "float32", shape, 1, 0)
 
 
 def test_pulls_add_up_by_output_and_by_the_node_that_they_came_from():
     log = PullLog("b")
-    grown, whole = handle("a", 4000, (10, 100)), handle("a", 64, (4, 4))
+    growing, whole = make_handle("a", 4000, (10, 100)), make_handle("a", 64, (4, 4))
     for rows in ((0, 4), (4, 10)):
-        with log.measure_pull((1, "hidden"), grown, rows):
+        with log.measure_pull((1, "hidden"), growing, rows):
             pass
     with log.measure_pull(REQUEST_INPUT, whole):
         pass
-    with log.measure_pull((1, "hidden"), handle("c", 400, (1, 100))):
+    with log.measure_pull((1, "hidden"), make_handle("c", 400, (1, 100))):
         pass
 
     costs = log.costs()
@@ -52,25 +52,27 @@ def test_pulls_add_up_by_output_and_by_the_node_that_they_came_from():
 
 def test_a_pull_that_fails_brings_no_bytes():
     log = PullLog("b")
-    with pytest.raises(NodeUnreachable), log.measure_pull((1, "hidden"), handle("a", 64, (16,))):
+    with pytest.raises(NodeUnreachable), log.measure_pull((1, "hidden"), make_handle("a", 64, (16,))):
         raise NodeUnreachable("it is away", node="a")
 
     assert [(cost.output, cost.nbytes) for cost in log.costs()] == [("hidden", 0)]
 
 
-def job(tensors: TensorClient, media: Handle) -> LiveJob:
+def make_job(tensors: TensorClient, media: Handle) -> LiveJob:
     picture = {HANDLE: msgspec.to_builtins(media), "mime": "image/png"}
-    made = invocation([call("a"), call("b", item={REF: [0, "y"]}, media=picture)], ["a", "b"], [(1, "y")], id="i")
+    request = make_invocation(
+        [make_call("a"), make_call("b", item={REF: [0, "y"]}, media=picture)], ["a", "b"], [(1, "y")], id="i"
+    )
     bus = MemoryBus(BusSettings())
-    return LiveJob(made, 1, "b", Outbox(bus, 1 << 16), tensors)
+    return LiveJob(request, 1, "b", Outbox(bus, 1 << 16), tensors)
 
 
 async def test_a_node_reports_what_it_pulled(tmp_path: Path):
     async with two_nodes(tmp_path) as (a, b), await a.client() as producer, await b.client() as consumer:
-        media = await producer.put(np.ones(300, np.uint8), invocation="i", deadline=soon())
-        sent = await producer.put(np.ones(1000, np.float32), invocation="i", deadline=soon())
-        running = job(consumer, media)
-        running.feed_input(0, "y", ChannelChunk(0, Item({}, None), sent, last=True))
+        media = await producer.put(np.ones(300, np.uint8), invocation="i", deadline=make_deadline())
+        tensor = await producer.put(np.ones(1000, np.float32), invocation="i", deadline=make_deadline())
+        running = make_job(consumer, media)
+        running.feed_input(0, "y", ChannelChunk(0, Item({}, None), tensor, last=True))
 
         await running.value("item")
         await running.value("media")
@@ -88,8 +90,8 @@ async def test_a_node_reports_what_it_pulled(tmp_path: Path):
 
 async def test_a_node_that_pulled_nothing_pays_no_byte_for_it(tmp_path: Path):
     async with two_nodes(tmp_path) as (a, _), await a.client() as tensors:
-        media = await tensors.put(np.ones(300, np.uint8), invocation="i", deadline=soon())
-        running = job(tensors, media)
+        media = await tensors.put(np.ones(300, np.uint8), invocation="i", deadline=make_deadline())
+        running = make_job(tensors, media)
 
         await running.value("media")
 

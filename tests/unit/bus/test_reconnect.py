@@ -25,11 +25,11 @@ def test_a_reconnect_counts_from_when_it_is_noticed(clock: list[float]):
     comeback = ReconnectMonitor(bus)
     bus.reconnects += 1
 
-    found = []
+    results = []
     for clock[0] in (200.0, 201.0, 201.6, 300.0):
-        found.append(comeback.reconnected_within(1.5))
+        results.append(comeback.reconnected_within(1.5))
 
-    assert found == [True, True, False, False]
+    assert results == [True, True, False, False]
 
 
 def test_a_second_reconnect_begins_anew(clock: list[float]):
@@ -49,39 +49,39 @@ def test_a_second_reconnect_begins_anew(clock: list[float]):
 # Refusals
 
 
-def refusals(clustered: bool = True) -> RefusalMonitor:
+def make_monitor(clustered: bool = True) -> RefusalMonitor:
     bus = MemoryBus()
     bus.clustered = clustered
     return RefusalMonitor(bus, 1.5)
 
 
 def test_one_server_is_believed(clock: list[float]):
-    assert refusals(clustered=False).confirms_loss("e")
+    assert make_monitor(clustered=False).confirms_loss("e")
 
 
 def test_servers_of_a_cluster_are_believed_after_a_while(clock: list[float]):
-    monitor = refusals()
+    monitor = make_monitor()
 
-    found = []
+    results = []
     for clock[0] in (100.0, 101.4, 101.6, 101.7):
-        found.append(monitor.confirms_loss("e"))
+        results.append(monitor.confirms_loss("e"))
 
-    assert found == [False, False, True, False]
+    assert results == [False, False, True, False]
 
 
 def test_a_peer_that_was_refused_is_looked_for_once_it_has_had_its_time(clock: list[float]):
-    monitor = refusals()
+    monitor = make_monitor()
     monitor.confirms_loss("e")
 
-    found = []
+    results = []
     for clock[0] in (101.4, 101.5, 102.9, 103.0):
-        found.append(monitor.overdue_peers())
+        results.append(monitor.overdue_peers())
 
-    assert found == [[], ["e"], ["e"], []]
+    assert results == [[], ["e"], ["e"], []]
 
 
 def test_a_peer_that_is_heard_of_is_there(clock: list[float]):
-    monitor = refusals()
+    monitor = make_monitor()
     monitor.confirms_loss("e")
     monitor.note_sign_of_life("e")
     clock[0] = 102.0
@@ -91,7 +91,7 @@ def test_a_peer_that_is_heard_of_is_there(clock: list[float]):
 
 
 def test_refusals_far_apart_are_not_of_one_loss(clock: list[float]):
-    monitor = refusals()
+    monitor = make_monitor()
     monitor.confirms_loss("e")
     clock[0] = 200.0
 

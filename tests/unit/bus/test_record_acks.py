@@ -18,29 +18,29 @@ from omnibus.bus.nats import bus as nats_bus
 from omnibus.errors import BusUnavailable
 from omnibus.settings import BusSettings
 from omnibus.up import infra
-from tests.unit.bus.servers import Owned, running
-from tests.unit.sidecar.node import until
+from tests.unit.bus.servers import Owned, run_owned_server
+from tests.unit.sidecar.node import wait_until
 
 SUBJECT = subjects.record_subject("chat", "one")
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "RESEND_SECONDS", 0.1)
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Owned]:
-    async with running(infra.prepare_nats(tmp_path)) as owned:
-        yield owned
+    async with run_owned_server(infra.prepare_nats(tmp_path)) as nats_server:
+        yield nats_server
 
 
 @pytest.fixture
 async def bus(server: Owned) -> AsyncIterator[NatsBus]:
-    made = await NatsBus.connect(BusSettings(url=server.server.url), "records")
-    await made.open_records(60.0, 1 << 20)
-    yield made
-    await made.drain()
+    connection = await NatsBus.connect(BusSettings(url=server.server.url), "records")
+    await connection.open_records(60.0, 1 << 20)
+    yield connection
+    await connection.drain()
 
 
 async def room_for(url: str, messages: int) -> None:
@@ -53,7 +53,7 @@ async def room_for(url: str, messages: int) -> None:
     await client.close()
 
 
-async def bodies(bus: NatsBus) -> list[bytes]:
+async def read_bodies(bus: NatsBus) -> list[bytes]:
     return [delivery.data for delivery in await bus.read_records(subjects.RECORDS)]
 
 
@@ -63,12 +63,12 @@ async def test_what_is_acknowledged_is_neither_sent_again_nor_held(bus: NatsBus)
 
     assert bus._acks is not None
     waiting = bus._acks
-    await until(lambda: not waiting._sent)
+    await wait_until(lambda: not waiting._sent)
 
     assert waiting._held_bytes == 0
     assert bus.records_lost == 0
-    assert len(await bodies(bus)) == 100
-    await until(lambda: waiting._timer is None)
+    assert len(await read_bodies(bus)) == 100
+    await wait_until(lambda: waiting._timer is None)
 
 
 async def test_a_full_stream_loses_records_and_says_it_once_until_it_has_room(
@@ -79,15 +79,15 @@ async def test_a_full_stream_loses_records_and_says_it_once_until_it_has_room(
     for number in range(5):
         bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
 
-    await until(lambda: bus.records_lost == 4)
-    assert await bodies(bus) == [b"0"]
+    await wait_until(lambda: bus.records_lost == 4)
+    assert await read_bodies(bus) == [b"0"]
     assert caplog.text.count("records are lost (maximum messages exceeded)") == 1
 
     await room_for(server.server.url, -1)
     bus.publish_record(SUBJECT, b"late", "id-late")
 
-    await until(lambda: "JetStream stores records again; 4 were lost so far" in caplog.text)
-    assert await bodies(bus) == [b"0", b"late"]
+    await wait_until(lambda: "JetStream stores records again; 4 were lost so far" in caplog.text)
+    assert await read_bodies(bus) == [b"0", b"late"]
 
 
 async def test_a_stream_that_has_room_again_soon_loses_nothing(
@@ -99,12 +99,12 @@ async def test_a_stream_that_has_room_again_soon_loses_nothing(
         bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
     assert bus._acks is not None
     waiting = bus._acks
-    await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
+    await wait_until(lambda: any(record.sends > 2 for record in waiting._sent.values()))
 
     await room_for(server.server.url, -1)
 
-    await until(lambda: not waiting._sent)
-    assert sorted(await bodies(bus)) == [b"0", b"1", b"2"]
+    await wait_until(lambda: not waiting._sent)
+    assert sorted(await read_bodies(bus)) == [b"0", b"1", b"2"]
     assert bus.records_lost == 0
 
 
@@ -117,28 +117,28 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
     assert bus._acks is not None
     waiting = bus._acks
     process.send_signal(signal.SIGSTOP)
-    await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine is slow
+    await wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine is slow
     for number in range(3):
         bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
-    await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
+    await wait_until(lambda: any(record.sends > 2 for record in waiting._sent.values()))
 
     process.send_signal(signal.SIGCONT)
 
-    await until(lambda: not waiting._sent)
-    assert await bodies(bus) == [b"0", b"1", b"2"]
+    await wait_until(lambda: not waiting._sent)
+    assert await read_bodies(bus) == [b"0", b"1", b"2"]
 
 
 async def test_a_server_that_does_not_answer_in_time_is_asked_again(
     server: Owned, bus: NatsBus, monkeypatch: pytest.MonkeyPatch
 ):
     bus.publish_record(SUBJECT, b"x", "id")
-    await until(lambda: bus._acks is not None and not bus._acks._sent)
+    await wait_until(lambda: bus._acks is not None and not bus._acks._sent)
     monkeypatch.setattr(bus._js, "_timeout", 0.1)
     assert server._process is not None
     process = psutil.Process(server._process.pid)
 
     process.suspend()
-    reading = asyncio.create_task(bodies(bus))
+    reading = asyncio.create_task(read_bodies(bus))
     await asyncio.sleep(0.5)
     process.resume()
     assert await reading == [b"x"]
@@ -146,7 +146,7 @@ async def test_a_server_that_does_not_answer_in_time_is_asked_again(
     monkeypatch.setattr(nats_bus, "READ_TIMEOUT_SECONDS", 0.3)
     process.suspend()
     with pytest.raises(BusUnavailable, match=r"was not read within 0\.3 s: try again"):
-        await bodies(bus)
+        await read_bodies(bus)
     process.resume()
 
 
@@ -154,7 +154,7 @@ async def test_the_answer_to_an_earlier_sending_counts_as_well():
     replies: list[str] = []
     sender = acks.RecordAcks(lambda subject, data, reply, headers: replies.append(reply), "inbox")
     sender.send(SUBJECT, b"x", "id")
-    await until(lambda: len(replies) == 2)
+    await wait_until(lambda: len(replies) == 2)
 
     sender.handle_ack(Delivery(replies[0], b'{"stream": "s", "seq": 1}'))
 
@@ -169,17 +169,17 @@ async def test_what_is_not_held_is_counted_after_one_sending(
     monkeypatch.setattr(acks, "MAX_UNACKED_BYTES", 10)
     await room_for(server.server.url, 1)
     bus.publish_record(SUBJECT, b"0", "id-0")
-    await until(lambda: bus._acks is not None and not bus._acks._sent)
+    await wait_until(lambda: bus._acks is not None and not bus._acks._sent)
 
     bus.publish_record(SUBJECT, b"x" * 11, "id-1")
 
-    await until(lambda: bus.records_lost == 1)
+    await wait_until(lambda: bus.records_lost == 1)
 
 
 async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     config = tmp_path / "nats.conf"
     config.write_text("jetstream { max_file_store: 10MB }")
-    async with running(infra.prepare_nats(tmp_path, config=config)) as server:
+    async with run_owned_server(infra.prepare_nats(tmp_path, config=config)) as server:
         bus = await NatsBus.connect(BusSettings(url=server.server.url), "records")
         await bus.open_records(60.0, 4 << 20)
         config.write_text("jetstream { max_file_store: 1MB }")
@@ -187,5 +187,5 @@ async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path
         server.kill()
         await server.start()
 
-        await until(lambda: f"stream {subjects.INVOCATIONS.name} must have" in caplog.text)
+        await wait_until(lambda: f"stream {subjects.INVOCATIONS.name} must have" in caplog.text)
         await bus.drain()

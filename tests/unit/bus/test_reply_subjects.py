@@ -13,8 +13,8 @@ from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.settings import BusSettings
 from omnibus.up import infra
-from tests.unit.bus.test_permissions import PASSWORDS, SECONDS, speaking
-from tests.unit.executor.arithmetic import Does, number
+from tests.unit.bus.test_permissions import PASSWORDS, SECONDS, connect_user
+from tests.unit.executor.arithmetic import Does, put_number
 
 FORGED = (
     "omnibus.inv.chat.forged",
@@ -51,47 +51,47 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterato
 
 async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:
     """Send a message to ``own`` with the reply subject ``forged``, and answer it. ``bus`` may read ``own``."""
-    received = asyncio.Event()
-    await bus.subscribe(own, lambda _: received.set())
+    arrival = asyncio.Event()
+    await bus.subscribe(own, lambda _: arrival.set())
     bus.publish(own, b"{}", reply=forged)
     async with asyncio.timeout(SECONDS):
-        await received.wait()
+        await arrival.wait()
     bus.publish(forged, b"{}")
     await bus._flush_connection(5)
 
 
-def refusals(caplog: pytest.LogCaptureFixture, subject: str) -> list[str]:
+def list_denials(caplog: pytest.LogCaptureFixture, subject: str) -> list[str]:
     """Log messages that report a denied publish to ``subject``."""
-    found = "permissions violation for publish"
-    return [text for text in caplog.messages if found in text.lower() and subject.lower() in text.lower()]
+    phrase = "permissions violation for publish"
+    return [text for text in caplog.messages if phrase in text.lower() and subject.lower() in text.lower()]
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("forged_subject", FORGED)
 @pytest.mark.parametrize("user", ["encoder", "llm", "generator"])
 async def test_a_reply_subject_that_an_executor_chose_itself_allows_it_nothing(
-    guarded_url: str, user: str, forged: str, caplog: pytest.LogCaptureFixture
+    guarded_url: str, user: str, forged_subject: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
 
-    async with speaking(guarded_url, user) as executor:
-        await answer_itself(executor, "omnibus.edge.evil", forged)
+    async with connect_user(guarded_url, user) as executor:
+        await answer_itself(executor, "omnibus.edge.evil", forged_subject)
 
-    assert refusals(caplog, forged)
+    assert list_denials(caplog, forged_subject)
 
 
 async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_url: str):
-    async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "llm") as executor:
+    async with connect_user(guarded_url, "gateway") as gateway, connect_user(guarded_url, "llm") as executor:
         await gateway.open_records(60.0, 1 << 20)
         gateway.publish_record("omnibus.inv.chat.kept", b"{}", "kept")
         await gateway._flush_connection(5)
 
         await answer_itself(executor, "omnibus.edge.evil", "$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS")
 
-        assert [found.data for found in await gateway.read_records("omnibus.inv.*.kept")] == [b"{}"]
+        assert [record.data for record in await gateway.read_records("omnibus.inv.*.kept")] == [b"{}"]
 
 
 @pytest.mark.parametrize(
-    ("user", "own", "forged"),
+    ("user", "own", "forged_subject"),
     [
         ("gateway", "omnibus.replay", "omnibus.event.plan"),
         ("gateway", "omnibus.replay", "_INBOX.planner.1.2"),
@@ -101,22 +101,22 @@ async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_u
     ],
 )
 async def test_nor_does_one_that_a_gateway_or_an_operator_chose(
-    guarded_url: str, user: str, own: str, forged: str, caplog: pytest.LogCaptureFixture
+    guarded_url: str, user: str, own: str, forged_subject: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
 
-    async with speaking(guarded_url, user) as bus:
-        await answer_itself(bus, own, forged)
+    async with connect_user(guarded_url, user) as bus:
+        await answer_itself(bus, own, forged_subject)
 
-    assert refusals(caplog, forged)
+    assert list_denials(caplog, forged_subject)
 
 
 async def test_a_gateway_asks_for_a_replay_over_http_and_another_answers_for_the_queue(guarded_url: str):
-    async def once(delivery):
+    async def echo_request(delivery):
         yield delivery.data
 
-    async with speaking(guarded_url, "gateway") as one, speaking(guarded_url, "gateway") as other:
-        await one.add_responder(subjects.REPLAY, once, queue="gateways")
+    async with connect_user(guarded_url, "gateway") as one, connect_user(guarded_url, "gateway") as other:
+        await one.add_responder(subjects.REPLAY, echo_request, queue="gateways")
 
         answers = [part async for part in other.request_stream(subjects.REPLAY, b"again", SECONDS)]
 
@@ -125,11 +125,11 @@ async def test_a_gateway_asks_for_a_replay_over_http_and_another_answers_for_the
 
 @pytest.mark.parametrize("verb", ["PING", "INFO", "STATS"])
 async def test_an_operator_lists_services_and_their_statistics(guarded_url: str, verb: str):
-    async def echo(delivery):
+    async def echo_data(delivery):
         yield delivery.data
 
-    async with speaking(guarded_url, "encoder") as executor, speaking(guarded_url, "operator") as operator:
-        await executor.register_service("omnibus-E", {}, {"encode": ("omnibus.task.encode-m-vision", echo)})
+    async with connect_user(guarded_url, "encoder") as executor, connect_user(guarded_url, "operator") as operator:
+        await executor.register_service("omnibus-E", {}, {"encode": ("omnibus.task.encode-m-vision", echo_data)})
 
         for subject in (f"$SRV.{verb}", f"$SRV.{verb}.omnibus-E"):
             assert b"omnibus-E" in await operator.request(subject, b"", SECONDS)
@@ -181,8 +181,8 @@ async def test_an_executor_of_one_model_serves_it(narrow_url: str, caplog: pytes
     identity = ExecutorIdentity(
         id="n_1-EL-0", model="n.1", option="EL", node="here", tasks=tasks, credits=4, origin="", slots=4
     )
-    async with executor_of(narrow_url, "n.1") as bus, speaking(narrow_url, "gateway") as gateway:
-        runners = {component: Does(number) for component in tasks.values()}
+    async with executor_of(narrow_url, "n.1") as bus, connect_user(narrow_url, "gateway") as gateway:
+        runners = {component: Does(put_number) for component in tasks.values()}
         executor = Executor(identity, runners, bus, _NoTensors(), 65536)  # type: ignore[arg-type]
         statuses: asyncio.Queue[bytes] = asyncio.Queue()
         await gateway.subscribe(
@@ -191,14 +191,14 @@ async def test_an_executor_of_one_model_serves_it(narrow_url: str, caplog: pytes
         await executor.startup()
         async with asyncio.timeout(SECONDS):
             assert b"n_1-EL-0" in await statuses.get()
-        refused = asyncio.Event()
-        await gateway.subscribe("omnibus.reply.>", lambda delivery: refused.set() if delivery.refused else None)
+        refusal = asyncio.Event()
+        await gateway.subscribe("omnibus.reply.>", lambda delivery: refusal.set() if delivery.refused else None)
         for task in tasks:
             gateway.publish(subjects.task_subject(task, identity.id), b"{}", reply="omnibus.reply.g.i.1.e")
         await gateway._flush_connection(5)
         await executor.drain(1.0)
 
-    assert not refused.is_set()
+    assert not refusal.is_set()
     assert not [text for text in caplog.messages if "permissions violation" in text.lower()]
 
 

@@ -28,10 +28,10 @@ def test_a_refused_dispatch_is_told_from_its_reply_subject():
 
 @pytest.mark.parametrize("text", ["a.b", "a b", "*", ">", "a\r\nPUB x 0", "", "é", "a/b"])
 def test_any_text_becomes_one_token(text: str):
-    made = subjects.subject_token(text)
+    token = subjects.subject_token(text)
 
-    assert made
-    assert all(character.isascii() and (character.isalnum() or character in "_-") for character in made)
+    assert token
+    assert all(character.isascii() and (character.isalnum() or character in "_-") for character in token)
 
 
 def test_a_safe_text_is_its_own_token():

@@ -8,39 +8,39 @@ import pytest
 
 from tests.kube.api import Api
 from tests.kube.helm import Helm
-from tests.kube.serve import Door, serving
-from tests.unit.chart.shapes import Renders, Site
+from tests.kube.serve import Door, serve_door
+from tests.unit.chart.shapes import ChartSite, Renders
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def helm_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Helm's home directory. Its library is built for one platform."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the library of Helm is for Linux on x86-64")
     return tmp_path_factory.mktemp("helm")
 
 
-def there(home: Path, api: Api) -> Iterator[Site]:
+def open_site(home: Path, api: Api) -> Iterator[ChartSite]:
     door = Door(api)
-    with serving(door) as url:
-        yield Site(url, door, Helm(url, home))
+    with serve_door(door) as url:
+        yield ChartSite(url, door, Helm(url, home))
 
 
 @pytest.fixture(scope="session")
-def rendered(home: Path) -> Iterator[Renders]:
+def render_chart(helm_home: Path) -> Iterator[Renders]:
     """Renders in a cluster where operators have installed all their kinds; nothing is kept there."""
-    for site in there(home, Api()):
+    for site in open_site(helm_home, Api()):
         yield Renders(site)
 
 
 @pytest.fixture
-def bare(home: Path) -> Iterator[Renders]:
+def render_bare(helm_home: Path) -> Iterator[Renders]:
     """Renders in a cluster with only the built-in kinds."""
-    for site in there(home, Api(added={})):
+    for site in open_site(helm_home, Api(extra_kinds={})):
         yield Renders(site)
 
 
 @pytest.fixture
-def site(home: Path) -> Iterator[Site]:
+def site(helm_home: Path) -> Iterator[ChartSite]:
     """A cluster that belongs to one test."""
-    yield from there(home, Api())
+    yield from open_site(helm_home, Api())

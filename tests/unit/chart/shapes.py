@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from tests.kube.api import Api, Object
-from tests.kube.helm import Helm, Values, merge, overlay
+from tests.kube.helm import Helm, Values, merge_values, read_overlay
 from tests.kube.serve import Door
 
 LLM = {"family": "qwen2_5_vl", "checkpoint": "Qwen/Qwen2.5-VL-7B-Instruct"}
@@ -26,23 +26,23 @@ DECLARED = {
 GROUP = {"qwen/L": {"service": "llm", "group": {"size": 2, "command": ["python", "-m", "worker"]}}}
 
 
-def values(*overlays: str, **more: Any) -> Values:
+def make_values(*overlays: str, **more: Any) -> Values:
     """Return the values of overlays and others; ``a__b=1`` is ``a: {b: 1}``."""
-    whole = overlay(*overlays)
+    whole = read_overlay(*overlays)
     for path, value in more.items():
         for key in reversed(path.split("__")):
             value = {key: value}
-        merge(whole, deepcopy(value))
+        merge_values(whole, deepcopy(value))
     return whole
 
 
 #: Every way in which the chart may be installed that differs in what it makes.
 SHAPES: dict[str, Values] = {
     "as_it_is": {},
-    "cpu": values("values-cpu.yaml"),
-    "gpu": values("values-gpu.yaml", models=DECLARED),
-    "one_node": values("values-gpu.yaml", models=DECLARED, placement__oneNode="required"),
-    "many_nodes": values(
+    "cpu": make_values("values-cpu.yaml"),
+    "gpu": make_values("values-gpu.yaml", models=DECLARED),
+    "one_node": make_values("values-gpu.yaml", models=DECLARED, placement__oneNode="required"),
+    "many_nodes": make_values(
         "values-gpu.yaml",
         models=DECLARED,
         placement__oneNode="off",
@@ -50,25 +50,27 @@ SHAPES: dict[str, Values] = {
         checkpoints__accessMode="ReadOnlyMany",
         sidecar__tls__secret="nodes-tls",
     ),
-    "own_servers": values(
+    "own_servers": make_values(
         nats={"enabled": False, "url": "tls://bus.example.com:4333", "tls": {"caSecret": "bus-ca"}},
         valkey={"enabled": False, "url": "rediss://:$(STORE_PASSWORD)@store.example.com:6380/0"},
         credentials={"existingSecret": "mine"},
         models={"existingConfigMap": "my-models"},
     ),
-    "available": values(
+    "available": make_values(
         "values-gpu.yaml", models=DECLARED, nats__replicas=3, valkey__replicas=2, networkPolicy__enabled=True
     ),
-    "own_sentinels": values(
+    "own_sentinels": make_values(
         nats={"enabled": False, "url": "nats://a.example.com:4222,nats://b.example.com:4222"},
         valkey={"enabled": False, "url": "redis+sentinel://:$(STORE_PASSWORD)@a.example.com:26379/omnibus/0"},
     ),
-    "keda": values(models=DECLARED, executors={"scaling": "keda", "keda": {"prometheus": "http://prometheus:9090"}}),
-    "hpa": values(models=DECLARED, executors={"scaling": "hpa"}),
-    "fixed": values("values-cpu.yaml", executors__scaling="none"),
-    "groups": values("values-gpu.yaml", models=DECLARED, executors__options=GROUP),
-    "fixed_groups": values(models=DECLARED, executors={"scaling": "none", "options": GROUP}),
-    "everything": values(
+    "keda": make_values(
+        models=DECLARED, executors={"scaling": "keda", "keda": {"prometheus": "http://prometheus:9090"}}
+    ),
+    "hpa": make_values(models=DECLARED, executors={"scaling": "hpa"}),
+    "fixed": make_values("values-cpu.yaml", executors__scaling="none"),
+    "groups": make_values("values-gpu.yaml", models=DECLARED, executors__options=GROUP),
+    "fixed_groups": make_values(models=DECLARED, executors={"scaling": "none", "options": GROUP}),
+    "everything": make_values(
         "values-gpu.yaml",
         models={**DECLARED, "gpus": {"H100": {"count": 8, "memory_gb": 80}}, "profiles": {"qwen.json": {"v": 1}}},
         image={"repository": "registry.example.com/omnibus", "tag": "v1", "pullSecrets": [{"name": "pull"}]},
@@ -88,7 +90,7 @@ SHAPES: dict[str, Values] = {
 }
 
 
-class Site(NamedTuple):
+class ChartSite(NamedTuple):
     url: str
     door: Door
     helm: Helm
@@ -101,7 +103,7 @@ class Site(NamedTuple):
 class Renders:
     """The chart's objects for given values, rendered once each."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ChartSite) -> None:
         self._site = site
         self._known: dict[str, list[Object]] = {}
 
@@ -115,38 +117,38 @@ class Renders:
         return deepcopy(self._known[key])
 
 
-def of(objects: Sequence[Object], kind: str) -> dict[str, Object]:
+def select_kind(objects: Sequence[Object], kind: str) -> dict[str, Object]:
     """The objects of ``kind`` by name."""
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
 
 
-def templates(objects: Sequence[Object]) -> dict[str, Object]:
+def read_templates(objects: Sequence[Object]) -> dict[str, Object]:
     """The planner's executor templates, by service or option."""
-    maps = of(objects, "ConfigMap").values()
+    maps = select_kind(objects, "ConfigMap").values()
     return next((json.loads(each["data"]["templates.json"]) for each in maps if "templates.json" in each["data"]), {})
 
 
-def whole(objects: Sequence[Object]) -> list[Object]:
+def list_objects(objects: Sequence[Object]) -> list[Object]:
     """Return all objects, and the workloads that the planner builds from templates."""
-    found = list(objects)
-    for name, made in templates(objects).items():
-        made["metadata"]["name"] = name.replace("/", "-").lower()
-        if made["kind"] == "Deployment":
-            made["spec"]["selector"] = {"matchLabels": {"a": "b"}}
-        found.append(made)
-    return found
+    all_objects = list(objects)
+    for name, template in read_templates(objects).items():
+        template["metadata"]["name"] = name.replace("/", "-").lower()
+        if template["kind"] == "Deployment":
+            template["spec"]["selector"] = {"matchLabels": {"a": "b"}}
+        all_objects.append(template)
+    return all_objects
 
 
-def pods(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
+def iterate_pods(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
     """Every pod template, with the name of its part."""
-    for each in whole(objects):
+    for each in list_objects(objects):
         spec = each.get("spec") or {}
         group = spec.get("leaderWorkerTemplate", {})
-        for found in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")):
-            if found is not None:
-                yield found["metadata"]["labels"]["app.kubernetes.io/component"], found
+        for template in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")):
+            if template is not None:
+                yield template["metadata"]["labels"]["app.kubernetes.io/component"], template
 
 
-def env(pod: Object) -> dict[str, Any]:
+def read_env(pod: Object) -> dict[str, Any]:
     """Return the first container's variables; those with a ``valueFrom`` unresolved."""
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in pod["spec"]["containers"][0]["env"]}

@@ -28,7 +28,7 @@ from tests.contract import clusters
 from tests.e2e.system import ROOT
 from tests.kube.api import Object
 from tests.unit.bus.servers import Owned
-from tests.unit.chart.shapes import SHAPES, Renders, env, of
+from tests.unit.chart.shapes import SHAPES, Renders, read_env, select_kind
 
 _PASSWORD = "a-word"
 _WITHIN_SECONDS = 40.0
@@ -43,14 +43,14 @@ Script = tuple[list[str], Mapping[str, str]]
 
 def chart_scripts(objects: list[Object]) -> dict[str, Script]:
     """Scripts by the name under which other servers reach the server."""
-    found: dict[str, Script] = {}
+    scripts: dict[str, Script] = {}
     for part in ("valkey", "sentinel"):
-        made = of(objects, "StatefulSet")[f"om-{part}"]["spec"]
-        for number in range(made["replicas"]):
-            command = made["template"]["spec"]["containers"][0]["command"]
+        spec = select_kind(objects, "StatefulSet")[f"om-{part}"]["spec"]
+        for number in range(spec["replicas"]):
+            command = spec["template"]["spec"]["containers"][0]["command"]
             name = f"om-{part}-{number}"
-            found[f"{name}.om-{part}-nodes"] = (command, {"POD": name, "STORE_PASSWORD": _PASSWORD})
-    return found
+            scripts[f"{name}.om-{part}-nodes"] = (command, {"POD": name, "STORE_PASSWORD": _PASSWORD})
+    return scripts
 
 
 def compose_scripts() -> dict[str, Script]:
@@ -65,7 +65,7 @@ def compose_scripts() -> dict[str, Script]:
     }
 
 
-def prepare(scripts: Mapping[str, Script], directory: Path) -> list[InfraServer]:
+def prepare_servers(scripts: Mapping[str, Script], directory: Path) -> list[InfraServer]:
     """Return the servers on loopback, each with its own ports and directory."""
     bin = directory / "bin"
     bin.mkdir()
@@ -75,13 +75,13 @@ def prepare(scripts: Mapping[str, Script], directory: Path) -> list[InfraServer]
 
 
 def _prepare_one(name: str, script: Script, ports: Mapping[str, int], directory: Path) -> InfraServer:
-    command, told = script
+    command, variables = script
     place = directory / name
     place.mkdir()
     text = command[-1].replace("dir /tmp\n", "dir /data\n").replace("/data", str(place))
     text = re.sub(r"(announce-ip) \S+", rf"\1 {LOOPBACK}", text)
-    told = {key: _reachable(value, ports) for key, value in told.items()}
-    text = _reachable(text, ports)
+    variables = {key: _localize_names(value, ports) for key, value in variables.items()}
+    text = _localize_names(text, ports)
     own = f"port {ports[name]}\nbind {LOOPBACK}\n"
     text = (
         text.replace("port 26379\n", own)
@@ -90,12 +90,12 @@ def _prepare_one(name: str, script: Script, ports: Mapping[str, int], directory:
     )
     assert own in text
     path = f"{directory / 'bin'}:{os.environ['PATH']}"
-    argv = ("env", f"PATH={path}", *(f"{key}={value}" for key, value in told.items()), *command[:-1], text)
+    argv = ("env", f"PATH={path}", *(f"{key}={value}" for key, value in variables.items()), *command[:-1], text)
     ready = partial(infra.valkey_ready, ports[name], _PASSWORD if "valkey" in name else "")
     return InfraServer(ProcessSpec(name, argv, cwd=place, ready=ready), f"{LOOPBACK}:{ports[name]}", (ports[name],))
 
 
-def _reachable(text: str, ports: Mapping[str, int]) -> str:
+def _localize_names(text: str, ports: Mapping[str, int]) -> str:
     """Replace the names of servers with the usual port by local addresses."""
     for name, port in ports.items():
         text = text.replace(f"{name} 6379", f"{LOOPBACK} {port}")
@@ -103,16 +103,16 @@ def _reachable(text: str, ports: Mapping[str, int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def objects(rendered: Renders) -> list[Object]:
-    return rendered(SHAPES["available"])
+def objects(render_chart: Renders) -> list[Object]:
+    return render_chart(SHAPES["available"])
 
 
 @pytest.fixture(params=["chart", "compose"])
 async def servers(request: pytest.FixtureRequest, objects: list[Object], tmp_path: Path) -> AsyncIterator[list[Owned]]:
     scripts = chart_scripts(objects) if request.param == "chart" else compose_scripts()
-    async with clusters.running_all(prepare(scripts, tmp_path)) as owned:
-        await until_true(partial(agree, owned))
-        yield owned
+    async with clusters.running_all(prepare_servers(scripts, tmp_path)) as owned_servers:
+        await until_true(partial(sentinels_agree, owned_servers))
+        yield owned_servers
 
 
 def test_the_page_shows_what_the_chart_and_the_layer_start():
@@ -131,7 +131,7 @@ def port_of(server: Owned) -> int:
     return server.server.ports[0]
 
 
-async def agree(servers: list[Owned]) -> bool:
+async def sentinels_agree(servers: list[Owned]) -> bool:
     """Return True if every sentinel sees the others and a connected replica."""
     for sentinel in servers[_VALKEYS:]:
         async with redis.Redis(port=port_of(sentinel)) as client:
@@ -142,7 +142,7 @@ async def agree(servers: list[Owned]) -> bool:
     return True
 
 
-async def primary(servers: list[Owned]) -> int:
+async def find_primary(servers: list[Owned]) -> int:
     """Return the index of the server that accepts writes, or -1."""
     roles = []
     for each in servers[:_VALKEYS]:
@@ -151,27 +151,27 @@ async def primary(servers: list[Owned]) -> int:
     return roles.index("master") if roles.count("master") == 1 else -1
 
 
-async def waits(servers: list[Owned]) -> list[tuple[int, int]]:
+async def read_timeouts(servers: list[Owned]) -> list[tuple[int, int]]:
     """Return each sentinel's timeouts in milliseconds, for primary and failover."""
-    found = []
+    timeouts = []
     for sentinel in servers[_VALKEYS:]:
         async with redis.Redis(port=port_of(sentinel)) as client:
             state = (await client.sentinel_masters())["omnibus"]
-        found.append((state["down-after-milliseconds"], state["failover-timeout"]))
-    return found
+        timeouts.append((state["down-after-milliseconds"], state["failover-timeout"]))
+    return timeouts
 
 
 async def test_what_was_written_last_is_there_after_all_servers_were_lost(servers: list[Owned]):
-    assert await primary(servers) == 0
-    assert await waits(servers) == _WAITS
+    assert await find_primary(servers) == 0
+    assert await read_timeouts(servers) == _WAITS
     addresses = ",".join(f"{LOOPBACK}:{port_of(each)}" for each in servers[_VALKEYS:])
     store = Store(StoreSettings(url=f"redis+sentinel://:{_PASSWORD}@{addresses}/omnibus/0"))
     await store.swap_plan(Plan(1, 0, 1000.0, {}))
     servers[0].kill()
-    await until_true(partial(swapped, store, 2))
+    await until_true(partial(try_swap, store, 2))
     await servers[0].start()
-    await until_true(partial(agree, servers))
-    assert await primary(servers) == 1
+    await until_true(partial(sentinels_agree, servers))
+    assert await find_primary(servers) == 1
 
     for each in servers:
         each.kill()
@@ -179,10 +179,10 @@ async def test_what_was_written_last_is_there_after_all_servers_were_lost(server
         each.launch()
     for each in servers:
         await each.wait_ready()
-    await until_true(partial(agree, servers))
+    await until_true(partial(sentinels_agree, servers))
 
-    assert await primary(servers) == 1
-    assert await waits(servers) == _WAITS
+    assert await find_primary(servers) == 1
+    assert await read_timeouts(servers) == _WAITS
     await until_true(partial(has_epoch, store, 2))
     await store.close()
 
@@ -193,7 +193,7 @@ async def has_epoch(store: Store, epoch: int) -> bool:
     return False
 
 
-async def swapped(store: Store, epoch: int) -> bool:
+async def try_swap(store: Store, epoch: int) -> bool:
     with suppress(StoreUnavailable):
         await store.swap_plan(Plan(epoch, epoch - 1, 1000.0, {}))
         return True
@@ -207,27 +207,29 @@ async def can_read(bus: NatsBus) -> bool:
 
 
 async def test_three_servers_of_the_chart_are_one_bus(objects: list[Object], tmp_path: Path, monkeypatch):
-    (secret,) = of(objects, "Secret").values()
+    (secret,) = select_kind(objects, "Secret").values()
     words: dict[str, Any] = {key: base64.b64decode(word).decode() for key, word in secret["data"].items()}
-    told = env(of(objects, "StatefulSet")["om-nats"]["spec"]["template"])
-    for name, value in told.items():
+    nats_env = read_env(select_kind(objects, "StatefulSet")["om-nats"]["spec"]["template"])
+    for name, value in nats_env.items():
         if "secretKeyRef" in value:
             monkeypatch.setenv(name, words[value["secretKeyRef"]["key"]])
-    config = of(objects, "ConfigMap")["om-nats"]["data"]["nats.conf"]
+    config = select_kind(objects, "ConfigMap")["om-nats"]["data"]["nats.conf"]
     routes = free_ports(3)
 
-    async with clusters.running_all([prepare_nats(config, number, routes, tmp_path) for number in range(3)]) as owned:
-        url = clusters.join_urls([each.server for each in owned])
+    async with clusters.running_all(
+        [prepare_nats(config, number, routes, tmp_path) for number in range(3)]
+    ) as owned_servers:
+        url = clusters.join_urls([each.server for each in owned_servers])
         settings = BusSettings(url=url, user="gateway", password=words["gateway"], replicas=3)
         bus = await NatsBus.connect(settings, "gateway")
         await bus.open_records(600.0, 1 << 30)
-        owned[0].kill()
+        owned_servers[0].kill()
         async with asyncio.timeout(_WITHIN_SECONDS):
             while not bus.connected:
                 await asyncio.sleep(0.1)
         await until_true(partial(can_read, bus))
         await bus.drain()
-    gateway = env(of(objects, "Deployment")["om-gateway"]["spec"]["template"])
+    gateway = read_env(select_kind(objects, "Deployment")["om-gateway"]["spec"]["template"])
     assert gateway["OMNIBUS_BUS_REPLICAS"] == "3"
     assert gateway["OMNIBUS_BUS_URL"].count("om-nats-") == 6
 

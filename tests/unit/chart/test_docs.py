@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kube.helm import CHART, merge, overlay
-from tests.unit.chart.shapes import Renders, templates
+from tests.kube.helm import CHART, merge_values, read_overlay
+from tests.unit.chart.shapes import Renders, read_templates
 
 DOCS = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
@@ -16,20 +16,20 @@ NAMES = [name for name in re.findall(r"`((?:[a-z][A-Za-z]+\.)+[a-z][A-Za-z]+)`",
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split(":")[0])
-def test_the_values_that_are_shown_render(rendered: Renders, block: str):
-    objects = rendered(merge(overlay("values-gpu.yaml"), yaml.safe_load(block)))
+def test_the_values_that_are_shown_render(render_chart: Renders, block: str):
+    objects = render_chart(merge_values(read_overlay("values-gpu.yaml"), yaml.safe_load(block)))
 
-    assert sorted(templates(objects)) == ["encoder", "generator", "llm"]
+    assert sorted(read_templates(objects)) == ["encoder", "generator", "llm"]
 
 
 def test_the_values_that_are_named_exist():
     whole = yaml.safe_load((CHART / "values.yaml").read_text())
 
     for name in NAMES:
-        found: Any = whole
+        value: Any = whole
         for part in name.split("."):
-            if found == {}:
+            if value == {}:
                 break  # any value that the schema allows
-            assert part in found, name
-            found = found[part]
+            assert part in value, name
+            value = value[part]
     assert len(NAMES) > 10

@@ -16,8 +16,8 @@ from tests.unit.test_compose_layers import OURS
 from tools.release_notes import CHANGELOG, release_notes
 
 
-def test_the_archive_holds_the_chart(home: Path, tmp_path: Path):
-    path = Path(chart.package(tmp_path))
+def test_the_archive_holds_the_chart(helm_home: Path, tmp_path: Path):
+    path = Path(chart.package_chart(tmp_path))
 
     assert path.name == f"omnibus-{__version__}.tgz"
     with tarfile.open(path) as archive:
@@ -25,7 +25,9 @@ def test_the_archive_holds_the_chart(home: Path, tmp_path: Path):
     assert {"omnibus/Chart.yaml", "omnibus/values.yaml", "omnibus/values.schema.json"} <= names
 
 
-def test_the_chart_is_rendered_with_the_values_of_files(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_chart_is_rendered_with_the_values_of_files(
+    helm_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "mine.yaml").write_text("planner: {replicas: 7}")
 
     assert chart.main(["template", str(CHART / "values-cpu.yaml"), str(tmp_path / "mine.yaml")]) == 0
@@ -38,7 +40,7 @@ def test_the_chart_is_rendered_with_the_values_of_files(home: Path, tmp_path: Pa
     ] == [7]
 
 
-def test_what_a_version_of_kubernetes_does_not_take_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_version_of_kubernetes_does_not_take_is_found(helm_home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chart, "_OVERLAYS", ["none.yaml"])
     monkeypatch.setattr(
         chart,
@@ -48,7 +50,7 @@ def test_what_a_version_of_kubernetes_does_not_take_is_found(home: Path, monkeyp
         ],
     )
 
-    assert any("wrong" in line for line in chart.lint())
+    assert any("wrong" in line for line in chart.lint_chart())
 
 
 def test_notes_are_the_section_of_the_version():
@@ -64,13 +66,13 @@ def test_notes_are_the_section_of_the_version():
 def test_a_release_builds_every_service_and_only_its_own_version(tmp_path: Path):
     script = (ROOT / ".ci" / "release").read_text()
     (services,) = re.findall(r'^services="(.*)"$', script, re.MULTILINE)
-    done = subprocess.run([ROOT / ".ci" / "release", "99.0.0"], capture_output=True, text=True, check=False)
+    process = subprocess.run([ROOT / ".ci" / "release", "99.0.0"], capture_output=True, text=True, check=False)
 
     images = {
         yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"][name]["image"] for name in OURS
     }
     assert {f"omnibus-{service}" for service in services.split()} == images
-    assert done.returncode == 1
-    assert f"the code is of version {__version__}, not 99.0.0" in done.stderr
+    assert process.returncode == 1
+    assert f"the code is of version {__version__}, not 99.0.0" in process.stderr
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     assert any(".ci/release" in step.get("run", "") for step in workflow["jobs"]["release"]["steps"])

@@ -29,33 +29,35 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._answer_request(body=False)
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._answer_request(body=True)
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
-    def _answer(self, body: bool) -> None:
+    def _answer_request(self, body: bool) -> None:
         path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").replace("%2F", "/")
         owner, name, *rest = path.split("/")
         id = f"{owner}/{name}"
         if id not in self.server.repositories:
-            return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return self._send_body(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         if rest[:1] in (["revision"], []):
-            return self._say(200, json.dumps({"id": id, "sha": COMMIT, "siblings": []}).encode())
+            return self._send_body(200, json.dumps({"id": id, "sha": COMMIT, "siblings": []}).encode())
         if id in self.server.gated:
-            return self._say(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            return self._send_body(403, b"{}", {"X-Error-Code": "GatedRepo"})
         files = self.server.repositories[id]
         if rest[0] == "tree":
-            return self._say(200, json.dumps([_entry(*item) for item in files.items()]).encode())
+            return self._send_body(200, json.dumps([_describe_file(*item) for item in files.items()]).encode())
         file = "/".join(rest[2:])
         if body:
             self.server.asked.append(file)
-        return self._say(200, files[file], {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(files[file])}"'}, body)
+        return self._send_body(
+            200, files[file], {"X-Repo-Commit": COMMIT, "ETag": f'"{_hash_body(files[file])}"'}, body
+        )
 
-    def _say(self, status: int, body: bytes, headers: Mapping[str, str] | None = None, send: bool = True) -> None:
+    def _send_body(self, status: int, body: bytes, headers: Mapping[str, str] | None = None, send: bool = True) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -64,16 +66,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _entry(path: str, body: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(body), "oid": _oid(body)}
+def _describe_file(path: str, body: bytes) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": len(body), "oid": _hash_body(body)}
 
 
-def _oid(body: bytes) -> str:
+def _hash_body(body: bytes) -> str:
     return sha1(body).hexdigest()
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
+def serve_hub(hub: Hub) -> Iterator[Hub]:
     """Serve until the block ends."""
     thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
     thread.start()
@@ -85,7 +87,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
         thread.join()
 
 
-def keep(cache: Path, id: str, checkpoint: Path) -> Path:
+def cache_checkpoint(cache: Path, id: str, checkpoint: Path) -> Path:
     """Copy a checkpoint into a cache and return its path there."""
     root = cache / f"models--{id.replace('/', '--')}"
     (root / "refs").mkdir(parents=True)

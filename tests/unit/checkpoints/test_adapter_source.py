@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.checkpoints.adapter_source import AdapterSource, describe_adapter, open_adapter
 from omnibus.errors import BadRequest, Conflict, Forbidden, OmnibusError
-from tests.unit.checkpoints.test_adapters import adapter
+from tests.unit.checkpoints.test_adapters import write_adapter
 
 SETTING = "OMNIBUS_X_ADAPTERS_DIR"
 
@@ -17,11 +17,11 @@ SETTING = "OMNIBUS_X_ADAPTERS_DIR"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The allowed directory with one adapter, and a second adapter outside it."""
-    found = tmp_path / "adapters"
-    (found / "team").mkdir(parents=True)
-    adapter(found / "team" / "pirate")
-    adapter(tmp_path / "outside")
-    return found
+    directory = tmp_path / "adapters"
+    (directory / "team").mkdir(parents=True)
+    write_adapter(directory / "team" / "pirate")
+    write_adapter(tmp_path / "outside")
+    return directory
 
 
 def test_a_source_is_the_path_from_the_directory_that_is_allowed_and_a_digest(root: Path) -> None:
@@ -70,7 +70,7 @@ def test_without_a_directory_nothing_is_loaded_and_the_setting_is_named(root: Pa
 
 def test_files_that_have_changed_are_another_adapter(root: Path) -> None:
     source, _ = describe_adapter("team/pirate", str(root), SETTING)
-    adapter(root / "team" / "pirate", lora_alpha=16)
+    write_adapter(root / "team" / "pirate", lora_alpha=16)
 
     with pytest.raises(Conflict, match="'pirate' have changed"):
         open_adapter("pirate", source, str(root), SETTING)

@@ -16,7 +16,7 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
 
 
-def adapter(directory: Path, shapes: dict[str, tuple[int, ...]] | None = None, **config: Any) -> Path:
+def write_adapter(directory: Path, shapes: dict[str, tuple[int, ...]] | None = None, **config: Any) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
     shapes = {f"{LAYER}.lora_A.weight": (4, 16), f"{LAYER}.lora_B.weight": (8, 4)} if shapes is None else shapes
@@ -26,14 +26,14 @@ def adapter(directory: Path, shapes: dict[str, tuple[int, ...]] | None = None, *
 
 
 def test_rank_scale_and_shapes_are_read(tmp_path: Path) -> None:
-    found = read_adapter(adapter(tmp_path))
+    parsed_adapter = read_adapter(write_adapter(tmp_path))
 
-    assert (found.rank, found.scale) == (4, 2.0)
-    assert found.modules == {"model.layers.0.self_attn.q_proj": (8, 16)}
+    assert (parsed_adapter.rank, parsed_adapter.scale) == (4, 2.0)
+    assert parsed_adapter.modules == {"model.layers.0.self_attn.q_proj": (8, 16)}
 
 
 def test_rank_stabilised_scale_goes_by_the_root_of_the_rank(tmp_path: Path) -> None:
-    assert read_adapter(adapter(tmp_path, use_rslora=True)).scale == 8 / math.sqrt(4)
+    assert read_adapter(write_adapter(tmp_path, use_rslora=True)).scale == 8 / math.sqrt(4)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_rank_stabilised_scale_goes_by_the_root_of_the_rank(tmp_path: Path) -> N
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, config: dict[str, Any], fault: str) -> None:
     with pytest.raises(BadRequest, match=fault):
-        read_adapter(adapter(tmp_path, **config))
+        read_adapter(write_adapter(tmp_path, **config))
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_weights_that_are_no_pairs_of_matrices_are_refused(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], fault: str
 ) -> None:
     with pytest.raises(BadRequest, match=fault):
-        read_adapter(adapter(tmp_path, shapes))
+        read_adapter(write_adapter(tmp_path, shapes))
 
 
 def test_missing_files_and_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"it has no adapter_config.json"):
         read_adapter(tmp_path)
-    (adapter(tmp_path) / "adapter_model.safetensors").unlink()
+    (write_adapter(tmp_path) / "adapter_model.safetensors").unlink()
     with pytest.raises(BadRequest, match=r"it has no adapter_model.safetensors"):
         read_adapter(tmp_path)
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x02")

@@ -9,7 +9,7 @@ import pytest
 from omnibus.checkpoints.generation_config import read_checkpoint_sampling, read_sampling
 
 
-def write(directory: Path, settings: Any) -> Path:
+def write_config(directory: Path, settings: Any) -> Path:
     (directory / "generation_config.json").write_text(settings if isinstance(settings, str) else json.dumps(settings))
     return directory
 
@@ -40,7 +40,7 @@ def write(directory: Path, settings: Any) -> Path:
     ],
 )
 def test_a_file_says_what_holds_for_requests_that_name_nothing(tmp_path: Path, settings: Any, sampling: Any):
-    assert read_sampling(write(tmp_path, settings)) == sampling
+    assert read_sampling(write_config(tmp_path, settings)) == sampling
 
 
 @pytest.mark.behaviour(
@@ -50,11 +50,11 @@ def test_a_file_says_what_holds_for_requests_that_name_nothing(tmp_path: Path, s
     source="vllm/config/model.py: get_diff_sampling_param has no do_sample; transformers: GenerationConfig.do_sample",
 )
 def test_a_model_that_is_not_to_be_sampled_is_greedy(tmp_path: Path):
-    assert read_sampling(write(tmp_path, {"do_sample": False, "temperature": 0.6}))["temperature"] == 0
+    assert read_sampling(write_config(tmp_path, {"do_sample": False, "temperature": 0.6}))["temperature"] == 0
 
 
 def test_a_checkpoint_that_is_not_here_says_nothing(tmp_path: Path):
     assert read_checkpoint_sampling("") == {}
     assert read_checkpoint_sampling("some/model") == {}
     assert read_checkpoint_sampling(str(tmp_path)) == {}
-    assert read_checkpoint_sampling(str(write(tmp_path, {"top_p": 0.5}))) == {"top_p": 0.5}
+    assert read_checkpoint_sampling(str(write_config(tmp_path, {"top_p": 0.5}))) == {"top_p": 0.5}

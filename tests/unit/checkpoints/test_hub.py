@@ -11,7 +11,7 @@ import pytest
 from omnibus import checkpoints
 from omnibus.errors import BadRequest, Forbidden, HubUnavailable, NotFound
 from omnibus.process import run_module
-from tests.unit.checkpoints.hubs import Hub, keep, serving
+from tests.unit.checkpoints.hubs import Hub, cache_checkpoint, serve_hub
 
 MODEL = {
     "config.json": b"{}",
@@ -49,11 +49,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
     repositories = {"o/model": MODEL, "o/sharded": SHARDED, "o/pipeline": PIPELINE, "o/gated": MODEL}
-    with serving(Hub(repositories, gated=("o/gated",))) as served:
-        yield served
+    with serve_hub(Hub(repositories, gated=("o/gated",))) as running_hub:
+        yield running_hub
 
 
-async def downloaded(id: str, hub: Hub, cache: Path) -> Path:
+async def download_checkpoint(id: str, hub: Hub, cache: Path) -> Path:
     hub.asked.clear()
     env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return Path(await run_module.call_module("omnibus.checkpoints", id, within=60, env=env))
@@ -80,13 +80,13 @@ def test_a_directory_that_is_there_is_no_id(tmp_path: Path, monkeypatch: pytest.
 def test_an_id_stands_for_its_directory_in_the_cache(cache: Path, tmp_path: Path):
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "config.json").write_text("{}")
-    kept = keep(cache, "o/model", tmp_path / "it")
+    snapshot = cache_checkpoint(cache, "o/model", tmp_path / "it")
 
     assert (
         checkpoints.find_checkpoint("o/model")
         == checkpoints.find_checkpoint("o/model@main")
         == checkpoints.resolve_checkpoint("o/model")
-        == kept
+        == snapshot
     )
 
 
@@ -112,30 +112,32 @@ def test_a_path_that_is_not_there_is_not_found(text: str):
     ],
 )
 async def test_what_a_checkpoint_needs_is_downloaded_and_nothing_else(id: str, files: set[str], hub: Hub, cache: Path):
-    found = await downloaded(id, hub, cache)
+    directory = await download_checkpoint(id, hub, cache)
 
-    assert {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()} == files == {*hub.asked}
-    assert checkpoints.find_checkpoint(id) == found
+    assert (
+        {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} == files == {*hub.asked}
+    )
+    assert checkpoints.find_checkpoint(id) == directory
 
 
 async def test_what_is_there_is_not_downloaded_again(hub: Hub, cache: Path):
-    first = await downloaded("o/model@main", hub, cache)
+    first = await download_checkpoint("o/model@main", hub, cache)
 
-    assert await downloaded("o/model@main", hub, cache) == first
+    assert await download_checkpoint("o/model@main", hub, cache) == first
     assert hub.asked == []
 
 
 @pytest.mark.parametrize(
-    ("id", "error", "said"),
+    ("id", "error", "reason"),
     [
         ("o/none", NotFound, "the Hugging Face hub has no o/none; if it is private, set HF_TOKEN"),
         ("o/gated", Forbidden, "access to o/gated is restricted: accept its terms"),
         ("/o/model", BadRequest, "/o/model is not an id of the Hugging Face hub"),
     ],
 )
-async def test_what_the_hub_does_not_give_is_said(id: str, error: type[Exception], said: str, hub: Hub, cache: Path):
-    with pytest.raises(error, match=said):
-        await downloaded(id, hub, cache)
+async def test_what_the_hub_does_not_give_is_said(id: str, error: type[Exception], reason: str, hub: Hub, cache: Path):
+    with pytest.raises(error, match=reason):
+        await download_checkpoint(id, hub, cache)
 
 
 async def test_a_hub_that_cannot_be_reached_is_said(cache: Path):

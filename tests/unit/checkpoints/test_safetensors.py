@@ -12,30 +12,32 @@ from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.errors import BadRequest
 
 
-def header(path: Path, told: Any, body: bytes = b"") -> Path:
+def write_header(path: Path, told: Any, body: bytes = b"") -> Path:
     """Write a file with ``told`` in its header."""
     text = json.dumps(told).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
     return path
 
 
-def tensor(nbytes: int, dtype: str = "F32") -> dict[str, Any]:
+def describe_tensor(nbytes: int, dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": [nbytes // 4], "data_offsets": [0, nbytes]}
 
 
-def index(directory: Path, *names: str, stem: str = "model") -> None:
-    told = {"weight_map": {str(number): name for number, name in enumerate(names)}}
-    (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(told))
+def write_index(directory: Path, *names: str, stem: str = "model") -> None:
+    index_data = {"weight_map": {str(number): name for number, name in enumerate(names)}}
+    (directory / f"{stem}.safetensors.index.json").write_text(json.dumps(index_data))
 
 
 def test_a_header_says_names_dtypes_shapes_and_sizes(tmp_path: Path):
-    path = header(tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}, "x": tensor(8, "BF16")}, bytes(8))
+    path = write_header(
+        tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}, "x": describe_tensor(8, "BF16")}, bytes(8)
+    )
 
     assert safetensors.read_header(path) == {"x": TensorHeader("BF16", (2,), 8)}
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
-    path = header(tmp_path / "a.safetensors", {"x": tensor(8)}, bytes(7))
+    path = write_header(tmp_path / "a.safetensors", {"x": describe_tensor(8)}, bytes(7))
 
     with pytest.raises(BadRequest, match=r"a\.safetensors is truncated, it has \d+ of \d+ bytes: download it again"):
         safetensors.read_header(path)
@@ -54,19 +56,19 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "content",
     [
         [],
         1,
         {"x": 1},
         {"x": {}},
         {"x": {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}},
-        {"x": {**tensor(4), "data_offsets": [0]}},
+        {"x": {**describe_tensor(4), "data_offsets": [0]}},
     ],
 )
-def test_a_header_that_says_something_else_is_refused(tmp_path: Path, told: Any):
+def test_a_header_that_says_something_else_is_refused(tmp_path: Path, content: Any):
     with pytest.raises(BadRequest, match="is not a safetensors file"):
-        safetensors.read_header(header(tmp_path / "a.safetensors", told, bytes(64)))
+        safetensors.read_header(write_header(tmp_path / "a.safetensors", content, bytes(64)))
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path):
@@ -79,11 +81,11 @@ def test_weights_are_in_one_file_or_in_those_of_an_index(tmp_path: Path, stem: s
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    whole = header(one / f"{stem}.safetensors", {})
-    index(one, "never.safetensors", stem=stem)
-    first = header(two / "1.safetensors", {})
-    header(two / "other.safetensors", {})
-    index(two, "1.safetensors", "2.safetensors", "1.safetensors", stem=stem)
+    whole = write_header(one / f"{stem}.safetensors", {})
+    write_index(one, "never.safetensors", stem=stem)
+    first = write_header(two / "1.safetensors", {})
+    write_header(two / "other.safetensors", {})
+    write_index(two, "1.safetensors", "2.safetensors", "1.safetensors", stem=stem)
 
     assert safetensors.find_weight_files(one) == ([whole], [])
     assert safetensors.find_weight_files(two) == ([first], ["2.safetensors"])

@@ -50,11 +50,11 @@ def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "reason"),
     [("none.py", "file not found"), ("team/none", "file not found"), ("team/", "file not found")],
 )
-def test_a_file_that_is_not_there_is_said(apps: Path, target: str, said: str):
-    with pytest.raises(BadRequest, match=said):
+def test_a_file_that_is_not_there_is_said(apps: Path, target: str, reason: str):
+    with pytest.raises(BadRequest, match=reason):
         source_body(target, None, str(apps))
 
 

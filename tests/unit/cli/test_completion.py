@@ -12,15 +12,15 @@ from omnibus.cli import main
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of `omnibus completion bash`."""
-    made = tmp_path_factory.mktemp("completion") / "omnibus.bash"
-    with pytest.MonkeyPatch.context() as patch, made.open("w") as out:
+    script_path = tmp_path_factory.mktemp("completion") / "omnibus.bash"
+    with pytest.MonkeyPatch.context() as patch, script_path.open("w") as out:
         patch.setattr("sys.stdout", out)
         assert main(["completion", "bash"]) == 0
-    return made
+    return script_path
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "expected_words"),
     [
         ("pl", {"plan"}),
         ("plan ", {"show", "diff", "history", "rollback", "resume", "cells", "solve"}),
@@ -31,7 +31,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("up --only de", set()),
     ],
 )
-def test_bash_completes(script: Path, tmp_path: Path, line: str, expected: set[str]):
+def test_bash_completes(script: Path, tmp_path: Path, line: str, expected_words: set[str]):
     (tmp_path / "declared.json").touch()
     (tmp_path / "apps").mkdir()
     words = ["omnibus", *line.split(" ")]
@@ -42,17 +42,17 @@ def test_bash_completes(script: Path, tmp_path: Path, line: str, expected: set[s
         'printf "%s\\n" "${COMPREPLY[@]}"',
     ]
 
-    found = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", "\n".join(commands)], cwd=tmp_path, capture_output=True, text=True, timeout=20, check=True
     )
 
-    assert found.stderr == ""
-    assert {word.rstrip("/") for word in found.stdout.split()} == expected
+    assert process.stderr == ""
+    assert {word.rstrip("/") for word in process.stdout.split()} == expected_words
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_every_shell_gets_a_script_that_names_all_commands(shell: str, capsys: pytest.CaptureFixture[str]):
     assert main(["completion", shell]) == 0
 
-    printed = capsys.readouterr().out
-    assert all(command in printed for command in ("up", "replay", "deadletters", "nats-config", "--apps-dir"))
+    output = capsys.readouterr().out
+    assert all(command in output for command in ("up", "replay", "deadletters", "nats-config", "--apps-dir"))

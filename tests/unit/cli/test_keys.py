@@ -13,62 +13,64 @@ from omnibus.cli import main
 
 
 @pytest.fixture
-def say(valkey_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def run_keys(
+    valkey_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """Run ``omnibus keys`` and return its output; the store is empty when a test begins."""
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
     with redis.Redis.from_url(valkey_url) as raw:
         raw.flushall()
 
-    def said(*arguments: str, code: int = 0) -> str:
+    def run_command(*arguments: str, code: int = 0) -> str:
         assert main(["keys", *arguments, "--store", valkey_url]) == code
-        captured = capsys.readouterr()
-        return captured.err if code else captured.out
+        output = capsys.readouterr()
+        return output.err if code else output.out
 
-    return said
+    return run_command
 
 
-def test_a_key_is_shown_once_and_only_its_hash_is_listed(say: Callable[..., str]):
-    key, told = say("create", "search", "--weight", "2", "--rate", "5", "--note", "nightly").splitlines()
+def test_a_key_is_shown_once_and_only_its_hash_is_listed(run_keys: Callable[..., str]):
+    key, notice = run_keys("create", "search", "--weight", "2", "--rate", "5", "--note", "nightly").splitlines()
 
-    listed = say("list")
+    listing = run_keys("list")
 
     assert key.startswith(api_key.PREFIX)
-    assert key not in listed
-    assert api_key.hash_key(key)[:12] in told
-    assert [cell in listed for cell in (api_key.hash_key(key)[:12], "search", "5/s", "nightly")] == [True] * 4
+    assert key not in listing
+    assert api_key.hash_key(key)[:12] in notice
+    assert [cell in listing for cell in (api_key.hash_key(key)[:12], "search", "5/s", "nightly")] == [True] * 4
 
 
-def test_no_two_keys_are_the_same(say: Callable[..., str]):
-    made = {say("create", "search").splitlines()[0] for _ in range(5)}
+def test_no_two_keys_are_the_same(run_keys: Callable[..., str]):
+    keys = {run_keys("create", "search").splitlines()[0] for _ in range(5)}
 
-    assert len(made) == 5
-    assert all(len(key) > 40 for key in made)
+    assert len(keys) == 5
+    assert all(len(key) > 40 for key in keys)
 
 
-def test_a_revoked_key_is_gone(say: Callable[..., str]):
-    made = json.loads(say("create", "search", "--json"))
+def test_a_revoked_key_is_gone(run_keys: Callable[..., str]):
+    created_key = json.loads(run_keys("create", "search", "--json"))
 
-    say("revoke", made["record"]["sha256"][:12])
+    run_keys("revoke", created_key["record"]["sha256"][:12])
 
-    assert json.loads(say("list", "--json")) == []
-    assert "there is no key" in say("revoke", made["record"]["sha256"][:12], code=1)
+    assert json.loads(run_keys("list", "--json")) == []
+    assert "there is no key" in run_keys("revoke", created_key["record"]["sha256"][:12], code=1)
 
 
 @pytest.mark.parametrize("wrong", [("a b",), ("search", "--weight", "0"), ("search", "--rate", "-1")])
-def test_a_wrong_record_is_refused(say: Callable[..., str], wrong: tuple[str, ...]):
-    assert say("create", *wrong, code=1).startswith("omnibus: ")
+def test_a_wrong_record_is_refused(run_keys: Callable[..., str], wrong: tuple[str, ...]):
+    assert run_keys("create", *wrong, code=1).startswith("omnibus: ")
 
 
 def test_a_record_for_a_file_needs_no_store(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main(["keys", "create", "search", "--offline", "--concurrent", "4"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    created_key = json.loads(capsys.readouterr().out)
 
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"keys": [made["record"]]}))
+    path.write_text(json.dumps({"keys": [created_key["record"]]}))
 
-    found = api_key.find_key_record(api_key.read_key_file(path), made["key"])
-    assert found is not None
-    assert (found.tenant, found.concurrent) == ("search", 4)
+    key_record = api_key.find_key_record(api_key.read_key_file(path), created_key["key"])
+    assert key_record is not None
+    assert (key_record.tenant, key_record.concurrent) == ("search", 4)
 
 
 def test_the_configuration_of_the_bus_is_printed(capsys: pytest.CaptureFixture[str]):
@@ -80,8 +82,8 @@ def test_the_configuration_of_the_bus_is_printed(capsys: pytest.CaptureFixture[s
 def test_the_permissions_of_the_bus_are_printed_as_json(capsys: pytest.CaptureFixture[str]):
     assert main(["nats-config", "--json"]) == 0
 
-    found = json.loads(capsys.readouterr().out)
-    assert {user: tuple(each["publish"]) for user, each in found.items()} == {
+    permission_sets = json.loads(capsys.readouterr().out)
+    assert {user: tuple(each["publish"]) for user, each in permission_sets.items()} == {
         user: may.publish for user, may in permissions.permissions_by_user().items()
     }
 
@@ -97,10 +99,10 @@ def test_declared_models_get_a_user_each_for_their_own_tasks(tmp_path: Path, cap
     assert main(["nats-config", "--json", "--models", str(path)]) == 0
 
     users = json.loads(capsys.readouterr().out)
-    heard = {user: {each for each in may["subscribe"] if ".task." in each} for user, may in users.items()}
-    assert {"omnibus.task.encode-a-vision", "omnibus.task.think-a-thinker.*"} <= heard["model-a"]
-    assert "omnibus.task.think-b_2-thinker" in heard["model-b_2"]
-    assert not [each for each in heard["model-b_2"] if "-a-" in each or "vision" in each or "*." in each]
+    task_subjects = {user: {each for each in may["subscribe"] if ".task." in each} for user, may in users.items()}
+    assert {"omnibus.task.encode-a-vision", "omnibus.task.think-a-thinker.*"} <= task_subjects["model-a"]
+    assert "omnibus.task.think-b_2-thinker" in task_subjects["model-b_2"]
+    assert not [each for each in task_subjects["model-b_2"] if "-a-" in each or "vision" in each or "*." in each]
 
 
 @pytest.mark.parametrize(

@@ -85,27 +85,27 @@ def test_it_knows_its_version(capsys: pytest.CaptureFixture[str]):
 def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(arguments) == (78 if arguments[0] == "up" else 1)
 
-    said = capsys.readouterr().err
-    assert said.startswith("omnibus: ")
-    assert message in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("omnibus: ")
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_it_runs_as_a_module(tmp_path: Path):
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "omnibus.cli", "show"], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert found.returncode == 2
-    assert "the following arguments are required: id" in found.stderr
+    assert process.returncode == 2
+    assert "the following arguments are required: id" in process.stderr
 
 
 def test_every_command_has_a_function():
     commands = _build_parser()._subparsers._group_actions[0].choices
 
     assert {name.split()[0] for name in _HANDLERS} == set(commands)
-    for named in _HANDLERS.values():
-        module, _, function = named.partition(":")
+    for handler in _HANDLERS.values():
+        module, _, function = handler.partition(":")
         assert callable(getattr(importlib.import_module(f"omnibus.cli.{module}"), function))
 
 
@@ -113,8 +113,8 @@ def test_every_command_is_listed_below_one_heading():
     commands = _build_parser()._subparsers._group_actions[0].choices
 
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands)
-    listed = re.findall(r"^    ([a-z-]+)  ", _build_parser().format_help(), re.MULTILINE)
-    assert listed == [name for names in GROUPS.values() for name in names]
+    command_names = re.findall(r"^    ([a-z-]+)  ", _build_parser().format_help(), re.MULTILINE)
+    assert command_names == [name for names in GROUPS.values() for name in names]
 
 
 def test_examples_are_of_commands_that_there_are_and_can_be_parsed(capsys: pytest.CaptureFixture[str]):
@@ -129,6 +129,6 @@ def test_examples_are_of_commands_that_there_are_and_can_be_parsed(capsys: pytes
             assert _build_parser().parse_args(words).command == words[0]
     with pytest.raises(SystemExit):
         main(["replay", "--help"])
-    told = capsys.readouterr().out
-    assert "Run a recorded invocation again and compare the answers." in told
-    assert "omnibus replay 4bb189-0-1 --from vocoder" in told
+    help_text = capsys.readouterr().out
+    assert "Run a recorded invocation again and compare the answers." in help_text
+    assert "omnibus replay 4bb189-0-1 --from vocoder" in help_text

@@ -28,19 +28,19 @@ from omnibus_models import tiny
 from omnibus_planner.declared import declarations_file
 from tests.e2e import warm
 from tests.lora import widen_adapter, write_adapter
-from tests.unit.checkpoints.hubs import Hub, keep, serving
-from tests.unit.plugins.dists import installer, toy
+from tests.unit.checkpoints.hubs import Hub, cache_checkpoint, serve_hub
+from tests.unit.plugins.dists import install_toy, open_installer
 
 Say = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl")
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a running Omnibus and with empty caches; modules are imported only once."""
     warm.fork_modules(monkeypatch)
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
@@ -51,23 +51,23 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
+def run_models(capsys: pytest.CaptureFixture[str]) -> Say:
     """Run ``omnibus models`` and return its output, or its error if it fails."""
 
-    def said(*arguments: str, code: int = 0) -> str:
+    def run_command(*arguments: str, code: int = 0) -> str:
         assert main(["models", *arguments]) == code
-        captured = capsys.readouterr()
-        return captured.out or captured.err
+        output = capsys.readouterr()
+        return output.out or output.err
 
-    return said
+    return run_command
 
 
-def report(**parts: ComponentReport) -> Report:
+def make_report(**parts: ComponentReport) -> Report:
     """Return a report of a checkpoint of Qwen2.5-VL with these components."""
     return Report(path="/m", family="qwen2_5_vl", dtype="float32", parts=parts, stored={"float32": 48}, files=1)
 
 
-def rows(text: str) -> list[list[str]]:
+def split_rows(text: str) -> list[list[str]]:
     """Return the cells of table rows."""
     return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
 
@@ -75,97 +75,103 @@ def rows(text: str) -> list[list[str]]:
 # list
 
 
-def test_all_families_are_listed_with_what_goes_in_and_comes_out(say: Say):
-    found = rows(say("list"))
+def test_all_families_are_listed_with_what_goes_in_and_comes_out(run_models: Say):
+    family_rows = split_rows(run_models("list"))
 
     vl = ["qwen2_5_vl", "Qwen2.5-VL", "text, image, video", "text", "vision, thinker", "qwen2.5-vl-tiny"]
-    assert vl in found
-    assert {name for name, *_ in found} >= {*KNOWN, "NVLM_D"}
-    told = {name: (takes, gives) for name, _, takes, gives, *_ in (row for row in found if len(row) == 6)}
-    assert told["qwen3"] == ("text", "text")
-    assert told["qwen2_5_omni"] == ("text, image, video, audio", "text, speech")
-    assert told["janus"] == ("text, image", "text, image")
-    assert told["qwen_image_edit"] == ("text, image", "image")
-    assert told["ltx2"] == ("text, image", "video, sound")
+    assert vl in family_rows
+    assert {name for name, *_ in family_rows} >= {*KNOWN, "NVLM_D"}
+    modalities = {name: (takes, gives) for name, _, takes, gives, *_ in (row for row in family_rows if len(row) == 6)}
+    assert modalities["qwen3"] == ("text", "text")
+    assert modalities["qwen2_5_omni"] == ("text, image, video, audio", "text, speech")
+    assert modalities["janus"] == ("text, image", "text, image")
+    assert modalities["qwen_image_edit"] == ("text, image", "image")
+    assert modalities["ltx2"] == ("text, image", "video, sound")
 
 
-def test_the_list_says_what_is_not_served_and_why(say: Say):
-    assert "NVLM-D has no class in transformers" in say("list")
-    assert "NVLM-D has no class in transformers" in json.loads(say("list", "--json"))["absent"]["NVLM_D"]
+def test_the_list_says_what_is_not_served_and_why(run_models: Say):
+    assert "NVLM-D has no class in transformers" in run_models("list")
+    assert "NVLM-D has no class in transformers" in json.loads(run_models("list", "--json"))["absent"]["NVLM_D"]
 
 
-def test_machines_read_the_list(say: Say):
-    told = json.loads(say("list", "--json"))
+def test_machines_read_the_list(run_models: Say):
+    listing = json.loads(run_models("list", "--json"))
 
-    assert told["running"] is None
-    assert set(told["families"]) == set(KNOWN)
-    assert told["families"]["qwen2_5_vl"]["components"] == {"vision": "encode", "thinker": "think"}
+    assert listing["running"] is None
+    assert set(listing["families"]) == set(KNOWN)
+    assert listing["families"]["qwen2_5_vl"]["components"] == {"vision": "encode", "thinker": "think"}
 
 
-def test_the_models_of_a_running_system_are_listed(say: Say, valkey_url: str):
-    declared = {"small": catalog.model_declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
-    models = declarations_file.build_static_plans(msgspec.convert(declared, dict[str, declarations_file.DeclaredModel]))
+def test_the_models_of_a_running_system_are_listed(run_models: Say, valkey_url: str):
+    declarations = {"small": catalog.model_declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
+    models = declarations_file.build_static_plans(
+        msgspec.convert(declarations, dict[str, declarations_file.DeclaredModel])
+    )
 
-    async def write() -> None:
+    async def write_plan() -> None:
         store = Store(StoreSettings(url=valkey_url))
         await store.swap_plan(Plan(1, 0, time.time(), models))
         await store.close()
 
-    asyncio.run(write())
+    asyncio.run(write_plan())
 
-    assert ["small", "qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "E L EL"] in rows(say("list", "--store", valkey_url))
-    running = json.loads(say("list", "--json", "--store", valkey_url))["running"]["small"]
+    assert ["small", "qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "E L EL"] in split_rows(
+        run_models("list", "--store", valkey_url)
+    )
+    running = json.loads(run_models("list", "--json", "--store", valkey_url))["running"]["small"]
     assert running["options"] == {"E": 1, "L": 1, "EL": 1}
 
 
 def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_nothing(
-    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_models: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with installer(tmp_path / "dists", monkeypatch) as install:
-        toy(install, "toy_listed")
+    with open_installer(tmp_path / "dists", monkeypatch) as install:
+        install_toy(install, "toy_listed")
         install("broken", {plugins.FAMILIES: {"torn": "toy_torn:FAMILY"}}, toy_torn="FAMILY = 1\n")
 
-        found, shown = rows(say("list")), rows(say("show", "toy"))
+        list_rows, show_rows = split_rows(run_models("list")), split_rows(run_models("show", "toy"))
 
-    assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
-    assert "is not a family" in next(row for row in found if row[0] == "torn")[1]
-    assert ["E", "eye", "encoder", "yes"] in shown
+    assert ["toy", "toy", "text, image", "text", "eye, writer"] in list_rows
+    assert "is not a family" in next(row for row in list_rows if row[0] == "torn")[1]
+    assert ["E", "eye", "encoder", "yes"] in show_rows
 
 
-def test_a_store_that_was_named_must_be_there(say: Say):
-    assert "omnibus: " in say("list", "--store", "redis://127.0.0.1:1/0", code=1)
+def test_a_store_that_was_named_must_be_there(run_models: Say):
+    assert "omnibus: " in run_models("list", "--store", "redis://127.0.0.1:1/0", code=1)
 
 
 # show
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen2.5-omni-tiny"])
-def test_a_family_is_shown_by_its_name_or_that_of_its_tiny_model(name: str, say: Say):
-    text = say("show", name)
+def test_a_family_is_shown_by_its_name_or_that_of_its_tiny_model(name: str, run_models: Say):
+    text = run_models("show", name)
 
-    assert ["family", "qwen2_5_omni (Qwen2.5-Omni)"] in rows(text)
-    assert ["voices", "Chelsie, Ethan"] in rows(text)
-    assert ["talker", "talk"] in rows(text)
-    assert ["EV", "vision", "encoder", "yes"] in rows(text)
-    assert ["Ta+V", "talker+vocoder", "llm"] in rows(text)
-    assert ["EV>EA>Th>Ta>V", "80"] in rows(text)
+    assert ["family", "qwen2_5_omni (Qwen2.5-Omni)"] in split_rows(text)
+    assert ["voices", "Chelsie, Ethan"] in split_rows(text)
+    assert ["talker", "talk"] in split_rows(text)
+    assert ["EV", "vision", "encoder", "yes"] in split_rows(text)
+    assert ["Ta+V", "talker+vocoder", "llm"] in split_rows(text)
+    assert ["EV>EA>Th>Ta>V", "80"] in split_rows(text)
 
 
-def test_a_checkpoint_is_shown_with_the_memory_of_its_components(say: Say, vl: Path):
-    text = say("show", str(vl))
+def test_a_checkpoint_is_shown_with_the_memory_of_its_components(run_models: Say, vl_checkpoint: Path):
+    text = run_models("show", str(vl_checkpoint))
 
-    assert ["family", "qwen2_5_vl (Qwen2.5-VL)"] in rows(text)
-    [thinker] = [row for row in rows(text) if row[0] == "thinker"]
+    assert ["family", "qwen2_5_vl (Qwen2.5-VL)"] in split_rows(text)
+    [thinker] = [row for row in split_rows(text) if row[0] == "thinker"]
     assert thinker[:3] == ["thinker", "think", "145K"]
     assert thinker[4:] == ["512 B", "4096"]
-    assert ["EPD", "vision+prefill+decode", "llm"] in [row[:3] for row in rows(text)]
-    assert ["E>L", "70"] in rows(text)
+    assert ["EPD", "vision+prefill+decode", "llm"] in [row[:3] for row in split_rows(text)]
+    assert ["E>L", "70"] in split_rows(text)
 
 
 def test_an_option_takes_what_its_components_take():
-    found = report(vision=ComponentReport(parameters=2, nbytes=8), thinker=ComponentReport(parameters=10, nbytes=40))
+    model_report = make_report(
+        vision=ComponentReport(parameters=2, nbytes=8), thinker=ComponentReport(parameters=10, nbytes=40)
+    )
 
-    assert option_bytes(found) == {
+    assert option_bytes(model_report) == {
         **dict.fromkeys(["L", "P", "D", "PD"], 40),
         **dict.fromkeys(["EL", "EP", "ED", "EPD"], 48),
         "E": 8,
@@ -173,36 +179,36 @@ def test_an_option_takes_what_its_components_take():
 
 
 def test_what_could_not_be_built_is_not_reckoned_with():
-    found = report(
+    model_report = make_report(
         vision=ComponentReport(problem="its configuration lacks a depth"),
         thinker=ComponentReport(parameters=10, nbytes=40),
     )
 
-    text = "\n".join(checkpoint_lines(found))
+    text = "\n".join(checkpoint_lines(model_report))
 
-    assert ["vision", "encode", "0", "?"] in rows(text)
-    assert ["EL", "vision+thinker", "llm", "?", "yes"] in rows(text)
-    assert ["L", "thinker", "llm", "40 B", "yes"] in rows(text)
+    assert ["vision", "encode", "0", "?"] in split_rows(text)
+    assert ["EL", "vision+thinker", "llm", "?", "yes"] in split_rows(text)
+    assert ["L", "thinker", "llm", "40 B", "yes"] in split_rows(text)
     assert "vision: its configuration lacks a depth" in text
 
 
-def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
-    assert "mystery is not a directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
+def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(run_models: Say):
+    assert "mystery is not a directory of a checkpoint, nor an id" in run_models("show", "mystery", code=1)
 
 
 # check
 
 
-def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl: Path):
-    text = say("check", str(vl))
+def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(run_models: Say, vl_checkpoint: Path):
+    text = run_models("check", str(vl_checkpoint))
 
-    assert [row[2] for row in rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
+    assert [row[2] for row in split_rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
     [identity] = re.findall(r"^vision ([0-9a-f]{32}): executors serve all models that have this one", text, re.M)
-    assert json.loads(say("check", str(vl), "--json"))["identities"] == {"vision": identity}
-    declared = json.loads(text[text.index("\n{\n") :])
-    assert declared == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl)}}}
+    assert json.loads(run_models("check", str(vl_checkpoint), "--json"))["identities"] == {"vision": identity}
+    declaration = json.loads(text[text.index("\n{\n") :])
+    assert declaration == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl_checkpoint)}}}
     assert declarations_file.build_static_plans(
-        msgspec.convert(declared["models"], dict[str, declarations_file.DeclaredModel])
+        msgspec.convert(declaration["models"], dict[str, declarations_file.DeclaredModel])
     )["vl"].options.keys() == {
         "E",
         "L",
@@ -210,125 +216,129 @@ def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl
     }
 
 
-def test_adapters_are_checked_with_the_model_that_they_change(say: Say, vl: Path, tmp_path: Path):
-    fits = write_adapter(vl, tmp_path / "poet")
+def test_adapters_are_checked_with_the_model_that_they_change(run_models: Say, vl_checkpoint: Path, tmp_path: Path):
+    fits = write_adapter(vl_checkpoint, tmp_path / "poet")
     other = widen_adapter(fits, tmp_path / "other")
 
-    text = say("check", str(vl), "--adapter", str(fits))
-    refused = say("check", str(vl), "--adapter", str(other), "--adapter", str(fits), code=1)
+    text = run_models("check", str(vl_checkpoint), "--adapter", str(fits))
+    refusal = run_models("check", str(vl_checkpoint), "--adapter", str(other), "--adapter", str(fits), code=1)
 
     assert f"adapter {fits}: it fits" in text
-    declared = json.loads(text[text.index("\n{\n") :])["models"]["vl"]
-    assert declared["adapters"] == {"poet": str(fits)}
-    assert f"adapter {other}: model." in refused
-    assert "it was trained on another model" in refused
-    assert refused.endswith("It cannot be served as it is.\n")
+    declaration = json.loads(text[text.index("\n{\n") :])["models"]["vl"]
+    assert declaration["adapters"] == {"poet": str(fits)}
+    assert f"adapter {other}: model." in refusal
+    assert "it was trained on another model" in refusal
+    assert refusal.endswith("It cannot be served as it is.\n")
 
 
-def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say: Say, vl: Path, tmp_path: Path):
-    shutil.copytree(vl, tmp_path / "copy")
-    weights = load_file(vl / "model.safetensors")
+def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(
+    run_models: Say, vl_checkpoint: Path, tmp_path: Path
+):
+    shutil.copytree(vl_checkpoint, tmp_path / "copy")
+    weights = load_file(vl_checkpoint / "model.safetensors")
     save_file(dict([item for item in weights.items() if "visual" not in item[0]]), tmp_path / "copy/model.safetensors")
 
-    text = say("check", str(tmp_path / "copy"), code=1)
+    text = run_models("check", str(tmp_path / "copy"), code=1)
 
-    told = {row[0]: row[2] for row in rows(text) if row[0] in ("vision", "thinker")}
-    assert told["thinker"] == "complete"
-    assert re.fullmatch(r"lacks \d+ weights: model\.visual\..* and \d+ more", told["vision"])
+    statuses = {row[0]: row[2] for row in split_rows(text) if row[0] in ("vision", "thinker")}
+    assert statuses["thinker"] == "complete"
+    assert re.fullmatch(r"lacks \d+ weights: model\.visual\..* and \d+ more", statuses["vision"])
     assert text.endswith("It cannot be served as it is.\n")
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "fault"),
     [
         ({"stored": {}}, "vision     8 B     no weights"),
         ({"lost": ["model-2.safetensors"]}, "missing: model-2.safetensors"),
         ({"broken": ["model.safetensors is truncated, it has 1 of 2 bytes"]}, "broken: model.safetensors is truncated"),
     ],
 )
-def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str):
-    found = msgspec.structs.replace(report(vision=ComponentReport(nbytes=8)), **fields)
+def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], fault: str):
+    model_report = msgspec.structs.replace(make_report(vision=ComponentReport(nbytes=8)), **fields)
 
-    text = "\n".join(check_lines(found, {}))
+    text = "\n".join(check_lines(model_report, {}))
 
-    assert not found.complete
-    assert said in text
+    assert not model_report.complete
+    assert fault in text
     assert text.endswith("It cannot be served as it is.")
 
 
 def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
     text = "\n".join(
-        check_lines(msgspec.structs.replace(report(vision=ComponentReport(nbytes=8)), vllm="it looks aside"), {})
+        check_lines(msgspec.structs.replace(make_report(vision=ComponentReport(nbytes=8)), vllm="it looks aside"), {})
     )
 
     assert "not in vLLM: it looks aside" in text
     assert "It can be split." in text
 
 
-def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
-    keep(tmp_path / "hub", "Qwen/Small-VL", vl)
+def test_an_id_is_checked_in_the_hubs_cache(run_models: Say, vl_checkpoint: Path, tmp_path: Path):
+    cache_checkpoint(tmp_path / "hub", "Qwen/Small-VL", vl_checkpoint)
 
-    told = json.loads(say("check", "Qwen/Small-VL", "--json"))
+    check_report = json.loads(run_models("check", "Qwen/Small-VL", "--json"))
 
-    assert told["complete"]
-    assert told["declaration"] == {"models": {"Small-VL": {"family": "qwen2_5_vl", "checkpoint": "Qwen/Small-VL"}}}
-
-
-def test_an_id_that_is_not_in_the_cache_says_what_to_do(say: Say):
-    assert "download it with `omnibus models get Qwen/None`" in say("check", "Qwen/None", code=1)
+    assert check_report["complete"]
+    assert check_report["declaration"] == {
+        "models": {"Small-VL": {"family": "qwen2_5_vl", "checkpoint": "Qwen/Small-VL"}}
+    }
 
 
-def test_a_family_that_has_no_class_is_named(say: Say, tmp_path: Path):
+def test_an_id_that_is_not_in_the_cache_says_what_to_do(run_models: Say):
+    assert "download it with `omnibus models get Qwen/None`" in run_models("check", "Qwen/None", code=1)
+
+
+def test_a_family_that_has_no_class_is_named(run_models: Say, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "NVLM_D"}')
 
-    assert "NVLM-D has no class in transformers" in say("check", str(tmp_path), code=1)
+    assert "NVLM-D has no class in transformers" in run_models("check", str(tmp_path), code=1)
 
 
 # get
 
 
 @pytest.fixture(scope="module")
-def hub(vl: Path) -> Iterator[Hub]:
-    files = {path.name: path.read_bytes() for path in vl.iterdir()}
-    with serving(Hub({"o/vl": files})) as served:
-        yield served
+def hub(vl_checkpoint: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in vl_checkpoint.iterdir()}
+    with serve_hub(Hub({"o/vl": files})) as running_hub:
+        yield running_hub
 
 
-def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_downloaded_is_found(run_models: Say, hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
-    path = json.loads(say("get", "o/vl", "--json"))["path"]
+    path = json.loads(run_models("get", "o/vl", "--json"))["path"]
 
     assert checkpoints.find_checkpoint("o/vl") == Path(path)
 
 
-def test_what_is_no_id_is_not_downloaded(say: Say):
-    assert "/models/vl is not an id of the Hugging Face hub" in say("get", "/models/vl", code=1)
+def test_what_is_no_id_is_not_downloaded(run_models: Say):
+    assert "/models/vl is not an id of the Hugging Face hub" in run_models("get", "/models/vl", code=1)
 
 
 # tiny
 
 
-def test_a_tiny_checkpoint_is_built_where_it_is_looked_for(say: Say, tmp_path: Path):
-    path = say("tiny", "qwen2.5-vl-tiny").strip()
+def test_a_tiny_checkpoint_is_built_where_it_is_looked_for(run_models: Say, tmp_path: Path):
+    path = run_models("tiny", "qwen2.5-vl-tiny").strip()
 
     assert path == str(tmp_path / "cache" / "tiny" / "qwen2_5_vl")
     assert (Path(path) / tiny.MARKER).exists()
 
 
-def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: Say, tmp_path: Path):
+def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(run_models: Say, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
 
-    assert "contains another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
+    assert "contains another checkpoint" in run_models("tiny", "qwen3", str(tmp_path / "mine"), code=1)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
-    assert json.loads(say("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
+    assert json.loads(run_models("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
     assert (tmp_path / "q" / "model.safetensors").exists()
 
 
-def test_an_unknown_tiny_model_names_those_there_are(say: Say):
-    assert "unknown tiny model gpt: use one of gemma3" in say("tiny", "gpt", code=1)
+def test_an_unknown_tiny_model_names_those_there_are(run_models: Say):
+    assert "unknown tiny model gpt: use one of gemma3" in run_models("tiny", "gpt", code=1)
 
 
 # words

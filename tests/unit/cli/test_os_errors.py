@@ -19,11 +19,11 @@ from omnibus.errors import Rejected
     ],
 )
 def test_what_people_can_mend_is_said_with_what_to_do(error: OSError, words: str):
-    found = explain_os_error(error)
+    user_error = explain_os_error(error)
 
-    assert found is not None
-    assert found.message.startswith(words)
-    assert isinstance(found, Rejected) == (error.errno != errno.ENOSPC)  # a retry may succeed
+    assert user_error is not None
+    assert user_error.message.startswith(words)
+    assert isinstance(user_error, Rejected) == (error.errno != errno.ENOSPC)  # a retry may succeed
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file", "/x"), OSError("anything"), OSError()])
@@ -33,9 +33,9 @@ def test_what_may_be_a_fault_of_ours_is_left(error: OSError):
 
 def test_a_reader_that_has_ended_is_no_traceback():
     command = f"{sys.executable} -m omnibus.cli settings | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
 
-    assert (done.returncode, done.stderr) == (PIPE_CLOSED_EXIT_CODE, "")
+    assert (process.returncode, process.stderr) == (PIPE_CLOSED_EXIT_CODE, "")
 
 
 @pytest.mark.parametrize("name", ["omnibus.cli.access", "omnibus.cli.settings"])
@@ -50,6 +50,6 @@ sys.meta_path.insert(0, Interrupt())
 from omnibus.cli import main
 sys.exit(main(["settings"]))
 """
-    done = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, text=True, check=False, timeout=60)
+    process = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, text=True, check=False, timeout=60)
 
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")

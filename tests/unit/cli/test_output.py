@@ -19,7 +19,7 @@ from omnibus.families import catalog
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.reference.sizing import MIB, USED_SHARE, read_measurements
 from omnibus.store import PlanHistoryEntry
-from tests.unit.cli.watched import Clock
+from tests.unit.cli.watched import MonitorClock
 
 #: Commands that print no facts: a demonstration, a script for a shell, and one that prints JSON in any case.
 WITHOUT_JSON = {"omnibus demo", "omnibus completion", "omnibus plan solve"}
@@ -55,13 +55,13 @@ def test_an_error_of_a_command_for_programs_is_json_too(
     arguments: list[str], code: str, exit_code: int, capsys: pytest.CaptureFixture[str]
 ):
     try:
-        ended = main(arguments)
+        exit_status = main(arguments)
     except SystemExit as error:
-        ended = int(error.code or 0)
+        exit_status = int(error.code or 0)
 
-    printed = capsys.readouterr()
-    assert (printed.out, ended) == ("", exit_code)
-    problem = json.loads(printed.err)["error"]
+    output = capsys.readouterr()
+    assert (output.out, exit_status) == ("", exit_code)
+    problem = json.loads(output.err)["error"]
     assert problem["code"] == code
     assert problem["message"]
 
@@ -79,18 +79,18 @@ def test_names_alone_are_one_a_line(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_workload_is_sized_from_what_was_measured(capsys: pytest.CaptureFixture[str]):
-    measured = read_measurements()
-    chat = measured.kinds["chat-image"]
+    measurements = read_measurements()
+    chat = measurements.kinds["chat-image"]
     assert main(["size", "chat-image=100", "--seconds", "3", "--keep-days", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    sizes = json.loads(capsys.readouterr().out)
 
-    assert found["cores"]["gateway"] == pytest.approx(chat.cpu_ms["gateway"] / 10)
-    assert found["arena_mib"] == pytest.approx(chat.arena_bytes * 300 / USED_SHARE / MIB)
-    assert found["disk_mib"] == pytest.approx(chat.disk_bytes * 100 * 86400 / MIB)
-    assert found["bus_mib_s"] == pytest.approx(chat.bus_bytes * 100 / MIB)
-    assert found["gateways"] == math.ceil(found["cores"]["gateway"] / USED_SHARE)
+    assert sizes["cores"]["gateway"] == pytest.approx(chat.cpu_ms["gateway"] / 10)
+    assert sizes["arena_mib"] == pytest.approx(chat.arena_bytes * 300 / USED_SHARE / MIB)
+    assert sizes["disk_mib"] == pytest.approx(chat.disk_bytes * 100 * 86400 / MIB)
+    assert sizes["bus_mib_s"] == pytest.approx(chat.bus_bytes * 100 / MIB)
+    assert sizes["gateways"] == math.ceil(sizes["cores"]["gateway"] / USED_SHARE)
     assert main(["size"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:8]} == measured.kinds.keys()
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:8]} == measurements.kinds.keys()
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ OPTIONS = {
 
 
 def test_rows_of_top_differ_at_80_columns(default_plan: Plan):
-    seen = SystemState(Clock())
-    seen.plan = default_plan
+    system_state = SystemState(MonitorClock())
+    system_state.plan = default_plan
 
-    lines = list(top_lines(seen, (), SCREEN))
+    lines = list(top_lines(system_state, (), SCREEN))
 
     at = next(index for index, line in enumerate(lines) if line.startswith("EXECUTORS"))
-    named = [line.split()[0] for line in lines[at + 1 :] if line]
-    assert len(set(named)) == len(named) == 3 * len(OPTIONS)
+    row_names = [line.split()[0] for line in lines[at + 1 :] if line]
+    assert len(set(row_names)) == len(row_names) == 3 * len(OPTIONS)
     assert max(map(len, lines)) <= SCREEN
 
 

@@ -8,7 +8,7 @@ import pytest
 from omnibus.cli import main
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus_models import tiny
-from tests.unit.profiling.subjects import declared
+from tests.unit.profiling.subjects import declare_model
 
 APP = """
 from omnibus.task import Encode, Think
@@ -25,14 +25,14 @@ WORKLOAD = {"requests": [{"body": {"messages": [{"role": "user", "content": "hel
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with declarations of the model ``m`` and a workload."""
-    (tmp_path / "models.json").write_text(declared("qwen2_5_vl"))
+    (tmp_path / "models.json").write_text(declare_model("qwen2_5_vl"))
     (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that fails and return its error."""
     assert main(["profile", *arguments]) == 1
     return capsys.readouterr().err.strip()
@@ -66,7 +66,7 @@ WORK = ("--workload", "w.json")
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_said_in_a_line(here: Path, capsys: pytest.CaptureFixture[str], arguments, fault: str):
-    err = said(capsys, *arguments)
+    err = read_error(capsys, *arguments)
 
     assert err.startswith("omnibus: ")
     assert fault in err
@@ -82,23 +82,25 @@ def test_any_model_that_is_built_here_can_be_named(
     path = here / "speech.json"
     path.write_text(json.dumps({"requests": [{"body": {**WORKLOAD["requests"][0]["body"], "modalities": ["audio"]}}]}))
 
-    assert "qwen2-tiny has no audio output" in said(capsys, "qwen2-tiny", "--workload", "speech.json")
+    assert "qwen2-tiny has no audio output" in read_error(capsys, "qwen2-tiny", "--workload", "speech.json")
 
 
 def test_an_app_that_uses_several_models_needs_one_named(here: Path, capsys: pytest.CaptureFixture[str]):
     (here / "two.py").write_text(APP.format(other="qwen2.5-omni-tiny"))
 
-    assert "two.py uses qwen2.5-vl-tiny, qwen2.5-omni-tiny: choose one with --model" in said(capsys, "two.py", *WORK)
-    assert "two.py does not use m" in said(capsys, "two.py", *WORK, "--model", "m")
+    assert "two.py uses qwen2.5-vl-tiny, qwen2.5-omni-tiny: choose one with --model" in read_error(
+        capsys, "two.py", *WORK
+    )
+    assert "two.py does not use m" in read_error(capsys, "two.py", *WORK, "--model", "m")
 
 
 def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest.CaptureFixture[str]):
     (here / "own.py").write_text(APP.format(other="big").replace("qwen2.5-vl-tiny", "big"))
 
-    assert "own.py uses no model that is known here" in said(capsys, "own.py", *WORK)
+    assert "own.py uses no model that is known here" in read_error(capsys, "own.py", *WORK)
 
 
 def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
     PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
-    assert "continue with --resume" in said(capsys, "m", *DECLARED, *WORK)
+    assert "continue with --resume" in read_error(capsys, "m", *DECLARED, *WORK)

@@ -27,48 +27,48 @@ print("afterwards")
 """
 
 
-class Terminal(io.StringIO):
+class StringTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 def run_on_terminal(*arguments: str) -> str:
     """Return the output of ``WORK`` on a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
+    reader, writer = pty.openpty()
     environ = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}
-    with subprocess.Popen([sys.executable, "-c", WORK, *arguments], stdout=theirs, stderr=theirs, env=environ) as work:
-        os.close(theirs)
-        found = b""
+    with subprocess.Popen([sys.executable, "-c", WORK, *arguments], stdout=writer, stderr=writer, env=environ) as work:
+        os.close(writer)
+        output = b""
         try:
-            while part := os.read(ours, 1 << 16):
-                found += part
+            while part := os.read(reader, 1 << 16):
+                output += part
         except OSError:  # it has ended
             pass
         assert work.wait(60) == 0
-    os.close(ours)
-    return found.decode()
+    os.close(reader)
+    return output.decode()
 
 
 def test_on_a_terminal_the_bar_grows_below_what_is_logged_and_then_goes():
-    seen = run_on_terminal()
+    output = run_on_terminal()
 
-    assert "loading weights" in seen
-    assert "0/2" in seen
-    assert "2/2" in seen
-    assert re.search(r"\x1b\[2K.*gateway \| said meanwhile", seen, re.DOTALL)  # the bar is cleared first
-    assert seen.rstrip().endswith("afterwards")
-    assert "━" not in seen[seen.rindex("\x1b[2K") :]
+    assert "loading weights" in output
+    assert "0/2" in output
+    assert "2/2" in output
+    assert re.search(r"\x1b\[2K.*gateway \| said meanwhile", output, re.DOTALL)  # the bar is cleared first
+    assert output.rstrip().endswith("afterwards")
+    assert "━" not in output[output.rindex("\x1b[2K") :]
 
 
 def test_nothing_is_drawn_where_a_program_reads_or_wants_json():
-    piped = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, timeout=60, check=True)
+    process = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, timeout=60, check=True)
 
-    assert (piped.stdout, piped.stderr) == ("afterwards\n", "gateway | said meanwhile\n")
+    assert (process.stdout, process.stderr) == ("afterwards\n", "gateway | said meanwhile\n")
     assert run_on_terminal("silent").replace("\r", "") == "gateway | said meanwhile\nafterwards\n"
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_none(monkeypatch: pytest.MonkeyPatch):
-    stream = Terminal()
+    stream = StringTerminal()
     monkeypatch.setenv("TERM", "dumb")
     ProgressBar(stream).update("loading", 0, 2)
 

@@ -38,12 +38,12 @@ async def test_profiles_are_found_beside_the_declarations_that_name_them(
 ):
     monkeypatch.chdir(tmp_path)
     one, other = {"planned": {"profile": "near/q.json"}}, {"planned": {"profile": "/far/q.json"}}
-    declared = {"gpus": {}, "models": {"one": one, "other": other, "kept": {"planned": {}}, "static": {}}}
-    (tmp_path / "models.json").write_text(json.dumps(declared))
+    declarations = {"gpus": {}, "models": {"one": one, "other": other, "kept": {"planned": {}}, "static": {}}}
+    (tmp_path / "models.json").write_text(json.dumps(declarations))
 
-    found = json.loads(await load_declarations(_build_parser().parse_args(["up", "--models", "models.json"])))
+    document = json.loads(await load_declarations(_build_parser().parse_args(["up", "--models", "models.json"])))
 
-    assert found["models"] == {
+    assert document["models"] == {
         "one": {"planned": {"profile": str(tmp_path / "near/q.json")}},
         "other": other,
         "kept": {"planned": {}},
@@ -52,7 +52,7 @@ async def test_profiles_are_found_beside_the_declarations_that_name_them(
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "wanted"),
+    ("checkpoint", "expected_path"),
     [
         ("./weights", "{0}/weights"),
         ("../weights", "{0.parent}/weights"),
@@ -61,15 +61,15 @@ async def test_profiles_are_found_beside_the_declarations_that_name_them(
     ],
 )
 async def test_a_checkpoint_that_begins_with_a_dot_is_beside_the_declarations(
-    tmp_path: Path, checkpoint: str, wanted: str
+    tmp_path: Path, checkpoint: str, expected_path: str
 ):
     (tmp_path / "models.json").write_text(json.dumps({"models": {"one": {"checkpoint": checkpoint}}}))
 
-    found = json.loads(
+    document = json.loads(
         await load_declarations(_build_parser().parse_args(["up", "--models", str(tmp_path / "models.json")]))
     )
 
-    assert found["models"]["one"]["checkpoint"] == wanted.format(tmp_path)
+    assert document["models"]["one"]["checkpoint"] == expected_path.format(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"models": []}', '{"models": {"m": {"planned": 3}}}', '{"models": {"m": 1}}'])

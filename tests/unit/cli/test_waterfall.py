@@ -9,15 +9,15 @@ import pytest
 from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, usage_lines, waterfall_lines
 from omnibus.pricing import StageRate, stage_usage, sum_stages
 from omnibus.recording.waterfall_builder import build_waterfall
-from tests.unit.cli.documents import ended, hop, invocation
+from tests.unit.cli.documents import make_end, make_hop, make_invocation
 
 
-def drawn(**changes: Any) -> list[str]:
-    return list(waterfall_lines(build_waterfall(invocation(), ended(**changes))))
+def draw_waterfall(**changes: Any) -> list[str]:
+    return list(waterfall_lines(build_waterfall(make_invocation(), make_end(**changes))))
 
 
 def test_the_graph_names_components_executors_and_what_they_wait_for():
-    assert list(graph_lines(invocation())) == [
+    assert list(graph_lines(make_invocation())) == [
         "graph   type vision+thinker, path E>L, plan epoch 3",
         "  [0] vision   on e-0",
         "  [1] vision   on e-0",
@@ -26,7 +26,7 @@ def test_the_graph_names_components_executors_and_what_they_wait_for():
 
 
 def test_the_waterfall_is_drawn_to_scale():
-    assert drawn() == [
+    assert draw_waterfall() == [
         "times   1000 ms in all, first output to the client after 500 ms",
         "               |0 ms                                 1000 ms| · dispatch   ╌ inputs    ░ queue      ▒ run"
         "   █ output        end",
@@ -42,11 +42,11 @@ def test_the_waterfall_is_drawn_to_scale():
 
 def test_what_crossed_between_nodes_is_listed_with_its_cost():
     hops = [
-        hop(0, 0, 0, 0.25, 0.25, pulls=[[-1, "", "n1", "n2", 2048, 0.0045]]),
-        hop(2, 0.05, 0.4, 0.5, 1.0, pulls=[[0, "embedding", "n2", "n3", 7 << 20, 0.012]]),
+        make_hop(0, 0, 0, 0.25, 0.25, pulls=[[-1, "", "n1", "n2", 2048, 0.0045]]),
+        make_hop(2, 0.05, 0.4, 0.5, 1.0, pulls=[[0, "embedding", "n2", "n3", 7 << 20, 0.012]]),
     ]
 
-    lines = drawn(hops=hops, pulls=[[2, "audio", "n3", "n1", 100, 0.001]])
+    lines = draw_waterfall(hops=hops, pulls=[[2, "audio", "n3", "n1", 100, 0.001]])
 
     assert [line for line in lines if line.startswith("pulled")] == [
         "pulled  input → [0]  2 KiB from n1 to n2 in 4.5 ms",
@@ -58,38 +58,40 @@ def test_what_crossed_between_nodes_is_listed_with_its_cost():
 @pytest.mark.parametrize(
     "one",
     [
-        hop(0, 0, 0, 0, 0),
-        hop(0, -1, -1, -1, -1),
-        hop(0, 5, 6, 7, 8),
-        hop(0, 0.5, 0.2, 0.9, 0.6),
-        hop(0, 0, 0, 0, 1),
-        hop(0, 0.999, 0.999, 0.999, 1.0),
+        make_hop(0, 0, 0, 0, 0),
+        make_hop(0, -1, -1, -1, -1),
+        make_hop(0, 5, 6, 7, 8),
+        make_hop(0, 0.5, 0.2, 0.9, 0.6),
+        make_hop(0, 0, 0, 0, 1),
+        make_hop(0, 0.999, 0.999, 0.999, 1.0),
     ],
     ids=["instant", "before", "after", "crossed", "whole", "late"],
 )
-@pytest.mark.parametrize("finished", [1000.0, 1001.0])
-def test_any_times_fit_into_the_bar(one: dict[str, Any], finished: float):
-    row = drawn(hops=[one], finished=finished)[2]
+@pytest.mark.parametrize("finish_time", [1000.0, 1001.0])
+def test_any_times_fit_into_the_bar(one: dict[str, Any], finish_time: float):
+    row = draw_waterfall(hops=[one], finished=finish_time)[2]
 
     assert len(row.split("|")[1]) == BAR_COLUMNS
     assert set(row.split("|")[1]) <= {" ", *MARKS.values()}
 
 
 def test_work_of_any_time_leaves_a_mark():
-    assert "█" in drawn(hops=[hop(0, 0.1, 0.1, 0.1, 0.1001)])[2]
+    assert "█" in draw_waterfall(hops=[make_hop(0, 0.1, 0.1, 0.1, 0.1001)])[2]
 
 
 @pytest.mark.parametrize("at", [0.0, 0.4, 0.999])
 def test_phases_that_are_shorter_than_a_column_hide_none_of_the_others(at: float):
-    taken, ready, began, first, end = (at + 0.0001 * step for step in range(1, 6))
+    taken_at, ready, began, first, end = (at + 0.0001 * step for step in range(1, 6))
 
-    (bar,) = re.findall(r"\|(.*)\|", drawn(hops=[hop(0, taken, ready, first, end, began=1000 + began)])[2])
+    (bar,) = re.findall(
+        r"\|(.*)\|", draw_waterfall(hops=[make_hop(0, taken_at, ready, first, end, began=1000 + began)])[2]
+    )
 
     assert [mark for mark, _ in groupby(bar.strip())] == list(MARKS.values())
 
 
 def test_a_node_that_never_told_its_times_says_how_it_stands():
-    assert [line.rpartition("|")[2] for line in drawn(hops=[], status="failed", node=1)[2:]] == [
+    assert [line.rpartition("|")[2] for line in draw_waterfall(hops=[], status="failed", node=1)[2:]] == [
         " stopped",
         " failed",
         " stopped",
@@ -97,23 +99,23 @@ def test_a_node_that_never_told_its_times_says_how_it_stands():
 
 
 def test_an_answer_without_output_has_no_first_moment():
-    assert drawn(first=0.0)[0].endswith("after -")
+    assert draw_waterfall(first=0.0)[0].endswith("after -")
 
 
 def test_what_runs_has_no_times_yet():
-    assert list(waterfall_lines(build_waterfall(invocation(), None))) == []
+    assert list(waterfall_lines(build_waterfall(make_invocation(), None))) == []
 
 
 def test_a_move_is_told_with_its_reason():
     moves = [{"attempt": 0, "at": 1000.3, "reason": "gone", "executor": "e-0", "message": "it is gone"}]
 
-    assert drawn(moves=moves)[-1] == "moved   attempt 0 ended after 300 ms: gone e-0"
+    assert draw_waterfall(moves=moves)[-1] == "moved   attempt 0 ended after 300 ms: gone e-0"
 
 
 def test_a_move_says_which_stages_began_again_and_what_that_saved():
     moves = [{"attempt": 0, "at": 1000.3, "reason": "gone", "executor": "l-0", "again": [2], "resumed": {"2.text": 9}}]
 
-    assert drawn(moves=moves)[-2:] == [
+    assert draw_waterfall(moves=moves)[-2:] == [
         "again   [2] thinker; all others continued, or were done",
         "resumed 2.text after 9 items, which were not computed again",
     ]

@@ -43,5 +43,5 @@ def test_a_question_about_declarations_needs_no_run_and_one_about_a_run_its_name
         with pytest.raises(BadRequest, match=r"name one of several runs with --run NAME .*: one .*, two"):
             _addresses(parse(["whatif", *about]))
     monkeypatch.setenv(runs.RUN, "two")
-    found = _addresses(parse(["whatif", "--plan", "current"]))
-    assert found == {"OMNIBUS_STORE_URL": "redis://two", "OMNIBUS_BUS_URL": "nats://two"}
+    addresses = _addresses(parse(["whatif", "--plan", "current"]))
+    assert addresses == {"OMNIBUS_STORE_URL": "redis://two", "OMNIBUS_BUS_URL": "nats://two"}

@@ -12,7 +12,7 @@ from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 TYPE = "vision+thinker"
 
 
-class Clock:
+class MonitorClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def model(thinkers: int = 1, rate: float = 70.0) -> ModelPlan:
+def make_model(thinkers: int = 1, rate: float = 70.0) -> ModelPlan:
     options = {
         "E": DeploymentOption(("vision",), "encoder"),
         "L": DeploymentOption(("thinker",), "llm", thinkers, gpus=1),
@@ -29,25 +29,25 @@ def model(thinkers: int = 1, rate: float = 70.0) -> ModelPlan:
     return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {TYPE: (apart,)})
 
 
-def plan(epoch: int = 3, thinkers: int = 1, rate: float = 70.0, **more: Any) -> Plan:
-    return Plan(epoch, 0, time.time() - 300, {"m": model(thinkers, rate)}, reason="load", **more)
+def make_plan(epoch: int = 3, thinkers: int = 1, rate: float = 70.0, **more: Any) -> Plan:
+    return Plan(epoch, 0, time.time() - 300, {"m": make_model(thinkers, rate)}, reason="load", **more)
 
 
-def status(id: str, option: str = "L", busy: float = 0.0, done: int = 0, **more: Any) -> ExecutorStatus:
+def make_status(id: str, option: str = "L", busy: float = 0.0, done: int = 0, **more: Any) -> ExecutorStatus:
     component = "vision" if option == "E" else "thinker"
-    told = {"inflight": 0, "origin": model().option_origin(option), "state": "ready", **more}
-    return ExecutorStatus(id, "m", option, (component,), (), "n", credits=8, busy=(busy,), done=(done,), **told)
+    fields = {"inflight": 0, "origin": make_model().option_origin(option), "state": "ready", **more}
+    return ExecutorStatus(id, "m", option, (component,), (), "n", credits=8, busy=(busy,), done=(done,), **fields)
 
 
-def event(gateway: str = "g", inflight: int = 0, **types: LoadCounts) -> LoadEvent:
+def make_event(gateway: str = "g", inflight: int = 0, **types: LoadCounts) -> LoadEvent:
     return LoadEvent(gateway, 3, 1.0, inflight, {"m": types} if types else {})
 
 
-def rows(lines: Any) -> dict[str, list[str]]:
+def split_rows(lines: Any) -> dict[str, list[str]]:
     """Return the cells of each row, by its name."""
-    found = [re.split(r"  +", line.strip()) for line in lines if "  " in line]
-    return {cells[0]: cells[1:] for cells in found}
+    cell_rows = [re.split(r"  +", line.strip()) for line in lines if "  " in line]
+    return {cells[0]: cells[1:] for cells in cell_rows}
 
 
-def shown(seen: SystemState, *away: str, width: int = 100) -> dict[str, list[str]]:
-    return rows(top.top_lines(seen, away, width))
+def show_rows(state: SystemState, *away: str, width: int = 100) -> dict[str, list[str]]:
+    return split_rows(top.top_lines(state, away, width))

@@ -28,14 +28,14 @@ class Doubler:
         return [2 * number for number in numbers]
 
 
-def item(number: int, modality: str = "image") -> Prepared:
+def make_item(number: int, modality: str = "image") -> Prepared:
     return Prepared(modality, {}, {"n_tokens": number})
 
 
-async def together(batcher: Batcher, doubler: Doubler, items: list[Prepared]) -> list[object]:
+async def encode_together(batcher: Batcher, doubler: Doubler, items: list[Prepared]) -> list[object]:
     """Let all items wait while the first one is processed."""
     serving = asyncio.create_task(batcher.serve())
-    first = asyncio.create_task(batcher.encode(item(1)))
+    first = asyncio.create_task(batcher.encode(make_item(1)))
     await doubler.busy.wait()
     rest = [asyncio.create_task(batcher.encode(one)) for one in items]
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def together(batcher: Batcher, doubler: Doubler, items: list[Prepared]) ->
 async def test_all_that_wait_go_into_one_batch() -> None:
     doubler = Doubler()
 
-    results = await together(Batcher(doubler, items=8, tokens=100), doubler, [item(n) for n in (2, 3, 4)])
+    results = await encode_together(Batcher(doubler, items=8, tokens=100), doubler, [make_item(n) for n in (2, 3, 4)])
 
     assert results == [2, 4, 6, 8]
     assert doubler.batches == [[1], [2, 3, 4]]
@@ -58,16 +58,16 @@ async def test_all_that_wait_go_into_one_batch() -> None:
 async def test_a_batch_is_bounded_in_items_and_in_tokens() -> None:
     doubler = Doubler()
 
-    await together(Batcher(doubler, items=3, tokens=10), doubler, [item(n) for n in (2, 2, 2, 2, 9, 50, 1)])
+    await encode_together(Batcher(doubler, items=3, tokens=10), doubler, [make_item(n) for n in (2, 2, 2, 2, 9, 50, 1)])
 
     assert doubler.batches == [[1], [2, 2, 2], [2], [9], [50], [1]]
 
 
 async def test_a_batch_holds_one_modality_and_looks_ahead() -> None:
     doubler = Doubler()
-    items = [item(2), item(3, "video"), item(4), item(5, "video")]
+    items = [make_item(2), make_item(3, "video"), make_item(4), make_item(5, "video")]
 
-    results = await together(Batcher(doubler, items=8, tokens=100), doubler, items)
+    results = await encode_together(Batcher(doubler, items=8, tokens=100), doubler, items)
 
     assert results == [2, 4, 6, 8, 10]
     assert doubler.batches == [[1], [2, 4], [3, 5]]
@@ -76,7 +76,7 @@ async def test_a_batch_holds_one_modality_and_looks_ahead() -> None:
 async def test_a_guilty_item_fails_alone() -> None:
     doubler = Doubler()
 
-    results = await together(Batcher(doubler, items=8, tokens=100), doubler, [item(n) for n in (2, -3, 4)])
+    results = await encode_together(Batcher(doubler, items=8, tokens=100), doubler, [make_item(n) for n in (2, -3, 4)])
 
     assert [results[0], results[1], results[3]] == [2, 4, 8]
     assert isinstance(results[2], ArithmeticError)
@@ -86,7 +86,7 @@ async def test_a_cancelled_item_is_not_worked_on() -> None:
     doubler = Doubler()
     batcher = Batcher(doubler, items=8, tokens=100)
     serving = asyncio.create_task(batcher.serve())
-    waiting = [asyncio.create_task(batcher.encode(item(n))) for n in (1, 2, 3)]
+    waiting = [asyncio.create_task(batcher.encode(make_item(n))) for n in (1, 2, 3)]
     await asyncio.sleep(0)
 
     waiting[1].cancel()
@@ -102,7 +102,7 @@ async def test_closing_fails_who_waits_and_who_comes_later() -> None:
     doubler = Doubler()
     batcher = Batcher(doubler, items=1, tokens=100)
     serving = asyncio.create_task(batcher.serve())
-    waiting = [asyncio.create_task(batcher.encode(item(n))) for n in (1, 2)]
+    waiting = [asyncio.create_task(batcher.encode(make_item(n))) for n in (1, 2)]
     await doubler.busy.wait()
 
     serving.cancel()
@@ -110,4 +110,4 @@ async def test_closing_fails_who_waits_and_who_comes_later() -> None:
 
     assert [type(result) for result in results] == [StageUnavailable, StageUnavailable]
     with pytest.raises(StageUnavailable):
-        await batcher.encode(item(3))
+        await batcher.encode(make_item(3))

@@ -6,12 +6,12 @@ from omnibus.executor.runner import Job
 from omnibus.families import catalog
 from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models.families import load_family
-from tests.unit.encoder.test_known_parts import speech
-from tests.unit.encoder.test_known_parts import until as until_second
-from tests.unit.gateway.realtime.test_early_answers import Counted, hearing
-from tests.unit.gateway.realtime.test_turn_detection import append
-from tests.unit.gateway.realtime_house import calls
-from tests.unit.sidecar.node import until
+from tests.unit.encoder.test_known_parts import cut_wav as until_second
+from tests.unit.encoder.test_known_parts import make_speech
+from tests.unit.gateway.realtime.test_early_answers import CountingThinker, start_hearing_gateway
+from tests.unit.gateway.realtime.test_turn_detection import send_tones
+from tests.unit.gateway.realtime_house import open_realtime_call
+from tests.unit.sidecar.node import wait_until
 
 
 class RealEars:
@@ -32,14 +32,14 @@ async def test_the_encoder_of_a_model_encodes_each_window_of_a_turn_once(tmp_pat
     runner = EncodeRunner("audio", "qwen2_5_omni", omni, "cpu", "float32", EncodeSettings(cache=16 << 20))
     await runner.load()
     ears = RealEars(runner)
-    async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
-        await append(caller, (0, 0.6), (0.5, 0.5))
+    async with start_hearing_gateway(tmp_path, CountingThinker(), ears) as home, open_realtime_call(home) as caller:
+        await send_tones(caller, (0, 0.6), (0.5, 0.5))
         for number in range(3):
-            begun = ears.begun
-            await append(caller, (0.4 - 0.1 * number, 2.0))  # windows that differ, the loudest first
-            await until(lambda known=begun: ears.begun > known)
-            await until(lambda: home.dispatcher.inflight_count == 0)
-        await append(caller, (0, 0.8))
+            start_count = ears.begun
+            await send_tones(caller, (0.4 - 0.1 * number, 2.0))  # windows that differ, the loudest first
+            await wait_until(lambda known=start_count: ears.begun > known)
+            await wait_until(lambda: home.dispatcher.inflight_count == 0)
+        await send_tones(caller, (0, 0.8))
         events = await caller.until("response.done")
         await home.emptied()
     stats = runner.stats()
@@ -51,7 +51,7 @@ async def test_the_encoder_of_a_model_encodes_each_window_of_a_turn_once(tmp_pat
 
 def test_the_window_that_gateways_know_of_is_the_encoders(omni: Path):
     encoder = load_family("qwen2_5_omni").load("audio", omni)
-    parts = encoder.split_item(encoder.prepare(memoryview(until_second(speech(), 5.0)), "audio"))
+    parts = encoder.split_item(encoder.prepare(memoryview(until_second(make_speech(), 5.0)), "audio"))
 
     seconds = parts[0].meta["audio_len"] / 100  # frames are 10 ms
     assert seconds == catalog.find_audio_window("qwen2_5_omni")

@@ -20,7 +20,7 @@ from omnibus_models import limits, tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
 from tests.close import assert_close
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.models import files
 
 DEADLINE_SECONDS = 60
@@ -38,20 +38,20 @@ def encoder(vl: Path) -> MediaEncoder:
 
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[EncodeRunner]:
-    made = EncodeRunner("vision", "qwen2_5_vl", vl, "cpu", "float32", EncodeSettings(items=4))
-    await made.load()
-    yield made
-    await made.close()
+    encode_runner = EncodeRunner("vision", "qwen2_5_vl", vl, "cpu", "float32", EncodeSettings(items=4))
+    await encode_runner.load()
+    yield encode_runner
+    await encode_runner.close()
 
 
-def jpeg(seed: int, width: int = 90, height: int = 60) -> np.ndarray:
+def make_jpeg(seed: int, width: int = 90, height: int = 60) -> np.ndarray:
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG")
     return np.frombuffer(out.getvalue(), np.uint8)
 
 
-def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
+def make_job(data: np.ndarray, modality: str = "image") -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
 
 
@@ -59,35 +59,35 @@ async def test_an_image_that_a_task_made_is_encoded_like_its_png_file(runner: En
     pixels = np.random.default_rng(1).integers(0, 255, (60, 90, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
-    made, sent = MemoryJob({"media": Item({}, pixels)}), job(np.frombuffer(out.getvalue(), np.uint8))
+    pixel_job, file_job = MemoryJob({"media": Item({}, pixels)}), make_job(np.frombuffer(out.getvalue(), np.uint8))
 
-    await run(runner, made)
-    await run(runner, sent)
+    await finish_job(runner, pixel_job)
+    await finish_job(runner, file_job)
 
-    (one,), (other,) = (each.outputs["embedding"].items for each in (made, sent))
+    (one,), (other,) = (each.outputs["embedding"].items for each in (pixel_job, file_job))
     assert one.data == other.data
     assert np.array_equal(one.array, other.array)
 
 
 async def test_a_tensor_that_is_no_image_is_refused(runner: EncodeRunner) -> None:
     with pytest.raises(BadRequest, match="an image must be uint8"):
-        await run(runner, MemoryJob({"media": Item({}, np.zeros((4, 4), np.float32))}))
+        await finish_job(runner, MemoryJob({"media": Item({}, np.zeros((4, 4), np.float32))}))
 
 
 @pytest.mark.numeric
 async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: MediaEncoder) -> None:
-    pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
-    jobs = [job(picture) for picture in pictures]
+    pictures = [make_jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
+    jobs = [make_job(picture) for picture in pictures]
 
-    await asyncio.gather(*(run(runner, one) for one in jobs))
+    await asyncio.gather(*(finish_job(runner, one) for one in jobs))
 
     for one, picture in zip(jobs, pictures, strict=True):
         with torch.inference_mode():
-            [expected] = encoder.encode([encoder.prepare(picture.data, "image")])
+            [reference] = encoder.encode([encoder.prepare(picture.data, "image")])
         [item] = one.outputs["embedding"].items
         assert item.array is not None
         assert item.array.dtype == np.float32
-        assert_close(item.array, expected.embeds.numpy())
+        assert_close(item.array, reference.embeds.numpy())
         assert item.data["modality"] == "image"
         assert item.data["n_tokens"] == len(item.array)
     assert runner.stats()["parameters"] == encoder.parameters
@@ -96,11 +96,16 @@ async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner,
 
 @pytest.mark.numeric
 async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner) -> None:
-    whole = jpeg(1)
-    jobs = [job(whole), job(np.frombuffer(b"\xff\xd8 no picture", np.uint8)), job(whole), job(whole[:0])]
+    whole = make_jpeg(1)
+    jobs = [
+        make_job(whole),
+        make_job(np.frombuffer(b"\xff\xd8 no picture", np.uint8)),
+        make_job(whole),
+        make_job(whole[:0]),
+    ]
 
-    results = await asyncio.gather(*(run(runner, one) for one in jobs), return_exceptions=True)
-    after = await run(runner, job(whole))
+    results = await asyncio.gather(*(finish_job(runner, one) for one in jobs), return_exceptions=True)
+    after = await finish_job(runner, make_job(whole))
 
     assert [isinstance(result, BadMedia) for result in results] == [False, True, False, True]
     first, third = (jobs[n].array("embedding") for n in (0, 2))
@@ -110,13 +115,13 @@ async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner
 
 @pytest.mark.numeric
 async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) -> None:
-    async def encode(items):
+    async def encode_items(items):
         with torch.inference_mode():
             return [one.embeds for one in encoder.encode(items)]
 
-    good = encoder.prepare(jpeg(1).data, "image")
+    good = encoder.prepare(make_jpeg(1).data, "image")
     cut = replace(good, features={name: tensor[..., :-1] for name, tensor in good.features.items()})
-    batcher = Batcher(encode, items=8, tokens=10_000)
+    batcher = Batcher(encode_items, items=8, tokens=10_000)
     waiting = [asyncio.create_task(batcher.encode(one)) for one in (good, cut, good)]
     serving = asyncio.create_task(batcher.serve())
 
@@ -129,12 +134,12 @@ async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) 
 
 async def test_a_modality_that_the_encoder_does_not_read_is_refused(runner: EncodeRunner) -> None:
     with pytest.raises(BadRequest, match="image, video, not audio"):
-        await run(runner, job(jpeg(1), "audio"))
+        await finish_job(runner, make_job(make_jpeg(1), "audio"))
 
 
 async def test_a_cancelled_request_puts_nothing(runner: EncodeRunner) -> None:
-    jobs = [job(jpeg(seed)) for seed in range(3)]
-    running = [asyncio.create_task(run(runner, one)) for one in jobs]
+    jobs = [make_job(make_jpeg(seed)) for seed in range(3)]
+    running = [asyncio.create_task(finish_job(runner, one)) for one in jobs]
     await asyncio.sleep(0)
 
     running[1].cancel()
@@ -146,23 +151,23 @@ async def test_a_cancelled_request_puts_nothing(runner: EncodeRunner) -> None:
 async def test_a_film_that_nobody_waits_for_is_not_decoded_to_its_end(
     runner: EncodeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks, began, cancelled = [], threading.Event(), threading.Event()
+    checks, began, is_cancelled = [], threading.Event(), threading.Event()
 
-    class Watched(limits.DecodeBudget):
+    class WatchedDecodeBudget(limits.DecodeBudget):
         def raise_if_spent(self) -> None:
             checks.append(len(checks))
             began.set()
-            assert cancelled.wait(DEADLINE_SECONDS)
+            assert is_cancelled.wait(DEADLINE_SECONDS)
             super().raise_if_spent()
 
-    monkeypatch.setattr(limits, "DecodeBudget", Watched)
-    watching = asyncio.create_task(run(runner, job(np.frombuffer(files.film(8.0), np.uint8), "video")))
+    monkeypatch.setattr(limits, "DecodeBudget", WatchedDecodeBudget)
+    watching = asyncio.create_task(finish_job(runner, make_job(np.frombuffer(files.make_film(8.0), np.uint8), "video")))
     assert await asyncio.to_thread(began.wait, DEADLINE_SECONDS)
 
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    cancelled.set()
-    await run(runner, job(jpeg(1)))
+    is_cancelled.set()
+    await finish_job(runner, make_job(make_jpeg(1)))
     await runner.close()  # waits for the decoder
 
     assert checks == [0]
@@ -170,10 +175,10 @@ async def test_a_film_that_nobody_waits_for_is_not_decoded_to_its_end(
 
 async def test_only_what_is_computed_counts_as_busy(runner: EncodeRunner) -> None:
     before = runner.busy
-    await run(runner, job(jpeg(1)))
+    await finish_job(runner, make_job(make_jpeg(1)))
     after = runner.busy
     with pytest.raises(BadMedia):
-        await run(runner, job(np.frombuffer(b"no picture", np.uint8)))
+        await finish_job(runner, make_job(np.frombuffer(b"no picture", np.uint8)))
 
     assert before == 0.0
     assert after > 0.0

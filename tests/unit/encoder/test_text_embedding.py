@@ -16,7 +16,7 @@ from omnibus_encoder.text_embedding import EmbedRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from tests.close import assert_close
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 
 TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]
 
@@ -29,13 +29,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 async def runner(checkpoint: tuple[str, Path]) -> AsyncIterator[EmbedRunner]:
-    made = EmbedRunner(*checkpoint, "cpu", "float32", EncodeSettings(items=3))
-    await made.load()
-    yield made
-    await made.close()
+    embed_runner = EmbedRunner(*checkpoint, "cpu", "float32", EncodeSettings(items=3))
+    await embed_runner.load()
+    yield embed_runner
+    await embed_runner.close()
 
 
-def library(checkpoint: tuple[str, Path], text: str, pooling: str = "mean") -> np.ndarray:
+def embed_by_library(checkpoint: tuple[str, Path], text: str, pooling: str = "mean") -> np.ndarray:
     """Return the library's own embedding of one text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
@@ -49,25 +49,25 @@ def library(checkpoint: tuple[str, Path], text: str, pooling: str = "mean") -> n
     return (vector / vector.norm()).numpy()
 
 
-async def embed(runner: EmbedRunner, *texts: str, **more: Any) -> MemoryJob:
-    return await run(runner, MemoryJob({"text": list(texts), **more}, wants=("embedding", "tokens")))
+async def embed_texts(runner: EmbedRunner, *texts: str, **more: Any) -> MemoryJob:
+    return await finish_job(runner, MemoryJob({"text": list(texts), **more}, wants=("embedding", "tokens")))
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: tuple[str, Path], pooling: str):
-    made = await embed(runner, *TEXTS, pooling=pooling)
+    job = await embed_texts(runner, *TEXTS, pooling=pooling)
 
-    for vector, text in zip(made.array("embedding"), TEXTS, strict=True):
-        np.testing.assert_allclose(vector, library(checkpoint, text, pooling), atol=1e-5)
+    for vector, text in zip(job.array("embedding"), TEXTS, strict=True):
+        np.testing.assert_allclose(vector, embed_by_library(checkpoint, text, pooling), atol=1e-5)
         assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.numeric
 async def test_company_does_not_change_a_vector(runner: EmbedRunner):
-    alone = [(await embed(runner, text)).array("embedding")[0] for text in TEXTS]
+    alone = [(await embed_texts(runner, text)).array("embedding")[0] for text in TEXTS]
 
-    together = await asyncio.gather(*(embed(runner, text) for text in TEXTS * 8))
+    together = await asyncio.gather(*(embed_texts(runner, text) for text in TEXTS * 8))
 
     for one, other in zip(alone * 8, together, strict=True):
         assert_close(other.array("embedding")[0], one)
@@ -75,38 +75,38 @@ async def test_company_does_not_change_a_vector(runner: EmbedRunner):
 
 
 async def test_other_texts_are_elsewhere(runner: EmbedRunner):
-    made = (await embed(runner, *TEXTS)).array("embedding")
+    vectors = (await embed_texts(runner, *TEXTS)).array("embedding")
 
-    assert np.abs(made @ made.T - np.eye(len(TEXTS))).max() < 0.999
+    assert np.abs(vectors @ vectors.T - np.eye(len(TEXTS))).max() < 0.999
 
 
 async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Path]):
     name, path = checkpoint
     thinker = load_family(name).load("thinker", path)
 
-    made = await embed(runner, *TEXTS)
+    job = await embed_texts(runner, *TEXTS)
 
-    assert made.outputs["tokens"].items[0].data == {
-        "value": sum(len(thinker.encode_text(text, True)) for text in TEXTS)
-    }
+    assert job.outputs["tokens"].items[0].data == {"value": sum(len(thinker.encode_text(text, True)) for text in TEXTS)}
 
 
 @pytest.mark.numeric
 async def test_texts_may_come_as_bytes(runner: EmbedRunner):
     body = Item({}, np.frombuffer(b'["the quick brown fox"]', np.uint8))
 
-    made = await run(runner, MemoryJob({"text": body}))
+    job = await finish_job(runner, MemoryJob({"text": body}))
 
-    np.testing.assert_allclose(made.array("embedding"), (await embed(runner, TEXTS[0])).array("embedding"), atol=1e-6)
+    np.testing.assert_allclose(
+        job.array("embedding"), (await embed_texts(runner, TEXTS[0])).array("embedding"), atol=1e-6
+    )
 
 
 @pytest.mark.numeric
 async def test_texts_may_come_as_the_models_own_tokens(runner: EmbedRunner):
     ids = list(runner.model.encode_text(TEXTS[0], True))
 
-    made = await run(runner, MemoryJob({"text": [ids, TEXTS[0]]}))
+    job = await finish_job(runner, MemoryJob({"text": [ids, TEXTS[0]]}))
 
-    tokens, words = made.array("embedding")
+    tokens, words = job.array("embedding")
     np.testing.assert_allclose(tokens, words, atol=1e-6)
 
 
@@ -126,13 +126,13 @@ async def test_texts_may_come_as_the_models_own_tokens(runner: EmbedRunner):
     ],
 )
 async def test_what_is_no_text_is_refused(runner: EmbedRunner, inputs: dict[str, Any], param: str):
-    with pytest.raises(BadRequest) as refused:
-        await run(runner, MemoryJob(inputs))
+    with pytest.raises(BadRequest) as error:
+        await finish_job(runner, MemoryJob(inputs))
 
-    assert refused.value.param == param
-    assert (await embed(runner, "still here")).array("embedding").shape[0] == 1
+    assert error.value.param == param
+    assert (await embed_texts(runner, "still here")).array("embedding").shape[0] == 1
 
 
 async def test_a_text_over_the_context_is_refused(runner: EmbedRunner):
     with pytest.raises(ContextTooLong):
-        await embed(runner, "word " * 40_000)
+        await embed_texts(runner, "word " * 40_000)

@@ -20,7 +20,7 @@ from omnibus.encoding.audio import (
     to_pcm16,
 )
 from omnibus_gateway.media.headers.sniff import READERS, sniff_mime
-from tests.unit.gateway.samples import tone
+from tests.unit.gateway.samples import make_sample_tone
 
 FORMATS: list[tuple[SoundFormat, str, int]] = [
     ("wav", "audio/wav", 24000),
@@ -32,7 +32,7 @@ FORMATS: list[tuple[SoundFormat, str, int]] = [
 COMPRESSED: list[SoundFormat] = ["flac", "mp3", "opus", "aac"]
 
 
-def decode(data: bytes) -> tuple[np.ndarray, int]:
+def decode_audio(data: bytes) -> tuple[np.ndarray, int]:
     """Decode to mono float samples and their rate with FFmpeg."""
     with av.open(io.BytesIO(data)) as file:
         frames: list[Any] = list(file.decode(audio=0))
@@ -41,13 +41,13 @@ def decode(data: bytes) -> tuple[np.ndarray, int]:
     return np.concatenate(pieces), frames[0].sample_rate
 
 
-def pieces(format: SoundFormat, samples: NDArray[np.float32], speed: float = 1.0) -> list[bytes]:
+def encode_pieces(format: SoundFormat, samples: NDArray[np.float32], speed: float = 1.0) -> list[bytes]:
     """Return the encoder's output for each 0.1 s, and at the end."""
     encoder = StreamingAudioEncoder(format, 24000, speed)
     return [*(encoder.push(samples[at : at + 2400]) for at in range(0, len(samples), 2400)), encoder.close()]
 
 
-def pitch(samples: NDArray[Any], rate: int) -> float:
+def measure_pitch(samples: NDArray[Any], rate: int) -> float:
     """Return the loudest frequency in the middle, in Hz."""
     middle = samples[len(samples) // 4 : 3 * len(samples) // 4].astype(float)
     return float(np.argmax(np.abs(np.fft.rfft(middle * np.hanning(len(middle))))) * rate / len(middle))
@@ -60,7 +60,7 @@ def test_pcm16_clips_and_rounds():
 
 
 def test_a_wav_file_is_read_by_the_standard_library():
-    samples = tone(0.25)
+    samples = make_sample_tone(0.25)
 
     with wave.open(io.BytesIO(encode_audio(samples, 24000, "wav"))) as reader:
         assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, 24000)
@@ -69,9 +69,9 @@ def test_a_wav_file_is_read_by_the_standard_library():
 
 
 def test_pcm16_is_headerless():
-    samples = tone(0.25)
+    samples = make_sample_tone(0.25)
 
-    assert encode_audio(samples, 24000, "pcm16") == b"".join(pieces("pcm16", samples)) == to_pcm16(samples)
+    assert encode_audio(samples, 24000, "pcm16") == b"".join(encode_pieces("pcm16", samples)) == to_pcm16(samples)
 
 
 def test_an_empty_answer_is_a_valid_wav_file():
@@ -81,33 +81,33 @@ def test_an_empty_answer_is_a_valid_wav_file():
 
 @pytest.mark.parametrize(("format", "mime", "rate"), FORMATS)
 def test_each_format_plays_the_tone(format: SoundFormat, mime: str, rate: int):
-    data = encode_audio(tone(1.0), 24000, format)
+    data = encode_audio(make_sample_tone(1.0), 24000, format)
 
-    decoded, decoded_rate = decode(data)
+    sound, decoded_rate = decode_audio(data)
 
     assert sniff_mime(data) == mime == MIME[format]
     assert READERS[mime](data).seconds == pytest.approx(1.0, rel=0.2)
     assert decoded_rate == rate
-    assert len(decoded) / rate == pytest.approx(1.0, abs=0.1)
-    assert pitch(decoded, rate) == pytest.approx(440, abs=4)
-    middle = decoded[rate // 4 : rate // 4 + rate // 2]
+    assert len(sound) / rate == pytest.approx(1.0, abs=0.1)
+    assert measure_pitch(sound, rate) == pytest.approx(440, abs=4)
+    middle = sound[rate // 4 : rate // 4 + rate // 2]
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
 
 
 def test_flac_is_exact():
-    samples = tone(0.5)
+    samples = make_sample_tone(0.5)
 
-    decoded, _ = decode(encode_audio(samples, 24000, "flac"))
+    sound, _ = decode_audio(encode_audio(samples, 24000, "flac"))
 
-    assert np.array_equal((decoded * 32768).round(), np.frombuffer(to_pcm16(samples), "<i2"))
+    assert np.array_equal((sound * 32768).round(), np.frombuffer(to_pcm16(samples), "<i2"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_almost_no_sound_is_still_a_file(format: SoundFormat, count: int):
-    decoded, rate = decode(encode_audio(np.zeros(count, np.float32), 16000, format))
+    sound, rate = decode_audio(encode_audio(np.zeros(count, np.float32), 16000, format))
 
-    assert 0.005 <= len(decoded) / rate < 0.1
+    assert 0.005 <= len(sound) / rate < 0.1
 
 
 # Piece by piece
@@ -115,41 +115,41 @@ def test_almost_no_sound_is_still_a_file(format: SoundFormat, count: int):
 
 @pytest.mark.parametrize(("format", "mime", "rate"), FORMATS)
 def test_a_file_that_comes_in_pieces_plays_the_tone(format: SoundFormat, mime: str, rate: int):
-    data = b"".join(pieces(format, tone(2.0)))
+    data = b"".join(encode_pieces(format, make_sample_tone(2.0)))
 
-    decoded, decoded_rate = decode(data)
+    sound, decoded_rate = decode_audio(data)
 
     assert (sniff_mime(data), decoded_rate) == (mime, rate)
-    assert len(decoded) / rate == pytest.approx(2.0, abs=0.1)
-    assert pitch(decoded, rate) == pytest.approx(440, abs=4)
+    assert len(sound) / rate == pytest.approx(2.0, abs=0.1)
+    assert measure_pitch(sound, rate) == pytest.approx(440, abs=4)
 
 
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_pieces_come_while_the_sound_is_being_made(format: SoundFormat):
-    made = pieces(format, tone(2.0))
+    chunks = encode_pieces(format, make_sample_tone(2.0))
 
-    before = len(b"".join(made[:10]))
-    assert 0.3 < before / len(b"".join(made)) < 0.7
-    decoded, rate = decode(b"".join(made[:10]))  # the first second is playable
-    assert len(decoded) / rate > 0.5
+    before = len(b"".join(chunks[:10]))
+    assert 0.3 < before / len(b"".join(chunks)) < 0.7
+    sound, rate = decode_audio(b"".join(chunks[:10]))  # the first second is playable
+    assert len(sound) / rate > 0.5
 
 
 def test_a_streamed_wav_file_is_read_by_others_as_far_as_it_is_there():
-    samples = tone(0.5)
+    samples = make_sample_tone(0.5)
 
-    file = b"".join(pieces("wav", samples))
+    file = b"".join(encode_pieces("wav", samples))
 
-    decoded, rate = decode(file)
-    assert (len(decoded), rate) == (len(samples), 24000)
+    sound, rate = decode_audio(file)
+    assert (len(sound), rate) == (len(samples), 24000)
     with wave.open(io.BytesIO(file)) as reader:
         assert reader.readframes(len(samples) + 100) == to_pcm16(samples)
 
 
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_a_stream_of_nothing_is_still_a_file(format: SoundFormat):
-    decoded, rate = decode(StreamingAudioEncoder(format, 16000).close())
+    sound, rate = decode_audio(StreamingAudioEncoder(format, 16000).close())
 
-    assert 0.005 <= len(decoded) / rate < 0.15
+    assert 0.005 <= len(sound) / rate < 0.15
 
 
 def test_only_what_takes_a_while_is_slow():
@@ -162,13 +162,13 @@ def test_only_what_takes_a_while_is_slow():
 
 @pytest.mark.parametrize("speed", [MIN_SPEED, 0.5, 0.8, 1.5, MAX_SPEED])
 def test_another_speed_is_another_length_with_the_same_pitch(speed: float):
-    samples = tone(2.0)
+    samples = make_sample_tone(2.0)
 
-    made = np.frombuffer(b"".join(pieces("pcm16", samples, speed)), "<i2")
+    sound = np.frombuffer(b"".join(encode_pieces("pcm16", samples, speed)), "<i2")
 
-    assert len(made) / len(samples) == pytest.approx(1 / speed, rel=0.05)
-    assert pitch(made, 24000) == pytest.approx(440, abs=5)
+    assert len(sound) / len(samples) == pytest.approx(1 / speed, rel=0.05)
+    assert measure_pitch(sound, 24000) == pytest.approx(440, abs=5)
 
 
 def test_another_speed_of_nothing_is_nothing():
-    assert pieces("pcm16", tone(0.0), 2.0) == [b""]
+    assert encode_pieces("pcm16", make_sample_tone(0.0), 2.0) == [b""]

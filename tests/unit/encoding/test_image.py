@@ -11,23 +11,23 @@ from omnibus.encoding.image import MIME, PictureFormat, encode_image
 from omnibus.errors import BadRequest
 
 
-def gradient(width: int = 40, height: int = 24) -> NDArray[np.uint8]:
+def make_gradient(width: int = 40, height: int = 24) -> NDArray[np.uint8]:
     across = np.linspace(0, 255, width, dtype=np.uint8)[None, :, None]
     return np.broadcast_to(across, (height, width, 3)).copy()
 
 
 @pytest.mark.parametrize("format", MIME)
 def test_a_picture_is_read_back_in_its_size(format: PictureFormat):
-    opened = Image.open(io.BytesIO(encode_image(gradient(), format)))
+    image = Image.open(io.BytesIO(encode_image(make_gradient(), format)))
 
-    assert (opened.format, opened.size, opened.get_format_mimetype()) == (format.upper(), (40, 24), MIME[format])
-    np.testing.assert_allclose(np.asarray(opened.convert("RGB"), int), gradient().astype(int), atol=12)
+    assert (image.format, image.size, image.get_format_mimetype()) == (format.upper(), (40, 24), MIME[format])
+    np.testing.assert_allclose(np.asarray(image.convert("RGB"), int), make_gradient().astype(int), atol=12)
 
 
 def test_png_is_exact():
-    opened = Image.open(io.BytesIO(encode_image(gradient(), "png")))
+    image = Image.open(io.BytesIO(encode_image(make_gradient(), "png")))
 
-    np.testing.assert_array_equal(np.asarray(opened), gradient())
+    np.testing.assert_array_equal(np.asarray(image), make_gradient())
 
 
 @pytest.mark.parametrize("format", ["jpeg", "webp"])
@@ -41,10 +41,10 @@ def test_less_quality_is_a_smaller_file(format: PictureFormat):
 
 
 def test_a_picture_can_be_scaled():
-    opened = Image.open(io.BytesIO(encode_image(gradient(), "png", size=(80, 48))))
+    image = Image.open(io.BytesIO(encode_image(make_gradient(), "png", size=(80, 48))))
 
-    assert opened.size == (80, 48)
-    assert np.asarray(opened)[0, -1].tolist() == [255, 255, 255]
+    assert image.size == (80, 48)
+    assert np.asarray(image)[0, -1].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_what_is_no_picture_is_refused(pixels: NDArray[np.uint8]):
 
 
 def test_a_view_that_is_not_contiguous_is_encoded_as_it_looks():
-    turned = gradient().transpose(1, 0, 2)
+    view = make_gradient().transpose(1, 0, 2)
 
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_image(turned, "png")))), turned)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_image(view, "png")))), view)

@@ -60,19 +60,19 @@ class Does:
 # Works
 
 
-async def number(job: Job) -> None:
+async def put_number(job: Job) -> None:
     """Put ``x`` as a tensor ``y`` of four equal numbers."""
     await job.put("y", {"n": job.inputs["x"]}, np.full(4, job.inputs["x"], np.float32))
 
 
-async def add(job: Job) -> None:
+async def put_sum(job: Job) -> None:
     """Put the sum of ``items`` (tensors) and ``more`` (a literal) as ``y``."""
     items = await job.value("items")
     total = np.sum([item.array for item in items], axis=0) + np.float32(job.inputs.get("more", 0))
     await job.put("y", {"n": float(total[0])}, total)
 
 
-async def tell(job: Job) -> None:
+async def send_numbers(job: Job) -> None:
     """Send the numbers of tensor ``item`` as the stream ``said``, in JSON."""
     item = await job.value("item")
     for value in item.array:
@@ -80,23 +80,23 @@ async def tell(job: Job) -> None:
     job.close("said", {"end": True})
 
 
-async def forever(job: Job) -> None:
+async def wait_forever(job: Job) -> None:
     await asyncio.Event().wait()
 
 
 # Documents
 
 
-def task(component: str) -> str:
+def task_name(component: str) -> str:
     return f"do-m-{component}"
 
 
-def call(component: str, **inputs: Any) -> GraphNode:
-    uses = tuple(dict.fromkeys(found for value in inputs.values() for found in find_refs(value)))
-    return GraphNode(task(component), component, inputs, call_digest(task(component), inputs), uses)
+def make_call(component: str, **inputs: Any) -> GraphNode:
+    uses = tuple(dict.fromkeys(reference for value in inputs.values() for reference in find_refs(value)))
+    return GraphNode(task_name(component), component, inputs, call_digest(task_name(component), inputs), uses)
 
 
-def invocation(
+def make_invocation(
     calls: list[GraphNode],
     route: list[str],
     outputs: list[tuple[int, str]],
@@ -139,39 +139,41 @@ class Office:
 
     async def open(self) -> None:
         await self.bus.subscribe(REPLY, self._heard)
-        await self.bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._status)
+        await self.bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._collect_status)
 
     def _heard(self, delivery: Delivery) -> None:
-        found = messages.decode_replies(delivery.data)
-        self.replies += found
-        self.events += found
+        frame_messages = messages.decode_replies(delivery.data)
+        self.replies += frame_messages
+        self.events += frame_messages
 
-    def _status(self, delivery: Delivery) -> None:
+    def _collect_status(self, delivery: Delivery) -> None:
         self.events.append(messages.decode_status(delivery.data))
 
-    def send(self, given: Invocation, *only: str) -> Invocation:
-        for node, executor in zip(given.nodes, given.route, strict=True):
-            if executor in (only or given.route):
-                self.bus.publish(subjects.task_subject(node.task, executor), graph.encode_invocation(given))
-        return given
+    def send(self, invocation: Invocation, *only: str) -> Invocation:
+        for node, executor in zip(invocation.nodes, invocation.route, strict=True):
+            if executor in (only or invocation.route):
+                self.bus.publish(subjects.task_subject(node.task, executor), graph.encode_invocation(invocation))
+        return invocation
 
-    def end(self, given: Invocation, status: str = "cancelled", attempt: int = 0) -> None:
-        end = messages.encode(InvocationEnd(given.id, status, attempt))
-        for executor in dict.fromkeys(given.route):
+    def end(self, invocation: Invocation, status: str = "cancelled", attempt: int = 0) -> None:
+        end = messages.encode(InvocationEnd(invocation.id, status, attempt))
+        for executor in dict.fromkeys(invocation.route):
             self.bus.publish(subjects.edge_subject(executor), next(messages.join_frames([end], LIMIT)))
 
-    def of(self, kind: type[Of], given: Invocation) -> list[Of]:
-        return [reply for reply in self.replies if isinstance(reply, kind) and reply.inv == given.id]  # type: ignore[attr-defined]
+    def of(self, kind: type[Of], invocation: Invocation) -> list[Of]:
+        return [reply for reply in self.replies if isinstance(reply, kind) and reply.inv == invocation.id]  # type: ignore[attr-defined]
 
-    async def until(self, kind: type[Of], given: Invocation, number: int = 1) -> list[Of]:
-        await nodes.until(lambda: len(self.of(kind, given)) >= number)
-        return self.of(kind, given)
+    async def until(self, kind: type[Of], invocation: Invocation, number: int = 1) -> list[Of]:
+        await nodes.wait_until(lambda: len(self.of(kind, invocation)) >= number)
+        return self.of(kind, invocation)
 
-    async def done(self, given: Invocation) -> list[Chunk]:
+    async def done(self, invocation: Invocation) -> list[Chunk]:
         """Wait for all nodes and return the chunks received."""
-        await nodes.until(lambda: sum(hop.attempt >= 0 for hop in self.of(Hop, given)) >= len(given.nodes))
-        assert self.of(NodeFailed, given) == []
-        return self.of(Chunk, given)
+        await nodes.wait_until(
+            lambda: sum(hop.attempt >= 0 for hop in self.of(Hop, invocation)) >= len(invocation.nodes)
+        )
+        assert self.of(NodeFailed, invocation) == []
+        return self.of(Chunk, invocation)
 
     def read(self, chunk: Chunk) -> list[float]:
         assert chunk.handle is not None
@@ -198,18 +200,18 @@ class Place:
         option: str = "O",
         credits: int = 8,
         model: str = "m",
-        named: Callable[[str], str] = task,
+        named: Callable[[str], str] = task_name,
         origin: str = "",
     ) -> Executor:
         """Start an executor; ``named`` gives the unit task of a component."""
-        tensors = await nodes.connect(self.directory, id)
+        tensors = await nodes.connect_client(self.directory, id)
         self.clients.append(tensors)
         tasks = {named(component): component for component in works}
         identity = ExecutorIdentity(id, model, option, NODE, tasks, credits, origin, inline=INLINE)
         runners = {component: Does(work) for component, work in works.items()}
-        made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
-        await made.startup()
-        return made
+        new_executor = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
+        await new_executor.startup()
+        return new_executor
 
     def status(self, id: str) -> ExecutorStatus:
         return self.executors[id].status()
@@ -227,10 +229,10 @@ class Place:
     async def emptied(self) -> None:
         """Wait until the ledger is at zero and executors have no work."""
 
-        async def empty() -> bool:
+        async def is_empty() -> bool:
             return not await self.blocks() and not any(self.status(id).inflight for id in self.executors)
 
-        await nodes.until(empty)
+        await nodes.wait_until(is_empty)
 
     async def close(self) -> None:
         for executor in self.executors.values():
@@ -241,15 +243,17 @@ class Place:
 
 
 @asynccontextmanager
-async def place(
+async def open_place(
     directory: Path, within: float = PATIENCE * 2, bus: MemoryBus | NatsBus | None = None
 ) -> AsyncIterator[Place]:
     """Yield a node on ``bus``, drained at the end, or an in-process bus."""
-    async with asyncio.timeout(within), nodes.running(directory) as sidecar:
-        office = Office(bus or MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
+    async with asyncio.timeout(within), nodes.run_sidecar(directory) as sidecar:
+        office = Office(
+            bus or MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect_client(directory, "office")
+        )
         await office.open()
-        made = Place(directory, sidecar, office)
+        new_place = Place(directory, sidecar, office)
         try:
-            yield made
+            yield new_place
         finally:
-            await made.close()
+            await new_place.close()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.executor.arithmetic import Place, place
+from tests.unit.executor.arithmetic import Place, open_place
 
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Place]:
-    async with place(tmp_path) as made:
-        yield made
+    async with open_place(tmp_path) as node:
+        yield node

@@ -13,7 +13,7 @@ from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Clock, Profile, Simulation, decode_profile
 from omnibus.executor.sim.runner import SimulatedRunner
-from tests.unit.jobs import MemoryJob, Pipe
+from tests.unit.jobs import MemoryJob, MemoryPipe
 
 #: Turns of the event loop after which all events of one time are done.
 QUIET = 40
@@ -64,30 +64,30 @@ class VirtualClock:
         alarm = Alarm(callback)
         heapq.heappush(self._alarms, (self.time + seconds, self.set, alarm))
         if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+            self._driver = asyncio.create_task(self._run_alarms())
         return alarm
 
-    async def _drive(self) -> None:
+    async def _run_alarms(self) -> None:
         while self._alarms:
-            await settled()
+            await settle_events()
             when, _, alarm = heapq.heappop(self._alarms)
             if not alarm.cancelled:
                 self.time = max(self.time, when)
                 alarm.ring()
-                await settled()
+                await settle_events()
 
 
-async def settled() -> None:
+async def settle_events() -> None:
     for _ in range(QUIET):
         await asyncio.sleep(0)
 
 
-def profile(components: dict[str, Any] | None = None, **more: Any) -> Profile:
+def make_profile(components: dict[str, Any] | None = None, **more: Any) -> Profile:
     """A profile whose default option has ``components``."""
     return decode_profile(msgspec.json.encode({"default": {"components": components or ALL}, **more}))
 
 
-def one(component: str, **changes: Any) -> dict[str, Any]:
+def select_component(component: str, **changes: Any) -> dict[str, Any]:
     """Return the usual ``component`` alone, with ``changes``."""
     return {component: {**ALL[component], **changes}}
 
@@ -95,9 +95,9 @@ def one(component: str, **changes: Any) -> dict[str, Any]:
 class Bench:
     """The runners of one simulated executor, by component, and its clock."""
 
-    def __init__(self, given: Profile, option: str = "O", **settings: Any) -> None:
+    def __init__(self, profile: Profile, option: str = "O", **settings: Any) -> None:
         self.time = VirtualClock()
-        self._simulation = Simulation(ExecutorSettings(option=option, **settings), given, self.time.clock)
+        self._simulation = Simulation(ExecutorSettings(option=option, **settings), profile, self.time.clock)
         self._runners: dict[str, SimulatedRunner] = {}
 
     def __getitem__(self, component: str) -> SimulatedRunner:
@@ -110,24 +110,24 @@ class Bench:
         runner = self[component]
         await runner.load()
 
-        async def work() -> MemoryJob:
+        async def run_job() -> MemoryJob:
             await runner.run(job)
             return job
 
-        task = asyncio.create_task(work())
-        await settled()
+        task = asyncio.create_task(run_job())
+        await settle_events()
         return task
 
     async def run(self, component: str, *jobs: MemoryJob) -> list[float]:
         """Run ``jobs`` together and return the time at which each finished."""
         await self[component].load()
 
-        async def work(job: MemoryJob) -> float:
+        async def run_job(job: MemoryJob) -> float:
             await self[component].run(job)
             return self.time.passed
 
         async with asyncio.timeout(30):
-            return list(await asyncio.gather(*map(work, jobs)))
+            return list(await asyncio.gather(*map(run_job, jobs)))
 
     async def close(self) -> None:
         for runner in self._runners.values():
@@ -135,37 +135,37 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(given: Profile, option: str = "O", **settings: Any) -> AsyncIterator[Bench]:
-    made = Bench(given, option, **settings)
+async def open_bench(profile: Profile, option: str = "O", **settings: Any) -> AsyncIterator[Bench]:
+    new_bench = Bench(profile, option, **settings)
     try:
-        yield made
+        yield new_bench
     finally:
-        await made.close()
+        await new_bench.close()
 
 
 # Jobs
 
 
-def media(content: bytes = b"x" * 2048, modality: str = "image", **more: Any) -> MemoryJob:
+def make_media_job(content: bytes = b"x" * 2048, modality: str = "image", **more: Any) -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality}, np.frombuffer(content, np.uint8))}, **more)
 
 
-def chat(said: str = "hello there", wants: tuple[str, ...] = (), seed: int = 7, **params: Any) -> MemoryJob:
-    return MemoryJob({"messages": [{"role": "user", "content": said}], "params": params}, wants, seed)
+def make_chat_job(text: str = "hello there", wants: tuple[str, ...] = (), seed: int = 7, **params: Any) -> MemoryJob:
+    return MemoryJob({"messages": [{"role": "user", "content": text}], "params": params}, wants, seed)
 
 
-def spoken(rows: Pipe, seed: int = 7, **params: Any) -> MemoryJob:
+def make_speech_job(rows: MemoryPipe, seed: int = 7, **params: Any) -> MemoryJob:
     """Return a talker's job after a prompt of two tokens."""
     prompt, layout = Item({}, np.zeros((5, 3), np.float32)), Item({}, np.zeros((3, 2), np.int32))
     return MemoryJob({"prompt": prompt, "layout": layout, "rows": rows, "voice": "v", "params": params}, seed=seed)
 
 
-def row(count: int = 1) -> Item:
+def make_row(count: int = 1) -> Item:
     return Item({}, np.zeros((count, 3), np.float32))
 
 
-def codes(*chunks: int) -> Pipe:
-    stream = Pipe()
+def make_codes(*chunks: int) -> MemoryPipe:
+    stream = MemoryPipe()
     for number in chunks:
         stream.feed(Item({"codes": list(range(number))}))
     stream.close({"finish_reason": "stop"})

@@ -14,48 +14,50 @@ from omnibus.executor.runner import Item, Job
 from omnibus.executor.stopwatch import OccupancyTimer
 from omnibus.metrics import render_exposition
 from omnibus.task.execute import execute_task
-from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
-from tests.unit.executor.simulated import bench, chat, media, profile
-from tests.unit.jobs import MemoryJob, Pipe
-from tests.unit.sidecar.node import until
+from tests.unit.executor.arithmetic import Place, make_call, make_invocation, put_number, wait_forever
+from tests.unit.executor.simulated import make_chat_job, make_media_job, make_profile, open_bench
+from tests.unit.jobs import MemoryJob, MemoryPipe
+from tests.unit.sidecar.node import wait_until
 from tests.unit.task.tasks import ONE, Fold, FoldInput, FoldOutput
 
 
-async def refuse(job: Job) -> None:
+async def refuse_job(job: Job) -> None:
     raise BadRequest("no")
 
 
 async def test_jobs_are_counted_by_component_when_they_finish(here: Place):
-    await here.executor("a", {"number": number, "other": refuse, "long": forever})
-    calls = [call("number", x=1), call("number", x=2), call("other"), call("long")]
+    await here.executor("a", {"number": put_number, "other": refuse_job, "long": wait_forever})
+    calls = [make_call("number", x=1), make_call("number", x=2), make_call("other"), make_call("long")]
 
-    here.office.send(invocation(calls, ["a"] * 4, []))
-    await until(lambda: here.status("a").done == (2, 0, 0))
+    here.office.send(make_invocation(calls, ["a"] * 4, []))
+    await wait_until(lambda: here.status("a").done == (2, 0, 0))
 
     assert here.status("a").components == ("number", "other", "long")
     assert here.status("a").busy == (0.0, 0.0, 0.0)
 
 
 async def test_a_heartbeat_tells_what_the_engines_computed(here: Place):
-    made = await here.executor("a", {"number": number, "other": number})
-    made._runners["other"].busy = 1.25  # type: ignore[attr-defined]
+    new_executor = await here.executor("a", {"number": put_number, "other": put_number})
+    new_executor._runners["other"].busy = 1.25  # type: ignore[attr-defined]
 
-    await until(lambda: any(getattr(event, "busy", ()) == (0.0, 1.25) for event in here.office.events))
+    await wait_until(lambda: any(getattr(event, "busy", ()) == (0.0, 1.25) for event in here.office.events))
 
     assert b'omnibus_executor_busy_seconds{component="other"} 1.25' in render_exposition()
 
 
 async def test_a_heartbeat_tells_the_batches_of_engines_that_count_them(here: Place):
-    made = await here.executor("a", {"number": number, "other": number})
+    new_executor = await here.executor("a", {"number": put_number, "other": put_number})
     counts = BatchCounts(passes=1, tokens=20, steps=5, rows=9)
-    made._runners["other"].batch_counts = counts  # type: ignore[attr-defined]
+    new_executor._runners["other"].batch_counts = counts  # type: ignore[attr-defined]
 
-    await until(lambda: any(getattr(event, "batches", ()) == (BatchCounts(), counts) for event in here.office.events))
+    await wait_until(
+        lambda: any(getattr(event, "batches", ()) == (BatchCounts(), counts) for event in here.office.events)
+    )
 
 
 async def test_a_simulated_language_model_counts_its_batches():
-    async with bench(profile()) as here:
-        await here.run("thinker", *(chat() for _ in range(3)))
+    async with open_bench(make_profile()) as here:
+        await here.run("thinker", *(make_chat_job() for _ in range(3)))
 
         counts, stats = here["thinker"].batch_counts, here["thinker"].stats()
         assert counts.passes == sum(stats["batches"].values()) > 0
@@ -65,18 +67,18 @@ async def test_a_simulated_language_model_counts_its_batches():
 
 
 async def test_the_micro_service_tells_it_too(here: Place):
-    made = await here.executor("a", {"number": number, "other": number})
-    made._runners["number"].busy = 1.25  # type: ignore[attr-defined]
-    here.office.send(invocation([call("number", x=1)], ["a"], []))
-    await until(lambda: here.status("a").done == (1, 0))
+    new_executor = await here.executor("a", {"number": put_number, "other": put_number})
+    new_executor._runners["number"].busy = 1.25  # type: ignore[attr-defined]
+    here.office.send(make_invocation([make_call("number", x=1)], ["a"], []))
+    await wait_until(lambda: here.status("a").done == (1, 0))
 
-    assert made._vitals.component_stats("number") == {"sums": 1, "busy": 1.25, "done": 1}
-    assert made._vitals.component_stats("other") == {"sums": 1, "busy": None, "done": 0}
+    assert new_executor._vitals.component_stats("number") == {"sums": 1, "busy": 1.25, "done": 1}
+    assert new_executor._vitals.component_stats("other") == {"sums": 1, "busy": None, "done": 0}
 
 
 async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
-    async with bench(profile()) as here:
-        await here.run("vision", *(media() for _ in range(6)))
+    async with open_bench(make_profile()) as here:
+        await here.run("vision", *(make_media_job() for _ in range(6)))
 
         assert here["vision"].busy == pytest.approx(8.0)
         assert here["vocoder"].busy == 0.0
@@ -86,16 +88,16 @@ async def test_the_seconds_of_a_batch_are_divided_among_its_jobs():
     """All jobs together are charged the engine's busy time."""
     clocks: list[JobClock] = []
 
-    async def work(component: str, job: MemoryJob) -> None:
+    async def run_job(component: str, job: MemoryJob) -> None:
         clocks.append(JobClock())
         set_current_clock(clocks[-1])
         await here[component].run(job)
 
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         for component in ("vision", "thinker"):
             await here[component].load()
-        jobs = [("vision", media()) for _ in range(6)] + [("thinker", chat()) for _ in range(5)]
-        await asyncio.gather(*(work(*each) for each in jobs))
+        jobs = [("vision", make_media_job()) for _ in range(6)] + [("thinker", make_chat_job()) for _ in range(5)]
+        await asyncio.gather(*(run_job(*each) for each in jobs))
         busy = here["vision"].busy + here["thinker"].busy
 
     assert sum(clock.seconds for clock in clocks) == pytest.approx(busy, rel=0.01)
@@ -114,21 +116,23 @@ def test_a_step_that_was_for_nobody_is_charged_with_the_next_one():
 
 def test_steps_cost_what_they_do_in_the_mean_however_many_share_them():
     """Half of the steps run alone and half are shared by four, 16 ms each; all cost the same."""
-    bill, alone, shared, dice = ComputeBill(), JobClock(), JobClock(), Random(1)
-    others = [JobClock() for _ in range(3)]
+    bill, alone, shared_clock, dice = ComputeBill(), JobClock(), JobClock(), Random(1)
+    other_clocks = [JobClock() for _ in range(3)]
     for _ in range(20_000):  # a mean needs samples first
-        bill.add_seconds(0.016, [(each, 1.0) for each in (others if dice.random() < 0.5 else others[:1])], "step")
-    charged = sum(each.seconds for each in others)
+        bill.add_seconds(
+            0.016, [(each, 1.0) for each in (other_clocks if dice.random() < 0.5 else other_clocks[:1])], "step"
+        )
+    charged_seconds = sum(each.seconds for each in other_clocks)
 
     for step in range(200):
-        by = [alone] if step % 2 else [shared, *others]
+        by = [alone] if step % 2 else [shared_clock, *other_clocks]
         bill.add_seconds(0.016, [(each, 1.0) for each in by], "step")
 
-    assert charged == pytest.approx(20_000 * 0.016, rel=MAX_BALANCE_PART)
-    assert alone.seconds == pytest.approx(shared.seconds, rel=0.1)
-    assert alone.seconds + shared.seconds + sum(each.seconds for each in others) - charged == pytest.approx(
-        200 * 0.016, abs=MAX_BALANCE_PART * 20_200 * 0.016 * 2
-    )
+    assert charged_seconds == pytest.approx(20_000 * 0.016, rel=MAX_BALANCE_PART)
+    assert alone.seconds == pytest.approx(shared_clock.seconds, rel=0.1)
+    assert alone.seconds + shared_clock.seconds + sum(
+        each.seconds for each in other_clocks
+    ) - charged_seconds == pytest.approx(200 * 0.016, abs=MAX_BALANCE_PART * 20_200 * 0.016 * 2)
 
 
 def test_what_is_no_step_costs_what_it_took():
@@ -144,13 +148,13 @@ def test_what_is_no_step_costs_what_it_took():
 # Engines with their own batching, and tasks with their own engine
 
 
-def test_jobs_side_by_side_share_their_seconds(clock: list[float], computing: OccupancyTimer):
+def test_jobs_side_by_side_share_their_seconds(clock: list[float], occupancy_timer: OccupancyTimer):
     first, second = JobClock(), JobClock()
     set_current_clock(first)
-    with computing():
+    with occupancy_timer():
         clock[0] += 1
         set_current_clock(second)
-        with computing():
+        with occupancy_timer():
             clock[0] += 2
         set_current_clock(first)
         clock[0] += 4
@@ -165,43 +169,43 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def computing(clock: list[float]) -> OccupancyTimer:
+def occupancy_timer(clock: list[float]) -> OccupancyTimer:
     return OccupancyTimer(lambda: clock[0])
 
 
-def test_jobs_side_by_side_count_once(clock: list[float], computing: OccupancyTimer):
-    with computing():
+def test_jobs_side_by_side_count_once(clock: list[float], occupancy_timer: OccupancyTimer):
+    with occupancy_timer():
         clock[0] += 1
-        with computing():
+        with occupancy_timer():
             clock[0] += 2
         clock[0] += 4
-        assert computing.seconds == 7.0
+        assert occupancy_timer.seconds == 7.0
     clock[0] += 8
-    with computing():
+    with occupancy_timer():
         clock[0] += 16
 
-    assert computing.seconds == 23.0
+    assert occupancy_timer.seconds == 23.0
 
 
-def test_a_job_that_fails_was_computed_as_well(clock: list[float], computing: OccupancyTimer):
-    with pytest.raises(ValueError, match="no"), computing():
+def test_a_job_that_fails_was_computed_as_well(clock: list[float], occupancy_timer: OccupancyTimer):
+    with pytest.raises(ValueError, match="no"), occupancy_timer():
         clock[0] += 3
         raise ValueError("no")
     clock[0] += 5
 
-    assert computing.seconds == 3.0
+    assert occupancy_timer.seconds == 3.0
 
 
-async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: OccupancyTimer):
-    class Late(MemoryJob):
+async def test_waiting_for_inputs_is_no_work(clock: list[float], occupancy_timer: OccupancyTimer):
+    class LateInputJob(MemoryJob):
         async def value(self, name: str) -> Any:
             clock[0] += 10
             return await super().value(name)
 
-    await execute_task(ONE, Late({"x": 6}, ("n",)), computing())
+    await execute_task(ONE, LateInputJob({"x": 6}, ("n",)), occupancy_timer())
 
     assert clock[0] > 100.0
-    assert computing.seconds == 0.0
+    assert occupancy_timer.seconds == 0.0
 
 
 class SlowEdges(MemoryJob):
@@ -233,8 +237,8 @@ class Generates(Fold):
 
     clock: ClassVar[list[float]]
 
-    async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
-        async for part in given.parts:
+    async def run(self, inputs: FoldInput) -> AsyncIterator[dict[str, Any]]:
+        async for part in inputs.parts:
             self.clock[0] += 1
             yield {"sums": part}
         yield {"n": 0}
@@ -245,12 +249,12 @@ class Returns(Fold):
 
     clock: ClassVar[list[float]]
 
-    async def run(self, given: FoldInput) -> FoldOutput:  # type: ignore[override]
-        found = []
-        async for part in given.parts:
+    async def run(self, inputs: FoldInput) -> FoldOutput:  # type: ignore[override]
+        sums = []
+        async for part in inputs.parts:
             self.clock[0] += 1
-            found.append(part)
-        return FoldOutput.of({"sums": found, "n": 0})
+            sums.append(part)
+        return FoldOutput.of({"sums": sums, "n": 0})
 
 
 class RunsInThread(Fold):
@@ -258,8 +262,8 @@ class RunsInThread(Fold):
 
     clock: ClassVar[list[float]]
 
-    def run(self, given: FoldInput) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        for part in given.parts:
+    def run(self, inputs: FoldInput) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        for part in inputs.parts:
             self.clock[0] += 1
             yield {"sums": part}
         yield {"n": 0}
@@ -267,14 +271,14 @@ class RunsInThread(Fold):
 
 @pytest.mark.parametrize("kind", [Generates, Returns, RunsInThread])
 async def test_a_task_is_charged_for_its_own_time_whatever_it_waits_for(
-    clock: list[float], computing: OccupancyTimer, kind: type[Fold]
+    clock: list[float], occupancy_timer: OccupancyTimer, kind: type[Fold]
 ):
-    kind.clock, charged, parts = clock, JobClock(), Pipe()
+    kind.clock, job_clock, parts = clock, JobClock(), MemoryPipe()
     for part in range(3):
         parts.feed(Item({"value": part}), last=part == 2)
-    set_current_clock(charged)
+    set_current_clock(job_clock)
 
-    await execute_task(kind(), SlowEdges(clock, {"parts": parts}, ("sums", "n")), computing())
+    await execute_task(kind(), SlowEdges(clock, {"parts": parts}, ("sums", "n")), occupancy_timer())
 
     assert clock[0] == 100 + 3 * 1 + 4 * 10 + 4 * 100
-    assert (charged.seconds, computing.seconds) == (3.0, 3.0)
+    assert (job_clock.seconds, occupancy_timer.seconds) == (3.0, 3.0)

@@ -7,13 +7,13 @@ import pytest
 from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
-from tests.unit.executor.arithmetic import Place, add, call, invocation, number
+from tests.unit.executor.arithmetic import Place, make_call, make_invocation, put_number, put_sum
 
 
-def reader(gate: asyncio.Event, *, twice: bool = False):
+def make_reader(gate: asyncio.Event, *, twice: bool = False):
     """Return work that reads ``item``, frees it, and waits until ``gate`` opens."""
 
-    async def work(job: Job) -> None:
+    async def read_item(job: Job) -> None:
         item = await job.value("item")
         total = float(item.array.sum())
         job.release_input("item")
@@ -22,23 +22,23 @@ def reader(gate: asyncio.Event, *, twice: bool = False):
         await gate.wait()
         await job.put("y", {"n": total})
 
-    return work
+    return read_item
 
 
 @pytest.mark.parametrize("twice", [False, True])
 async def test_memory_that_was_read_is_free_before_the_job_ends(here: Place, twice: bool):
     gate = asyncio.Event()
-    await here.executor("a", {"number": number})
-    await here.executor("b", {"read": reader(gate, twice=twice)})
-    given = here.office.send(
-        invocation([call("number", x=2), call("read", item=make_ref(0, "y"))], ["a", "b"], [(1, "y")])
+    await here.executor("a", {"number": put_number})
+    await here.executor("b", {"read": make_reader(gate, twice=twice)})
+    request = here.office.send(
+        make_invocation([make_call("number", x=2), make_call("read", item=make_ref(0, "y"))], ["a", "b"], [(1, "y")])
     )
 
     while not here.granted or await here.blocks():
         await asyncio.sleep(0)
-    before = here.office.of(Chunk, given)
+    before = here.office.of(Chunk, request)
     gate.set()
-    [chunk] = await here.office.done(given)
+    [chunk] = await here.office.done(request)
 
     assert before == []
     assert chunk.data == {"n": 8.0}
@@ -48,26 +48,30 @@ async def test_memory_that_another_job_still_reads_stays(here: Place):
     gate, given_back = asyncio.Event(), asyncio.Event()
     blocks = []
 
-    async def first(job: Job) -> None:
+    async def read_first(job: Job) -> None:
         await job.value("item")
         job.release_input("item")
         given_back.set()
         await job.put("y", {})
 
-    async def second(job: Job) -> None:
+    async def read_second(job: Job) -> None:
         item = await job.value("item")
         await given_back.wait()
         blocks.append(await here.blocks())
         await gate.wait()
         await job.put("y", {"n": float(item.array.sum())})
 
-    await here.executor("a", {"number": number})
-    await here.executor("b", {"first": first, "second": second})
-    calls = [call("number", x=2), call("first", item=make_ref(0, "y")), call("second", item=make_ref(0, "y"))]
-    given = here.office.send(invocation(calls, ["a", "b", "b"], [(1, "y"), (2, "y")]))
+    await here.executor("a", {"number": put_number})
+    await here.executor("b", {"first": read_first, "second": read_second})
+    calls = [
+        make_call("number", x=2),
+        make_call("first", item=make_ref(0, "y")),
+        make_call("second", item=make_ref(0, "y")),
+    ]
+    request = here.office.send(make_invocation(calls, ["a", "b", "b"], [(1, "y"), (2, "y")]))
     gate.set()
 
-    chunks = await here.office.done(given)
+    chunks = await here.office.done(request)
 
     assert blocks == [1]
     assert {"n": 8.0} in [chunk.data for chunk in chunks]
@@ -82,16 +86,18 @@ async def test_memory_that_another_job_still_reads_stays(here: Place):
 async def test_a_job_knows_whether_an_output_leaves_the_process(
     here: Place, route: list[str], outputs: list[tuple[int, str]], expected: bool
 ):
-    found = []
+    locality = []
 
-    async def make(job: Job) -> None:
-        found.append((job.is_local("y"), job.is_local("nothing")))
-        await number(job)
+    async def put_local(job: Job) -> None:
+        locality.append((job.is_local("y"), job.is_local("nothing")))
+        await put_number(job)
 
     for id in dict.fromkeys(route):
-        await here.executor(id, {"make": make, "add": add})
-    given = here.office.send(invocation([call("make", x=2), call("add", items=[make_ref(0, "y")])], route, outputs))
+        await here.executor(id, {"make": put_local, "add": put_sum})
+    request = here.office.send(
+        make_invocation([make_call("make", x=2), make_call("add", items=[make_ref(0, "y")])], route, outputs)
+    )
 
-    await here.office.done(given)
+    await here.office.done(request)
 
-    assert found == [(expected, False)]
+    assert locality == [(expected, False)]

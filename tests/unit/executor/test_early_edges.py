@@ -7,18 +7,18 @@ from omnibus.executor import early_edges
 from omnibus.executor.early_edges import EarlyMessages
 
 
-def chunk(invocation: str, seq: int = 0) -> Chunk:
+def make_chunk(invocation: str, seq: int = 0) -> Chunk:
     return Chunk(invocation, 0, "y", seq, 0, {})
 
 
 def test_what_waits_is_taken_once_and_in_order():
     waiting = EarlyMessages()
-    for message in (chunk("a", 0), chunk("b"), chunk("a", 1)):
+    for message in (make_chunk("a", 0), make_chunk("b"), make_chunk("a", 1)):
         waiting.add_message(message)
 
-    taken = waiting.take_messages("a")
+    messages = waiting.take_messages("a")
 
-    assert taken == [chunk("a", 0), chunk("a", 1)]
+    assert messages == [make_chunk("a", 0), make_chunk("a", 1)]
     assert waiting.take_messages("a") == []
     assert len(waiting) == 1
 
@@ -28,7 +28,7 @@ def test_edges_of_too_many_invocations_are_dropped(monkeypatch: pytest.MonkeyPat
     waiting = EarlyMessages()
 
     for name in ("a", "b", "c", "a"):
-        waiting.add_message(chunk(name))
+        waiting.add_message(make_chunk(name))
 
     assert [len(waiting.take_messages(name)) for name in ("a", "b", "c")] == [2, 1, 0]
 
@@ -37,7 +37,7 @@ def test_edges_of_too_many_invocations_are_dropped(monkeypatch: pytest.MonkeyPat
 def test_what_has_waited_too_long_is_forgotten(patience: float, left: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(early_edges, "EDGE_WAIT_SECONDS", patience)
     waiting = EarlyMessages()
-    waiting.add_message(chunk("a"))
+    waiting.add_message(make_chunk("a"))
 
     waiting.drop_expired()
 

@@ -11,9 +11,9 @@ from omnibus.executor import energy_bill
 from omnibus.executor.energy_bill import EnergyBill
 from omnibus.executor.energy_meters import RaplMeter, find_zones, open_meter, visible_gpus
 from omnibus.metrics import render_exposition
-from tests.unit.executor.arithmetic import Place, number
+from tests.unit.executor.arithmetic import Place, put_number
 from tests.unit.executor.powercap import RANGE, Powercap
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 CPUS = os.cpu_count() or 1
 HOP = Hop("i", 0, "e", 1.0, 1.0, 1.0, 2.0, computed=0.5)
@@ -80,18 +80,18 @@ def test_a_counter_that_wraps_around_goes_on(tree: Powercap):
 
 def test_there_is_no_meter_where_nothing_can_be_read(tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    locked = Powercap(tmp_path / "locked")
+    locked_tree = Powercap(tmp_path / "locked")
     for zone in ("intel-rapl:0", "intel-rapl:1"):
-        (locked.root / zone / "energy_uj").unlink()
+        (locked_tree.root / zone / "energy_uj").unlink()
 
     assert open_meter("cpu", root=tmp_path / "none") is None
     assert open_meter("cpu", root=tmp_path / "empty") is None
-    assert open_meter("cpu", root=locked.root) is None
+    assert open_meter("cpu", root=locked_tree.root) is None
     assert open_meter("cpu", root=Powercap(tmp_path / "whole").root) is not None
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "visible", "found"),
+    ("device", "gpus", "visible", "expected_gpus"),
     [
         ("cuda", 1, "", ["0"]),
         ("cuda:1", 2, "", ["1", "2"]),
@@ -99,8 +99,8 @@ def test_there_is_no_meter_where_nothing_can_be_read(tmp_path: Path):
         ("cuda:1", 1, "GPU-aa,GPU-bb", ["GPU-bb"]),
     ],
 )
-def test_gpus_are_those_that_the_process_sees(device: str, gpus: int, visible: str, found: list[str]):
-    assert visible_gpus(device, gpus, visible) == found
+def test_gpus_are_those_that_the_process_sees(device: str, gpus: int, visible: str, expected_gpus: list[str]):
+    assert visible_gpus(device, gpus, visible) == expected_gpus
 
 
 def test_a_job_is_charged_its_seconds_by_the_power_of_the_device(clocks: Clocks):
@@ -142,15 +142,15 @@ async def test_an_executor_reads_its_meter_beside_its_work(
     here: Place, tree: Powercap, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(energy_bill, "READ_SECONDS", 0.01)
-    made = await here.executor("a", {"number": number})
-    runner, meter = made._runners["number"], RaplMeter(find_zones(tree.root))
+    new_executor = await here.executor("a", {"number": put_number})
+    runner, meter = new_executor._runners["number"], RaplMeter(find_zones(tree.root))
     runner.busy = 0.0  # type: ignore[attr-defined]
-    bill = EnergyBill(meter, made._vitals.busy_seconds, cpu=lambda: made._vitals.busy_seconds() * CPUS)
+    bill = EnergyBill(meter, new_executor._vitals.busy_seconds, cpu=lambda: new_executor._vitals.busy_seconds() * CPUS)
     following = asyncio.ensure_future(bill.follow_meter())
     tree.use(10.0)
     runner.busy = 1e6  # type: ignore[attr-defined]
 
-    await until(lambda: bill.charge_hop("number", HOP).joules > 0)
+    await wait_until(lambda: bill.charge_hop("number", HOP).joules > 0)
     for zone in find_zones(tree.root):
         (zone / "energy_uj").unlink()
     await asyncio.wait_for(following, 20)  # it ends without the meter

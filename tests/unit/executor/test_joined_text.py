@@ -8,10 +8,10 @@ from omnibus.bus import coalescer
 from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
-from tests.unit.executor.arithmetic import Place, call, invocation
+from tests.unit.executor.arithmetic import Place, make_call, make_invocation
 
 
-async def write(job: Job) -> None:
+async def write_text(job: Job) -> None:
     for number in range(4):
         await job.send_text("text", {"text": f" {number}", "ids": [number]})
     await job.send_text("text", {"text": " more", "reasoning": "other keys"})
@@ -20,7 +20,7 @@ async def write(job: Job) -> None:
     job.close("text", {"finish_reason": "stop"})
 
 
-async def read(job: Job) -> None:
+async def read_text(job: Job) -> None:
     async for _ in job.stream("text"):
         pass
     await job.put("y", {})
@@ -32,10 +32,10 @@ def _long_moments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_pieces_of_one_kind_are_joined_but_for_the_first(here: Place):
-    await here.executor("a", {"write": write})
-    given = here.office.send(invocation([call("write")], ["a"], [(0, "text")]))
+    await here.executor("a", {"write": write_text})
+    request = here.office.send(make_invocation([make_call("write")], ["a"], [(0, "text")]))
 
-    chunks = await here.office.done(given)
+    chunks = await here.office.done(request)
 
     assert [(chunk.seq, chunk.data, chunk.cuts) for chunk in chunks] == [
         (0, {"text": " 0", "ids": [0]}, ()),
@@ -48,39 +48,41 @@ async def test_pieces_of_one_kind_are_joined_but_for_the_first(here: Place):
 
 
 async def test_what_other_nodes_read_is_sent_piece_by_piece(here: Place):
-    for id, does in (("a", {"write": write}), ("b", {"read": read})):
+    for id, does in (("a", {"write": write_text}), ("b", {"read": read_text})):
         await here.executor(id, does)
-    given = here.office.send(
-        invocation([call("write"), call("read", text=make_ref(0, "text"))], ["a", "b"], [(0, "text"), (1, "y")])
+    request = here.office.send(
+        make_invocation(
+            [make_call("write"), make_call("read", text=make_ref(0, "text"))], ["a", "b"], [(0, "text"), (1, "y")]
+        )
     )
 
-    chunks = await here.office.done(given)
+    chunks = await here.office.done(request)
 
     assert [chunk.data["text"] for chunk in chunks if "ids" in chunk.data] == [" 0", " 1", " 2", " 3"]
 
 
 async def test_held_text_leaves_though_nothing_follows(here: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 0.05)
-    arrived = asyncio.Event()
+    arrival = asyncio.Event()
 
-    async def wait(job: Job) -> None:
+    async def write_and_wait(job: Job) -> None:
         for number in range(3):
             await job.send_text("text", {"text": f" {number}"})
-        await arrived.wait()
+        await arrival.wait()
         job.close("text")
 
-    await here.executor("a", {"wait": wait})
-    given = here.office.send(invocation([call("wait")], ["a"], [(0, "text")]))
+    await here.executor("a", {"wait": write_and_wait})
+    request = here.office.send(make_invocation([make_call("wait")], ["a"], [(0, "text")]))
     async with asyncio.timeout(30):
         while not any(isinstance(each, Chunk) and each.cuts == (2, 2) for each in here.office.replies):
             await asyncio.sleep(0.01)
-    arrived.set()
+    arrival.set()
 
-    await here.office.done(given)
+    await here.office.done(request)
 
 
 async def test_no_chunk_grows_beyond_what_a_message_may_have(here: Place):
-    async def hurry(job: Job) -> None:
+    async def write_fast(job: Job) -> None:
         for _ in range(400):
             await job.send_text("text", {"text": "x" * 500, "ids": [1]})
         await job.send_text("text", {"text": "y" * 5000, "ids": [2]})
@@ -88,10 +90,10 @@ async def test_no_chunk_grows_beyond_what_a_message_may_have(here: Place):
             await job.send_text("text", {"text": "z", "ids": [3]})
         job.close("text")
 
-    await here.executor("a", {"hurry": hurry})
-    given = here.office.send(invocation([call("hurry")], ["a"], [(0, "text")]))
+    await here.executor("a", {"hurry": write_fast})
+    request = here.office.send(make_invocation([make_call("hurry")], ["a"], [(0, "text")]))
 
-    chunks = await here.office.done(given)
+    chunks = await here.office.done(request)
 
     assert "".join(chunk.data.get("text", "") for chunk in chunks) == "x" * 200_000 + "y" * 5000 + "z" * 200
     assert max(len(chunk.data.get("text", "")) for chunk in chunks) == 5000

@@ -10,8 +10,8 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk
 from omnibus.graph import HANDLE
 from omnibus.tensors.handle import Handle
-from tests.unit.executor.arithmetic import NODE, Place, add, call, invocation, number, task
-from tests.unit.sidecar.node import until
+from tests.unit.executor.arithmetic import NODE, Place, make_call, make_invocation, put_number, put_sum, task_name
+from tests.unit.sidecar.node import wait_until
 
 GARBAGE = [
     b"",
@@ -26,67 +26,69 @@ GARBAGE = [
 ]
 
 
-async def alive(here: Place) -> None:
-    given = here.office.send(invocation([call("number", x=1)], ["a"], [(0, "y")]))
-    assert len(await here.office.done(given)) == 1
-    here.office.tensors.end_invocation(given.id)
+async def check_alive(here: Place) -> None:
+    request = here.office.send(make_invocation([make_call("number", x=1)], ["a"], [(0, "y")]))
+    assert len(await here.office.done(request)) == 1
+    here.office.tensors.end_invocation(request.id)
     await here.emptied()
 
 
-def changed(**changes: Any) -> bytes:
+def encode_changed(**changes: Any) -> bytes:
     """Return a valid invocation with ``changes``."""
-    good = json.loads(graph.encode_invocation(invocation([call("number", x=1)], ["a"], [(0, "y")])))
+    good = json.loads(graph.encode_invocation(make_invocation([make_call("number", x=1)], ["a"], [(0, "y")])))
     return json.dumps({**good, **changes}).encode()
 
 
-def node(**changes: Any) -> dict[str, Any]:
-    good = json.loads(changed())["nodes"][0]
+def make_node(**changes: Any) -> dict[str, Any]:
+    good = json.loads(encode_changed())["nodes"][0]
     return {**good, **changes}
 
 
 WRONG = {
-    "another version": changed(v=99),
-    "an unknown field": changed(command="ls"),
-    "no nodes": changed(nodes=[]),
-    "a route that is too short": changed(route=[]),
-    "a route that is too long": changed(route=["a", "a"]),
-    "an input of a node that is not there": changed(nodes=[node(inputs={"x": {"$ref": [7, "y"]}}, uses=[[7, "y"]])]),
-    "an input of itself": changed(nodes=[node(inputs={"x": {"$ref": [0, "y"]}}, uses=[[0, "y"]])]),
-    "an output of a node that is not there": changed(outputs=[[9, "y"]]),
-    "a negative output": changed(outputs=[[-1, "y"]]),
-    "a reply with a line break": changed(reply="omnibus.reply.x\r\nPUB omnibus.end.y 0"),
-    "a node of a wrong type": changed(nodes=["rm"]),
-    "a deadline that is no number": changed(deadline="tomorrow"),
+    "another version": encode_changed(v=99),
+    "an unknown field": encode_changed(command="ls"),
+    "no nodes": encode_changed(nodes=[]),
+    "a route that is too short": encode_changed(route=[]),
+    "a route that is too long": encode_changed(route=["a", "a"]),
+    "an input of a node that is not there": encode_changed(
+        nodes=[make_node(inputs={"x": {"$ref": [7, "y"]}}, uses=[[7, "y"]])]
+    ),
+    "an input of itself": encode_changed(nodes=[make_node(inputs={"x": {"$ref": [0, "y"]}}, uses=[[0, "y"]])]),
+    "an output of a node that is not there": encode_changed(outputs=[[9, "y"]]),
+    "a negative output": encode_changed(outputs=[[-1, "y"]]),
+    "a reply with a line break": encode_changed(reply="omnibus.reply.x\r\nPUB omnibus.end.y 0"),
+    "a node of a wrong type": encode_changed(nodes=["rm"]),
+    "a deadline that is no number": encode_changed(deadline="tomorrow"),
 }
 
 
 @pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
 async def test_what_is_no_message_harms_nobody(here: Place, body: bytes):
-    await here.executor("a", {"number": number})
+    await here.executor("a", {"number": put_number})
 
     for subject in (
-        subjects.task_subject(task("number"), "a"),
+        subjects.task_subject(task_name("number"), "a"),
         subjects.edge_subject("a"),
         f"{subjects.no_responders_prefix('a')}.x",
         subjects.event_subject(subjects.CENSUS),
     ):
         here.bus.publish(subject, body, reply=subjects.reply_subject("nobody"))
 
-    await alive(here)
+    await check_alive(here)
     assert here.status("a").state == "ready"
 
 
 @pytest.mark.parametrize("name", WRONG)
 async def test_an_invocation_that_cannot_be_holds_nothing(here: Place, name: str):
-    await here.executor("a", {"number": number})
+    await here.executor("a", {"number": put_number})
 
     for _ in range(here.status("a").credits + 1):  # were one held each time, no credit would be left
         here.bus.publish(
-            subjects.task_subject(task("number"), "a"), WRONG[name], reply=subjects.reply_subject("nobody")
+            subjects.task_subject(task_name("number"), "a"), WRONG[name], reply=subjects.reply_subject("nobody")
         )
 
-    await until(lambda: here.status("a").inflight == 0)
-    await alive(here)
+    await wait_until(lambda: here.status("a").inflight == 0)
+    await check_alive(here)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +103,21 @@ async def test_an_invocation_that_cannot_be_holds_nothing(here: Place, name: str
     ids=str,
 )
 async def test_a_handle_out_of_bounds_fails_its_request_alone(here: Place, changes: dict[str, Any]):
-    await here.executor("a", {"number": number, "add": add})
+    await here.executor("a", {"number": put_number, "add": put_sum})
     good = Handle(1, NODE, here.sidecar.settings.arena, 0, 8, "float64", (1,), 1)
     handle = {**json.loads(messages.encode(good)), **changes}
-    given = invocation([call("add", items=[{HANDLE: handle}])], ["a"], [(0, "y")])
+    request = make_invocation([make_call("add", items=[{HANDLE: handle}])], ["a"], [(0, "y")])
 
-    here.bus.publish(subjects.task_subject(task("add"), "a"), graph.encode_invocation(given))
-    await until(lambda: here.status("a").inflight == 0)
+    here.bus.publish(subjects.task_subject(task_name("add"), "a"), graph.encode_invocation(request))
+    await wait_until(lambda: here.status("a").inflight == 0)
 
-    await alive(here)
+    await check_alive(here)
 
 
 async def test_chunks_for_nobody_are_forgotten(here: Place):
-    await here.executor("a", {"number": number})
+    await here.executor("a", {"number": put_number})
     for count in range(50):
         [frame] = messages.join_frames([messages.encode(Chunk(f"made-up-{count}", 0, "y", 0, data={"n": 1}))], 1 << 16)
         here.bus.publish(subjects.edge_subject("a"), frame)
 
-    await alive(here)
+    await check_alive(here)

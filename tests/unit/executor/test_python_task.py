@@ -22,8 +22,8 @@ from omnibus.executor.service import ExecutorService
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings
-from tests.unit.executor.arithmetic import invocation
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.executor.arithmetic import make_invocation
+from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.sidecar import node as nodes
 
 PATIENCE = 20.0  # seconds
@@ -101,94 +101,94 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def record(root: Path | str, cls: str, **changes: Any) -> TaskRecord:
-    told = {
+def make_record(root: Path | str, cls: str, **changes: Any) -> TaskRecord:
+    fields = {
         "name": "spell", "kind": "spell", "model": "", "component": "spell", "service": "generator", "own": True,
         "cls": cls, "fields": {}, "root": str(root),
     }  # fmt: skip
-    return TaskRecord(**{**told, **changes})
+    return TaskRecord(**{**fields, **changes})
 
 
-def source(*records: TaskRecord) -> str:
+def encode_source(*records: TaskRecord) -> str:
     return msgspec.json.encode(records).decode()
 
 
-def runner(*records: TaskRecord, component: str = "spell") -> Runner:
+def make_runner(*records: TaskRecord, component: str = "spell") -> Runner:
     apps_dir = records[0].root if records else ""
-    return engine(component, ExecutorSettings(source=source(*records), apps_dir=apps_dir))
+    return engine(component, ExecutorSettings(source=encode_source(*records), apps_dir=apps_dir))
 
 
-def said(job: MemoryJob, output: str) -> list[Any]:
+def read_values(job: MemoryJob, output: str) -> list[Any]:
     return [item.data["value"] for item in job.outputs[output].items]
 
 
-async def spelled(made: Runner, text: str) -> list[Any]:
-    await made.load()
-    job = await run(made, MemoryJob({"text": text}, ("letters", "count")))
-    return said(job, "letters")
+async def spell_text(runner: Runner, text: str) -> list[Any]:
+    await runner.load()
+    job = await finish_job(runner, MemoryJob({"text": text}, ("letters", "count")))
+    return read_values(job, "letters")
 
 
 # Valid tasks
 
 
 async def test_a_task_is_loaded_run_and_closed(tmp_path: Path, module: str):
-    made = runner(record(tmp_path, f"{module}:Spell"))
+    task_runner = make_runner(make_record(tmp_path, f"{module}:Spell"))
 
-    await made.load()
-    job = await run(made, MemoryJob({"text": "a big cab"}, ("letters", "count")))
-    await made.close()
+    await task_runner.load()
+    job = await finish_job(task_runner, MemoryJob({"text": "a big cab"}, ("letters", "count")))
+    await task_runner.close()
 
-    assert said(job, "letters") == ["a", "b", "c", "a", "b"]
-    assert said(job, "count") == [5]
+    assert read_values(job, "letters") == ["a", "b", "c", "a", "b"]
+    assert read_values(job, "count") == [5]
     assert job.outputs["letters"].closed
     assert sys.modules[module].DONE == ["spell"]
 
 
 async def test_what_nobody_wants_is_not_sent(tmp_path: Path, module: str):
-    made = runner(record(tmp_path, f"{module}:Spell"))
-    await made.load()
+    task_runner = make_runner(make_record(tmp_path, f"{module}:Spell"))
+    await task_runner.load()
 
-    job = await run(made, MemoryJob({"text": "cab"}, ("count",)))
+    job = await finish_job(task_runner, MemoryJob({"text": "cab"}, ("count",)))
 
-    assert said(job, "count") == [3]
-    assert said(job, "letters") == []
+    assert read_values(job, "count") == [3]
+    assert read_values(job, "letters") == []
 
 
 async def test_a_task_may_be_plain_functions(tmp_path: Path, module: str):
-    shout = record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
-    made = runner(shout, component="shout")
+    shout = make_record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
+    task_runner = make_runner(shout, component="shout")
 
-    assert await spelled(made, "hey") == ["HEY"]
+    assert await spell_text(task_runner, "hey") == ["HEY"]
     assert sys.modules[module].DONE == ["loaded"]
-    await made.close()
+    await task_runner.close()
 
 
 async def test_a_failure_of_a_task_is_its_own(tmp_path: Path, module: str):
-    shout = record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
-    made = runner(shout, component="shout")
+    shout = make_record(tmp_path, f"{module}:Shout", name="shout", kind="shout", component="shout")
+    task_runner = make_runner(shout, component="shout")
 
     with pytest.raises(ValueError, match="I do not shout that"):
-        await spelled(made, "never")
-    assert await spelled(made, "again") == ["AGAIN"]
+        await spell_text(task_runner, "never")
+    assert await spell_text(task_runner, "again") == ["AGAIN"]
 
 
 async def test_fields_make_another_task(tmp_path: Path, module: str):
-    upper = record(tmp_path, f"{module}:Spell", name="spell-upper_true", fields={"upper": True})
+    upper = make_record(tmp_path, f"{module}:Spell", name="spell-upper_true", fields={"upper": True})
 
-    assert await spelled(runner(upper), "cab") == ["C", "A", "B"]
+    assert await spell_text(make_runner(upper), "cab") == ["C", "A", "B"]
 
 
 async def test_each_component_of_a_source_has_its_task(tmp_path: Path, module: str):
-    both = (
-        record(tmp_path, f"{module}:Spell", name="spell-words-low", model="words", component="low"),
-        record(
+    records = (
+        make_record(tmp_path, f"{module}:Spell", name="spell-words-low", model="words", component="low"),
+        make_record(
             tmp_path, f"{module}:Spell", name="spell-words-high-upper_true", model="words", component="high",
             fields={"upper": True},
         ),
     )  # fmt: skip
 
-    assert await spelled(runner(*both, component="low"), "b") == ["b"]
-    assert await spelled(runner(*both, component="high"), "b") == ["B"]
+    assert await spell_text(make_runner(*records, component="low"), "b") == ["b"]
+    assert await spell_text(make_runner(*records, component="high"), "b") == ["B"]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ async def test_each_component_of_a_source_has_its_task(tmp_path: Path, module: s
 async def test_a_component_is_called_after_its_kind_or_says_so_itself(
     tmp_path: Path, module: str, name: str, model: str, component: str
 ):
-    assert await spelled(
-        runner(record(tmp_path, f"{module}:Spell", name=name, model=model, component=component)), "c"
+    assert await spell_text(
+        make_runner(make_record(tmp_path, f"{module}:Spell", name=name, model=model, component=component)), "c"
     ) == ["c"]
 
 
 async def test_a_class_may_lie_in_another_one(tmp_path: Path, module: str):
-    assert await spelled(runner(record(tmp_path, f"{module}:Outer.Inner")), "c") == ["c"]
+    assert await spell_text(make_runner(make_record(tmp_path, f"{module}:Outer.Inner")), "c") == ["c"]
 
 
 async def test_a_class_of_an_installed_module_is_imported_from_there(
@@ -218,18 +218,23 @@ async def test_a_class_of_an_installed_module_is_imported_from_there(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "app").mkdir()
 
-    assert await spelled(runner(record("", f"{module}:Spell")), "c") == ["c"]
-    assert await spelled(runner(record(tmp_path / "app", f"{module}:Spell")), "c") == ["c"]
+    assert await spell_text(make_runner(make_record("", f"{module}:Spell")), "c") == ["c"]
+    assert await spell_text(make_runner(make_record(tmp_path / "app", f"{module}:Spell")), "c") == ["c"]
 
 
 async def test_the_source_may_stand_in_place_of_a_checkpoint(tmp_path: Path, module: str):
-    settings = ExecutorSettings(checkpoint=source(record(tmp_path, f"{module}:Spell")), apps_dir=str(tmp_path))
+    settings = ExecutorSettings(
+        checkpoint=encode_source(make_record(tmp_path, f"{module}:Spell")), apps_dir=str(tmp_path)
+    )
 
-    assert await spelled(engine("spell", settings), "c") == ["c"]
+    assert await spell_text(engine("spell", settings), "c") == ["c"]
 
 
 def test_its_statistics_say_which_code_runs(tmp_path: Path, module: str):
-    assert runner(record(tmp_path, f"{module}:Spell")).stats() == {"task": "spell", "class": f"{module}:Spell"}
+    assert make_runner(make_record(tmp_path, f"{module}:Spell")).stats() == {
+        "task": "spell",
+        "class": f"{module}:Spell",
+    }
 
 
 # Invalid tasks
@@ -243,7 +248,7 @@ def test_a_source_that_is_none_is_refused(text: str):
 
 def test_a_component_that_is_not_in_the_source_is_refused_with_those_there_are(tmp_path: Path):
     with pytest.raises(BadRequest, match="no component 'count'; there is spell"):
-        runner(record(tmp_path, "m:Spell"), component="count")
+        make_runner(make_record(tmp_path, "m:Spell"), component="count")
 
 
 FAULTS = {
@@ -267,7 +272,7 @@ def test_a_task_that_is_not_what_was_registered_is_refused(
     tmp_path: Path, module: str, cls: str, changes: dict[str, Any], fault: str
 ):
     with pytest.raises(BadRequest, match=fault):
-        runner(record(tmp_path, f"{module}:{cls}", **changes))
+        make_runner(make_record(tmp_path, f"{module}:{cls}", **changes))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +288,7 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path: Path, module: str
     (tmp_path / f"{module}.py").write_text(text)
 
     with pytest.raises(BadRequest, match=rf"unit task 'spell' \({module}:Spell\) cannot be imported: {fault}"):
-        runner(record(tmp_path, f"{module}:Spell"))
+        make_runner(make_record(tmp_path, f"{module}:Spell"))
 
 
 @pytest.mark.parametrize("below", ["", "apps", "apps/../elsewhere", "apps/link"])
@@ -298,7 +303,7 @@ def test_code_outside_of_the_directory_of_apps_does_not_run(tmp_path: Path, modu
     apps_dir = str(tmp_path / "apps") if below else ""
 
     with pytest.raises(Forbidden, match="OMNIBUS_EXECUTOR_APPS_DIR"):
-        engine("spell", ExecutorSettings(source=source(record(root, f"{module}:Spell")), apps_dir=apps_dir))
+        engine("spell", ExecutorSettings(source=encode_source(make_record(root, f"{module}:Spell")), apps_dir=apps_dir))
 
     assert not ran.exists()
     assert not {str(root), str(outside)} & set(sys.path)
@@ -306,23 +311,23 @@ def test_code_outside_of_the_directory_of_apps_does_not_run(tmp_path: Path, modu
 
 def test_a_root_that_is_not_on_this_node_is_named(tmp_path: Path):
     with pytest.raises(BadRequest, match="needs the directory .*/nowhere; mount it on this node too"):
-        runner(record(tmp_path / "nowhere", "m:Spell"))
+        make_runner(make_record(tmp_path / "nowhere", "m:Spell"))
 
 
 def test_a_module_of_the_same_name_that_is_loaded_already_is_not_taken_for_it(tmp_path: Path, module: str):
     (tmp_path / "textwrap.py").write_text((tmp_path / f"{module}.py").read_text())
 
     with pytest.raises(BadRequest, match="has its module 'textwrap' in .*, but .* is loaded; rename the app's module"):
-        runner(record(tmp_path, "textwrap:Spell"))
+        make_runner(make_record(tmp_path, "textwrap:Spell"))
 
 
 def test_executors_of_other_tasks_do_not_load_what_apps_are_written_with():
     code = "import sys, omnibus.executor.python_task; print(*sys.modules)"
 
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
 
-    assert "omnibus.task" not in loaded
-    assert "pydantic" not in loaded
+    assert "omnibus.task" not in modules
+    assert "pydantic" not in modules
 
 
 # All of it
@@ -335,19 +340,19 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
         "BUS_URL": nats_url, "SIDECAR_SOCKET": str(tmp_path / "s"), "SIDECAR_NODE": nodes.NODE,
         "EXECUTOR_MODEL": "spell", "EXECUTOR_FAMILY": "python", "EXECUTOR_OPTION": "spell",
         "EXECUTOR_COMPONENTS": "spell", "EXECUTOR_TASKS": "spell", "EXECUTOR_ENGINE": "omnibus.executor.python_task:engine",
-        "EXECUTOR_CHECKPOINT": source(record(tmp_path, f"{module}:Spell")), "EXECUTOR_APPS_DIR": str(tmp_path),
+        "EXECUTOR_CHECKPOINT": encode_source(make_record(tmp_path, f"{module}:Spell")), "EXECUTOR_APPS_DIR": str(tmp_path),
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(f"OMNIBUS_{name}", value)
 
-    async with nodes.running(tmp_path):
+    async with nodes.run_sidecar(tmp_path):
         executor = ExecutorService()
         bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
         try:
             await executor.startup()
-            good = await asked(bus, {"text": "cab"})
-            bad = await asked(bus, {"text": 7})
-            again = await asked(bus, {"text": "b"})
+            good = await call_task(bus, {"text": "cab"})
+            bad = await call_task(bus, {"text": 7})
+            again = await call_task(bus, {"text": "b"})
         finally:
             await executor.drain(1.0)
             await executor.shutdown()
@@ -362,9 +367,9 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
     assert sys.modules[module].DONE == ["spell"]
 
 
-async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
+async def call_task(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
     """Call the unit task ``spell`` once by hand and return all replies."""
     node = GraphNode("spell", "spell", inputs, graph.call_digest("spell", inputs))
-    body = graph.encode_invocation(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
+    body = graph.encode_invocation(make_invocation([node], ["x"], [(0, "letters"), (0, "count")]))
     parts = [part async for part in bus.request_stream(subjects.task_subject("spell"), body, PATIENCE)]
     return [message for part in parts for message in messages.decode_replies(part)]

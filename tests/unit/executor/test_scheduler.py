@@ -14,13 +14,13 @@ from omnibus.executor.step_budget import CostTable, StepCosts, StepGoals
 KIND = "image"
 
 
-def made(slots: int = 2, beside: int = 8, alone: int = 16, *, items: int = 2, **how: float) -> Schedule[str]:
+def make_schedule(slots: int = 2, beside: int = 8, alone: int = 16, *, items: int = 2, **how: float) -> Schedule[str]:
     schedule: Schedule[str] = Schedule(slots, StepBudget(beside, alone), **how)
     schedule.kinds = {KIND: StepBudget(10, 20, items), "sound": StepBudget(10, 20, items)}
     return schedule
 
 
-def prefilled(schedule: Schedule[str], key: str, tokens: int = 1) -> None:
+def prefill_key(schedule: Schedule[str], key: str, tokens: int = 1) -> None:
     """Advance ``key`` to its decode phase."""
     schedule.add_prompt(key, tokens, 0.0)
     schedule.admit_waiting()
@@ -30,8 +30,8 @@ def prefilled(schedule: Schedule[str], key: str, tokens: int = 1) -> None:
 
 
 def test_who_decodes_is_in_every_step_and_first():
-    schedule = made()
-    prefilled(schedule, "a")
+    schedule = make_schedule()
+    prefill_key(schedule, "a")
     schedule.add_prompt("b", 20, 1.0)
     schedule.admit_waiting()
 
@@ -42,15 +42,15 @@ def test_who_decodes_is_in_every_step_and_first():
 
 
 def test_a_sequence_that_is_not_ready_is_left_out_of_the_step():
-    schedule = made()
-    prefilled(schedule, "a")
-    prefilled(schedule, "b")
+    schedule = make_schedule()
+    prefill_key(schedule, "a")
+    prefill_key(schedule, "b")
 
     assert schedule.next_step(lambda key: key != "a").decode == ["b"]
 
 
 def test_steps_without_decoding_sequences_have_a_budget_of_their_own():
-    schedule = made()
+    schedule = make_schedule()
     schedule.add_prompt("a", 20, 0.0)
     schedule.admit_waiting()
 
@@ -58,7 +58,7 @@ def test_steps_without_decoding_sequences_have_a_budget_of_their_own():
 
 
 def test_a_step_is_filled_up_by_the_prompts_that_come_next():
-    schedule = made(slots=3)
+    schedule = make_schedule(slots=3)
     for key, tokens in (("a", 6), ("b", 7), ("c", 9)):
         schedule.add_prompt(key, tokens, 0.0)
     schedule.admit_waiting()
@@ -68,23 +68,23 @@ def test_a_step_is_filled_up_by_the_prompts_that_come_next():
 
 
 def test_without_patience_the_order_is_that_of_arrival():
-    schedule = made(slots=1)
+    schedule = make_schedule(slots=1)
     for at, (key, tokens) in enumerate((("long", 500), ("short", 1), ("other", 3))):
         schedule.add_prompt(key, tokens, float(at))
 
-    assert admitted(schedule) == ["long", "short", "other"]
+    assert admit_all(schedule) == ["long", "short", "other"]
 
 
 def test_short_prompts_overtake_long_ones_but_not_those_that_have_waited_long_enough():
-    schedule = made(slots=1, patience=1.0, whole=100)
+    schedule = make_schedule(slots=1, patience=1.0, whole=100)
     schedule.add_prompt("long", 100, 0.0)
     schedule.add_prompt("short", 10, 0.5)
     schedule.add_prompt("late", 10, 0.95)
 
-    assert admitted(schedule) == ["short", "long", "late"]
+    assert admit_all(schedule) == ["short", "long", "late"]
 
 
-def admitted(schedule: Schedule[str]) -> list[str]:
+def admit_all(schedule: Schedule[str]) -> list[str]:
     """Return the order in which sequences get the one slot."""
     order = []
     while schedule.waiting:
@@ -95,7 +95,7 @@ def admitted(schedule: Schedule[str]) -> list[str]:
 
 
 def test_a_short_prompt_overtakes_a_long_one_in_the_middle_of_its_prefill():
-    schedule = made(patience=1.0, whole=100)
+    schedule = make_schedule(patience=1.0, whole=100)
     schedule.add_prompt("long", 100, 0.0)
     schedule.admit_waiting()
     schedule.next_step()
@@ -106,7 +106,7 @@ def test_a_short_prompt_overtakes_a_long_one_in_the_middle_of_its_prefill():
 
 
 def test_a_prefilled_sequence_of_elsewhere_waits_for_a_slot_and_is_held_there():
-    schedule = made(slots=1)
+    schedule = make_schedule(slots=1)
     schedule.add_prefilled("a", 0.0)
     schedule.add_prefilled("b", 0.0)
 
@@ -119,7 +119,7 @@ def test_a_prefilled_sequence_of_elsewhere_waits_for_a_slot_and_is_held_there():
 
 
 def test_media_of_one_kind_go_together_within_items_and_tokens():
-    schedule = made(items=3)
+    schedule = make_schedule(items=3)
     for number, tokens in enumerate((9, 9, 9, 1, 50, 1)):
         schedule.add_media(f"i{number}", tokens, 0.0, KIND)
     schedule.add_media("s", 3, 0.0, "sound")
@@ -130,19 +130,19 @@ def test_media_of_one_kind_go_together_within_items_and_tokens():
 
 
 def test_prompts_and_media_that_take_turns_on_one_device_have_half_each_only_while_both_have_work():
-    both, alone = made(), made()
-    for schedule in (both, alone):
+    mixed_schedule, alone = make_schedule(), make_schedule()
+    for schedule in (mixed_schedule, alone):
         schedule.add_prompt("a", 40, 0.0)
         schedule.admit_waiting()
-    both.add_media("i", 8, 0.0, KIND)
-    both.add_media("j", 8, 0.0, KIND)
+    mixed_schedule.add_media("i", 8, 0.0, KIND)
+    mixed_schedule.add_media("j", 8, 0.0, KIND)
 
-    assert both.next_step() == ([], [("a", 8)], ["i"])
+    assert mixed_schedule.next_step() == ([], [("a", 8)], ["i"])
     assert alone.next_step() == ([], [("a", 16)], [])
 
 
 def test_prompts_and_media_that_run_side_by_side_have_all_of_their_budgets():
-    schedule = made(split=False)
+    schedule = make_schedule(split=False)
     schedule.add_prompt("a", 40, 0.0)
     schedule.admit_waiting()
     schedule.add_media("i", 8, 0.0, KIND)
@@ -154,7 +154,7 @@ def test_prompts_and_media_that_run_side_by_side_have_all_of_their_budgets():
 # With costs, in tenths of a second: a step may take 10, a sequence 2, a token of a prompt 1, and of media half of one.
 
 
-def costed(slots: int = 8, **how: bool) -> Schedule[str]:
+def make_costed(slots: int = 8, **how: bool) -> Schedule[str]:
     schedule: Schedule[str] = Schedule(slots, StepBudget(100, 100, costs=CostTable([(1, 0.1), (100, 10.0)])), **how)
     schedule.kinds = {KIND: StepBudget(100, 100, 9, costs=CostTable([(1, 0.05), (100, 5.0)]))}
     schedule.costs = StepCosts(StepGoals(ttft=2.0, tbt=1.0), CostTable([(1, 0.2), (2, 0.4)]))
@@ -162,25 +162,25 @@ def costed(slots: int = 8, **how: bool) -> Schedule[str]:
 
 
 def test_the_fewer_sequences_decode_the_more_of_a_prompt_is_in_their_step():
-    schedule = costed()
+    schedule = make_costed()
     for key in ("a", "b", "c"):
-        prefilled(schedule, key)
+        prefill_key(schedule, key)
     schedule.add_prompt("long", 60, 1.0)
     schedule.admit_waiting()
 
     sizes = []
-    for gone in ("a", "b", "c", "long"):
+    for finished_key in ("a", "b", "c", "long"):
         sizes += schedule.next_step().prefill
-        schedule.remove_key(gone)
+        schedule.remove_key(finished_key)
 
     assert sizes == [("long", 4), ("long", 6), ("long", 8), ("long", 10)]
 
 
 def test_sequences_that_take_all_of_a_step_leave_the_least_share():
-    schedule = costed()
+    schedule = make_costed()
     schedule.budget = schedule.budget._replace(least=3)
     for key in "abcdef":
-        prefilled(schedule, key)
+        prefill_key(schedule, key)
     schedule.add_prompt("long", 60, 1.0)
     schedule.admit_waiting()
 
@@ -188,9 +188,9 @@ def test_sequences_that_take_all_of_a_step_leave_the_least_share():
 
 
 def test_prompts_have_the_time_that_media_leave():
-    together, apart = costed(), costed(split=False)
+    together, apart = make_costed(), make_costed(split=False)
     for schedule in (together, apart):
-        prefilled(schedule, "a")
+        prefill_key(schedule, "a")
         schedule.add_prompt("b", 60, 0.0)
         schedule.admit_waiting()
         for number in range(3):
@@ -203,27 +203,27 @@ def test_prompts_have_the_time_that_media_leave():
 
 
 def test_prompts_that_are_computed_one_by_one_cost_one_by_one():
-    one_by_one, batched = costed(batched=False), costed(batched=True)
-    for schedule in (one_by_one, batched):
+    one_by_one, batched_schedule = make_costed(batched=False), make_costed(batched=True)
+    for schedule in (one_by_one, batched_schedule):
         schedule.budget = schedule.budget._replace(costs=CostTable([(4, 0.4), (104, 10.4)]))
-        prefilled(schedule, "a", 4)
+        prefill_key(schedule, "a", 4)
         for number in range(8):
             schedule.add_prompt(f"p{number}", 1, 0.0)
         schedule.admit_waiting()
 
     # A pass takes 0.4 s, however short its prompt is, and 0.8 s are left.
     assert one_by_one.next_step().prefill == [("p0", 1), ("p1", 1)]
-    assert len(batched.next_step().prefill) == 7
+    assert len(batched_schedule.next_step().prefill) == 7
 
 
 @pytest.mark.parametrize("stage", ["waiting", "prefilling", "held", "decoding", "item", "unknown"])
 def test_who_leaves_is_nowhere_any_more(stage: str):
-    schedule = made()
+    schedule = make_schedule()
     match stage:
         case "waiting" | "prefilling" | "held":
             schedule.add_prompt("a", 20 if stage == "prefilling" else 1, 0.0)
         case "decoding":
-            prefilled(schedule, "a")
+            prefill_key(schedule, "a")
         case "item":
             schedule.add_media("a", 3, 0.0, KIND)
     if stage in ("prefilling", "held"):
@@ -239,9 +239,9 @@ def test_who_leaves_is_nowhere_any_more(stage: str):
 
 def test_work_without_size_is_refused():
     with pytest.raises(ValueError, match="size 0"):
-        made().add_prompt("a", 0, 0.0)
+        make_schedule().add_prompt("a", 0, 0.0)
     with pytest.raises(ValueError, match="size -1"):
-        made().add_media("a", -1, 0.0, KIND)
+        make_schedule().add_media("a", -1, 0.0, KIND)
 
 
 # Properties of random executors, driven as an engine drives them.
@@ -266,10 +266,10 @@ class Driven:
             if key not in self.prompts:
                 schedule.start_decode(key)
         decoding = list(schedule._decoding)
-        both = bool(schedule._prefilling) and bool(schedule._media)
+        has_both = bool(schedule._prefilling) and bool(schedule._media)
         turn = schedule.next_step()
         assert turn.decode == decoding
-        self._check(turn.prefill, turn.media, bool(decoding), both)
+        self._check_budgets(turn.prefill, turn.media, bool(decoding), has_both)
         for key in turn.decode:
             self.answers[key] -= 1
             if not self.answers[key]:
@@ -286,14 +286,14 @@ class Driven:
             self.first.setdefault(key, self.now)
         self.now += 1
 
-    def _check(self, prefill: list[tuple[str, int]], media: list[str], decodes: bool, both: bool) -> None:
+    def _check_budgets(self, prefill: list[tuple[str, int]], media: list[str], decodes: bool, both: bool) -> None:
         """Check that no budget is exceeded, or unused while work waits."""
         half = 2 if both and self.schedule.split else 1
         budget = self.schedule.budget
         limit = max(1, (budget.beside if decodes else budget.alone) // half)
-        used = sum(size for _, size in prefill)
-        assert used <= limit
-        assert used == limit or not self.schedule._prefilling
+        used_tokens = sum(size for _, size in prefill)
+        assert used_tokens <= limit
+        assert used_tokens == limit or not self.schedule._prefilling
         assert self.schedule.used <= self.schedule.slots
         whole = self.schedule.kinds[KIND]
         tokens = sum(self.sizes[key] for key in media)
@@ -321,9 +321,9 @@ def test_all_that_comes_is_done_once_and_within_budgets(
     schedule.kinds = {KIND: StepBudget(*budgets[2:])}
     driven = Driven(schedule)
 
-    for key, what in zip(names(), work, strict=False):
-        come(driven, key, *what[:3])
-        for _ in range(what[3]):
+    for key, event in zip(generate_names(), work, strict=False):
+        add_work(driven, key, *event[:3])
+        for _ in range(event[3]):
             driven.step()
     left = 1 + sum(driven.prompts.values()) + sum(driven.answers.values()) + len(driven.sizes)
     for _ in range(left):  # each step does something, so this many are enough
@@ -335,7 +335,7 @@ def test_all_that_comes_is_done_once_and_within_budgets(
     assert not any(driven.answers.values())
 
 
-def come(driven: Driven, key: str, kind: str, size: int, answer: int) -> None:
+def add_work(driven: Driven, key: str, kind: str, size: int, answer: int) -> None:
     if kind == "item":
         driven.sizes[key] = size
         driven.schedule.add_media(key, size, float(driven.now), KIND)
@@ -348,7 +348,7 @@ def come(driven: Driven, key: str, kind: str, size: int, answer: int) -> None:
         driven.schedule.add_prompt(key, size, float(driven.now))
 
 
-def names() -> Iterator[str]:
+def generate_names() -> Iterator[str]:
     number = 0
     while True:
         yield f"w{number}"
@@ -364,12 +364,12 @@ def test_a_stream_of_short_work_never_keeps_a_long_one_waiting_beyond_its_patien
     schedule: Schedule[str] = Schedule(slots, StepBudget(8, 8), patience=float(patience), whole=60)
     schedule.kinds = {KIND: StepBudget(8, 8, 2)}
     driven = Driven(schedule)
-    come(driven, "long", kind, 60, 1)
+    add_work(driven, "long", kind, 60, 1)
 
     # Each step receives more work than it can do, forever.
     while "long" not in driven.first:
         for number, size in enumerate(shorts):
-            come(driven, f"{driven.now}-{number}", kind, size, 1)
+            add_work(driven, f"{driven.now}-{number}", kind, size, 1)
         driven.step()
         assert driven.now <= 3 * len(shorts) * (patience + 2)
 

@@ -16,41 +16,41 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings
 from omnibus_gateway.routing.executors import ExecutorTable
-from tests.unit.executor.arithmetic import invocation
-from tests.unit.plugins.dists import installer, toy
+from tests.unit.executor.arithmetic import make_invocation
+from tests.unit.plugins.dists import install_toy, open_installer
 from tests.unit.sidecar import node as nodes
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 PATIENCE = 20.0  # seconds
 OMNI = {"model": "qwen2.5-omni", "family": "qwen2_5_omni", "option": "E", "components": "vision,audio"}
 
 
-def service(**settings: Any) -> ExecutorService:
+def make_service(**settings: Any) -> ExecutorService:
     return ExecutorService(ExecutorSettings(**{**OMNI, **settings}))
 
 
 def test_unit_tasks_are_named_after_the_familys_kinds():
-    assert service().make_identity("n").tasks == {
+    assert make_service().make_identity("n").tasks == {
         "encode-qwen2_5-omni-vision": "vision",
         "encode-qwen2_5-omni-audio": "audio",
     }
 
 
 def test_unit_tasks_that_are_told_are_those_of_the_components_in_their_order():
-    made = service(tasks="encode-gemma-a-vision,hear-b-audio", family="").make_identity("n")
+    identity = make_service(tasks="encode-gemma-a-vision,hear-b-audio", family="").make_identity("n")
 
-    assert made.tasks == {"encode-gemma-a-vision": "vision", "hear-b-audio": "audio"}
+    assert identity.tasks == {"encode-gemma-a-vision": "vision", "hear-b-audio": "audio"}
 
 
 def test_an_executor_is_of_the_option_that_the_plan_names():
-    made = service(option="Ta+V").make_identity("n")
+    identity = make_service(option="Ta+V").make_identity("n")
 
-    assert made.option == "Ta+V"
-    assert made.id.startswith("qwen2_5-omni-Ta_V-")
+    assert identity.option == "Ta+V"
+    assert identity.id.startswith("qwen2_5-omni-Ta_V-")
 
 
 def test_without_an_option_it_is_named_after_its_components():
-    assert service(option="").make_identity("n").option == "vision+audio"
+    assert make_service(option="").make_identity("n").option == "vision+audio"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_without_an_option_it_is_named_after_its_components():
 )
 def test_settings_that_make_no_executor_are_named(settings: dict[str, Any], fault: str):
     with pytest.raises(BadRequest, match=fault):
-        service(**settings).make_identity("n")
+        make_service(**settings).make_identity("n")
 
 
 @pytest.mark.parametrize("path", ["nothing", "omnibus.nothing:engine", "omnibus.executor.python_task:nothing"])
@@ -80,20 +80,20 @@ def test_an_engine_that_is_not_there_is_named_with_its_variable(path: str):
 async def test_an_executor_that_cannot_start_publishes_the_error(nats_url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_BUS_URL", nats_url)
     bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
-    heard: list[ExecutorStatus] = []
+    statuses: list[ExecutorStatus] = []
     await bus.subscribe(
         subjects.event_subject(subjects.EXECUTOR),
-        lambda delivery: heard.append(msgspec.json.decode(delivery.data, type=ExecutorStatus)),
+        lambda delivery: statuses.append(msgspec.json.decode(delivery.data, type=ExecutorStatus)),
     )
-    executor = service(engine="omnibus.nothing:engine")
+    executor = make_service(engine="omnibus.nothing:engine")
 
     with pytest.raises(BadRequest):
         await executor.startup()
     await executor.shutdown()
-    await until(lambda: bool(heard))
+    await wait_until(lambda: bool(statuses))
     await bus.drain()
 
-    [status] = heard
+    [status] = statuses
     assert (status.model, status.option, status.state) == ("qwen2.5-omni", "E", "gone")
     assert status.fault.startswith("BadRequest: OMNIBUS_EXECUTOR_ENGINE='omnibus.nothing:engine' must name")
     table = ExecutorTable()
@@ -112,14 +112,14 @@ async def test_an_executor_runs_the_engine_of_a_plugin(nats_url: str, tmp_path: 
         model="m", family="toy", checkpoint="/weights", option="E+", components="eye", engine="toy_host:engine"
     )
 
-    with installer(tmp_path / "site", monkeypatch) as install:
-        toy(install, "toy_host")
-        async with nodes.running(tmp_path):
+    with open_installer(tmp_path / "site", monkeypatch) as install:
+        install_toy(install, "toy_host")
+        async with nodes.run_sidecar(tmp_path):
             executor = ExecutorService(settings)
             bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
             try:
                 await executor.startup()
-                body = graph.encode_invocation(invocation([GraphNode(task, "eye", {}, "d")], ["x"], [(0, "said")]))
+                body = graph.encode_invocation(make_invocation([GraphNode(task, "eye", {}, "d")], ["x"], [(0, "said")]))
                 parts = [part async for part in bus.request_stream(subjects.task_subject(task), body, PATIENCE)]
             finally:
                 await executor.drain(1.0)

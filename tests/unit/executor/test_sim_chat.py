@@ -19,104 +19,113 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Simulation
 from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings
-from tests.unit.executor.arithmetic import invocation
-from tests.unit.executor.simulated import ALL, ENCODER, profile
-from tests.unit.gateway.house import OMNI, VL, House, answered, events, house, image, text
+from tests.unit.executor.arithmetic import make_invocation
+from tests.unit.executor.simulated import ALL, ENCODER, make_profile
+from tests.unit.gateway.house import (
+    OMNI,
+    VL,
+    ToyGateway,
+    make_image_part,
+    make_text_part,
+    read_chat_answer,
+    read_sse_events,
+    start_toy_gateway,
+)
 from tests.unit.sidecar import node as nodes
 
 PATIENCE = 20.0  # seconds
-FAST = profile({**ALL, "audio": {**ENCODER, "tokens": {"audio": 5}}}, time_scale=1e-5)
+FAST = make_profile({**ALL, "audio": {**ENCODER, "tokens": {"audio": 5}}}, time_scale=1e-5)
 FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni"}
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
+async def simulated_house(tmp_path: Path) -> AsyncIterator[ToyGateway]:
     """A house with simulated executors for every option of both models."""
-    async with house(tmp_path) as built:
-        built.serve(VL, OMNI)
-        assert built.router.plan is not None
+    async with start_toy_gateway(tmp_path) as gateway_house:
+        gateway_house.serve(VL, OMNI)
+        assert gateway_house.router.plan is not None
         runners = []
-        for model, planned in built.router.plan.models.items():
-            for option, spec in planned.options.items():
+        for model, model_plan in gateway_house.router.plan.models.items():
+            for option, spec in model_plan.options.items():
                 simulation = Simulation(ExecutorSettings(model=model, option=option, family=FAMILIES[model]), FAST)
-                made = {component: simulation.make_runner(component) for component in spec.components}
-                for runner in made.values():
+                runners_by_component = {component: simulation.make_runner(component) for component in spec.components}
+                for runner in runners_by_component.values():
                     await runner.load()
-                works = {component: runner.run for component, runner in made.items()}
-                await built.executor(model, option, *spec.components, **works)
-                runners += made.values()
-        yield built
+                works = {component: runner.run for component, runner in runners_by_component.items()}
+                await gateway_house.executor(model, option, *spec.components, **works)
+                runners += runners_by_component.values()
+        yield gateway_house
         for runner in runners:
             await runner.close()
 
 
-def usage(body: dict[str, Any]) -> tuple[int, int, int]:
+def count_usage(body: dict[str, Any]) -> tuple[int, int, int]:
     """Return the tokens of the prompt, its media, and the answer."""
-    used = body["usage"]
-    media = used["prompt_tokens_details"]
-    return used["prompt_tokens"], media["image_tokens"] + media["audio_tokens"], used["completion_tokens"]
+    counts = body["usage"]
+    media = counts["prompt_tokens_details"]
+    return counts["prompt_tokens"], media["image_tokens"] + media["audio_tokens"], counts["completion_tokens"]
 
 
 @pytest.mark.parametrize("path", ["E>L", "EL"])
-async def test_a_picture_and_a_question_are_answered(home: House, path: str):
-    response = await home.ask(VL, [text("x" * 40), image()], path=path)
+async def test_a_picture_and_a_question_are_answered(simulated_house: ToyGateway, path: str):
+    response = await simulated_house.ask(VL, [make_text_part("x" * 40), make_image_part()], path=path)
 
-    assert len(answered(response).split()) == 5
-    assert usage(response.json()) == (10 + 10, 10, 5)
+    assert len(read_chat_answer(response).split()) == 5
+    assert count_usage(response.json()) == (10 + 10, 10, 5)
     assert response.json()["choices"][0]["finish_reason"] == "stop"
-    await home.emptied()
+    await simulated_house.emptied()
 
 
-async def test_an_answer_is_as_long_as_it_may_be(home: House):
-    response = await home.ask(VL, "hello", max_tokens=3)
+async def test_an_answer_is_as_long_as_it_may_be(simulated_house: ToyGateway):
+    response = await simulated_house.ask(VL, "hello", max_tokens=3)
 
-    assert len(answered(response).split()) == 3
+    assert len(read_chat_answer(response).split()) == 3
     assert response.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_an_answer_streams(home: House):
-    response = await home.ask(VL, "hello", stream=True)
+async def test_an_answer_streams(simulated_house: ToyGateway):
+    response = await simulated_house.ask(VL, "hello", stream=True)
 
-    chunks = events(response)
-    said = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1] if chunk["choices"]]
-    assert len("".join(filter(None, said)).split()) == 5
+    chunks = read_sse_events(response)
+    texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1] if chunk["choices"]]
+    assert len("".join(filter(None, texts)).split()) == 5
     assert chunks[-1] == "[DONE]"
 
 
 @pytest.mark.parametrize("path", ["Th>Ta>V", "M"])
-async def test_speech_has_the_length_of_its_codes(home: House, path: str):
+async def test_speech_has_the_length_of_its_codes(simulated_house: ToyGateway, path: str):
     voice = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
 
-    response = await home.ask(OMNI, "hello", path=path, **voice)
+    response = await simulated_house.ask(OMNI, "hello", path=path, **voice)
 
     assert response.status_code == 200, response.text
-    spoken = response.json()["choices"][0]["message"]["audio"]
-    with wave.open(io.BytesIO(base64.b64decode(spoken["data"]))) as sound:
+    audio = response.json()["choices"][0]["message"]["audio"]
+    with wave.open(io.BytesIO(base64.b64decode(audio["data"]))) as sound:
         assert (sound.getnframes(), sound.getframerate()) == (4 * 3 * 10, 8000)
-    assert len(spoken["transcript"].split()) == 5
-    await home.emptied()
+    assert len(audio["transcript"].split()) == 5
+    await simulated_house.emptied()
 
 
-async def test_the_same_seed_answers_the_same_on_any_path(home: House):
-    first = await home.ask(VL, [text("what is it?"), image()], path="E>L", seed=5)
-    again = await home.ask(VL, [text("what is it?"), image()], path="EL", seed=5)
-    other = await home.ask(VL, [text("what is it?"), image()], path="EL", seed=6)
+async def test_the_same_seed_answers_the_same_on_any_path(simulated_house: ToyGateway):
+    first = await simulated_house.ask(VL, [make_text_part("what is it?"), make_image_part()], path="E>L", seed=5)
+    again = await simulated_house.ask(VL, [make_text_part("what is it?"), make_image_part()], path="EL", seed=5)
+    other = await simulated_house.ask(VL, [make_text_part("what is it?"), make_image_part()], path="EL", seed=6)
 
-    assert answered(first) == answered(again)
-    assert answered(first) != answered(other)
+    assert read_chat_answer(first) == read_chat_answer(again)
+    assert read_chat_answer(first) != read_chat_answer(other)
 
 
-async def test_a_replay_gives_the_recorded_answer(home: House):
-    asked = await home.ask(VL, [text("what is it?"), image()])
-    id = asked.headers["x-request-id"]
-    await home.ended(id)
-    recorded, _ = await home.records.find(id)
+async def test_a_replay_gives_the_recorded_answer(simulated_house: ToyGateway):
+    response = await simulated_house.ask(VL, [make_text_part("what is it?"), make_image_part()])
+    id = response.headers["x-request-id"]
+    await simulated_house.ended(id)
+    recording, _ = await simulated_house.records.find(id)
 
-    parts = home.bus.request_stream(subjects.REPLAY, graph.encode_invocation(recorded), PATIENCE)
-    *_, done = [json.loads(part) async for part in parts]
+    parts = simulated_house.bus.request_stream(subjects.REPLAY, graph.encode_invocation(recording), PATIENCE)
+    *_, result = [json.loads(part) async for part in parts]
 
-    assert (done["status"], done["identical"]) == ("done", True)
-    await home.emptied()
+    assert (result["status"], result["identical"]) == ("done", True)
+    await simulated_house.emptied()
 
 
 async def test_an_executor_process_runs_the_engine_by_its_settings(
@@ -139,12 +148,12 @@ async def test_an_executor_process_runs_the_engine_by_its_settings(
         task, "thinker", {"messages": [{"role": "user", "content": "hello"}], "params": {"max_tokens": 4}}, "d"
     )
 
-    async with nodes.running(tmp_path):
+    async with nodes.run_sidecar(tmp_path):
         executor = ExecutorService(settings)
         bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
         try:
             await executor.startup()
-            body = graph.encode_invocation(invocation([node], ["x"], [(0, "text")]))
+            body = graph.encode_invocation(make_invocation([node], ["x"], [(0, "text")]))
             parts = [part async for part in bus.request_stream(subjects.task_subject(task), body, PATIENCE)]
         finally:
             await executor.drain(1.0)

@@ -11,7 +11,7 @@ UNIT = Curve(base=1.0)
 TOKENS = Curve(per_token=1.0, base=0.001)
 
 
-def line(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, list[SimWork]]:
+def make_lane(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, list[SimWork]]:
     """Return a lane of passes with works that wait."""
     lane = Lane(UNIT, None, slots, share)
     works = [SimWork(size) for size in sizes]
@@ -20,25 +20,27 @@ def line(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, lis
     return Device(lanes=[lane]), lane, works
 
 
-def talk(*sequences: SimSequence, slots: int = 2, batch: Curve | None = UNIT, share: int = 0) -> tuple[Device, Lane]:
+def make_talk_lane(
+    *sequences: SimSequence, slots: int = 2, batch: Curve | None = UNIT, share: int = 0
+) -> tuple[Device, Lane]:
     lane = Lane(batch, UNIT, slots, share)
     for sequence in sequences:
         lane.queue_work(sequence, 0.0)
     return Device(lanes=[lane]), lane
 
 
-def turns(device: Device, most: int = 100) -> list[DeviceTurn]:
+def list_turns(device: Device, most: int = 100) -> list[DeviceTurn]:
     """Return all turns in order."""
-    at, found = 0.0, []
-    while (turn := device.next_turn(at)) is not None and len(found) < most:
+    at, finished_turns = 0.0, []
+    while (turn := device.next_turn(at)) is not None and len(finished_turns) < most:
         assert isinstance(turn, DeviceTurn)
         at += turn.seconds
         device.finish_turn(turn, at, len(turn.ends))
-        found.append(turn)
-    return found
+        finished_turns.append(turn)
+    return finished_turns
 
 
-def works(turn: DeviceTurn | None) -> list[SimWork]:
+def list_works(turn: DeviceTurn | None) -> list[SimWork]:
     assert turn is not None
     return [work for work, _ in turn.works]
 
@@ -47,42 +49,42 @@ def works(turn: DeviceTurn | None) -> list[SimWork]:
 
 
 def test_as_many_go_as_there_are_slots_first_come_first_served():
-    device, lane, (a, b, c, d, e) = line(1, 1, 1, 1, 1)
+    device, lane, (a, b, c, d, e) = make_lane(1, 1, 1, 1, 1)
 
-    assert [works(turn) for turn in turns(device)] == [[a, b], [c, d], [e]]
+    assert [list_works(turn) for turn in list_turns(device)] == [[a, b], [c, d], [e]]
     assert lane.passes == {2: 2, 1: 1}
     assert device.next_turn(10.0) is None
 
 
 def test_who_comes_later_than_now_does_not_go_now():
-    device, lane, (a,) = line(1)
+    device, lane, (a,) = make_lane(1)
     late = SimWork(1)
     lane.queue_work(late, 0.5)
 
     first = device.next_turn(0.0)
 
-    assert works(first) == [a]
+    assert list_works(first) == [a]
     assert device.next_turn(0.4) is None
-    assert works(device.next_turn(0.5)) == [late]
+    assert list_works(device.next_turn(0.5)) == [late]
 
 
 def test_a_batch_has_no_more_tokens_than_its_share_but_for_one_large_item():
-    device, _, (a, b, c, d) = line(3, 3, 9, 1, slots=4, share=6)
+    device, _, (a, b, c, d) = make_lane(3, 3, 9, 1, slots=4, share=6)
 
-    assert [works(turn) for turn in turns(device)] == [[a, b], [c], [d]]
+    assert [list_works(turn) for turn in list_turns(device)] == [[a, b], [c], [d]]
 
 
 def test_who_is_told_hears_the_time_at_which_its_pass_was_over():
-    device, lane, _ = line()
-    heard: list[float] = []
-    lane.queue_work(SimWork(1, told=heard.append), 2.0)
+    device, lane, _ = make_lane()
+    times: list[float] = []
+    lane.queue_work(SimWork(1, told=times.append), 2.0)
 
     turn = device.next_turn(2.0)
     assert turn is not None
-    assert heard == []
+    assert times == []
     device.finish_turn(turn, 3.0, 1)
 
-    assert heard == [3.0]
+    assert times == [3.0]
 
 
 def test_a_batch_takes_as_long_as_its_works_vary_on_average():
@@ -90,7 +92,7 @@ def test_a_batch_takes_as_long_as_its_works_vary_on_average():
     for factor in (0.5, 1.0, 1.2):
         lane.queue_work(SimWork(1, factor), 0.0)
 
-    [turn] = turns(Device(3.0, [lane]))
+    [turn] = list_turns(Device(3.0, [lane]))
 
     assert turn.seconds == pytest.approx(2.0 * 3.0 * 0.9)
     assert lane.busy == turn.seconds
@@ -100,18 +102,18 @@ def test_a_batch_takes_as_long_as_its_works_vary_on_average():
 
 
 def test_a_sequence_passes_once_and_then_steps_to_its_limit():
-    heard: list[float] = []
-    device, lane = talk(SimSequence(8, told=heard.append, limit=4))
+    times: list[float] = []
+    device, lane = make_talk_lane(SimSequence(8, told=times.append, limit=4))
 
-    assert [turn.stepping for turn in turns(device)] == [False, True, True, True]
-    assert heard == [1.0, 2.0, 3.0, 4.0]
+    assert [turn.stepping for turn in list_turns(device)] == [False, True, True, True]
+    assert times == [1.0, 2.0, 3.0, 4.0]
     assert lane.used == 0
     assert lane.tokens == 8 + 3
 
 
 def test_sequences_step_together_and_join_between_two_steps():
     a, b = SimSequence(1, limit=4), SimSequence(1, limit=3)
-    device, lane = talk(a)
+    device, lane = make_talk_lane(a)
     turn = device.next_turn(0.0)
     assert turn is not None
     lane.queue_work(b, 0.5)
@@ -120,7 +122,7 @@ def test_sequences_step_together_and_join_between_two_steps():
     kinds = []
     at = 1.0
     while (turn := device.next_turn(at)) is not None:
-        kinds.append((turn.stepping, works(turn)))
+        kinds.append((turn.stepping, list_works(turn)))
         at += turn.seconds
         device.finish_turn(turn, at, len(turn.ends))
 
@@ -129,106 +131,106 @@ def test_sequences_step_together_and_join_between_two_steps():
 
 def test_a_slot_that_gets_free_is_taken_before_the_next_step():
     a, b, c = SimSequence(1, limit=2), SimSequence(1, limit=3), SimSequence(1, limit=2)
-    device, _ = talk(a, b, c)
+    device, _ = make_talk_lane(a, b, c)
 
-    assert [works(turn) for turn in turns(device)] == [[a, b], [a, b], [c], [b, c]]
+    assert [list_works(turn) for turn in list_turns(device)] == [[a, b], [a, b], [c], [b, c]]
 
 
 def test_the_tokens_of_a_step_are_all_that_its_sequences_have():
-    device, lane = talk(SimSequence(10, limit=3), SimSequence(20, limit=3), batch=None)
+    device, lane = make_talk_lane(SimSequence(10, limit=3), SimSequence(20, limit=3), batch=None)
     lane.step = TOKENS
 
-    assert [turn.seconds for turn in turns(device)] == pytest.approx([30.001, 32.001, 34.001])
+    assert [turn.seconds for turn in list_turns(device)] == pytest.approx([30.001, 32.001, 34.001])
 
 
 def test_a_long_prompt_is_cut_and_steps_go_between_its_pieces():
     short, long = SimSequence(1, limit=6), SimSequence(10, limit=2)
-    device, _ = talk(short, long, share=4)
+    device, _ = make_talk_lane(short, long, share=4)
 
-    found = turns(device)
+    all_turns = list_turns(device)
 
-    assert [(turn.stepping, [size for _, size in turn.works]) for turn in found if not turn.stepping] == [
+    assert [(turn.stepping, [size for _, size in turn.works]) for turn in all_turns if not turn.stepping] == [
         (False, [1, 3]), (False, [4]), (False, [3]),
     ]  # fmt: skip
-    assert [turn.stepping for turn in found] == [False, False, True, False, True, True, True, True]
+    assert [turn.stepping for turn in all_turns] == [False, False, True, False, True, True, True, True]
     assert (long.done, short.done) == (2, 6)
 
 
 def test_a_sequence_takes_no_step_that_it_is_not_allowed():
     fast, slow = SimSequence(1, limit=3), SimSequence(1, limit=3, allowed=1)
-    device, lane = talk(fast, slow)
+    device, lane = make_talk_lane(fast, slow)
 
-    turns(device)
+    list_turns(device)
     assert (fast.done, slow.done, lane.used) == (3, 1, 1)
 
     lane.extend_sequence(slow, inf, 3, 9.0)
     assert device.next_turn(8.0) is None
     turn = device.next_turn(9.0)
-    assert works(turn) == [slow]
+    assert list_works(turn) == [slow]
 
 
 def test_a_sequence_that_has_reached_its_new_limit_leaves_at_once():
-    heard: list[float] = []
-    sequence = SimSequence(1, told=heard.append, allowed=2)
-    device, lane = talk(sequence)
-    turns(device)
+    times: list[float] = []
+    sequence = SimSequence(1, told=times.append, allowed=2)
+    device, lane = make_talk_lane(sequence)
+    list_turns(device)
 
     lane.extend_sequence(sequence, inf, 2, 7.0)
 
     assert lane.used == 0
     assert sequence.is_finished
-    assert heard[-1] == 7.0
+    assert times[-1] == 7.0
 
 
 def test_who_is_told_seldom_still_hears_the_end():
-    heard: list[float] = []
-    device, _ = talk(SimSequence(1, told=heard.append, limit=8, first=2, every=3))
+    times: list[float] = []
+    device, _ = make_talk_lane(SimSequence(1, told=times.append, limit=8, first=2, every=3))
 
-    turns(device)
+    list_turns(device)
 
-    assert heard == [2.0, 5.0, 8.0]
+    assert times == [2.0, 5.0, 8.0]
 
 
 def test_one_without_a_pass_begins_with_a_step():
     sequence = SimSequence(100, limit=2)
-    device, _ = talk(sequence, batch=None)
+    device, _ = make_talk_lane(sequence, batch=None)
 
-    assert [turn.stepping for turn in turns(device)] == [True, True]
+    assert [turn.stepping for turn in list_turns(device)] == [True, True]
 
 
 # Leaving
 
 
 def test_who_leaves_the_queue_is_not_served():
-    device, lane, (a, b, c) = line(1, 1, 1)
+    device, lane, (a, b, c) = make_lane(1, 1, 1)
     lane.remove_work(b, 0.0)
     lane.remove_work(b, 0.0)
 
-    assert works(device.next_turn(0.0)) == [a, c]
+    assert list_works(device.next_turn(0.0)) == [a, c]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_a_slot_is_free_at_once_when_its_sequence_leaves(steps: int):
     leaving, waiting = SimSequence(1, limit=9), SimSequence(1, limit=2)
-    device, lane = talk(leaving, waiting, slots=1)
-    turns(device, steps)
+    device, lane = make_talk_lane(leaving, waiting, slots=1)
+    list_turns(device, steps)
     assert len(lane.waiting) == 1
 
     lane.remove_work(leaving, 50.0)
 
     assert (lane.used, len(lane.waiting)) == (1, 0)
-    assert works(device.next_turn(50.0)) == [waiting]
+    assert list_works(device.next_turn(50.0)) == [waiting]
 
 
 def test_who_leaves_during_a_turn_is_passed_over():
-    heard: list[float] = []
-    device, lane = talk(SimSequence(1, told=heard.append, limit=9), slots=1)
+    times: list[float] = []
+    device, lane = make_talk_lane(SimSequence(1, told=times.append, limit=9), slots=1)
     turn = device.next_turn(0.0)
     assert turn is not None
-    lane.remove_work(works(turn)[0], 0.5)
+    lane.remove_work(list_works(turn)[0], 0.5)
     device.finish_turn(turn, 1.0, 1)
 
-    assert heard == []
+    assert times == []
     assert (lane.used, lane.tokens) == (0, 0)
     assert device.next_turn(9.0) is None
 
@@ -237,32 +239,32 @@ def test_who_leaves_during_a_turn_is_passed_over():
 
 
 def test_steps_that_nobody_hears_of_are_one_turn():
-    heard: list[float] = []
-    a, b = SimSequence(10, told=heard.append, limit=20, first=8), SimSequence(10, limit=30, first=30)
-    device, lane = talk(a, b, batch=None)
+    times: list[float] = []
+    a, b = SimSequence(10, told=times.append, limit=20, first=8), SimSequence(10, limit=30, first=30)
+    device, lane = make_talk_lane(a, b, batch=None)
     lane.step = Curve(base=1.0, per_token=0.1)
 
-    first, *others = turns(device)
+    first, *later_turns = list_turns(device)
 
     each = [1.0 + 0.1 * (20 + 2 * step) for step in range(8)]
     assert first.ends == pytest.approx([sum(each[: step + 1]) for step in range(8)])
-    assert heard[0] == pytest.approx(first.seconds)
-    assert [len(turn.ends) for turn in others][-1] == 10
+    assert times[0] == pytest.approx(first.seconds)
+    assert [len(turn.ends) for turn in later_turns][-1] == 10
     assert lane.steps == {2: 20, 1: 10}
     assert (a.done, b.done) == (20, 30)
 
 
 def test_a_turn_has_no_more_steps_than_are_allowed():
     sequence = SimSequence(1, limit=30, allowed=5, first=30)
-    device, _ = talk(sequence, batch=None)
+    device, _ = make_talk_lane(sequence, batch=None)
 
-    assert [len(turn.ends) for turn in turns(device)] == [5]
+    assert [len(turn.ends) for turn in list_turns(device)] == [5]
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_while_somebody_else_could_go_each_step_is_a_turn(beside: bool):
-    device, lane = talk(SimSequence(1, limit=30, first=30))
-    turns(device, 1)
+    device, lane = make_talk_lane(SimSequence(1, limit=30, first=30))
+    list_turns(device, 1)
     other = Lane(UNIT, None, 1) if beside else lane
     device.lanes.append(other)
     other.queue_work(SimWork(1) if beside else SimSequence(1, limit=2), 1.5)
@@ -275,11 +277,11 @@ def test_while_somebody_else_could_go_each_step_is_a_turn(beside: bool):
 
 def test_a_turn_may_end_after_the_step_that_is_under_way():
     sequence = SimSequence(1, limit=30, first=30)
-    device, lane = talk(sequence, batch=None)
+    device, lane = make_talk_lane(sequence, batch=None)
     turn = device.next_turn(0.0)
     assert turn is not None
 
-    assert [turn.steps_begun(passed) for passed in (0.0, 0.5, 1.0, 1.5, 29.5, 99.0)] == [1, 1, 1, 2, 30, 30]
+    assert [turn.steps_begun(elapsed) for elapsed in (0.0, 0.5, 1.0, 1.5, 29.5, 99.0)] == [1, 1, 1, 2, 30, 30]
     device.finish_turn(turn, 2.0, 2)
 
     assert (sequence.done, lane.busy, lane.tokens) == (2, 2.0, 2)
@@ -295,9 +297,9 @@ def test_components_of_one_device_take_turns_by_how_long_they_have_waited():
     for _ in range(3):
         encoder.queue_work(SimWork(1), 0.5)
 
-    found = turns(device)
+    all_turns = list_turns(device)
 
-    assert [(turn.lane is encoder, turn.stepping) for turn in found] == [
+    assert [(turn.lane is encoder, turn.stepping) for turn in all_turns] == [
         (False, False), (True, False), (True, False), (True, False), (False, True), (False, True),
     ]  # fmt: skip
     assert device.busy == 6.0

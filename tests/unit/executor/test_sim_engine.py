@@ -19,37 +19,41 @@ from tests.unit.executor.simulated import (
     TALKER,
     Alarm,
     VirtualClock,
-    chat,
-    one,
-    profile,
+    make_chat_job,
+    make_profile,
+    select_component,
 )
 
 
-def settings(**more: Any) -> ExecutorSettings:
+def make_settings(**more: Any) -> ExecutorSettings:
     usual = {"model": "m", "family": "qwen2_5_omni", "components": "vision,thinker", "option": "EL"}
     return ExecutorSettings(**{**usual, **more})
 
 
 @pytest.fixture
-def path(tmp_path) -> str:
-    given = {"default": {"components": {"vision": {**ENCODER, "kind": ""}, "talker": TALKER, "odd": {"slots": 1}}}}
-    (tmp_path / "profile.json").write_text(json.dumps(given))
+def profile_path(tmp_path) -> str:
+    document = {"default": {"components": {"vision": {**ENCODER, "kind": ""}, "talker": TALKER, "odd": {"slots": 1}}}}
+    (tmp_path / "profile.json").write_text(json.dumps(document))
     return str(tmp_path / "profile.json")
 
 
-def test_the_engine_follows_the_profile_or_else_the_checkpoint(path: str):
+def test_the_engine_follows_the_profile_or_else_the_checkpoint(profile_path: str):
     engine = named("omnibus_engines:sim")
 
-    for given in ({"profile": path}, {"checkpoint": path}, {"profile": path, "checkpoint": "/models/m"}):
-        assert type(engine("vision", settings(**given))).__name__ == "SimulatedEncoder"
+    for fields in (
+        {"profile": profile_path},
+        {"checkpoint": profile_path},
+        {"profile": profile_path, "checkpoint": "/models/m"},
+    ):
+        assert type(engine("vision", make_settings(**fields))).__name__ == "SimulatedEncoder"
 
 
-def test_components_of_one_executor_share_a_device_and_executors_do_not(path: str):
+def test_components_of_one_executor_share_a_device_and_executors_do_not(profile_path: str):
     engine = named("omnibus_engines:sim")
-    mine, yours = settings(profile=path), settings(profile=path)
+    first_settings, second_settings = make_settings(profile=profile_path), make_settings(profile=profile_path)
 
-    vision, talker = engine("vision", mine), engine("talker", mine)
-    other = engine("vision", yours)
+    vision, talker = engine("vision", first_settings), engine("talker", first_settings)
+    other = engine("vision", second_settings)
 
     assert vision._machine is talker._machine
     assert other._machine is not vision._machine
@@ -60,15 +64,15 @@ def test_an_executor_of_a_cell_takes_as_long_as_one_without(tmp_path):
     file.write_text(json.dumps({"options": {"EL": {"components": {"vision": {**ENCODER, "kind": ""}}}}}))
     engine = named("omnibus_engines:sim")
 
-    celled = engine("vision", settings(profile=str(file), option="EL@c1", cell="c1"))
+    cell_runner = engine("vision", make_settings(profile=str(file), option="EL@c1", cell="c1"))
 
-    assert type(celled).__name__ == "SimulatedEncoder"
+    assert type(cell_runner).__name__ == "SimulatedEncoder"
     with pytest.raises(BadRequest, match="no component 'vision'"):
-        engine("vision", settings(profile=str(file), option="EL@c1"))
+        engine("vision", make_settings(profile=str(file), option="EL@c1"))
 
 
 @pytest.mark.parametrize(
-    ("component", "given", "fault"),
+    ("component", "fields", "fault"),
     [
         ("thinker", {}, "no component 'thinker'; there is odd, talker, vision"),
         ("odd", {}, "component odd of kind any: it needs `batch` or `step` and `outputs`"),
@@ -76,15 +80,15 @@ def test_an_executor_of_a_cell_takes_as_long_as_one_without(tmp_path):
         ("vision", {"profile": "/nowhere"}, "'/nowhere' cannot be read"),
     ],
 )
-def test_an_engine_without_what_it_needs_says_so(path: str, component: str, given: dict, fault: str):
+def test_an_engine_without_what_it_needs_says_so(profile_path: str, component: str, fields: dict, fault: str):
     with pytest.raises(BadRequest, match=fault):
-        named("omnibus_engines:sim")(component, settings(**{"profile": path, **given}))
+        named("omnibus_engines:sim")(component, make_settings(**{"profile": profile_path, **fields}))
 
 
 async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():
-    simulation = Simulation(settings(), profile(time_scale=1e-6))
+    simulation = Simulation(make_settings(), make_profile(time_scale=1e-6))
     runner = simulation.make_runner("thinker")
-    job = chat()
+    job = make_chat_job()
 
     await runner.load()
     async with asyncio.timeout(20):
@@ -95,13 +99,13 @@ async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():
 
 
 async def test_late_timers_do_not_slow_a_busy_device_down():
-    class Late(VirtualClock):
+    class LateClock(VirtualClock):
         def later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
             return super().later(seconds + 0.3, callback)
 
-    late = Late()
-    simulation = Simulation(settings(option="O"), profile(one("thinker", steps=40)), late.clock)
-    runner, job = simulation.make_runner("thinker"), chat()
+    late = LateClock()
+    simulation = Simulation(make_settings(option="O"), make_profile(select_component("thinker", steps=40)), late.clock)
+    runner, job = simulation.make_runner("thinker"), make_chat_job()
     await runner.load()
     began = late.time
 
@@ -114,17 +118,17 @@ async def test_late_timers_do_not_slow_a_busy_device_down():
 async def test_another_role_starts_nothing_and_is_as_the_profile_says():
     late = VirtualClock()
     parts = {"prefill": {"batch": {"base": 1.0}, "steps": 5}, "decode": {"step": {"base": 0.5}}}
-    given = decode_profile(msgspec.json.encode({"default": {"startup": 30.0, "components": parts}}))
-    first = Simulation(settings(option="P", components="prefill"), given, late.clock)
-    prefill, role = first.make_runner("prefill"), settings(option="D", components="decode")
+    role_profile = decode_profile(msgspec.json.encode({"default": {"startup": 30.0, "components": parts}}))
+    first = Simulation(make_settings(option="P", components="prefill"), role_profile, late.clock)
+    prefill, role = first.make_runner("prefill"), make_settings(option="D", components="decode")
     began = late.time
     await prefill.load()
-    started = late.time
+    start_time = late.time
 
     decode = prefill.switch_role("decode", role)
     await decode.load()
     await prefill.close()
 
     assert isinstance(decode, SimulatedDecode)
-    assert (started, late.time) == (began + 30.0, started)
+    assert (start_time, late.time) == (began + 30.0, start_time)
     await decode.close()

@@ -16,14 +16,14 @@ from omnibus.executor.sim.engine import KINDS, lane_of
 from omnibus.executor.sim.profile import SimComponent, kind_of
 
 
-def example() -> bytes:
+def read_example() -> bytes:
     """Return the profile from the module's docstring."""
     documentation = profiles.__doc__ or ""
-    found, _ = json.JSONDecoder().raw_decode(documentation[documentation.index("{") :])
-    return json.dumps(found).encode()
+    document, _ = json.JSONDecoder().raw_decode(documentation[documentation.index("{") :])
+    return json.dumps(document).encode()
 
 
-def faulty(**component: object) -> bytes:
+def encode_faulty(**component: object) -> bytes:
     return json.dumps({"options": {"E": {"components": {"vision": component}}}}).encode()
 
 
@@ -31,7 +31,7 @@ def faulty(**component: object) -> bytes:
 
 
 def test_the_documented_profile_has_a_lane_for_each_of_its_components():
-    read_back = decode_profile(example())
+    read_back = decode_profile(read_example())
 
     for name in ("EL", "L", "anything else"):
         option = read_back.find_option(name)
@@ -55,34 +55,34 @@ def test_every_field_is_documented():
 
 
 def test_an_option_takes_from_the_default_what_it_does_not_say():
-    found = decode_profile(example()).find_option("EL")
+    option = decode_profile(read_example()).find_option("EL")
 
-    assert found.alpha == 1.15
-    assert found.startup == 30
-    assert found.find_component("thinker").slots == 24
-    assert found.find_component("thinker").share == 2048
-    assert found.find_component("vision") == decode_profile(example()).default.find_component("vision")
+    assert option.alpha == 1.15
+    assert option.startup == 30
+    assert option.find_component("thinker").slots == 24
+    assert option.find_component("thinker").share == 2048
+    assert option.find_component("vision") == decode_profile(read_example()).default.find_component("vision")
 
 
 def test_an_option_is_found_by_model_and_name_then_by_name_then_by_default():
-    found = decode_profile(example())
+    example_profile = decode_profile(read_example())
 
-    assert found.find_option("L", "other-model").startup == 60
-    assert found.find_option("L", "this-model") is found.default
-    assert found.find_option("EL", "other-model") is found.options["EL"]
+    assert example_profile.find_option("L", "other-model").startup == 60
+    assert example_profile.find_option("L", "this-model") is example_profile.default
+    assert example_profile.find_option("EL", "other-model") is example_profile.options["EL"]
 
 
 def test_an_option_may_bring_components_that_the_default_lacks():
-    found = decode_profile(faulty(batch={"base": 1.0}, tokens={"image": 3}))
+    example_profile = decode_profile(encode_faulty(batch={"base": 1.0}, tokens={"image": 3}))
 
-    assert found.find_option("E").find_component("vision").batch == Curve(base=1.0)
+    assert example_profile.find_option("E").find_component("vision").batch == Curve(base=1.0)
     with pytest.raises(BadRequest, match="default has no component 'vision'; there is none"):
-        found.find_option("L").find_component("vision")
+        example_profile.find_option("L").find_component("vision")
 
 
 def test_a_file_is_read_and_named_in_what_is_said_of_it(tmp_path: Path):
     path = tmp_path / "cell.json"
-    path.write_bytes(example())
+    path.write_bytes(read_example())
     assert read_profile(str(path)).time_scale == 0.1
 
     path.write_bytes(b"{")
@@ -110,23 +110,23 @@ def test_a_file_that_cannot_be_read_is_a_bad_request(path: str, fault: str):
         (b'{"options": {"E": {"alpha": 0}}}', "alpha"),
         (b'{"options": {"E": {"parts": {}}}}', "parts"),
         (b'{"default": {"components": {"vision": {"slots": 1.5}}}}', "default, component vision: .*slots"),
-        (faulty(slots=-1), "option E, component vision: .*slots"),
-        (faulty(kind="dream"), "option E, component vision: .*kind"),
-        (faulty(batch={}), "option E, component vision: a batch must take some time"),
-        (faulty(batch={"points": [[1, 0]]}), "must take some time"),
-        (faulty(batch={"points": [[4, 1], [2, 1]]}), "from small to large"),
-        (faulty(batch={"points": [[2, 1], [2, 2]]}), "from small to large"),
-        (faulty(batch={"points": [[0, 1]]}), "points"),
-        (faulty(batch={"base": -1}), "base"),
-        (faulty(batch={"base": 1e9}), "base"),
-        (faulty(step={"linear": 1}), "linear"),
-        (faulty(steps={"mean": -1}), "steps"),
-        (faulty(steps="many"), "steps"),
-        (faulty(tokens=5), "tokens"),
-        (faulty(tokens={"image": {"average": 5}}), "average"),
-        (faulty(dtype="bfloat16"), "dtype"),
-        (faulty(outputs={"y": {"shape": [0]}}), "shape"),
-        (faulty(outputs={"y": {"dtype": "object"}}), "dtype"),
+        (encode_faulty(slots=-1), "option E, component vision: .*slots"),
+        (encode_faulty(kind="dream"), "option E, component vision: .*kind"),
+        (encode_faulty(batch={}), "option E, component vision: a batch must take some time"),
+        (encode_faulty(batch={"points": [[1, 0]]}), "must take some time"),
+        (encode_faulty(batch={"points": [[4, 1], [2, 1]]}), "from small to large"),
+        (encode_faulty(batch={"points": [[2, 1], [2, 2]]}), "from small to large"),
+        (encode_faulty(batch={"points": [[0, 1]]}), "points"),
+        (encode_faulty(batch={"base": -1}), "base"),
+        (encode_faulty(batch={"base": 1e9}), "base"),
+        (encode_faulty(step={"linear": 1}), "linear"),
+        (encode_faulty(steps={"mean": -1}), "steps"),
+        (encode_faulty(steps="many"), "steps"),
+        (encode_faulty(tokens=5), "tokens"),
+        (encode_faulty(tokens={"image": {"average": 5}}), "average"),
+        (encode_faulty(dtype="bfloat16"), "dtype"),
+        (encode_faulty(outputs={"y": {"shape": [0]}}), "shape"),
+        (encode_faulty(outputs={"y": {"dtype": "object"}}), "dtype"),
     ],
 )
 def test_a_profile_with_a_fault_is_refused_with_its_place(body: bytes, fault: str):
@@ -150,14 +150,14 @@ def test_a_profile_with_a_fault_is_refused_with_its_place(body: bytes, fault: st
     ],
 )
 def test_what_a_kind_cannot_do_without_is_named(kind: str, component: dict, lack: str):
-    option = decode_profile(faulty(**component)).find_option("E")
+    option = decode_profile(encode_faulty(**component)).find_option("E")
 
     with pytest.raises(BadRequest, match=f"option E, component vision of kind {kind}: it needs {lack}"):
         lane_of(Device(), option, "vision", kind, 16)
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "family", "kind"),
+    ("name", "explicit_kind", "family", "kind"),
     [
         ("vision", "", "qwen2_5_vl", "encode"),
         ("talker", "", "qwen2_5_omni", "talk"),
@@ -167,8 +167,8 @@ def test_what_a_kind_cannot_do_without_is_named(kind: str, component: dict, lack
         ("denoiser", "", "", "any"),
     ],
 )
-def test_a_kind_is_told_or_the_familys_or_any(name: str, told: str, family: str, kind: str):
-    assert kind_of(name, SimComponent(kind=told), family) == kind
+def test_a_kind_is_told_or_the_familys_or_any(name: str, explicit_kind: str, family: str, kind: str):
+    assert kind_of(name, SimComponent(kind=explicit_kind), family) == kind
     assert kind in KINDS
 
 
@@ -221,33 +221,33 @@ def test_the_same_parts_draw_the_same_numbers():
 
 
 def test_draws_of_many_jobs_fill_the_unit_evenly():
-    drawn = sorted(Draw(0, seed).uniform() for seed in range(1000))
+    samples = sorted(Draw(0, seed).uniform() for seed in range(1000))
 
-    assert 0 < drawn[0] < drawn[-1] < 1
-    assert max(abs(value - at / 1000) for at, value in enumerate(drawn)) < 0.06
+    assert 0 < samples[0] < samples[-1] < 1
+    assert max(abs(value - at / 1000) for at, value in enumerate(samples)) < 0.06
     assert {Draw(seed).integer_below(4) for seed in range(100)} == {0, 1, 2, 3}
 
 
 def test_a_size_has_the_mean_and_the_variation_that_it_says():
     size = SizeDistribution(mean=200, cv=0.5)
-    drawn = [size.draw_size(Draw(0, seed)) for seed in range(4000)]
+    samples = [size.draw_size(Draw(0, seed)) for seed in range(4000)]
 
-    assert fmean(drawn) == pytest.approx(200, rel=0.05)
-    assert stdev(drawn) / fmean(drawn) == pytest.approx(0.5, rel=0.1)
+    assert fmean(samples) == pytest.approx(200, rel=0.05)
+    assert stdev(samples) / fmean(samples) == pytest.approx(0.5, rel=0.1)
 
 
 def test_jitter_has_mean_one_and_stays_within_its_bounds():
-    drawn = [Draw(0, seed).jitter_factor(0.2) for seed in range(2000)]
+    samples = [Draw(0, seed).jitter_factor(0.2) for seed in range(2000)]
 
-    assert fmean(drawn) == pytest.approx(1.0, rel=0.01)
-    assert 0.8 < min(drawn) < 0.82
-    assert 1.18 < max(drawn) < 1.2
+    assert fmean(samples) == pytest.approx(1.0, rel=0.01)
+    assert 0.8 < min(samples) < 0.82
+    assert 1.18 < max(samples) < 1.2
     assert Draw(0).jitter_factor(0.0) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("size", "amount", "drawn"),
+    ("size", "amount", "expected_size"),
     [(SizeDistribution(mean=12), 0, 12), (SizeDistribution(per=1.5), 10, 15), (SizeDistribution(mean=5, per=2), 3, 11), (SizeDistribution(), 0, 1), (SizeDistribution(mean=9, most=4), 0, 4)],
 )  # fmt: skip
-def test_a_size_without_variation_is_what_it_says(size: SizeDistribution, amount: float, drawn: int):
-    assert size.draw_size(Draw("any"), amount) == drawn
+def test_a_size_without_variation_is_what_it_says(size: SizeDistribution, amount: float, expected_size: int):
+    assert size.draw_size(Draw("any"), amount) == expected_size

@@ -13,68 +13,68 @@ from omnibus.executor.runner import Item
 from omnibus.executor.sim.language import WORDS, SimulatedDecode, SimulatedPrefill
 from tests.unit.executor.simulated import (
     THINKER,
-    bench,
-    chat,
-    media,
-    one,
-    profile,
-    row,
+    make_chat_job,
+    make_media_job,
+    make_profile,
+    make_row,
+    open_bench,
+    select_component,
 )
-from tests.unit.jobs import MemoryJob, Pipe
+from tests.unit.jobs import MemoryJob, MemoryPipe
 
 # Encoders
 
 
 async def test_an_encoder_turns_media_into_an_embedding_of_the_profiles_shape():
-    async with bench(profile()) as here:
-        job = media(seed=3)
-        done = await here.run("vision", job)
+    async with open_bench(make_profile()) as here:
+        job = make_media_job(seed=3)
+        end_times = await here.run("vision", job)
 
     [item] = job.outputs["embedding"].items
     assert item.data == {"modality": "image", "n_tokens": 10}
     assert (item.array.shape, item.array.dtype) == ((10, 3), np.float32)
-    assert done == [2.0]
+    assert end_times == [2.0]
 
 
 async def test_an_encoder_serves_batches_of_whoever_waits():
-    async with bench(profile()) as here:
-        done = await here.run("vision", *(media() for _ in range(6)))
+    async with open_bench(make_profile()) as here:
+        end_times = await here.run("vision", *(make_media_job() for _ in range(6)))
         stats = here["vision"].stats()
 
-    assert done == [5.0] * 4 + [8.0] * 2
+    assert end_times == [5.0] * 4 + [8.0] * 2
     assert stats["batches"] == {"2": 1, "4": 1}
     assert (stats["tokens"], stats["waiting"], stats["seconds"]) == (60, 0, 8.0)
 
 
 async def test_a_job_begins_with_the_first_batch_that_it_is_in():
     """The service time, from which gateways predict waiting times, starts there."""
-    begun: list[float] = []
+    start_times: list[float] = []
 
-    class Watched(JobClock):
+    class StartJobClock(JobClock):
         def set_now(self) -> None:
             if not self.began:
                 self.began = 1.0
-                begun.append(here.time.passed)
+                start_times.append(here.time.passed)
 
-    async def work(job: MemoryJob) -> None:
-        set_current_clock(Watched())
+    async def run_job(job: MemoryJob) -> None:
+        set_current_clock(StartJobClock())
         await here["vision"].run(job)
 
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         await here["vision"].load()
-        await asyncio.gather(*(work(media()) for _ in range(6)))
-        assert begun == [0.0] * 4 + [5.0] * 2
+        await asyncio.gather(*(run_job(make_media_job()) for _ in range(6)))
+        assert start_times == [0.0] * 4 + [5.0] * 2
 
-        begun.clear()
+        start_times.clear()
         await here["thinker"].load()
-        set_current_clock(Watched())
-        await here["thinker"].run(chat())
-        assert begun == [8.0], "a sequence begins once, whatever steps it takes"
+        set_current_clock(StartJobClock())
+        await here["thinker"].run(make_chat_job())
+        assert start_times == [8.0], "a sequence begins once, whatever steps it takes"
 
 
 async def test_an_embedding_may_follow_from_the_size_of_its_medium():
-    async with bench(profile(one("vision", tokens={"any": {"per": 2}, "audio": 7}))) as here:
-        jobs = [media(b"x" * 10240, "video"), media(b"x" * 1024), media(modality="audio")]
+    async with open_bench(make_profile(select_component("vision", tokens={"any": {"per": 2}, "audio": 7}))) as here:
+        jobs = [make_media_job(b"x" * 10240, "video"), make_media_job(b"x" * 1024), make_media_job(modality="audio")]
         await here.run("vision", *jobs)
 
     assert [len(job.array("embedding")) for job in jobs] == [20, 2, 7]
@@ -90,7 +90,7 @@ async def test_an_embedding_may_follow_from_the_size_of_its_medium():
     ],
 )
 async def test_media_that_an_encoder_cannot_read_are_refused(value: Any, error: type[OmnibusError]):
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         with pytest.raises(error) as caught:
             await here.run("vision", MemoryJob({"media": value}))
 
@@ -101,9 +101,9 @@ async def test_media_that_an_encoder_cannot_read_are_refused(value: Any, error: 
 
 
 async def test_a_thinker_answers_token_by_token_and_says_what_it_used():
-    async with bench(profile()) as here:
-        job = chat("x" * 40)
-        done = await here.run("thinker", job)
+    async with open_bench(make_profile()) as here:
+        job = make_chat_job("x" * 40)
+        end_times = await here.run("thinker", job)
 
     items = job.outputs["text"].items
     assert [len(item.data["ids"]) for item in items[:-1]] == [1] * 5
@@ -114,23 +114,23 @@ async def test_a_thinker_answers_token_by_token_and_says_what_it_used():
             "prompt_tokens": 10, "completion_tokens": 5, "image_tokens": 0, "audio_tokens": 0, "video_tokens": 0,
         },
     }  # fmt: skip
-    assert done == [1.0 + 4 * 1.0]
+    assert end_times == [1.0 + 4 * 1.0]
     assert not job.outputs.keys() & {"rows", "prompt", "layout"}
 
 
 async def test_an_answer_that_is_known_in_part_goes_on_behind_it():
-    async with bench(profile()) as here:
-        whole = chat(max_tokens=6, ignore_eos=True)
+    async with open_bench(make_profile()) as here:
+        whole = make_chat_job(max_tokens=6, ignore_eos=True)
         [alone] = await here.run("thinker", whole)
         ids = [id for item in whole.outputs["text"].items for id in item.data.get("ids", ())]
-        rest = chat(max_tokens=6, ignore_eos=True)
+        rest = make_chat_job(max_tokens=6, ignore_eos=True)
         rest._resumes = {"text": {"ids": ids[:4]}}
-        [resumed] = await here.run("thinker", rest)
+        [resumed_time] = await here.run("thinker", rest)
 
     first = rest.outputs["text"].items[0].data
     assert first["ids"] == ids[:5]  # those again, so that its reader can compare, and a new one
     assert [id for item in rest.outputs["text"].items for id in item.data.get("ids", ())] == ids
-    assert resumed - alone < alone
+    assert resumed_time - alone < alone
 
 
 async def test_media_count_as_they_came_from_the_encoder():
@@ -138,7 +138,7 @@ async def test_media_count_as_they_came_from_the_encoder():
     body = json.dumps([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x" * 80}]}]).encode()
     job = MemoryJob({"messages": Item({}, np.frombuffer(body, np.uint8)), "items": items, "params": None})
 
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         await here.run("thinker", job)
 
     usage = job.end("text")["usage"]
@@ -146,23 +146,23 @@ async def test_media_count_as_they_came_from_the_encoder():
 
 
 async def test_answers_that_come_together_are_stepped_together():
-    async with bench(profile()) as here:
-        done = await here.run("thinker", *(chat() for _ in range(5)))
+    async with open_bench(make_profile()) as here:
+        end_times = await here.run("thinker", *(make_chat_job() for _ in range(5)))
         stats = here["thinker"].stats()
 
     step = 0.5 + 4 * 0.5
-    assert done == [1 + 4 * step] * 4 + [1 + 4 * step + 1 + 4 * 1.0]
+    assert end_times == [1 + 4 * step] * 4 + [1 + 4 * step + 1 + 4 * 1.0]
     assert stats["steps"] == {"1": 4, "4": 4}
     assert stats["batches"] == {"1": 1, "4": 1}
     assert (stats["used"], stats["waiting"], stats["utilisation"]) == (0, 0, 1.0)
 
 
 async def test_one_that_comes_later_joins_between_two_steps():
-    async with bench(profile()) as here:
-        first = await here.begin("thinker", chat(max_tokens=50, ignore_eos=True))
+    async with open_bench(make_profile()) as here:
+        first = await here.begin("thinker", make_chat_job(max_tokens=50, ignore_eos=True))
         while not here.time.passed:
             await asyncio.sleep(0)
-        await here.run("thinker", chat())
+        await here.run("thinker", make_chat_job())
         assert not first.done()
         stats = here["thinker"].stats()
         first.cancel()
@@ -185,8 +185,8 @@ async def test_one_that_comes_later_joins_between_two_steps():
     ],
 )
 async def test_the_length_of_an_answer_is_drawn_and_cut_as_asked(params: dict, tokens: int, finish: str):
-    async with bench(profile()) as here:
-        job = chat(**params)
+    async with open_bench(make_profile()) as here:
+        job = make_chat_job(**params)
         await here.run("thinker", job)
 
     assert len(job.ids) == tokens
@@ -194,8 +194,8 @@ async def test_the_length_of_an_answer_is_drawn_and_cut_as_asked(params: dict, t
 
 
 async def test_tokens_that_share_a_message_come_together_but_for_the_first():
-    async with bench(profile(one("thinker", chunk=3, steps=9))) as here:
-        job = chat()
+    async with open_bench(make_profile(select_component("thinker", chunk=3, steps=9))) as here:
+        job = make_chat_job()
         await here.run("thinker", job)
 
     assert [len(item.data["ids"]) for item in job.outputs["text"].items[:-1]] == [1, 3, 3, 2]
@@ -203,8 +203,8 @@ async def test_tokens_that_share_a_message_come_together_but_for_the_first():
 
 @pytest.mark.parametrize("finish", [1, 6])
 async def test_a_thinker_gives_a_talker_its_prompt_and_a_row_for_each_later_token(finish: int):
-    async with bench(profile(one("thinker", chunk=2, steps=finish))) as here:
-        job = chat("x" * 16, wants=("text", "rows", "prompt", "layout"))
+    async with open_bench(make_profile(select_component("thinker", chunk=2, steps=finish))) as here:
+        job = make_chat_job("x" * 16, wants=("text", "rows", "prompt", "layout"))
         await here.run("thinker", job)
 
     assert job.array("prompt").shape == (4 + 3, 3)
@@ -228,7 +228,7 @@ async def test_a_thinker_gives_a_talker_its_prompt_and_a_row_for_each_later_toke
     ],
 )
 async def test_what_is_no_prompt_is_refused_with_its_name(inputs: dict, param: str):
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         with pytest.raises(BadRequest) as caught:
             await here.run("thinker", MemoryJob(inputs))
         assert here["thinker"].stats()["used"] == 0
@@ -237,14 +237,14 @@ async def test_what_is_no_prompt_is_refused_with_its_name(inputs: dict, param: s
 
 
 async def test_the_context_bounds_prompt_and_answer():
-    async with bench(profile(one("thinker", steps=100)), context=20) as here:
-        job = chat("x" * 60)
+    async with open_bench(make_profile(select_component("thinker", steps=100)), context=20) as here:
+        job = make_chat_job("x" * 60)
         await here.run("thinker", job)
         assert (len(job.ids), job.end("text")["finish_reason"]) == (5, "length")
         with pytest.raises(ContextTooLong, match="prompt has 25 tokens and the model's context 20"):
-            await here.run("thinker", chat("x" * 100))
+            await here.run("thinker", make_chat_job("x" * 100))
         with pytest.raises(BadRequest, match="leaves 5; send max_tokens of at most 5"):
-            await here.run("thinker", chat("x" * 60, max_tokens=6))
+            await here.run("thinker", make_chat_job("x" * 60, max_tokens=6))
 
 
 # Prefill and decode
@@ -252,15 +252,15 @@ async def test_the_context_bounds_prompt_and_answer():
 
 async def test_a_prompt_and_its_answer_may_be_computed_in_two_places():
     halves = {"p": {**THINKER, "kind": "prefill"}, "d": {**THINKER, "kind": "decode"}}
-    whole, first = chat("x" * 40), chat("x" * 40)
-    async with bench(profile(halves)) as here:
+    whole, first = make_chat_job("x" * 40), make_chat_job("x" * 40)
+    async with open_bench(make_profile(halves)) as here:
         assert isinstance(here["p"], SimulatedPrefill)
         assert isinstance(here["d"], SimulatedDecode)
         assert await here.run("p", first) == [1.0]
         [start], [cache] = first.outputs["start"].items, first.outputs["cache"].items
         second = MemoryJob({"cache": cache, "start": start, "params": {}})
         assert await here.run("d", second) == [1.0 + 5 * 1.0]
-    async with bench(profile()) as here:
+    async with open_bench(make_profile()) as here:
         await here.run("thinker", whole)
 
     assert cache.array.shape == (10, 3)
@@ -269,8 +269,8 @@ async def test_a_prompt_and_its_answer_may_be_computed_in_two_places():
 
 
 async def test_a_prefill_gives_a_talker_its_prompt():
-    first = chat("x" * 40, wants=("cache", "start", "prompt", "layout"))
-    async with bench(profile({"p": {**THINKER, "kind": "prefill"}})) as here:
+    first = make_chat_job("x" * 40, wants=("cache", "start", "prompt", "layout"))
+    async with open_bench(make_profile({"p": {**THINKER, "kind": "prefill"}})) as here:
         await here.run("p", first)
 
     assert first.array("prompt").shape == (10 + 3, 3)
@@ -278,9 +278,9 @@ async def test_a_prefill_gives_a_talker_its_prompt():
 
 
 async def test_a_start_without_a_length_is_refused():
-    async with bench(profile({"d": {**THINKER, "kind": "decode"}})) as here:
+    async with open_bench(make_profile({"d": {**THINKER, "kind": "decode"}})) as here:
         with pytest.raises(BadRequest, match="start must say the prompt's length"):
-            await here.run("d", MemoryJob({"cache": row(), "start": Item({})}))
+            await here.run("d", MemoryJob({"cache": make_row(), "start": Item({})}))
 
 
 # Anything else
@@ -296,8 +296,8 @@ DENOISER = {
 
 
 async def test_any_other_task_waits_for_its_inputs_and_gives_its_outputs():
-    async with bench(profile({"denoiser": DENOISER})) as here:
-        embeds = Pipe()
+    async with open_bench(make_profile({"denoiser": DENOISER})) as here:
+        embeds = MemoryPipe()
         job = MemoryJob({"embeds": embeds, "steps": 20})
         task = await here.begin("denoiser", job)
         assert here.time.passed == 0
@@ -316,13 +316,13 @@ async def test_any_other_task_may_take_one_batch_that_follows_from_what_it_reads
         "slots": 4, "batch": {"per_token": 1.0}, "tokens": {"any": {"per": 1}}, "inputs": ["items"], "streams": ["more"],
         "outputs": {"y": {"shape": [1], "stream": True}},
     }  # fmt: skip
-    more = Pipe()
+    more = MemoryPipe()
     more.feed(Item({}, np.zeros(1024, np.uint8)))
     more.close({})
-    async with bench(profile({"counter": counter})) as here:
+    async with open_bench(make_profile({"counter": counter})) as here:
         job = MemoryJob({"items": [Item({}, np.zeros(2048, np.uint8)), Item({})], "more": more, "x": 1})
-        done = await here.run("counter", job)
+        end_times = await here.run("counter", job)
 
-    assert done == [3.0]
+    assert end_times == [3.0]
     assert [item.data for item in job.outputs["y"].items] == [{"step": 1, "steps": 1}]
     assert here["counter"].stats()["batches"] == {"1": 1}

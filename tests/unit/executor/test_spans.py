@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from omnibus.executor.scheduler import Schedule, StepBudget
 
 
-def made(budget: int, slots: int = 3) -> Schedule[str]:
+def make_schedule(budget: int, slots: int = 3) -> Schedule[str]:
     return Schedule(slots, StepBudget(budget, budget))
 
 
 def test_a_share_ends_where_a_span_begins_that_does_not_fit():
-    schedule = made(10)
+    schedule = make_schedule(10)
     schedule.add_prompt("a", 30, 0.0, [(6, 14), (14, 22)])
     schedule.admit_waiting()
 
@@ -22,7 +22,7 @@ def test_a_share_ends_where_a_span_begins_that_does_not_fit():
 
 
 def test_spans_that_fit_go_with_what_is_around_them():
-    schedule = made(10)
+    schedule = make_schedule(10)
     schedule.add_prompt("a", 14, 0.0, [(1, 4), (6, 10)])
     schedule.admit_waiting()
 
@@ -30,7 +30,7 @@ def test_spans_that_fit_go_with_what_is_around_them():
 
 
 def test_a_span_that_is_larger_than_the_budget_goes_alone_and_whole():
-    schedule = made(4)
+    schedule = make_schedule(4)
     schedule.add_prompt("a", 20, 0.0, [(2, 18)])
     schedule.add_prompt("b", 3, 0.0)
     schedule.admit_waiting()
@@ -42,7 +42,7 @@ def test_a_span_that_is_larger_than_the_budget_goes_alone_and_whole():
 
 
 def test_who_comes_first_is_not_overtaken_for_ever_by_prompts_that_fit():
-    schedule = made(8)
+    schedule = make_schedule(8)
     schedule.add_prompt("first", 6, 0.0)
     schedule.add_prompt("spans", 7, 0.0, [(0, 7)])
     schedule.admit_waiting()
@@ -60,7 +60,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, m
 @settings(deadline=None, max_examples=200)
 @given(st.lists(PIECES, min_size=1, max_size=4), st.integers(1, 12))
 def test_whatever_the_spans_all_is_computed_once_and_none_is_cut(prompts: list[list[tuple[int, int]]], budget: int):
-    schedule = made(budget, slots=2)
+    schedule = make_schedule(budget, slots=2)
     spans: dict[str, list[tuple[int, int]]] = {}
     for number, pieces in enumerate(prompts):
         ends = list(accumulate(before + inside for before, inside in pieces))

@@ -17,7 +17,7 @@ from omnibus.executor.step_budget import (
 )
 
 
-class Measured:
+class MeasuredCost:
     """A cost of ``slope`` seconds per size, with the time of measuring."""
 
     def __init__(self, slope: float, base: float = 0.0) -> None:
@@ -32,13 +32,13 @@ class Measured:
 
 @given(st.integers(1, 50), st.integers(1, 5000), st.integers(0, 6000))
 def test_a_search_finds_the_largest_size_within_the_goal(low: int, high: int, goal: int):
-    found = largest_within_goal(float, float(goal), low, max(low, high))
+    size = largest_within_goal(float, float(goal), low, max(low, high))
 
-    assert found == min(max(goal, low), max(low, high))
+    assert size == min(max(goal, low), max(low, high))
 
 
 def test_a_search_measures_little_beyond_the_goal():
-    cost = Measured(0.001)
+    cost = MeasuredCost(0.001)
 
     assert largest_within_goal(cost, 0.3, 16, 1_000_000) in (299, 300)
     assert max(cost.seconds) <= 2 * 0.3
@@ -46,18 +46,18 @@ def test_a_search_measures_little_beyond_the_goal():
 
 
 def test_a_goal_that_cannot_be_met_leaves_the_least():
-    assert largest_within_goal(Measured(1.0), 0.5, 16, 4096) == 16
-    assert largest_within_goal(Measured(1.0), -0.5, 16, 4096) == 16
+    assert largest_within_goal(MeasuredCost(1.0), 0.5, 16, 4096) == 16
+    assert largest_within_goal(MeasuredCost(1.0), -0.5, 16, 4096) == 16
 
 
 def test_a_step_that_decodes_is_bound_by_the_time_between_tokens_less_the_decoding():
-    beside, alone = find_budget(Measured(0.001), StepGoals(ttft=1.0, tbt=0.1), 0.0405, BudgetSizes(1, 4096, 512))
+    beside, alone = find_budget(MeasuredCost(0.001), StepGoals(ttft=1.0, tbt=0.1), 0.0405, BudgetSizes(1, 4096, 512))
 
     assert (beside, alone) == (59, round(ALPHA * 1000))
 
 
 @pytest.mark.parametrize(
-    ("goals", "expected"),
+    ("goals", "expected_sizes"),
     [
         (NO_GOALS, (512, 512)),
         (StepGoals(ttft=0.2), (100, 100)),
@@ -66,9 +66,11 @@ def test_a_step_that_decodes_is_bound_by_the_time_between_tokens_less_the_decodi
         (StepGoals(tbt=2.0), (2000, 2000)),
     ],
 )
-def test_without_one_of_the_goals_the_usual_size_holds_within_the_other(goals: StepGoals, expected: tuple[int, int]):
+def test_without_one_of_the_goals_the_usual_size_holds_within_the_other(
+    goals: StepGoals, expected_sizes: tuple[int, int]
+):
     # A quarter of a step above: products of floats are not exact.
-    assert find_budget(Measured(0.001, -0.00025), goals, 0.0, BudgetSizes(1, 4096, 512)) == expected
+    assert find_budget(MeasuredCost(0.001, -0.00025), goals, 0.0, BudgetSizes(1, 4096, 512)) == expected_sizes
 
 
 POINTS = st.dictionaries(st.integers(1, 5000), st.integers(0, 4000), min_size=1, max_size=8)
@@ -78,11 +80,11 @@ POINTS = st.dictionaries(st.integers(1, 5000), st.integers(0, 4000), min_size=1,
 def test_a_table_finds_the_largest_size_within_a_time(points: dict[int, int], limit: int, most: int):
     table = CostTable((size, seconds / 1000) for size, seconds in points.items())
 
-    found = table.largest_size(limit / 1000, most)
+    largest = table.largest_size(limit / 1000, most)
 
-    assert 0 <= found <= most
-    assert not found or table.seconds(found) <= limit / 1000 + 1e-9
-    assert found == most or table.seconds(found + 1) > limit / 1000 - 1e-9
+    assert 0 <= largest <= most
+    assert not largest or table.seconds(largest) <= limit / 1000 + 1e-9
+    assert largest == most or table.seconds(largest + 1) > limit / 1000 - 1e-9
 
 
 @given(POINTS, st.integers(0, 6000), st.integers(0, 6000))
@@ -99,7 +101,7 @@ def test_a_table_without_a_size_is_refused():
 
 
 def test_costs_are_measured_in_doubles_and_not_far_beyond_the_goal():
-    cost = Measured(0.001)
+    cost = MeasuredCost(0.001)
 
     assert measure_costs(cost, 16, 4096, 0.3).sizes == [16, 32, 64, 128, 256, 512]
     assert len(cost.seconds) == 6

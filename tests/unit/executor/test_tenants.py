@@ -107,13 +107,13 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up():
 
 def play_steps(turns: StepTurns, tenants: list[str], count: int, cost: float = 0.01) -> dict[str, float]:
     """Return the seconds of ``count`` steps by tenant; a step takes ``cost`` for each of its sequences."""
-    spent = {"all": 0.0, "few": 0.0}
+    seconds = {"all": 0.0, "few": 0.0}
     for _ in range(count):
-        chosen = turns.choose(tenants)
-        step = [tenant for tenant in tenants if chosen is None or tenant in chosen]
+        selection = turns.choose(tenants)
+        step = [tenant for tenant in tenants if selection is None or tenant in selection]
         turns.observe(cost * len(step))
-        spent["all" if chosen is None else "few"] += cost * len(step)
-    return spent
+        seconds["all" if selection is None else "few"] += cost * len(step)
+    return seconds
 
 
 def test_a_tenant_with_few_sequences_takes_steps_of_its_own_for_half_of_the_time_at_most():
@@ -122,19 +122,19 @@ def test_a_tenant_with_few_sequences_takes_steps_of_its_own_for_half_of_the_time
 
     burst = play_steps(turns, ["heavy"] * 16 + ["light"], 16)
     play_steps(turns, ["heavy"] * 16 + ["light"], 200)
-    spent = play_steps(turns, ["heavy"] * 16 + ["light"], 200)
+    seconds = play_steps(turns, ["heavy"] * 16 + ["light"], 200)
 
     assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # the rest of its half in five steps of others
-    assert 0.4 * spent["all"] <= spent["few"] <= spent["all"] + 0.17  # a step of all
+    assert 0.4 * seconds["all"] <= seconds["few"] <= seconds["all"] + 0.17  # a step of all
 
 
 def test_a_tenant_that_comes_back_has_kept_few_steps():
     turns = StepTurns()
     play_steps(turns, ["heavy"] * 16, 1000)
 
-    spent = play_steps(turns, ["heavy"] * 16 + ["light"], 1000)
+    seconds = play_steps(turns, ["heavy"] * 16 + ["light"], 1000)
 
-    assert spent["few"] <= spent["all"] + 9 * 0.17
+    assert seconds["few"] <= seconds["all"] + 9 * 0.17
 
 
 def test_steps_that_take_as_long_for_many_are_taken_together():

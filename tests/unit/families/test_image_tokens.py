@@ -7,15 +7,15 @@ from omnibus.families.specs import KNOWN
 
 
 @pytest.mark.parametrize(
-    ("family", "expected"),
+    ("family", "expected_tokens"),
     [("mllama", 4 * 1601), ("llava_onevision", 10 * 729), ("internvl", 5 * 256)],  # ModServe's table 1
 )
-def test_an_image_of_896_x_896_has_the_tokens_of_modserves_table(family: str, expected: int):
-    assert image_tokens(family, 896, 896) == expected
+def test_an_image_of_896_x_896_has_the_tokens_of_modserves_table(family: str, expected_tokens: int):
+    assert image_tokens(family, 896, 896) == expected_tokens
 
 
 @pytest.mark.parametrize(
-    ("family", "width", "height", "expected"),
+    ("family", "width", "height", "expected_tokens"),
     [
         ("qwen2_vl", 448, 448, 256),
         ("qwen3_vl", 448, 448, 196),
@@ -30,12 +30,12 @@ def test_an_image_of_896_x_896_has_the_tokens_of_modserves_table(family: str, ex
         ("somebody_elses", 280, 28, 10),
     ],
 )
-def test_tokens_follow_the_rule_of_the_family(family: str, width: int, height: int, expected: int):
-    assert image_tokens(family, width, height) == expected
+def test_tokens_follow_the_rule_of_the_family(family: str, width: int, height: int, expected_tokens: int):
+    assert image_tokens(family, width, height) == expected_tokens
 
 
 def test_every_family_that_takes_images_has_a_rule():
-    taking = {name for name, known in KNOWN.items() if "image" in known.encoders}
+    taking = {name for name, family in KNOWN.items() if "image" in family.encoders}
 
     assert taking == RULES.keys()
     assert taking >= CROSS_ATTENTION

@@ -10,7 +10,7 @@ from typing import TypeVar
 from omnibus.families import catalog
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from tests.unit.gateway.house import FILMER, OMNI, PAINTER, House, house
+from tests.unit.gateway.house import FILMER, OMNI, PAINTER, ToyGateway, start_toy_gateway
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Running:
     def __init__(self, directory: Path, store_url: str) -> None:
         self._store_url = store_url
         self._loop = asyncio.new_event_loop()
-        self._ready: Future[House] = Future()
+        self._ready: Future[ToyGateway] = Future()
         self._stop = asyncio.Event()
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(directory,))
@@ -39,7 +39,7 @@ class Running:
     async def _live(self, directory: Path) -> None:
         store = Store(StoreSettings(url=self._store_url))
         try:
-            async with house(directory, store, _MODULE_SECONDS, videos_open=9) as home:
+            async with start_toy_gateway(directory, store, _MODULE_SECONDS, videos_open=9) as home:
                 await home.all_of(OMNI)
                 await home.all_of(PAINTER)
                 await home.executor(EMBEDDER, "B", "embedder")
@@ -55,13 +55,13 @@ class Running:
             await store.close()
 
     def do(self, work: Awaitable[T]) -> T:
-        async def whole() -> T:
+        async def run_within_timeout() -> T:
             async with asyncio.timeout(20):
                 return await work
 
         if self._fault is not None:
             raise RuntimeError("the house has ended") from self._fault
-        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run_within_timeout(), self._loop).result(30)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

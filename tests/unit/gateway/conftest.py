@@ -11,14 +11,14 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.bucket import CREDENTIALS, running_bucket
 from tests.unit.gateway import house as houses
-from tests.unit.gateway.house import House, house
-from tests.unit.gateway.world import World, world
+from tests.unit.gateway.house import ToyGateway, start_toy_gateway
+from tests.unit.gateway.world import DispatcherWorld, open_dispatcher_world
 
 
 @pytest.fixture
-async def there(tmp_path: Path) -> AsyncIterator[World]:
-    async with world(tmp_path) as made:
-        yield made
+async def there(tmp_path: Path) -> AsyncIterator[DispatcherWorld]:
+    async with open_dispatcher_world(tmp_path) as dispatcher_world:
+        yield dispatcher_world
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ async def store(valkey_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
-        yield made
+async def home(tmp_path: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path) as gateway:
+        yield gateway
 
 
 @pytest.fixture(params=["general", "direct"])

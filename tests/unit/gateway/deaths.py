@@ -6,8 +6,8 @@ from typing import Any
 
 from omnibus.bus import subjects
 from omnibus.executor.runner import Job
-from tests.unit.gateway.house import OMNI, TOYS, House
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import OMNI, TOYS, ToyGateway
+from tests.unit.sidecar.node import wait_until
 
 SPEECH = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
 PATH = "EV>EA>Th>Ta>V"
@@ -16,7 +16,7 @@ PATH = "EV>EA>Th>Ta>V"
 class Ward:
     """Counts the starts and completions of each component, and pauses some."""
 
-    def __init__(self, home: House) -> None:
+    def __init__(self, home: ToyGateway) -> None:
         self.home = home
         self.began: Counter[str] = Counter()
         self.gates: dict[str, asyncio.Event] = {}
@@ -28,12 +28,12 @@ class Ward:
         return self.gates.setdefault(component, asyncio.Event())
 
     def counting(self, component: str, held: bool = False) -> Any:
-        async def run(job: Job) -> None:
+        async def run_stage(job: Job) -> None:
             self.began[component] += 1
             gate = self.gates.get(component) if self.began[component] <= self.held[component] else None
-            await TOYS[component](job if gate is None else Held(job, gate))  # type: ignore[arg-type]
+            await TOYS[component](job if gate is None else HeldJob(job, gate))  # type: ignore[arg-type]
 
-        return run
+        return run_stage
 
     async def serve(self, model: str = OMNI, twice: tuple[str, ...] = (), **options: tuple[str, ...]) -> None:
         """Start executors of ``options``, and a second one for each in ``twice``."""
@@ -46,27 +46,27 @@ class Ward:
 
     async def kill(self, id: str) -> None:
         """Remove ``id`` like a killed process: without a message, with its work open."""
-        made = self.home.place.executors.pop(id)
-        assert made._heart is not None
-        made._heart.cancel()
-        made._confirmations._taken.clear()
-        made._confirmations._records.clear()
-        made._outbox._waiting.clear()
-        for live in list(made._live):
-            made._stop_invocation(live.invocation.id)
-        await made._tensors.close()
-        self.home.place.clients.remove(made._tensors)
+        executor = self.home.place.executors.pop(id)
+        assert executor._heart is not None
+        executor._heart.cancel()
+        executor._confirmations._taken.clear()
+        executor._confirmations._records.clear()
+        executor._outbox._waiting.clear()
+        for live in list(executor._live):
+            executor._stop_invocation(live.invocation.id)
+        await executor._tensors.close()
+        self.home.place.clients.remove(executor._tensors)
         self.home.bus.publish(subjects.event_subject(subjects.GONE), id.encode())
 
     async def running(self, component: str, times: int = 1) -> str:
         """Wait until ``component`` has begun ``times`` times and return its current executor."""
-        await until(lambda: self.began[component] >= times)
+        await wait_until(lambda: self.began[component] >= times)
         [running] = self.home.dispatcher._running.values()
         node = [each.component for each in running.invocation.nodes].index(component)
         return running.executors[node]
 
 
-class Held:
+class HeldJob:
     """A job that sends its first chunk, then waits for a gate."""
 
     def __init__(self, job: Job, gate: asyncio.Event) -> None:

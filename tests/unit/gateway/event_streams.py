@@ -5,34 +5,36 @@ import json
 from typing import Any, NamedTuple
 
 
-class Event(NamedTuple):
+class StreamedEvent(NamedTuple):
     id: str
     data: Any  # JSON, or "[DONE]"
 
 
-def parsed(body: str) -> list[Event]:
-    found = []
+def parse_events(body: str) -> list[StreamedEvent]:
+    events = []
     for block in filter(None, body.split("\n\n")):
         lines = dict(line.split(": ", 1) for line in block.split("\n"))
         data = lines["data"]
-        found.append(Event(lines.get("id", ""), data if data == "[DONE]" else json.loads(data)))
-    return found
+        events.append(StreamedEvent(lines.get("id", ""), data if data == "[DONE]" else json.loads(data)))
+    return events
 
 
-def deltas(events: list[Event]) -> list[dict[str, Any]]:
+def list_deltas(events: list[StreamedEvent]) -> list[dict[str, Any]]:
     return [each.data["choices"][0]["delta"] for each in events if each.data != "[DONE]" and each.data.get("choices")]
 
 
-def text_of(events: list[Event]) -> str:
-    found = deltas(events)
-    return "".join((each.get("content") or "") + (each.get("audio") or {}).get("transcript", "") for each in found)
+def text_of(events: list[StreamedEvent]) -> str:
+    choice_deltas = list_deltas(events)
+    return "".join(
+        (each.get("content") or "") + (each.get("audio") or {}).get("transcript", "") for each in choice_deltas
+    )
 
 
-def sound_of(events: list[Event]) -> bytes:
-    return b"".join(base64.b64decode((each.get("audio") or {}).get("data", "")) for each in deltas(events))
+def sound_of(events: list[StreamedEvent]) -> bytes:
+    return b"".join(base64.b64decode((each.get("audio") or {}).get("data", "")) for each in list_deltas(events))
 
 
-def shape(events: list[Event]) -> list[Any]:
+def list_event_kinds(events: list[StreamedEvent]) -> list[Any]:
     """Return the events by name without content, each once."""
     names = []
     for each in events:

@@ -17,9 +17,9 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 class Schemas:
     """Values of the schemas of a document. ``known`` adds values by property name."""
 
-    def __init__(self, document: dict[str, Any], known: dict[str, st.SearchStrategy[Any]]) -> None:
+    def __init__(self, document: dict[str, Any], known_values: dict[str, st.SearchStrategy[Any]]) -> None:
         self._components = document["components"]["schemas"]
-        self._known = known
+        self._known = known_values
 
     def body(self, name: str, fine: dict[str, Any]) -> st.SearchStrategy[Any]:
         """Return a strategy for the component ``name``.
@@ -28,12 +28,16 @@ class Schemas:
         """
         whole = self.of({"$ref": f"#/components/schemas/{name}"})
         changes = st.lists(st.sampled_from(self._properties(name)), max_size=3, unique_by=lambda each: each[0])
-        changed = changes.flatmap(lambda few: st.fixed_dictionaries(dict(few))).map(lambda few: {**fine, **few})
-        return changed | whole | st.builds(_spoilt, whole | changed, st.integers(0, 100), JUNK) | JUNK
+        changed_bodies = changes.flatmap(lambda few: st.fixed_dictionaries(dict(few))).map(lambda few: {**fine, **few})
+        return (
+            changed_bodies | whole | st.builds(_spoil_value, whole | changed_bodies, st.integers(0, 100), JUNK) | JUNK
+        )
 
     def _properties(self, name: str) -> list[tuple[str, st.SearchStrategy[Any]]]:
-        told = self._components[name]["properties"].items()
-        return [(key, self._known.get(key, self.of(each))) for key, each in told if each.get("format") != "binary"]
+        properties = self._components[name]["properties"].items()
+        return [
+            (key, self._known.get(key, self.of(each))) for key, each in properties if each.get("format") != "binary"
+        ]
 
     def of(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         if "$ref" in schema:
@@ -49,14 +53,14 @@ class Schemas:
         return getattr(self, f"_{kind}")(schema) if isinstance(kind, str) else JUNK
 
     def _object(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-        required = set(schema.get("required", ()))
+        required_names = set(schema.get("required", ()))
         values = {
             name: self._known.get(name, st.nothing()) | self.of(each)
             for name, each in schema.get("properties", {}).items()
             if each.get("format") != "binary"
         }
-        must = {name: value for name, value in values.items() if name in required}
-        may = {name: value for name, value in values.items() if name not in required}
+        must = {name: value for name, value in values.items() if name in required_names}
+        may = {name: value for name, value in values.items() if name not in required_names}
         return st.fixed_dictionaries(must, optional=may)
 
     def _array(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -82,7 +86,7 @@ class Schemas:
         return st.none()
 
 
-def _spoilt(value: Any, place: int, junk: Any) -> Any:
+def _spoil_value(value: Any, place: int, junk: Any) -> Any:
     if not isinstance(value, dict) or not value:
         return junk
     name = sorted(value)[place % len(value)]

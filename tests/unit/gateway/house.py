@@ -52,8 +52,8 @@ from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tenancy.key_store import KeyView
 from omnibus_gateway.videos.service import Videos
 from omnibus_planner.declared import declarations_file
-from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
-from tests.unit.gateway.samples import picture
+from tests.unit.executor.arithmetic import LIMIT, Place, Work, open_place
+from tests.unit.gateway.samples import make_sample_picture
 from tests.unit.sidecar import node as nodes
 
 VL, OMNI, TEXT, PAINTER, FILMER = "toy-vl", "toy.omni", "toy-text", "toy-painter", "toy-filmer"
@@ -62,7 +62,7 @@ _KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_
 RATE = 24000
 #: Tones are speech to the toys.
 HEARS = {"speech_detector": "energy"}
-PNG = picture("PNG")
+PNG = make_sample_picture("PNG")
 #: True if ``http`` uses a real server, which answers plain chats directly, and not only the application.
 SERVED_DIRECTLY = False
 
@@ -70,14 +70,14 @@ SERVED_DIRECTLY = False
 # Toys
 
 
-async def encode(job: Job) -> None:
+async def encode_media_rows(job: Job) -> None:
     """Put one row per kilobyte of media, each its bytes' sum."""
     media = await job.value("media")
     rows = np.full((1 + len(media.array) // 1024, 4), media.array.sum() % 1000, np.float32)
     await job.put("embedding", {"tokens": len(rows)}, rows)
 
 
-async def think(job: Job) -> None:
+async def write_chat_words(job: Job) -> None:
     """Write ``You said <text> [seed]`` and the media's sums, word by word."""
     messages = await job.value("messages")
     if isinstance(messages, Item):
@@ -85,16 +85,18 @@ async def think(job: Job) -> None:
     items = await job.value("items")
     content = messages[-1]["content"]
     parts = content if isinstance(content, str) else [_toy_text(part) for part in content]
-    said = content if isinstance(content, str) else " ".join(parts)
-    seen = [f"saw {int(item.array.sum())}" for item in items]
+    content_text = content if isinstance(content, str) else " ".join(parts)
+    media_sums = [f"saw {int(item.array.sum())}" for item in items]
     params = await job.value("params")
     if isinstance(params, Item):  # long ones travel by handle
         params = json.loads(bytes(params.array))
     if params.get("count_only"):
-        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5 + len(said.split()) + len(items)}})
+        job.close(
+            "text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5 + len(content_text.split()) + len(items)}}
+        )
         return
     seed = job.seed if params.get("seed") is None else params["seed"]
-    words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{seed % 97}]"]]
+    words = [f"{word} " for word in ["You", "said", *content_text.split(), *media_sums, f"[{seed % 97}]"]]
     words = words[: params["max_tokens"] or len(words)]
     if say := params.get("say"):
         words = [f"{word} " for word in say.split()]
@@ -115,7 +117,7 @@ def _toy_text(part: Any) -> str:
     return str(part.get("text", "") if isinstance(part, dict) else part)
 
 
-async def talk(job: Job) -> None:
+async def send_codes(job: Job) -> None:
     await job.value("prompt")
     await job.value("layout")
     async for item in job.stream("rows"):
@@ -123,13 +125,13 @@ async def talk(job: Job) -> None:
             await job.send("codes", {"codes": [int(value) for value in item.array[:, 0]]})
 
 
-async def vocode(job: Job) -> None:
+async def send_samples(job: Job) -> None:
     async for item in job.stream("codes"):
         for code in item.data.get("codes", []):
             await job.send("audio", {"rate": RATE}, np.linspace(0, code / 100, 240, dtype=np.float32))
 
 
-async def read(job: Job) -> None:
+async def embed_prompt_words(job: Job) -> None:
     """Put a row per word, and a batch row for a negative prompt."""
     words = len(job.inputs["prompt"].split())
     rows = 1 if job.inputs.get("negative_prompt") is None else 2
@@ -139,7 +141,7 @@ async def read(job: Job) -> None:
         await job.put("tokens", {"value": words})
 
 
-async def denoise(job: Job) -> None:
+async def put_latents(job: Job) -> None:
     """Put latents of seed, word count and guidance, and previews of rising brightness."""
     embeds = await job.value("embeds")
     wish = job.inputs
@@ -161,14 +163,14 @@ async def denoise(job: Job) -> None:
     await job.put("latents", {}, latents.copy())
 
 
-async def paint(job: Job) -> None:
+async def paint_latents(job: Job) -> None:
     """Paint each pixel with the latents' values."""
     latents = (await job.value("latents")).array
     picture = latents[:, 0].transpose(1, 2, 0).repeat(8, 0).repeat(8, 1)
     await job.put("image", {}, picture.astype(np.uint8))
 
 
-async def embed(job: Job) -> None:
+async def embed_texts(job: Job) -> None:
     """Put three numbers per text (characters, words, one), scaled to length 1; "last" pooling reverses them."""
     texts = await job.value("text")
     if isinstance(texts, Item):
@@ -181,8 +183,8 @@ async def embed(job: Job) -> None:
 
 
 TOYS: dict[str, Work] = {
-    "vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode,
-    "text_encoder": read, "vae_encoder": encode, "dit": denoise, "vae": paint, "embedder": embed,
+    "vision": encode_media_rows, "audio": encode_media_rows, "thinker": write_chat_words, "talker": send_codes, "vocoder": send_samples,
+    "text_encoder": embed_prompt_words, "vae_encoder": encode_media_rows, "dit": put_latents, "vae": paint_latents, "embedder": embed_texts,
 }  # fmt: skip
 
 
@@ -193,17 +195,17 @@ class LazyFrontend(Frontend):
     """A frontend that creates its FastAPI application (0.1 s) on demand. Requests to model routes do not need it."""
 
     def _create_fastapi(self) -> FastAPI:
-        create, made = super()._create_fastapi, list[FastAPI]()
+        create, applications = super()._create_fastapi, list[FastAPI]()
 
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            if not made:
-                made.append(create())
-            await made[0](scope, receive, send)
+        async def serve_application(scope: Scope, receive: Receive, send: Send) -> None:
+            if not applications:
+                applications.append(create())
+            await applications[0](scope, receive, send)
 
-        return cast(FastAPI, application)
+        return cast(FastAPI, serve_application)
 
 
-class House:
+class ToyGateway:
     def __init__(
         self,
         place: Place,
@@ -231,9 +233,9 @@ class House:
             settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads
         )
         self.files = open_made_files(settings)
-        spoken = SpokenAnswers(store, self.files, settings.file_seconds) if store is not None else None
+        spoken_answers = SpokenAnswers(store, self.files, settings.file_seconds) if store is not None else None
         self.continuations = Continuations(settings, store, self.bus) if store is not None else None
-        self.chat = Chat(self.runs, fetcher, spoken, self.continuations, ClientFiles(settings, store))
+        self.chat = Chat(self.runs, fetcher, spoken_answers, self.continuations, ClientFiles(settings, store))
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)
@@ -259,9 +261,9 @@ class House:
 
     def serve(self, *models: str, **more: Any) -> None:
         """Publish a plan of the usual declarations; ``toy.omni`` speaks. ``more`` adds declarations by name."""
-        declared = {name: {**catalog.model_declaration(_FAMILIES[name], ""), **HEARS} for name in models} | more
+        declarations = {name: {**catalog.model_declaration(_FAMILIES[name], ""), **HEARS} for name in models} | more
         plans = declarations_file.build_static_plans(
-            msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
+            msgspec.convert(declarations, dict[str, declarations_file.DeclaredModel])
         )
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
@@ -271,7 +273,7 @@ class House:
     ) -> str:
         """Start an executor of toys; ``works`` replaces some of them."""
         kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
-        made = await self.place.executor(
+        new_executor = await self.place.executor(
             id or f"{subject_token(model)}-{option}-0",
             {component: works.get(component) or TOYS[component] for component in components},
             option,
@@ -279,8 +281,8 @@ class House:
             model=model,
             named=lambda component: task_name(kinds[component], model, component),
         )
-        await nodes.until(lambda: self.members.get(made.identity.id) is not None)
-        return made.identity.id
+        await nodes.wait_until(lambda: self.members.get(new_executor.identity.id) is not None)
+        return new_executor.identity.id
 
     async def all_of(self, model: str) -> None:
         """Start every option of ``model`` and publish the plan that names it."""
@@ -291,23 +293,25 @@ class House:
 
     async def ask(self, model: str = VL, content: Any = "hello there", path: str = "", **more: Any) -> httpx.Response:
         headers = {"x-omnibus-path": path} if path else {}
-        return await self.http.post("/v1/chat/completions", json=question(model, content, **more), headers=headers)
+        return await self.http.post(
+            "/v1/chat/completions", json=build_chat_body(model, content, **more), headers=headers
+        )
 
     async def ended(self, id: str) -> EndRecord:
         """Return the end record of ``id`` once it exists."""
-        found: list[EndRecord] = []
+        end_records: list[EndRecord] = []
 
-        async def there() -> bool:
-            _, ended = await self.records.find(id)
-            found[:] = [ended] if ended is not None else []
-            return bool(found)
+        async def has_ended() -> bool:
+            _, end_record = await self.records.find(id)
+            end_records[:] = [end_record] if end_record is not None else []
+            return bool(end_records)
 
-        await nodes.until(there)
-        return found[0]
+        await nodes.wait_until(has_ended)
+        return end_records[0]
 
     async def emptied(self) -> None:
         """Wait until no work is left and the arena is empty."""
-        await nodes.until(lambda: self.dispatcher.inflight_count == 0)
+        await nodes.wait_until(lambda: self.dispatcher.inflight_count == 0)
         assert {status.id: self.members.get(status.id).outstanding for status in self.members.statuses()} == {  # type: ignore[union-attr]
             status.id: 0 for status in self.members.statuses()
         }
@@ -326,63 +330,66 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def start_toy_gateway(
     directory: File,
     store: Store | None = None,
     within: float = nodes.PATIENCE * 2,
     hold_seconds: float = 0.0,
     bus: NatsBus | None = None,
     **changes: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ToyGateway]:
     """Yield a house.
 
     ``hold_seconds`` delays the record of an invocation's beginning; for ``bus`` see ``place``.
     """
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
-    async with place(directory, within, bus) as made:
-        built = House(made, GatewaySettings(**{**usual, **changes}), store, hold_seconds=hold_seconds)
-        await built.open()
+    async with open_place(directory, within, bus) as place:
+        gateway = ToyGateway(place, GatewaySettings(**{**usual, **changes}), store, hold_seconds=hold_seconds)
+        await gateway.open()
         try:
-            async with _served(built) if SERVED_DIRECTLY else nullcontext():
-                yield built
+            async with _serve_directly(gateway) if SERVED_DIRECTLY else nullcontext():
+                yield gateway
         finally:
-            await built.close()
+            await gateway.close()
 
 
 @asynccontextmanager
-async def _served(home: House) -> AsyncIterator[None]:
-    from tests.unit.gateway.wires import doorway
+async def _serve_directly(home: ToyGateway) -> AsyncIterator[None]:
+    from tests.unit.gateway.wires import open_doorway
 
-    async with doorway(home) as door, httpx.AsyncClient(base_url=f"http://localhost:{door.port}", timeout=30) as client:
+    async with (
+        open_doorway(home) as door,
+        httpx.AsyncClient(base_url=f"http://localhost:{door.port}", timeout=30) as client,
+    ):
         without, home.http = home.http, client
         yield
     await without.aclose()
 
 
-def question(model: str, content: Any, **more: Any) -> dict[str, Any]:
+def build_chat_body(model: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": content}], **more}
 
 
-def image(data: bytes = PNG) -> dict[str, Any]:
+def make_image_part(data: bytes = PNG) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}
 
 
-def text(said: str) -> dict[str, str]:
-    return {"type": "text", "text": said}
+def make_text_part(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
 
 
-def answered(response: httpx.Response) -> str:
+def read_chat_answer(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def error(response: httpx.Response) -> dict[str, Any]:
-    found = response.json()["error"]
-    assert {"message", "type", "param", "code", "request_id", "stage"} <= set(found)
-    return dict(found)
+def read_error_body(response: httpx.Response) -> dict[str, Any]:
+    details = response.json()["error"]
+    assert {"message", "type", "param", "code", "request_id", "stage"} <= set(details)
+    return dict(details)
 
 
-def events(response: httpx.Response) -> list[Any]:
+def read_sse_events(response: httpx.Response) -> list[Any]:
     """Return the data of each server-sent event; the last one of a complete answer is ``[DONE]``."""
     blocks = [block for block in response.text.split("\n\n") if block]
     assert all(block.startswith("data: ") for block in blocks)

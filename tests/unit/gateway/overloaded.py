@@ -12,7 +12,7 @@ from omnibus_gateway.routing.draining import DrainRate, check_queue_time
 
 
 @dataclass
-class Request:
+class OverloadRequest:
     """One request to ``gateway`` that arrived at ``came``, in seconds."""
 
     name: str
@@ -22,7 +22,7 @@ class Request:
 
 
 @dataclass
-class Executor:
+class OverloadExecutor:
     """An executor of up to ``slots`` requests; with ``in_step`` they begin and end together.
 
     ``seconds`` gives the time of one request by the number running.
@@ -31,8 +31,8 @@ class Executor:
     slots: int
     seconds: Callable[[int], float]
     in_step: bool = False
-    waiting: list[Request] = field(default_factory=list)
-    serving: list[Request] = field(default_factory=list)
+    waiting: list[OverloadRequest] = field(default_factory=list)
+    serving: list[OverloadRequest] = field(default_factory=list)
 
     @property
     def capacity(self) -> float:
@@ -41,7 +41,7 @@ class Executor:
 
 
 @dataclass
-class Outcome:
+class OverloadOutcome:
     """Results of the requests that arrived after the warm-up."""
 
     served: list[tuple[float, float]] = field(default_factory=list)  # arrival, and seconds taken
@@ -51,16 +51,18 @@ class Outcome:
     open_at: list[float] = field(default_factory=list)  # times at which there was room again
 
 
-class World:
+class OverloadSimulation:
     """Requests to one executor from gateways that see only their own."""
 
-    def __init__(self, executor: Executor, deadline: float, gateways: int = 1, queue_seconds: float = 0.0) -> None:
+    def __init__(
+        self, executor: OverloadExecutor, deadline: float, gateways: int = 1, queue_seconds: float = 0.0
+    ) -> None:
         self.now = 0.0
         self.executor = executor
         self.deadline = deadline
         self.queue_seconds = queue_seconds
         self.drains = [DrainRate(lambda: self.now, executor.slots) for _ in range(gateways)]
-        self.outcome = Outcome()
+        self.outcome = OverloadOutcome()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._room = True
@@ -94,7 +96,7 @@ class World:
             self.outcome.refused += 1
             self.outcome.promises.append((self.now, error.retry_after))
             return
-        request = Request(f"r-{next(self._order)}", gateway, self.now)
+        request = OverloadRequest(f"r-{next(self._order)}", gateway, self.now)
         drain.add_invocation(request.name)
         self.executor.waiting.append(request)
         self._serve()
@@ -103,14 +105,14 @@ class World:
         executor = self.executor
         if executor.in_step and executor.serving:
             return
-        begun = executor.waiting[: executor.slots - len(executor.serving)]
-        del executor.waiting[: len(begun)]
-        executor.serving += begun
-        for request in begun:
+        starting_requests = executor.waiting[: executor.slots - len(executor.serving)]
+        del executor.waiting[: len(starting_requests)]
+        executor.serving += starting_requests
+        for request in starting_requests:
             request.began = self.now
             self.at(self.now + executor.seconds(len(executor.serving)), partial(self._end, request))
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: OverloadRequest) -> None:
         self.executor.serving.remove(request)
         self.drains[request.gateway].finish_invocation(request.name, self.now - request.began)
         took = self.now - request.came
@@ -137,5 +139,5 @@ class World:
         self._room = True
 
 
-def percentile(values: list[float], share: float) -> float:
+def compute_percentile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]

@@ -20,7 +20,7 @@ SILENCE = {"audio/pcm": b"\0", "audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}
 
 
 @dataclass
-class Kept:
+class AccountItem:
     """An item: its text or arguments, its audio, and whether it is in progress."""
 
     text: str = ""
@@ -37,12 +37,12 @@ class Kept:
 
 
 @dataclass
-class Answer:
+class AccountResponse:
     """A response in progress, with the ids of its items."""
 
     beside: bool
     format: str
-    items: dict[str, Kept] = field(default_factory=dict)
+    items: dict[str, AccountItem] = field(default_factory=dict)
 
 
 class Account:
@@ -51,8 +51,8 @@ class Account:
     def __init__(self) -> None:
         self.count = 0  # events
         self.order: list[str] = []
-        self.items: dict[str, Kept] = {}
-        self.answers: dict[str, Answer] = {}
+        self.items: dict[str, AccountItem] = {}
+        self.answers: dict[str, AccountResponse] = {}
         self.active = ""
         self.finished: set[str] = set()
         self.session: Event = {}
@@ -98,9 +98,9 @@ class Account:
         self.count += 1
         assert event["event_id"].rpartition("_")[2] == str(self.count), "events are numbered without a gap"
         name = event["type"].replace(".", "_")
-        stopped, self.stopped = self.stopped, ""
+        stopped_item, self.stopped = self.stopped, ""
         if event["type"] == "input_audio_buffer.committed":
-            self._committed(event, by_itself=stopped == event["item_id"])
+            self._committed(event, by_itself=stopped_item == event["item_id"])
         elif (handle := getattr(self, f"_on_{name}", None)) is not None:
             handle(event)
 
@@ -175,16 +175,16 @@ class Account:
         if owner is not None:
             self.items[id] = owner.items[id]
             return
-        self.items[id] = kept = Kept(role=item.get("role", ""), format=self.format)
+        self.items[id] = entry = AccountItem(role=item.get("role", ""), format=self.format)
         if id == self._committing:
-            kept.audio, self._committing = self._pending_audio, ""
+            entry.audio, self._committing = self._pending_audio, ""
             if self.session["audio"]["input"]["transcription"] is not None:
                 self.transcribing.add(id)
             return
-        kept.text = item.get("arguments", "") + item.get("output", "")
+        entry.text = item.get("arguments", "") + item.get("output", "")
         for part in item.get("content", ()):
-            kept.text += part.get("text") or part.get("transcript") or ""
-            kept.other_bytes += len(part.get("image_url", ""))
+            entry.text += part.get("text") or part.get("transcript") or ""
+            entry.other_bytes += len(part.get("image_url", ""))
 
     def give_audio(self, id: str, audio: bytes) -> None:
         """Set the client's audio of the item ``id``, which events lack."""
@@ -195,26 +195,26 @@ class Account:
         assert not self.items.pop(event["item_id"]).open
 
     def _on_conversation_item_truncated(self, event: Event) -> None:
-        kept = self.items[event["item_id"]]
-        size = event["audio_end_ms"] * BYTES_PER_MS[kept.format]
-        assert size <= len(kept.audio)
-        if size < len(kept.audio):
-            end = int(len(kept.text) * size / len(kept.audio))
-            whole = end == len(kept.text) or kept.text[end].isspace()
-            kept.text = (kept.text[:end] if whole else kept.text[: max(kept.text.rfind(" ", 0, end), 0)]).rstrip()
-            kept.audio = kept.audio[:size]
+        entry = self.items[event["item_id"]]
+        size = event["audio_end_ms"] * BYTES_PER_MS[entry.format]
+        assert size <= len(entry.audio)
+        if size < len(entry.audio):
+            end = int(len(entry.text) * size / len(entry.audio))
+            whole = end == len(entry.text) or entry.text[end].isspace()
+            entry.text = (entry.text[:end] if whole else entry.text[: max(entry.text.rfind(" ", 0, end), 0)]).rstrip()
+            entry.audio = entry.audio[:size]
 
     def _on_conversation_item_retrieved(self, event: Event) -> None:
         item = event["item"]
-        kept = self.items[item["id"]]
+        entry = self.items[item["id"]]
         parts = item.get("content", ())
         text = item.get("arguments", "") + item.get("output", "")
         text += "".join(part.get("text") or part.get("transcript") or "" for part in parts)
         audio = b"".join(base64.b64decode(part.get("audio", "")) for part in parts)
-        assert text == kept.text
-        assert len(audio) == len(kept.audio), (len(audio), len(kept.audio))
-        assert audio == kept.audio
-        assert (item["status"] == "in_progress") == kept.open
+        assert text == entry.text
+        assert len(audio) == len(entry.audio), (len(audio), len(entry.audio))
+        assert audio == entry.audio
+        assert (item["status"] == "in_progress") == entry.open
 
     def _on_conversation_item_input_audio_transcription_completed(self, event: Event) -> None:
         self.transcribing.remove(event["item_id"])
@@ -232,7 +232,7 @@ class Account:
         assert response["id"] not in self.answers
         assert response["id"] not in self.finished
         assert beside or not self.active, "two responses write to the conversation"
-        self.answers[response["id"]] = Answer(beside, response["audio"]["output"]["format"]["type"])
+        self.answers[response["id"]] = AccountResponse(beside, response["audio"]["output"]["format"]["type"])
         self.has_spoken = self.has_spoken or response["output_modalities"] == ["audio"]
         if not beside:
             self.active, self.waits = response["id"], False
@@ -247,12 +247,12 @@ class Account:
         still_open = [each for each in answer.items.values() if each.open]
         # The audio of a message may be longer than what the model writes: calls begin before its end.
         assert not still_open or (not role and all(each.speaks for each in still_open))
-        answer.items[event["item"]["id"]] = Kept(role=role, format=answer.format, open=True)
+        answer.items[event["item"]["id"]] = AccountItem(role=role, format=answer.format, open=True)
 
-    def _grown(self, event: Event) -> Kept:
-        kept = self.answers[event["response_id"]].items[event["item_id"]]
-        assert kept.open, "a closed item grows"
-        return kept
+    def _grown(self, event: Event) -> AccountItem:
+        entry = self.answers[event["response_id"]].items[event["item_id"]]
+        assert entry.open, "a closed item grows"
+        return entry
 
     def _on_response_output_text_delta(self, event: Event) -> None:
         self._grown(event).text += event["delta"]
@@ -267,9 +267,9 @@ class Account:
         self._grown(event).audio += base64.b64decode(event["delta"])
 
     def _on_response_output_item_done(self, event: Event) -> None:
-        kept = self.answers[event["response_id"]].items[event["item"]["id"]]
-        assert kept.open, "an item is done twice"
-        kept.open = False
+        entry = self.answers[event["response_id"]].items[event["item"]["id"]]
+        assert entry.open, "an item is done twice"
+        entry.open = False
 
     def _on_error(self, event: Event) -> None:
         error = event["error"]

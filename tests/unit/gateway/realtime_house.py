@@ -9,14 +9,14 @@ from typing import Any
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from tests.unit.gateway.house import OMNI, House
-from tests.unit.gateway.wires import PATIENCE, doorway
+from tests.unit.gateway.house import OMNI, ToyGateway
+from tests.unit.gateway.wires import PATIENCE, open_doorway
 
 #: Half a second of 24 kHz samples.
 SOUND = bytes(24000)
 
 
-class Caller:
+class RealtimeCaller:
     """One session. It records all events received."""
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -30,17 +30,17 @@ class Caller:
         """Return the events up to and including the next one of ``type``."""
         import asyncio
 
-        found = json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE))
-        self.events.append(found)
-        return dict(found)
+        event = json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE))
+        self.events.append(event)
+        return dict(event)
 
     async def until(self, type: str) -> list[dict[str, Any]]:
         """Return the next event."""
-        found = [await self.next()]
-        while found[-1]["type"] != type:
-            assert found[-1]["type"] != "error" or type == "error", found[-1]
-            found.append(await self.next())
-        return found
+        received_events = [await self.next()]
+        while received_events[-1]["type"] != type:
+            assert received_events[-1]["type"] != "error" or type == "error", received_events[-1]
+            received_events.append(await self.next())
+        return received_events
 
     async def ask(self, type: str, answer: str, **fields: Any) -> dict[str, Any]:
         """Send an event and return its answer."""
@@ -52,8 +52,8 @@ class Caller:
         return dict((await self.ask(type, "error", event_id="mine", **fields))["error"])
 
     async def update(self, **session: Any) -> dict[str, Any]:
-        found = await self.ask("session.update", "session.updated", session={"type": "realtime", **session})
-        return dict(found["session"])
+        answer = await self.ask("session.update", "session.updated", session={"type": "realtime", **session})
+        return dict(answer["session"])
 
     async def say(self, text: str, **more: Any) -> str:
         """Add a user's message and return its id."""
@@ -72,27 +72,27 @@ class Caller:
 
 
 @asynccontextmanager
-async def calls(home: House, model: str = OMNI, **more: Any) -> AsyncIterator[Caller]:
+async def open_realtime_call(home: ToyGateway, model: str = OMNI, **more: Any) -> AsyncIterator[RealtimeCaller]:
     """Yield a session on a real server, after its first two events."""
-    async with doorway(home) as door, connected(f"ws://localhost:{door.port}", model, **more) as caller:
+    async with open_doorway(home) as door, connect_caller(f"ws://localhost:{door.port}", model, **more) as caller:
         yield caller
 
 
 @asynccontextmanager
-async def connected(base: str, model: str = OMNI, query: str = "", **more: Any) -> AsyncIterator[Caller]:
+async def connect_caller(base: str, model: str = OMNI, query: str = "", **more: Any) -> AsyncIterator[RealtimeCaller]:
     url = f"{base}/v1/realtime?{query or f'model={model}'}"
     # A full queue would delay the closing handshake.
     async with websockets.connect(url, max_size=None, **{"max_queue": None, **more}) as socket:
-        caller = Caller(socket)
+        caller = RealtimeCaller(socket)
         await caller.until("conversation.created")
         yield caller
 
 
-def types(events: Sequence[dict[str, Any]]) -> list[str]:
+def list_types(events: Sequence[dict[str, Any]]) -> list[str]:
     return [each["type"] for each in events]
 
 
-def joined(events: Sequence[dict[str, Any]], type: str) -> str:
+def join_deltas(events: Sequence[dict[str, Any]], type: str) -> str:
     """Return the joined deltas of ``type``."""
     return "".join(each["delta"] for each in events if each["type"] == type)
 

@@ -23,21 +23,21 @@ ITEMS: list[Event] = [
 ]
 
 
-def _input(**changes: Any) -> Event:
+def _build_input(**changes: Any) -> Event:
     return {"audio": {"input": changes}}
 
 
 SHORT_VAD = {"type": "server_vad", "silence_duration_ms": 60}
 #: Valid changes of a session, except the last: a voice is fixed once it has spoken.
 UPDATES: list[Event] = [
-    _input(turn_detection=None),
-    _input(turn_detection=SHORT_VAD),
-    _input(turn_detection={**SHORT_VAD, "interrupt_response": False}),
-    _input(turn_detection={"type": "semantic_vad", "create_response": False}),
-    _input(format={"type": "audio/pcmu"}),
-    _input(format={"type": "audio/pcm", "rate": 24000}),
-    _input(transcription={"model": "whisper-1"}),
-    _input(transcription=None),
+    _build_input(turn_detection=None),
+    _build_input(turn_detection=SHORT_VAD),
+    _build_input(turn_detection={**SHORT_VAD, "interrupt_response": False}),
+    _build_input(turn_detection={"type": "semantic_vad", "create_response": False}),
+    _build_input(format={"type": "audio/pcmu"}),
+    _build_input(format={"type": "audio/pcm", "rate": 24000}),
+    _build_input(transcription={"model": "whisper-1"}),
+    _build_input(transcription=None),
     {"output_modalities": ["text"]},
     {"output_modalities": ["audio"], "instructions": "Be brief."},
     {"tools": [TOOL], "instructions": ""},

@@ -18,7 +18,7 @@ from omnibus_gateway.realtime.resume_token import ResumeToken
 from omnibus_gateway.realtime.session import RealtimeSession
 from omnibus_gateway.realtime.session_log import SessionLog
 from omnibus_gateway.realtime.turns import MAX_TURNS, SessionContext
-from tests.unit.gateway.house import OMNI, House
+from tests.unit.gateway.house import OMNI, ToyGateway
 from tests.unit.gateway.realtime_account import SILENCE, Account, Event
 from tests.unit.gateway.realtime_operations import BROKEN, CLIP, ITEMS, RESPONSES, SPOKEN, UPDATES
 
@@ -42,7 +42,7 @@ class Ledger:
         self.held += more
 
 
-class Watched(EventSender):
+class RecordingEventSender(EventSender):
     """A sender that records events as posted, until it is closed."""
 
     def __init__(self, account: Account, log: SessionLog) -> None:
@@ -74,7 +74,7 @@ class Watched(EventSender):
 class Sequence:
     """One session, and the test's knowledge of it."""
 
-    def __init__(self, home: House, most: int) -> None:
+    def __init__(self, home: ToyGateway, most: int) -> None:
         self.home = home
         self.most = most
         self.account = Account()
@@ -85,14 +85,14 @@ class Sequence:
         self._open(config, SessionLog(home.bus, self.token.id), None)
         self.session.begin(str(self.token))
 
-    def _open(self, config: Any, log: SessionLog, restored: RestoredSession | None) -> None:
+    def _open(self, config: Any, log: SessionLog, restored_session: RestoredSession | None) -> None:
         self.ledger = Ledger(self.most)
-        self.outbox = Watched(self.account, log)
+        self.outbox = RecordingEventSender(self.account, log)
         context = SessionContext(
             self.home.chat, self.home.chat, self.abilities, int(time.time() + 3600), self.ledger.count_bytes,
             nullcontext, list, begins_early=True,
         )  # fmt: skip
-        self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored)
+        self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored_session)
         self.sender = asyncio.get_running_loop().create_task(self.outbox.send_texts())
 
     # Operations
@@ -150,11 +150,11 @@ class Sequence:
         codes = [each["code"] for each in errors if each["event_id"] == id]
         if self.account.waits and any(each["event_id"] in (None, id) for each in errors):
             self.account.waits = False  # the answer failed
-        wanted = {wrong} if isinstance(wrong, str) else wrong
+        allowed_codes = {wrong} if isinstance(wrong, str) else wrong
         if codes:
-            assert codes[0] in wanted, (frame[:200], codes, wanted)
+            assert codes[0] in allowed_codes, (frame[:200], codes, allowed_codes)
         else:
-            assert "" in wanted, (frame[:200], wanted)
+            assert "" in allowed_codes, (frame[:200], allowed_codes)
             assert not answer or any(each["type"] == answer for each in batch), (frame[:200], batch)
         return list(batch)
 
@@ -227,8 +227,8 @@ class Sequence:
         batch = await self._send(
             "conversation.item.create", "conversation.item.done", wrong, item=item, previous_item_id=before
         )
-        if audio and (added := [each for each in batch if each["type"] == "conversation.item.done"]):
-            self.account.give_audio(added[0]["item"]["id"], audio)
+        if audio and (done_events := [each for each in batch if each["type"] == "conversation.item.done"]):
+            self.account.give_audio(done_events[0]["item"]["id"], audio)
 
     async def _retrieve(self, place: int) -> None:
         id = self._id(place)
@@ -244,11 +244,11 @@ class Sequence:
 
     async def _truncate(self, place: int, index: int, ms: int) -> None:
         id = self._id(place)
-        kept = self.account.items.get(id)
+        entry = self.account.items.get(id)
         wrong = "item_truncate_invalid_item_id"
-        if kept is not None:
-            length = len(kept.audio) // (48 if kept.format == "audio/pcm" else 8)
-            fine = kept.speaks and not kept.open and not index and ms <= length
+        if entry is not None:
+            length = len(entry.audio) // (48 if entry.format == "audio/pcm" else 8)
+            fine = entry.speaks and not entry.open and not index and ms <= length
             wrong = "" if fine else "bad_request"
         where = {"item_id": id, "content_index": index, "audio_end_ms": ms}
         await self._send("conversation.item.truncate", "conversation.item.truncated", wrong, **where)
@@ -265,20 +265,20 @@ class Sequence:
             wrong = "conversation_already_has_active_response"
         await self._send("response.create", "response.created", wrong, response=options)
 
-    async def _cancel(self, which: str) -> None:
+    async def _cancel(self, target: str) -> None:
         account = self.account
-        id = {"": None, "nobody": "nobody", "last": next(reversed(account.answers), "nobody")}[which]
-        found = id if id in account.answers else account.active or next(iter(account.answers), "")
-        wrong = "" if found and id != "nobody" else "response_cancel_not_active"
+        id = {"": None, "nobody": "nobody", "last": next(reversed(account.answers), "nobody")}[target]
+        active_id = id if id in account.answers else account.active or next(iter(account.answers), "")
+        wrong = "" if active_id and id != "nobody" else "response_cancel_not_active"
         await self._send("response.cancel", "response.done", wrong, response_id=id)
-        assert wrong or found in account.finished
+        assert wrong or active_id in account.finished
 
     async def _update(self, kind: int) -> None:
         change, account = UPDATES[kind], self.account
         voice = change.get("audio", {}).get("output", {}).get("voice", account.session["audio"]["output"]["voice"])
-        fixed = account.has_spoken and voice != account.session["audio"]["output"]["voice"]
+        is_fixed = account.has_spoken and voice != account.session["audio"]["output"]["voice"]
         session = {"type": "realtime", **change}
-        await self._send("session.update", "session.updated", "bad_request" if fixed else "", session=session)
+        await self._send("session.update", "session.updated", "bad_request" if is_fixed else "", session=session)
 
     async def _broken(self, kind: int) -> None:
         self.number += 1
@@ -300,12 +300,12 @@ class Sequence:
         while self.outbox.sent < self.account.count:
             await asyncio.sleep(0)
         await self._end("")
-        known = await read_session(self.home.bus, self.token.id)
-        restored = RestoredSession(known.entries[0])
-        await restored.apply_entries(known.entries)
-        assert len(restored.events) == self.account.count
-        self._open(restored.config, SessionLog(self.home.bus, self.token.id, known), restored)
-        await self.session.resume(restored, self.account.count)
+        known_session = await read_session(self.home.bus, self.token.id)
+        restored_session = RestoredSession(known_session.entries[0])
+        await restored_session.apply_entries(known_session.entries)
+        assert len(restored_session.events) == self.account.count
+        self._open(restored_session.config, SessionLog(self.home.bus, self.token.id, known_session), restored_session)
+        await self.session.resume(restored_session, self.account.count)
         self._check_faults()
         rest, self.account.rest = self.account.rest, b""
         if rest:

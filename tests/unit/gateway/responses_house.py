@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 
 from omnibus.executor.runner import Job
-from tests.unit.gateway.house import TEXT, House
-from tests.unit.gateway.http.test_exchange import Client
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import TEXT, ToyGateway
+from tests.unit.gateway.http.test_exchange import ExchangeClient
+from tests.unit.sidecar.node import wait_until
 
 PATH = "/v1/responses"
 #: Keys that Open Responses requires in every response.
@@ -49,11 +49,11 @@ KEYS = [
 ]
 
 
-async def create(home: House, input: Any = "hello there", **more: Any) -> httpx.Response:
+async def post_response(home: ToyGateway, input: Any = "hello there", **more: Any) -> httpx.Response:
     return await home.http.post(PATH, json={"model": TEXT, "input": input, "seed": 5, **more})
 
 
-def whole(response: httpx.Response) -> dict[str, Any]:
+def read_response_body(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     return dict(response.json())
 
@@ -72,34 +72,34 @@ def events_of(body: str) -> list[dict[str, Any]]:
     """Return the events of a stream. Checks that names match types, and numbers have no gaps."""
     blocks = [block for block in body.split("\n\n") if block]
     assert blocks.pop() == "data: [DONE]"
-    found = []
+    events = []
     for block in blocks:
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        found.append(event)
-    numbers = [event["sequence_number"] for event in found]
-    assert numbers == list(range(numbers[0], numbers[0] + len(found)))
-    return found
+        events.append(event)
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(events)))
+    return events
 
 
-async def remember(job: Job) -> None:
+async def echo_messages(job: Job) -> None:
     """Write all roles and texts of the chat."""
     messages = await job.value("messages")
-    said = "|".join(f"{message['role']}:{_plain(message['content'])}" for message in messages)
-    await job.send("text", {"text": said, "ids": [1]})
+    transcript = "|".join(f"{message['role']}:{_get_text(message['content'])}" for message in messages)
+    await job.send("text", {"text": transcript, "ids": [1]})
     usage = {"prompt_tokens": 5, "completion_tokens": 1}
     job.close("text", {"finish_reason": "stop", "usage": usage})
 
 
-def _plain(content: Any) -> str:
+def _get_text(content: Any) -> str:
     return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
 
-class Pair:
+class ResponsesPair:
     """Two gateways over one store and one bus. ``leave`` ends the first one silently, as a kill does."""
 
-    def __init__(self, first: House, second: House) -> None:
+    def __init__(self, first: ToyGateway, second: ToyGateway) -> None:
         self.first = first
         self.second = second
 
@@ -110,10 +110,10 @@ class Pair:
         for option, spec in self.first.router.plan.models[model].options.items():
             await self.first.executor(model, option, *spec.components, **works)
         there = {status.id for status in self.first.members.statuses()}
-        await until(lambda: {status.id for status in self.second.members.statuses()} == there)
+        await wait_until(lambda: {status.id for status in self.second.members.statuses()} == there)
 
 
-class Slow:
+class SlowResponseThinker:
     """A thinker that writes a word at each signal; the timing determines how words are grouped."""
 
     def __init__(self, *words: str) -> None:
@@ -132,17 +132,17 @@ class Slow:
         job.close("text", {"finish_reason": "stop", "usage": {"completion_tokens": len(self.words)}})
 
 
-class Reading:
+class ResponseReader:
     """A client that reads a stream."""
 
-    def __init__(self, home: House, method: str, path: str, **more: Any) -> None:
+    def __init__(self, home: ToyGateway, method: str, path: str, **more: Any) -> None:
         self.text = ""
         self._home = home
         self.task = asyncio.create_task(self._read(method, path, more))
 
     async def _read(self, method: str, path: str, more: dict[str, Any]) -> None:
         body = more.get("json")
-        self.client = client = Client(body if body is not None else {})
+        self.client = client = ExchangeClient(body if body is not None else {})
         client.scope["path"], client.scope["method"] = path, method
         client.scope["raw_path"] = path.encode()
         client.scope["query_string"] = more.get("query", b"")
@@ -155,5 +155,5 @@ class Reading:
     def events(self) -> list[dict[str, Any]]:
         return events_of(self.client.text + ("" if self.client.text.endswith("[DONE]\n\n") else "data: [DONE]\n\n"))
 
-    async def until(self, said: str) -> None:
-        await until(lambda: hasattr(self, "client") and said in self.client.text)
+    async def until(self, expected_text: str) -> None:
+        await wait_until(lambda: hasattr(self, "client") and expected_text in self.client.text)

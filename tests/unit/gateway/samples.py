@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
-def tone(seconds: float = 1.0, rate: int = 24000) -> NDArray[np.float32]:
+def make_sample_tone(seconds: float = 1.0, rate: int = 24000) -> NDArray[np.float32]:
     """Return a quiet 440 Hz sine, [n] float32."""
     return (0.5 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
 
 
-def picture(format: str, size: tuple[int, int] = (37, 23), mode: str = "RGB", **options: Any) -> bytes:
+def make_sample_picture(format: str, size: tuple[int, int] = (37, 23), mode: str = "RGB", **options: Any) -> bytes:
     pixels = np.arange(size[0] * size[1] * 4, dtype=np.uint8).reshape(size[1], size[0], 4)
     out = BytesIO()
     Image.fromarray(pixels, "RGBA").convert(mode).save(out, format, **options)
     return out.getvalue()
 
 
-class Pipe:
+class MediaPipe:
     """A file for muxers that cannot seek."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pipe:
         return self._out.getvalue()
 
 
-def sound(
+def make_sample_sound(
     container: str,
     codec: str,
     seconds: float = 2.0,
@@ -45,14 +45,14 @@ def sound(
     piped: bool = False,
     **options: str,
 ) -> bytes:
-    out = Pipe() if piped else BytesIO()
+    out = MediaPipe() if piped else BytesIO()
     with av.open(out, "w", format=container, options=options) as file:
         stream: Any = file.add_stream(codec, rate=rate, layout=layout)
         _encode_sound(file, stream, seconds, rate)
     return out.getvalue()
 
 
-def film(
+def make_sample_video(
     container: str,
     codec: str,
     size: tuple[int, int] = (64, 48),
@@ -63,7 +63,7 @@ def film(
     **options: str,
 ) -> bytes:
     """Return a video at 10 frames per second. It has an audio track if ``audio`` names a codec."""
-    out = Pipe() if piped else BytesIO()
+    out = MediaPipe() if piped else BytesIO()
     with av.open(out, "w", format=container, options=options) as file:
         stream: Any = file.add_stream(codec, rate=10)
         stream.width, stream.height = size
@@ -81,7 +81,7 @@ def film(
 
 def _encode_sound(file: Any, stream: Any, seconds: float, rate: int) -> None:
     layout = stream.layout.name
-    samples = np.repeat(tone(seconds, rate)[None, :], stream.layout.nb_channels, 0)
+    samples = np.repeat(make_sample_tone(seconds, rate)[None, :], stream.layout.nb_channels, 0)
     frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
     frame.sample_rate, frame.pts = rate, 0
     file.mux(stream.encode(frame))

@@ -24,7 +24,7 @@ import pytest
 from omnibus.bus import coalescer
 from omnibus.executor.runner import Job
 from tests.unit.gateway import house as houses
-from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, text
+from tests.unit.gateway.house import OMNI, TEXT, VL, ToyGateway, make_image_part, make_text_part, start_toy_gateway
 
 ROOT = Path(__file__).parents[3]
 OURS = (str(ROOT / "shared"), str(ROOT / "services"))
@@ -72,31 +72,31 @@ class Calls:
 
     def take(self) -> Counter[CodeType]:
         """Return the calls since the last time."""
-        taken, self.count = self.count, Counter()
-        return taken
+        counts, self.count = self.count, Counter()
+        return counts
 
 
-def ours(calls: Counter[CodeType]) -> Counter[str]:
+def select_own_calls(calls: Counter[CodeType]) -> Counter[str]:
     """Return calls by function, without the stand-in server and timers."""
-    found: Counter[str] = Counter()
+    own_counts: Counter[str] = Counter()
     for code, count in calls.items():
         name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_qualname}"
         if code.co_filename.startswith(OURS) and not name.startswith(LEFT_OUT):
-            found[name] += count
-    return found
+            own_counts[name] += count
+    return own_counts
 
 
-async def ask(home: House, model: str, content: Any, **more: Any) -> None:
+async def send_chat(home: ToyGateway, model: str, content: Any, **more: Any) -> None:
     answer = await home.ask(model, content, **more)
     assert answer.status_code == 200, answer.text
 
 
-def tell(home: House) -> Awaitable[None]:
-    return ask(home, TEXT, "one two three")
+def send_text(home: ToyGateway) -> Awaitable[None]:
+    return send_chat(home, TEXT, "one two three")
 
 
-def stream(home: House) -> Awaitable[None]:
-    return ask(home, TEXT, " ".join(["word"] * 62), stream=True)
+def stream_text(home: ToyGateway) -> Awaitable[None]:
+    return send_chat(home, TEXT, " ".join(["word"] * 62), stream=True)
 
 
 class TurnClock:
@@ -110,7 +110,7 @@ class TurnClock:
         return self._now
 
 
-async def hasty(job: Job) -> None:
+async def write_tokens(job: Job) -> None:
     """Write tokens very fast, one in each turn."""
     for number in range(64):
         await job.send_text("text", {"text": f" {number}", "ids": [number]})
@@ -118,19 +118,21 @@ async def hasty(job: Job) -> None:
     job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 64}})
 
 
-def rush(home: House) -> Awaitable[None]:
-    return ask(home, TEXT, "one two three", stream=True)
+def stream_fast(home: ToyGateway) -> Awaitable[None]:
+    return send_chat(home, TEXT, "one two three", stream=True)
 
 
-def look(home: House) -> Awaitable[None]:
-    return ask(home, VL, [text("what is"), image()], path="E>L")
+def send_image(home: ToyGateway) -> Awaitable[None]:
+    return send_chat(home, VL, [make_text_part("what is"), make_image_part()], path="E>L")
 
 
-def speak(home: House) -> Awaitable[None]:
-    return ask(home, OMNI, "one two three", modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})
+def send_speech(home: ToyGateway) -> Awaitable[None]:
+    return send_chat(
+        home, OMNI, "one two three", modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"}
+    )
 
 
-async def serve_text_and_images(home: House) -> None:
+async def serve_text_and_images(home: ToyGateway) -> None:
     home.serve(TEXT, VL)
     assert home.router.plan is not None
     for model, option in ((TEXT, "L"), (VL, "E"), (VL, "L")):
@@ -138,15 +140,15 @@ async def serve_text_and_images(home: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "allowed", "direct"),
+    ("case", "limit", "direct"),
     [
-        (tell, Cost(436, 5.5), True),
-        (stream, Cost(1490, 5.5), True),
-        (tell, Cost(464, 5.5), False),
-        (stream, Cost(1533, 5.5), False),
-        (rush, Cost(925, 8), True),
-        (look, Cost(980, 8.4), False),
-        (speak, Cost(2200, 18), True),
+        (send_text, Cost(436, 5.5), True),
+        (stream_text, Cost(1490, 5.5), True),
+        (send_text, Cost(464, 5.5), False),
+        (stream_text, Cost(1533, 5.5), False),
+        (stream_fast, Cost(925, 8), True),
+        (send_image, Cost(980, 8.4), False),
+        (send_speech, Cost(2200, 18), True),
     ],
     ids=[
         "text",
@@ -161,28 +163,28 @@ async def serve_text_and_images(home: House) -> None:
 async def test_a_request_costs_no_more_than_it_did(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    case: Callable[[House], Awaitable[None]],
-    allowed: Cost,
+    case: Callable[[ToyGateway], Awaitable[None]],
+    limit: Cost,
     direct: bool,
 ):
     """``direct`` includes the server's direct answers."""
     monkeypatch.setattr(houses, "SERVED_DIRECTLY", direct)
-    async with house(tmp_path) as home:
-        if case is speak:
+    async with start_toy_gateway(tmp_path) as home:
+        if case is send_speech:
             await home.all_of(OMNI)
-        elif case is rush:
+        elif case is stream_fast:
             monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", PIECE_SECONDS)
             monkeypatch.setattr(coalescer, "monotonic", TurnClock())
             home.serve(TEXT)
-            await home.executor(TEXT, "L", "thinker", thinker=hasty)
+            await home.executor(TEXT, "L", "thinker", thinker=write_tokens)
         else:
             await serve_text_and_images(home)
         for _ in range(3):
             await case(home)
         await home.emptied()
         for _ in range(MEASUREMENTS):
-            calls, messages = await _count(home, case)
-            if calls.total() <= allowed.calls and len(messages) / REQUESTS <= allowed.messages:
+            calls, messages = await _count_calls(home, case)
+            if calls.total() <= limit.calls and len(messages) / REQUESTS <= limit.messages:
                 break
         with cyclic_garbage() as left:
             await case(home)
@@ -190,36 +192,38 @@ async def test_a_request_costs_no_more_than_it_did(
 
     assert not (direct and left)
     most = "\n".join(f"{count:5} {name}" for name, count in calls.most_common(30))
-    assert calls.total() <= allowed.calls, most
-    assert len(messages) / REQUESTS <= allowed.messages, Counter(messages)
+    assert calls.total() <= limit.calls, most
+    assert len(messages) / REQUESTS <= limit.messages, Counter(messages)
 
 
-async def _count(home: House, case: Callable[[House], Awaitable[None]]) -> tuple[Counter[str], list[str]]:
+async def _count_calls(
+    home: ToyGateway, case: Callable[[ToyGateway], Awaitable[None]]
+) -> tuple[Counter[str], list[str]]:
     """Return the calls of one request by function. Also returns the subjects of all messages of ``REQUESTS`` ones."""
-    calls, taken = Calls(), []
-    with calls.counted(), published(home) as messages:
+    calls, counts = Calls(), []
+    with calls.counted(), record_published(home) as messages:
         for _ in range(REQUESTS):
             await case(home)
-            taken.append(calls.take())
+            counts.append(calls.take())
         await home.emptied()
-    each = [ours(count) for count in taken]
+    each = [select_own_calls(count) for count in counts]
     names = {name for count in each for name in count}
     return Counter({name: median_low([count[name] for count in each]) for name in names}), messages
 
 
 @contextmanager
-def published(home: House) -> Iterator[list[str]]:
+def record_published(home: ToyGateway) -> Iterator[list[str]]:
     """Yield the kinds of published messages, except those sent by the clock."""
     kinds: list[str] = []
     publish = home.bus.publish
 
-    def counting(subject: str, *rest: Any, **more: Any) -> None:
+    def record_kind(subject: str, *rest: Any, **more: Any) -> None:
         kind = subject.split(".")[1]
         if kind != "event":
             kinds.append(kind)
         publish(subject, *rest, **more)
 
-    home.bus.publish = counting  # type: ignore[method-assign]
+    home.bus.publish = record_kind  # type: ignore[method-assign]
     yield kinds
     home.bus.publish = publish  # type: ignore[method-assign]
 

@@ -15,7 +15,7 @@ PATHS = (Path("L", {"thinker": "L"}, 70), Path("M", {"thinker": "M"}, 30))
 THINK = [GraphNode("think", "thinker", {}, "")]
 
 
-class Cluster:
+class RouterCluster:
     """Executors of option L, and gateways that receive their heartbeats."""
 
     def __init__(self, replicas: int, *gateways: str) -> None:
@@ -55,7 +55,7 @@ class Cluster:
 
 
 def test_equals_take_turns():
-    there = Cluster(3, "g")
+    there = RouterCluster(3, "g")
 
     for _ in range(300):
         there.done(there.send(there.routers[0]))
@@ -64,7 +64,7 @@ def test_equals_take_turns():
 
 
 def test_idle_gateways_do_not_all_begin_with_the_same_replica():
-    there = Cluster(4, *(f"gateway-{number}" for number in range(40)))
+    there = RouterCluster(4, *(f"gateway-{number}" for number in range(40)))
 
     for router in there.routers:
         there.send(router)
@@ -75,7 +75,7 @@ def test_idle_gateways_do_not_all_begin_with_the_same_replica():
 
 @pytest.mark.parametrize("running", [1, 7, 40], ids=["idle", "some", "busy"])
 def test_two_gateways_load_their_replicas_evenly(running: int):
-    there = Cluster(3, "one", "two")
+    there = RouterCluster(3, "one", "two")
     dice = random.Random(running)
     out: deque[tuple[ExecutorEntry, int]] = deque()
 
@@ -92,25 +92,25 @@ def test_two_gateways_load_their_replicas_evenly(running: int):
 
 
 def test_a_replica_that_another_gateway_loads_is_avoided():
-    there = Cluster(2, "mine", "theirs")
-    mine, theirs = there.routers
-    busy = theirs.members.get("l0")
+    there = RouterCluster(2, "mine", "theirs")
+    own_router, other_router = there.routers
+    busy = other_router.members.get("l0")
     assert busy is not None
     for _ in range(20):
         busy.charge_work(100)
         there.inflight["l0"] += 1
-    there.done(there.send(mine))  # so that it has the size of an invocation
+    there.done(there.send(own_router))  # so that it has the size of an invocation
     there.sent.clear()
 
     there.beat(20)
     for _ in range(10):
-        there.send(mine)
+        there.send(own_router)
 
     assert there.sent == {"l1": 10}
 
 
 def test_what_others_have_finished_counts_no_more():
-    there = Cluster(2, "mine")
+    there = RouterCluster(2, "mine")
     there.inflight["l0"] = 20
     there.beat(20)
     there.inflight["l0"] = 0
@@ -123,7 +123,7 @@ def test_what_others_have_finished_counts_no_more():
 
 
 def test_ones_own_work_is_not_taken_for_others():
-    there = Cluster(1, "mine")
+    there = RouterCluster(1, "mine")
     for _ in range(5):
         member = there.send(there.routers[0])
 
@@ -133,7 +133,7 @@ def test_ones_own_work_is_not_taken_for_others():
 
 
 def test_a_gateway_that_begins_believes_the_first_heartbeat():
-    there = Cluster(0, "late")
+    there = RouterCluster(0, "late")
     there.inflight = {"l0": 0, "l1": 6}
     there.beat()
 
@@ -144,7 +144,7 @@ def test_a_gateway_that_begins_believes_the_first_heartbeat():
 
 
 def test_one_heartbeat_does_not_make_all_gateways_leave_a_replica():
-    there = Cluster(2, "mine")
+    there = RouterCluster(2, "mine")
     for _ in range(4):
         there.send(there.routers[0])
     there.sent.clear()
@@ -158,11 +158,11 @@ def test_one_heartbeat_does_not_make_all_gateways_leave_a_replica():
 
 
 def test_the_paths_of_all_gateways_together_have_their_shares():
-    there = Cluster(1, "one", "two", "three")
+    there = RouterCluster(1, "one", "two", "three")
     for router in there.routers:
         router.members.handle_status(ExecutorStatus("m0", "m", "M", ("thinker",), ("think",), "n", "ready", 99))
 
-    found = Counter(there.route(router, pinned="").path for _ in range(1000) for router in there.routers)
+    path_counts = Counter(there.route(router, pinned="").path for _ in range(1000) for router in there.routers)
 
-    assert abs(found["L"] - 2100) <= 5
-    assert found["L"] + found["M"] == 3000
+    assert abs(path_counts["L"] - 2100) <= 5
+    assert path_counts["L"] + path_counts["M"] == 3000

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 
 from omnibus_gateway.http.connection import ConnectionLimits
 from omnibus_gateway.http.server import GatewayServer, create_server
-from tests.unit.gateway.house import House
+from tests.unit.gateway.house import ToyGateway
 
 PATIENCE = 20.0
 
 
-class Wire:
+class HttpConnection:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,22 +64,22 @@ class Doorway:
     def __init__(self, server: GatewayServer, port: int) -> None:
         self.server = server
         self.port = port
-        self._wires: list[Wire] = []
+        self._wires: list[HttpConnection] = []
 
     def stop(self) -> None:
         """Start closing the server."""
         self.server.should_exit = True
 
-    async def wire(self, receive_bytes: int = 0) -> Wire:
+    async def wire(self, receive_bytes: int = 0) -> HttpConnection:
         """Return a connection; ``receive_bytes`` is the size of its receive buffer, 0 for the kernel's default."""
         end = socket.socket()
         if receive_bytes:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         end.setblocking(False)
         await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", self.port))
-        made = Wire(*await asyncio.open_connection(sock=end))
-        self._wires.append(made)
-        return made
+        connection = HttpConnection(*await asyncio.open_connection(sock=end))
+        self._wires.append(connection)
+        return connection
 
     async def get(self, path: str = "/health", more: str = "") -> int:
         """Return the status of a request on a separate connection."""
@@ -95,7 +95,7 @@ class Doorway:
 
 
 @asynccontextmanager
-async def doorway(home: House, direct: bool = True, send_bytes: int = 0) -> AsyncIterator[Doorway]:
+async def open_doorway(home: ToyGateway, direct: bool = True, send_bytes: int = 0) -> AsyncIterator[Doorway]:
     """Yield ``home`` on a real server, with the limits of its settings.
 
     With ``direct``, plain chats are answered directly. ``send_bytes`` is the size of a connection's send buffer, 0 for
@@ -107,16 +107,16 @@ async def doorway(home: House, direct: bool = True, send_bytes: int = 0) -> Asyn
     limits = ConnectionLimits.from_settings(home.settings)
     serving = create_server(home.app, limits=limits, direct=home.direct if direct else None)
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))
-    made = Doorway(serving, listener.getsockname()[1])
+    door = Doorway(serving, listener.getsockname()[1])
     try:
-        yield made
+        yield door
     finally:
-        made.close()
+        door.close()
         serving.should_exit = serving.force_exit = True
         await task
 
 
-def post(path: str, length: int | None, body: bytes = b"") -> bytes:
+def build_post(path: str, length: int | None, body: bytes = b"") -> bytes:
     """Return the beginning of a request with a body; without ``length`` it is chunked."""
-    told = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{told}\r\n\r\n".encode() + body
+    length_header = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length_header}\r\n\r\n".encode() + body

@@ -23,7 +23,7 @@ from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
 from omnibus_sidecar.server import Sidecar
-from tests.unit.executor.arithmetic import LIMIT, call
+from tests.unit.executor.arithmetic import LIMIT, make_call
 from tests.unit.sidecar import node as nodes
 
 KIND = "vision+thinker"
@@ -33,7 +33,7 @@ COMPONENTS = {"E": ("vision",), "L": ("thinker",), "EL": ("vision", "thinker")}
 TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 0.0)
 
 
-def plan(*paths: Path) -> Plan:
+def make_dispatch_plan(*paths: Path) -> Plan:
     options = {
         "E": DeploymentOption(("vision",), "encoder"),
         "L": DeploymentOption(("thinker",), "llm"),
@@ -120,7 +120,7 @@ class Puppet:
         return Chunk(self.taken[-1].id, node, "said", seq, self.attempt, data, last=last, empty=not text, **more)
 
 
-class World:
+class DispatcherWorld:
     """Members, router and dispatcher; ``ends`` lists the published ends.
 
     Of two equal executors this gateway takes the first one first.
@@ -133,7 +133,7 @@ class World:
         self.directory = directory
         self.members = ExecutorTable()
         self.router = Router("g", self.members)
-        self.router.plan = plan()
+        self.router.plan = make_dispatch_plan()
         self.dispatcher = Dispatcher("g", bus, tensors, self.members, LIMIT, quarantine=600.0)
         self.puppets: dict[str, Puppet] = {}
         self.ends: list[InvocationEnd] = []
@@ -145,17 +145,20 @@ class World:
         await self.dispatcher.startup()
 
     async def puppet(self, id: str, option: str) -> Puppet:
-        made = self.puppets[id] = await Puppet(self.bus, id, option).live()
-        await nodes.until(lambda: self.members.get(id) is not None)
-        return made
+        new_puppet = self.puppets[id] = await Puppet(self.bus, id, option).live()
+        await nodes.wait_until(lambda: self.members.get(id) is not None)
+        return new_puppet
 
     async def puppets_of(self, **options: str) -> list[Puppet]:
         return [await self.puppet(id, option) for id, option in options.items()]
 
-    def submit(self, within: float = 60.0, asked: Mapping[str, Any] = {}, **more: Any) -> InflightInvocation:
+    def submit(self, within: float = 60.0, routing: Mapping[str, Any] = {}, **more: Any) -> InflightInvocation:
         """Submit a request of two nodes on the planned path. ``asked`` contains other arguments of the router."""
         return self.run(
-            call("vision", x=1), call("thinker", item=graph.make_ref(0, "y"), **more), within=within, **asked
+            make_call("vision", x=1),
+            make_call("thinker", item=graph.make_ref(0, "y"), **more),
+            within=within,
+            **routing,
         )
 
     def run(self, *calls: GraphNode, within: float = 60.0, **asked: Any) -> InflightInvocation:
@@ -177,7 +180,7 @@ class World:
 
     async def sent(self, puppet: Puppet, count: int = 1) -> Invocation:
         """Return the ``count``th invocation that reached ``puppet``."""
-        await nodes.until(lambda: len(puppet.taken) >= count)
+        await nodes.wait_until(lambda: len(puppet.taken) >= count)
         return puppet.taken[count - 1]
 
     async def turn(self) -> None:
@@ -207,29 +210,31 @@ class World:
 
 
 @asynccontextmanager
-async def world(directory: File, limit: int = LIMIT) -> AsyncIterator[World]:
-    async with asyncio.timeout(nodes.PATIENCE * 2), nodes.running(directory) as sidecar:
+async def open_dispatcher_world(directory: File, limit: int = LIMIT) -> AsyncIterator[DispatcherWorld]:
+    async with asyncio.timeout(nodes.PATIENCE * 2), nodes.run_sidecar(directory) as sidecar:
         bus = MemoryBus(BusSettings(max_payload=limit))
-        made = World(bus, sidecar, await nodes.connect(directory, "gateway"), directory)
-        await made.open()
+        new_world = DispatcherWorld(bus, sidecar, await nodes.connect_client(directory, "gateway"), directory)
+        await new_world.open()
         try:
-            yield made
+            yield new_world
         finally:
-            await made.close()
+            await new_world.close()
 
 
-def texts(running: InflightInvocation) -> list[str]:
+def take_texts(running: InflightInvocation) -> list[str]:
     """Return the texts that are ready, or raise the answer's error."""
     return [item.data["text"] for item in running.streams[1, "said"].take_ready()]
 
 
-async def finish(there: World, running: InflightInvocation, vision: Puppet, thinker: Puppet, *words: str) -> list[str]:
+async def finish_work(
+    there: DispatcherWorld, running: InflightInvocation, vision: Puppet, thinker: Puppet, *words: str
+) -> list[str]:
     """Complete the work of both executors and return the client's text."""
     await there.sent(thinker)
     vision.reply(vision.hop(0))
     chunks = [thinker.chunk(seq, word) for seq, word in enumerate(words)]
     thinker.reply(*chunks, thinker.chunk(len(words), last=True), thinker.hop(1))
     await there.turn()
-    found = texts(running)
+    answer_texts = take_texts(running)
     there.dispatcher.finish(running, "done")
-    return found
+    return answer_texts

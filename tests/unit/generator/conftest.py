@@ -8,7 +8,7 @@ from omnibus_models import tiny
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
 
 
@@ -18,5 +18,5 @@ def ltx2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def edit_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")

@@ -15,8 +15,8 @@ from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import load_family
-from tests.unit.generator.test_vocoder import job
-from tests.unit.jobs import MemoryJob, Pipe, run
+from tests.unit.generator.test_vocoder import make_job
+from tests.unit.jobs import MemoryJob, MemoryPipe, finish_job
 
 NAME = "qwen3_omni_moe"
 
@@ -28,26 +28,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vocoder(checkpoint: Path) -> Vocoder:
-    made: Vocoder = load_family(NAME).load("vocoder", checkpoint)
-    return made
+    model: Vocoder = load_family(NAME).load("vocoder", checkpoint)
+    return model
 
 
 @pytest.fixture
 async def runner(checkpoint: Path) -> AsyncIterator[VocodeRunner]:
-    made = VocodeRunner("vocoder", NAME, checkpoint, "cpu", "float32", VocodeSettings(codes=6))
-    await made.load()
-    yield made
-    await made.close()
+    vocode_runner = VocodeRunner("vocoder", NAME, checkpoint, "cpu", "float32", VocodeSettings(codes=6))
+    await vocode_runner.load()
+    yield vocode_runner
+    await vocode_runner.close()
 
 
-def frames(count: int, seed: int = 0) -> list[list[int]]:
-    made: list[list[int]] = np.random.default_rng(seed).integers(0, 64, (count, 4)).tolist()
-    return made
+def make_frames(count: int, seed: int = 0) -> list[list[int]]:
+    rows: list[list[int]] = np.random.default_rng(seed).integers(0, 64, (count, 4)).tolist()
+    return rows
 
 
-def once(vocoder: Vocoder, given: list[list[int]]) -> np.ndarray:
+def vocode_once(vocoder: Vocoder, code_frames: list[list[int]]) -> np.ndarray:
     with torch.inference_mode():
-        wave: np.ndarray = vocoder.open("Chelsie", 0).push(given, last=True).numpy()
+        wave: np.ndarray = vocoder.open("Chelsie", 0).push(code_frames, last=True).numpy()
     return wave
 
 
@@ -56,21 +56,21 @@ async def test_waveforms_do_not_depend_on_pieces_nor_on_company(runner: VocodeRu
     jobs = []
     for seed, sizes in enumerate(pieces):
         ends = np.cumsum(sizes)
-        jobs.append(job([frames(20, seed)[end - size : end] for size, end in zip(sizes, ends, strict=True)]))
+        jobs.append(make_job([make_frames(20, seed)[end - size : end] for size, end in zip(sizes, ends, strict=True)]))
 
-    await asyncio.gather(*(run(runner, one) for one in jobs))
+    await asyncio.gather(*(finish_job(runner, one) for one in jobs))
 
     for seed, one in enumerate(jobs):
         wave = one.whole("audio")
-        np.testing.assert_allclose(wave, once(vocoder, frames(20, seed)), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(wave, vocode_once(vocoder, make_frames(20, seed)), rtol=0, atol=1e-5)
         assert one.end("audio") == {"samples": len(wave)} == {"samples": 20 * 1920 - 555}
 
 
 async def test_the_first_bunch_of_frames_sounds_at_once(runner: VocodeRunner) -> None:
-    stream = Pipe()
-    stream.feed(Item({"codes": frames(4)}))
+    stream = MemoryPipe()
+    stream.feed(Item({"codes": make_frames(4)}))
     one = MemoryJob({"codes": stream, "voice": "Chelsie"})
-    running = asyncio.create_task(run(runner, one))
+    running = asyncio.create_task(finish_job(runner, one))
 
     early = await one.outputs["audio"].until(1)
 
@@ -91,7 +91,7 @@ async def test_the_first_bunch_of_frames_sounds_at_once(runner: VocodeRunner) ->
 )
 async def test_what_is_no_frame_is_refused(runner: VocodeRunner, wrong: list[Any], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
-        await run(runner, job([wrong]))
+        await finish_job(runner, make_job([wrong]))
 
 
 async def test_frames_are_refused_where_codes_are_meant(checkpoint: Path, tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ async def test_frames_are_refused_where_codes_are_meant(checkpoint: Path, tmp_pa
     await runner.load()
 
     with pytest.raises(BadRequest, match="whole numbers"):
-        await run(runner, job([frames(2)]))
+        await finish_job(runner, make_job([make_frames(2)]))
     await runner.close()

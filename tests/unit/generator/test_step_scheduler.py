@@ -11,80 +11,80 @@ SMALL, LARGE = "small", "large"
 SIZES = {SMALL: StepSize(2, 16), LARGE: StepSize(2, 256)}
 
 
-def turns(pictures: int = 16, tokens: int = 1 << 20) -> StepScheduler[str]:
+def make_scheduler(pictures: int = 16, tokens: int = 1 << 20) -> StepScheduler[str]:
     return StepScheduler(pictures, tokens)
 
 
-def join(these: StepScheduler[str], *keys: str, shape: str = SMALL, size: StepSize | None = None) -> None:
+def join_keys(scheduler: StepScheduler[str], *keys: str, shape: str = SMALL, size: StepSize | None = None) -> None:
     for key in keys:
-        these.join(key, shape, size or SIZES[shape])
+        scheduler.join(key, shape, size or SIZES[shape])
 
 
 def test_nobody_has_no_turn():
-    assert turns().next_batch() == []
+    assert make_scheduler().next_batch() == []
 
 
 def test_who_comes_joins_the_next_step_and_who_leaves_is_not_in_it():
-    these = turns()
-    join(these, "a")
-    assert these.next_batch() == ["a"]
+    scheduler = make_scheduler()
+    join_keys(scheduler, "a")
+    assert scheduler.next_batch() == ["a"]
 
-    join(these, "b", "c")
-    assert these.next_batch() == ["a", "b", "c"]
+    join_keys(scheduler, "b", "c")
+    assert scheduler.next_batch() == ["a", "b", "c"]
 
-    these.remove_key("a")
-    assert these.next_batch() == ["b", "c"]
-    assert list(these) == ["b", "c"]
+    scheduler.remove_key("a")
+    assert scheduler.next_batch() == ["b", "c"]
+    assert list(scheduler) == ["b", "c"]
 
 
 def test_leaving_twice_or_unknown_is_harmless():
-    these = turns()
-    join(these, "a", "b")
+    scheduler = make_scheduler()
+    join_keys(scheduler, "a", "b")
 
-    these.remove_key("a")
-    these.remove_key("a")
-    these.remove_key("z")
+    scheduler.remove_key("a")
+    scheduler.remove_key("a")
+    scheduler.remove_key("z")
 
-    assert (these.next_batch(), len(these)) == (["b"], 1)
+    assert (scheduler.next_batch(), len(scheduler)) == (["b"], 1)
 
 
 def test_one_step_is_of_one_shape():
-    these = turns()
-    join(these, "a", "b")
-    join(these, "A", shape=LARGE)
+    scheduler = make_scheduler()
+    join_keys(scheduler, "a", "b")
+    join_keys(scheduler, "A", shape=LARGE)
 
-    steps = [these.next_batch() for _ in range(20)]
+    steps = [scheduler.next_batch() for _ in range(20)]
 
     assert {tuple(step) for step in steps} == {("a", "b"), ("A",)}
 
 
 def test_of_too_many_pictures_the_first_go_first_until_they_are_done():
-    these = turns(pictures=2)
-    join(these, "a", "b", "c")
+    scheduler = make_scheduler(pictures=2)
+    join_keys(scheduler, "a", "b", "c")
 
-    assert these.next_batch() == these.next_batch() == ["a", "b"]
-    these.remove_key("b")
-    assert these.next_batch() == ["a", "c"]
+    assert scheduler.next_batch() == scheduler.next_batch() == ["a", "b"]
+    scheduler.remove_key("b")
+    assert scheduler.next_batch() == ["a", "c"]
 
 
 def test_a_step_holds_so_many_positions_but_one_picture_always_goes():
-    these = turns(tokens=100)
-    join(these, "a", size=StepSize(2, 40))
-    join(these, "b", size=StepSize(1, 20))
-    join(these, "c", size=StepSize(1, 20))
-    assert these.next_batch() == ["a", "b"]
+    scheduler = make_scheduler(tokens=100)
+    join_keys(scheduler, "a", size=StepSize(2, 40))
+    join_keys(scheduler, "b", size=StepSize(1, 20))
+    join_keys(scheduler, "c", size=StepSize(1, 20))
+    assert scheduler.next_batch() == ["a", "b"]
 
-    these = turns(tokens=100)
-    join(these, "huge", size=StepSize(2, 4096))
-    join(these, "b", size=StepSize(1, 1))
-    assert these.next_batch() == ["huge"]
+    scheduler = make_scheduler(tokens=100)
+    join_keys(scheduler, "huge", size=StepSize(2, 4096))
+    join_keys(scheduler, "b", size=StepSize(1, 1))
+    assert scheduler.next_batch() == ["huge"]
 
 
-def served(these: StepScheduler[str], steps: int, sizes: dict[str, StepSize]) -> Counter[str]:
+def count_positions(scheduler: StepScheduler[str], steps: int, sizes: dict[str, StepSize]) -> Counter[str]:
     """Return the positions that each image had after ``steps`` steps."""
     had: Counter[str] = Counter()
     for _ in range(steps):
-        for key in these.next_batch():
+        for key in scheduler.next_batch():
             had[key] += sizes[key].cost
     return had
 
@@ -92,42 +92,42 @@ def served(these: StepScheduler[str], steps: int, sizes: dict[str, StepSize]) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_every_picture_has_the_same_share_whatever_its_size(seed: int):
     chance = random.Random(seed)
-    these, sizes, largest = turns(), {}, 0
+    scheduler, sizes, largest = make_scheduler(), {}, 0
     for shape in range(chance.randint(1, 4)):
         size = StepSize(2, chance.choice([16, 64, 100, 256]))
         largest = max(largest, size.cost)
         for number in range(chance.randint(1, 5)):
             sizes[f"{shape}.{number}"] = size
-            join(these, f"{shape}.{number}", shape=str(shape), size=size)
+            join_keys(scheduler, f"{shape}.{number}", shape=str(shape), size=size)
 
-    had = served(these, 500, sizes)
+    had = count_positions(scheduler, 500, sizes)
 
     assert max(had.values()) - min(had[key] for key in sizes) <= largest
 
 
 def test_a_small_picture_is_done_long_before_a_large_one_that_came_first():
-    these = turns()
-    join(these, "A", shape=LARGE)
+    scheduler = make_scheduler()
+    join_keys(scheduler, "A", shape=LARGE)
     for _ in range(5):
-        these.next_batch()
-    join(these, "a")
+        scheduler.next_batch()
+    join_keys(scheduler, "a")
 
-    steps = [these.next_batch() for _ in range(18)]
+    steps = [scheduler.next_batch() for _ in range(18)]
 
     assert steps.count(["a"]) >= 16
     assert ["A"] in steps
 
 
 def test_a_shape_that_comes_back_has_nothing_saved():
-    these = turns()
-    join(these, "a")
-    join(these, "b", shape="other", size=SIZES[SMALL])
-    these.remove_key("b")
+    scheduler = make_scheduler()
+    join_keys(scheduler, "a")
+    join_keys(scheduler, "b", shape="other", size=SIZES[SMALL])
+    scheduler.remove_key("b")
     for _ in range(1000):
-        these.next_batch()
+        scheduler.next_batch()
 
-    join(these, "b", shape="other", size=SIZES[SMALL])
-    steps = [these.next_batch() for _ in range(10)]
+    join_keys(scheduler, "b", shape="other", size=SIZES[SMALL])
+    steps = [scheduler.next_batch() for _ in range(10)]
 
     assert steps.count(["a"]) >= 4
 
@@ -135,19 +135,19 @@ def test_a_shape_that_comes_back_has_nothing_saved():
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_forgotten_while_others_come_and_go(seed: int):
     chance = random.Random(seed)
-    these, left, came, waited = turns(pictures=3, tokens=600), {}, 0, Counter()
+    scheduler, left, came, wait_counts = make_scheduler(pictures=3, tokens=600), {}, 0, Counter()
     for _ in range(600):
         if came < 60 and chance.random() < 0.3:
             shape = chance.choice([SMALL, LARGE])
-            join(these, f"{came}", shape=shape)
+            join_keys(scheduler, f"{came}", shape=shape)
             left[f"{came}"] = chance.randint(1, 8)
             came += 1
-        for key in these.next_batch():
+        for key in scheduler.next_batch():
             left[key] -= 1
             if not left[key]:
-                these.remove_key(key)
-        waited.update(list(these))
+                scheduler.remove_key(key)
+        wait_counts.update(list(scheduler))
 
     assert came == 60
-    assert (len(these), these.next_batch()) == (0, [])
+    assert (len(scheduler), scheduler.next_batch()) == (0, [])
     assert not any(left.values())

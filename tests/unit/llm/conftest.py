@@ -14,7 +14,7 @@ from omnibus_models import tiny
 from omnibus_models.contract import PrefillInputs, Thinker
 from omnibus_models.families import load_family
 from tests.close import choose_clearly
-from tests.unit.llm.halves import Halves, core
+from tests.unit.llm.halves import Halves, make_core
 
 torch.set_num_threads(1)
 
@@ -32,14 +32,16 @@ def thinker(vl: Path) -> Thinker:
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
     """A runner of five slots, so that requests have to wait."""
-    made = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
-    await made.load()
-    yield made
-    await made.close()
+    think_runner = ThinkRunner(
+        ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64))
+    )
+    await think_runner.load()
+    yield think_runner
+    await think_runner.close()
 
 
 @torch.inference_mode()
-def greedy(decoder: Thinker, prefill: PrefillInputs, count: int, ends: Iterable[int] = ()) -> list[int]:
+def decode_greedily(decoder: Thinker, prefill: PrefillInputs, count: int, ends: Iterable[int] = ()) -> list[int]:
     """Decode one request alone, in the obvious way: prefill, then one token after the other."""
     cache = DynamicCache()
     hidden = decoder.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
@@ -60,19 +62,19 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
     """A thinker with speech output."""
-    made = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
-    await made.load()
-    yield made
-    await made.close()
+    think_runner = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
+    await think_runner.load()
+    yield think_runner
+    await think_runner.close()
 
 
 @pytest.fixture(params=["apart", "together"])
 async def halves(request: pytest.FixtureRequest, vl: Path) -> AsyncIterator[Halves]:
     near = request.param == "together"
-    first = core(vl, share=64)
-    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(vl)), near)
-    await made.prefill.load()
-    await made.decode.load()
-    yield made
-    await made.prefill.close()
-    await made.decode.close()
+    first = make_core(vl, share=64)
+    runners = Halves(PrefillRunner(first), DecodeRunner(first if near else make_core(vl)), near)
+    await runners.prefill.load()
+    await runners.decode.load()
+    yield runners
+    await runners.prefill.close()
+    await runners.decode.close()

@@ -20,7 +20,7 @@ SIZES = ((50, 50), (50, 100), (300, 60))
 
 
 @dataclass(frozen=True)
-class Asked:
+class PictureRequest:
     """Messages, their images, and the number of tokens to generate."""
 
     messages: list[dict[str, Any]]
@@ -40,10 +40,10 @@ class Pictured:
     def vision(self) -> Any:
         return families.load_family(self.family).load("vision", self.checkpoint)
 
-    def job(self, asked: Asked, **params: Any) -> MemoryJob:
-        given = {"max_tokens": asked.tokens, **params}
+    def job(self, request: PictureRequest, **params: Any) -> MemoryJob:
+        all_params = {"max_tokens": request.tokens, **params}
         return MemoryJob(
-            {"messages": asked.messages, "items": [*map(self.item, asked.pictures)], "params": given},
+            {"messages": request.messages, "items": [*map(self.item, request.pictures)], "params": all_params},
         )
 
     def item(self, picture: bytes) -> Item:
@@ -52,25 +52,28 @@ class Pictured:
             self.seen[picture] = Item(dict(one.meta), one.embeds.numpy())
         return self.seen[picture]
 
-    def ids(self, asked: Asked) -> list[int]:
+    def ids(self, request: PictureRequest) -> list[int]:
         """Return the whole model's answer."""
-        given: Mapping[str, Sequence[bytes]] = {"image": asked.pictures} if asked.pictures else {}
-        return oracle.answer(self.checkpoint, asked.messages, given, asked.tokens)[0]
+        media: Mapping[str, Sequence[bytes]] = {"image": request.pictures} if request.pictures else {}
+        return oracle.generate_answer(self.checkpoint, request.messages, media, request.tokens)[0]
 
 
-def text(number: int) -> Asked:
-    return Asked([{"role": "user", "content": " ".join(WORDS[: 2 + number % 17])}], tokens=4 + number % 9)
+def make_text_request(number: int) -> PictureRequest:
+    return PictureRequest([{"role": "user", "content": " ".join(WORDS[: 2 + number % 17])}], tokens=4 + number % 9)
 
 
-def pictured(number: int, count: int = 1) -> Asked:
+def make_picture_request(number: int, count: int = 1) -> PictureRequest:
     """Return a question about ``count`` images, with words around them."""
     content: list[dict[str, str]] = [{"type": "text", "text": WORDS[number % 19]}]
     for place in range(count):
         content += [{"type": "image"}, *({"type": "text", "text": word} for word in WORDS[: (number + place) % 3])]
-    pictures = tuple(files.picture(number + place, *SIZES[(number + place) % 3]) for place in range(count))
-    return Asked([{"role": "user", "content": content}], pictures, 6 + number % 7)
+    pictures = tuple(files.make_picture(number + place, *SIZES[(number + place) % 3]) for place in range(count))
+    return PictureRequest([{"role": "user", "content": content}], pictures, 6 + number % 7)
 
 
-def mixed(count: int) -> list[Asked]:
+def make_mixed_requests(count: int) -> list[PictureRequest]:
     """Return requests of text and of one, two or three images."""
-    return [text(n) if n % 3 == 1 else pictured(n, 1 + n % 4 // 2 + n % 5 // 4) for n in range(count)]
+    return [
+        make_text_request(n) if n % 3 == 1 else make_picture_request(n, 1 + n % 4 // 2 + n % 5 // 4)
+        for n in range(count)
+    ]

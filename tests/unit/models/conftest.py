@@ -22,12 +22,12 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image", tmp_path_factory.mktemp("models") / "image")
 
 
 @pytest.fixture(scope="session")
-def edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def edit_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen_image_edit", tmp_path_factory.mktemp("models") / "edit")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 
-def picture(seed: int, width: int = 90, height: int = 60, kind: str = "PNG") -> bytes:
+def make_picture(seed: int, width: int = 90, height: int = 60, kind: str = "PNG") -> bytes:
     """Return noise as an image file."""
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     out = io.BytesIO()
@@ -19,7 +19,7 @@ def picture(seed: int, width: int = 90, height: int = 60, kind: str = "PNG") -> 
     return out.getvalue()
 
 
-def tone(seconds: float, seed: int = 0, rate: int = 16_000, channels: int = 1) -> bytes:
+def make_tone(seconds: float, seed: int = 0, rate: int = 16_000, channels: int = 1) -> bytes:
     """Return a tone in noise as a 16-bit WAV file."""
     count = int(seconds * rate)
     noise = np.random.default_rng(seed).standard_normal(count)
@@ -33,7 +33,7 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000, channels: int = 1) -
     return out.getvalue()
 
 
-def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> bytes:
+def encode_tone(seconds: float, codec: str, container: str, rate: int = 16_000) -> bytes:
     """Return a tone encoded with an audio codec, e.g. ``flac`` in ``flac``."""
     out = io.BytesIO()
     with av.open(out, "w", format=container) as file:
@@ -41,13 +41,15 @@ def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> b
         samples = (0.3 * 32767 * np.sin(np.arange(int(seconds * rate)) / 10)).astype(np.int16)
         frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
         frame.rate = rate
-        for resampled in av.AudioResampler(stream.format, "mono", rate).resample(frame):
-            file.mux(stream.encode(resampled))
+        for resampled_frame in av.AudioResampler(stream.format, "mono", rate).resample(frame):
+            file.mux(stream.encode(resampled_frame))
         file.mux(stream.encode(None))
     return out.getvalue()
 
 
-def film(seconds: float | Fraction, seed: int = 0, fps: int | Fraction = 4, width: int = 64, height: int = 48) -> bytes:
+def make_film(
+    seconds: float | Fraction, seed: int = 0, fps: int | Fraction = 4, width: int = 64, height: int = 48
+) -> bytes:
     """Return noise as H.264 in MP4. The index comes first, so that the end can be cut off."""
     random = np.random.default_rng(seed)
     # The index is moved to the front in a second pass, which needs a file with a name.

@@ -18,20 +18,20 @@ FILMS: list[tuple[ImageSpec, dict[str, Any]]] = [
 ]
 
 
-def loaded(checkpoint: Path) -> dict[str, Any]:
+def load_parts(checkpoint: Path) -> dict[str, Any]:
     family = families.family_of(checkpoint)
     return {name: family.load(name, checkpoint) for name in family.components}
 
 
-def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
+def encode_prompts(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
     encoder = parts["text_encoder"]
     return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
 
 
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str, first: bytes = b"") -> Any:
+def denoise_film(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str, first: bytes = b"") -> Any:
     """Return a video after all of its steps, alone; ``first`` is the file of its first image."""
-    begun = {"image": first_frame(parts, picture, first)} if first else {}
-    one = parts["dit"].open(picture, guides(parts, prompt, *negative), **begun)
+    start_inputs = {"image": first_frame(parts, picture, first)} if first else {}
+    one = parts["dit"].open(picture, encode_prompts(parts, prompt, *negative), **start_inputs)
     while one.done < one.steps:
         parts["dit"].step([one])
     return one
@@ -42,20 +42,20 @@ def first_frame(parts: dict[str, Any], picture: ImageSpec, file: bytes) -> Tenso
     return encoder.encode(encoder.prepare(memoryview(file), picture.width, picture.height))
 
 
-def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
+def read_latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
     return parts["dit"].latents(one), parts["dit"].audio_latents(one)
 
 
-def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
+def normalize_latents(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
     """Return the pipeline's latents, normalised to mean 0 and deviation 1."""
     vae, audio = parts["vae"].module, parts["audio_vae"].module["vae"]
     channels, length, bins = film.sound.shape
-    packed = film.sound.transpose(0, 1).reshape(length, channels * bins)
-    packed = (packed - audio.latents_mean) / audio.latents_std
+    sound_rows = film.sound.transpose(0, 1).reshape(length, channels * bins)
+    sound_rows = (sound_rows - audio.latents_mean) / audio.latents_std
     mean, deviation = (each.view(-1, 1, 1, 1) for each in (vae.latents_mean, vae.latents_std))
-    return (film.frames - mean) / deviation, packed.reshape(length, channels, bins).transpose(0, 1)
+    return (film.frames - mean) / deviation, sound_rows.reshape(length, channels, bins).transpose(0, 1)
 
 
-def asked(picture: ImageSpec) -> dict[str, Any]:
+def list_inputs(picture: ImageSpec) -> dict[str, Any]:
     names = ("width", "height", "frames", "steps", "seed", "fps")
     return {name: getattr(picture, name) for name in names}

@@ -60,20 +60,20 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
 def _png_files() -> Iterator[OddImage]:
     random = np.random.default_rng(7)
     kinds = [(colour, depth) for colour, depths in _DEPTHS.items() for depth in depths]
-    for number, ((colour, depth), keyed, orientation) in enumerate(
+    for number, ((colour, depth), has_key, orientation) in enumerate(
         itertools.product(kinds, (False, True), (1, 2, 3, 4, 5, 6, 7, 8))
     ):
-        if keyed and colour in (4, 6):
+        if has_key and colour in (4, 6):
             continue
         width, height = _SIZES[number % len(_SIZES)]
         samples = random.integers(0, 2**depth, (height, width, _CHANNELS[colour]))
         palette = random.integers(0, 256, (2**depth, 3)) if colour == 3 else None
-        key = _colour_key(random, samples, colour, depth) if keyed else None
-        shown = on_white(_png_colours(samples, colour, depth, palette, key))
-        data = _png(samples, colour, depth, palette, key, orientation, exif_last=number % 2 == 0)
-        name = f"PNG type {colour} depth {depth}{' keyed' if keyed else ''} orientation {orientation}"
+        key = _colour_key(random, samples, colour, depth) if has_key else None
+        pixels = on_white(_png_colours(samples, colour, depth, palette, key))
+        data = _build_png(samples, colour, depth, palette, key, orientation, exif_last=number % 2 == 0)
+        name = f"PNG type {colour} depth {depth}{' keyed' if has_key else ''} orientation {orientation}"
         # Pillow keeps the high byte of colours and of opacities, so both may be one level off.
-        yield OddImage(name, data, turn_upright(shown, orientation), 2 if depth == 16 and colour > 3 else 1)
+        yield OddImage(name, data, turn_upright(pixels, orientation), 2 if depth == 16 and colour > 3 else 1)
 
 
 def _colour_key(random: Any, samples: Pixels, colour: int, depth: int) -> Pixels:
@@ -94,7 +94,7 @@ def _png_colours(samples: Pixels, colour: int, depth: int, palette: Pixels | Non
     return np.concatenate([shades, alpha], axis=-1)
 
 
-def _png(
+def _build_png(
     samples: Pixels,
     colour: int,
     depth: int,
@@ -104,20 +104,22 @@ def _png(
     exif_last: bool,
 ) -> bytes:
     height, width, _ = samples.shape
-    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    exif = _chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">HHI", orientation, 0, 0))
-    colours = b"" if palette is None else _chunk(b"PLTE", palette.astype(np.uint8).tobytes())
-    keys = b"" if key is None else _chunk(b"tRNS", key.astype(np.uint8 if colour == 3 else ">u2").tobytes())
-    pixels = _chunk(b"IDAT", zlib.compress(b"".join(b"\0" + _pack(row, depth) for row in samples)))
+    head = _build_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    exif = _build_chunk(
+        b"eXIf", b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">HHI", orientation, 0, 0)
+    )
+    colours = b"" if palette is None else _build_chunk(b"PLTE", palette.astype(np.uint8).tobytes())
+    keys = b"" if key is None else _build_chunk(b"tRNS", key.astype(np.uint8 if colour == 3 else ">u2").tobytes())
+    pixels = _build_chunk(b"IDAT", zlib.compress(b"".join(b"\0" + _pack_row(row, depth) for row in samples)))
     parts = [pixels, exif] if exif_last else [exif, pixels]
-    return b"\x89PNG\r\n\x1a\n" + head + colours + keys + b"".join(parts) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + colours + keys + b"".join(parts) + _build_chunk(b"IEND", b"")
 
 
-def _chunk(name: bytes, body: bytes) -> bytes:
+def _build_chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-def _pack(row: Pixels, depth: int) -> bytes:
+def _pack_row(row: Pixels, depth: int) -> bytes:
     if depth == 16:
         return row.astype(">u2").tobytes()
     bits = (row.reshape(-1, 1) >> np.arange(depth)[::-1]) & 1
@@ -127,30 +129,34 @@ def _pack(row: Pixels, depth: int) -> bytes:
 def _deep_files() -> Iterator[OddImage]:
     """Yield TIFF files of more than 8 bits per sample. They cover both byte orders, and white or black as zero."""
     ramp = np.linspace(0, 65535, 77).reshape(7, 11)
-    for orientation, inverted in itertools.product((1, 3, 6, 8), (False, True)):
-        for order in "<" if inverted else "<>":  # Pillow does not read the other one
-            data = _tiff(ramp.astype(f"{order}u2"), order, inverted, orientation)
-            shown = np.rint(ramp.astype(np.uint16) / 257)
-            shown = 255 - shown if inverted else shown
-            name = f"TIFF u2{order} orientation {orientation}{' white is zero' if inverted else ''}"
-            yield OddImage(name, data, turn_upright(_grey(shown), orientation))
+    for orientation, is_inverted in itertools.product((1, 3, 6, 8), (False, True)):
+        for order in "<" if is_inverted else "<>":  # Pillow does not read the other one
+            data = _build_tiff(ramp.astype(f"{order}u2"), order, is_inverted, orientation)
+            pixels = np.rint(ramp.astype(np.uint16) / 257)
+            pixels = 255 - pixels if is_inverted else pixels
+            name = f"TIFF u2{order} orientation {orientation}{' white is zero' if is_inverted else ''}"
+            yield OddImage(name, data, turn_upright(_make_grey(pixels), orientation))
     for top, kind in itertools.product((1, 255, 65535), (np.float32, np.int32)):
         samples = (ramp / 65535 * top).astype(kind)
         if kind is np.int32 and top == 1:
             continue
-        shown = np.rint(samples / top * 255)
-        yield OddImage(f"TIFF {kind.__name__} up to {top}", _write(Image.fromarray(samples), "TIFF"), _grey(shown))
+        pixels = np.rint(samples / top * 255)
+        yield OddImage(
+            f"TIFF {kind.__name__} up to {top}", _write_image(Image.fromarray(samples), "TIFF"), _make_grey(pixels)
+        )
     for low, high in ((-500, 500), (-1, 0), (0, 1e6)):
         samples = (ramp / 65535 * (high - low) + low).astype(np.float32)
-        shown = np.rint(ramp / 65535 * 255)
-        yield OddImage(f"TIFF float {low} to {high}", _write(Image.fromarray(samples), "TIFF"), _grey(shown))
+        pixels = np.rint(ramp / 65535 * 255)
+        yield OddImage(
+            f"TIFF float {low} to {high}", _write_image(Image.fromarray(samples), "TIFF"), _make_grey(pixels)
+        )
 
 
-def _grey(shown: Pixels) -> Pixels:
-    return shown.astype(np.uint8)[..., None].repeat(3, axis=-1)
+def _make_grey(pixels: Pixels) -> Pixels:
+    return pixels.astype(np.uint8)[..., None].repeat(3, axis=-1)
 
 
-def _tiff(samples: Pixels, order: str, inverted: bool, orientation: int) -> bytes:
+def _build_tiff(samples: Pixels, order: str, inverted: bool, orientation: int) -> bytes:
     """Return one strip of grey samples of 16 bits."""
     height, width = samples.shape
     strip = samples.tobytes()
@@ -163,7 +169,7 @@ def _tiff(samples: Pixels, order: str, inverted: bool, orientation: int) -> byte
     return body + struct.pack(order + "H", len(tags)) + entries + bytes(4)
 
 
-def _write(image: Image.Image, kind: str, **options: Any) -> bytes:
+def _write_image(image: Image.Image, kind: str, **options: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
@@ -177,26 +183,26 @@ def _pillow_files() -> Iterator[OddImage]:
         image = Image.fromarray(rgba, "RGBA").convert(mode)
         exif = Image.Exif()
         exif[0x0112] = orientation
-        shown = on_white(np.asarray(image.convert("RGBA")) / 255)
-        data = _write(image, kind, exif=exif, **exact[kind])
-        yield OddImage(f"{kind} {mode} orientation {orientation}", data, turn_upright(shown, orientation))
+        pixels = on_white(np.asarray(image.convert("RGBA")) / 255)
+        data = _write_image(image, kind, exif=exif, **exact[kind])
+        yield OddImage(f"{kind} {mode} orientation {orientation}", data, turn_upright(pixels, orientation))
     for kind in ("BMP", "GIF"):
         image = Image.fromarray(rgba[..., 0] & 240)
-        yield OddImage(f"{kind} L", _write(image, kind), _grey(np.asarray(image)))
+        yield OddImage(f"{kind} L", _write_image(image, kind), _make_grey(np.asarray(image)))
     inks = random.integers(0, 256, (9, 6, 4), dtype=np.uint8)
     shades = np.rint((1 - inks[..., :3] / 255) * (1 - inks[..., 3:] / 255) * 255).astype(np.uint8)
-    yield OddImage("TIFF CMYK", _write(Image.fromarray(inks, "CMYK"), "TIFF"), shades, 2)
+    yield OddImage("TIFF CMYK", _write_image(Image.fromarray(inks, "CMYK"), "TIFF"), shades, 2)
     yield OddImage("TIFF Lab", _lab_file(), np.full((3, 4, 3), (155, 99, 168), np.uint8), 1)
     logo = np.zeros((12, 12, 4), np.uint8)
     logo[3:9, 3:9, 3] = 255
-    shown = on_white(logo / 255)
+    pixels = on_white(logo / 255)
     for kind in ("PNG", "GIF", "WEBP", "TIFF", "AVIF"):
-        yield OddImage(f"{kind} logo on nothing", _write(Image.fromarray(logo, "RGBA"), kind), shown, 12)
+        yield OddImage(f"{kind} logo on nothing", _write_image(Image.fromarray(logo, "RGBA"), kind), pixels, 12)
 
 
 def _lab_file() -> bytes:
     """L 50.2, a 32, b -28 (ISO 13655, D50), which is (155, 99, 168) in sRGB."""
-    return _write(Image.new("LAB", (4, 3), (128, 160, 100)), "TIFF")
+    return _write_image(Image.new("LAB", (4, 3), (128, 160, 100)), "TIFF")
 
 
 def _opencv_files() -> Iterator[OddImage]:
@@ -206,5 +212,5 @@ def _opencv_files() -> Iterator[OddImage]:
         for number in range(3):
             samples = random.integers(0, 65536, (4 + number, 9, channels), dtype=np.uint16)
             data = cv2.imencode(kind, samples)[1]
-            shown = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1]
-            yield OddImage(f"OpenCV {kind} {channels} channels {number}", data.tobytes(), shown)
+            pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1]
+            yield OddImage(f"OpenCV {kind} {channels} channels {number}", data.tobytes(), pixels)

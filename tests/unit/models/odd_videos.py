@@ -53,11 +53,11 @@ def odd_videos(folder: Path) -> list[OddVideo]:
 
 def _usual_videos() -> Iterator[OddVideo]:
     for name, container in itertools.product(MATRICES, ("mp4", "mov")):
-        yield _video(f"{container} {name}", container, matrix=MATRICES[name])
+        yield _build_video(f"{container} {name}", container, matrix=MATRICES[name])
     for rate, container in itertools.product(("1/5", "1", "3/2", "5", "24", "30000/1001", "60"), ("mp4", "matroska")):
-        yield _video(f"{container} at {rate} frames per second", container, rate=Fraction(rate), count=11)
+        yield _build_video(f"{container} at {rate} frames per second", container, rate=Fraction(rate), count=11)
     for count in range(1, 9):
-        yield _video(f"{count} frames", "mp4", rate=Fraction(2), count=count)
+        yield _build_video(f"{count} frames", "mp4", rate=Fraction(2), count=count)
     for name, times in _UNEVEN.items():
         for container in ("mp4", "matroska"):
             yield uneven_video(f"{container} {name}", container, times)
@@ -68,22 +68,24 @@ def _odd_samples() -> Iterator[OddVideo]:
     for pixels, size in itertools.product(formats, ((64, 48), (34, 50))):
         # Of ten bits per sample, releases of swscale interpolate colours of half the resolution in other ways.
         tolerance = 8 if pixels == "yuv420p10le" else 2
-        yield _video(f"H.264 {pixels} {size}", "mp4", pixels=pixels, size=size, count=6, tolerance=tolerance)
+        yield _build_video(f"H.264 {pixels} {size}", "mp4", pixels=pixels, size=size, count=6, tolerance=tolerance)
     for size in ((63, 47), (17, 33), (1, 1), (3, 64)):
-        yield _video(f"VP9 {size}", "webm", codec="libvpx-vp9", pixels="yuv420p", size=size, count=4)
+        yield _build_video(f"VP9 {size}", "webm", codec="libvpx-vp9", pixels="yuv420p", size=size, count=4)
     for codec, container in (
         ("mpeg4", "avi"),
         ("mpeg2video", "matroska"),
         ("libvpx", "webm"),
         ("mpeg1video", "matroska"),
     ):
-        yield _video(f"{codec} in {container}", container, codec=codec, rate=Fraction(25), count=30)
+        yield _build_video(f"{codec} in {container}", container, codec=codec, rate=Fraction(25), count=30)
     for late in (Fraction(3), Fraction(1, 3)):
         for container in ("mp4", "matroska"):
-            yield _video(f"{container} that begins after {late} s", container, late=late)
+            yield _build_video(f"{container} that begins after {late} s", container, late=late)
     fields = {"flags": "+ildct+ilme"}
-    yield _video("interlaced", "matroska", codec="mpeg2video", rate=Fraction(25), options=fields, tolerance=10)
-    yield _video("wide colours", "mp4", options={"x264-params": "colormatrix=bt709:colorprim=bt709:transfer=bt709"})
+    yield _build_video("interlaced", "matroska", codec="mpeg2video", rate=Fraction(25), options=fields, tolerance=10)
+    yield _build_video(
+        "wide colours", "mp4", options={"x264-params": "colormatrix=bt709:colorprim=bt709:transfer=bt709"}
+    )
 
 
 #: FFmpeg's arguments to convert a video of ten frames per second, and the kind of result.
@@ -106,7 +108,7 @@ _CONVERSIONS: dict[str, tuple[str, str]] = {
 
 
 def _converted_videos(folder: Path) -> Iterator[OddVideo]:
-    source = _video("H.264 out of order", "mp4", count=20)
+    source = _build_video("H.264 out of order", "mp4", count=20)
     (folder / "source.mp4").write_bytes(source.data)
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y"]
     outputs: list[str] = []
@@ -116,10 +118,10 @@ def _converted_videos(folder: Path) -> Iterator[OddVideo]:
         outputs += ["-map", f"{number}:v", *after.split(), str(folder / f"converted {number}")]
     subprocess.run([*command, *outputs], check=True, timeout=60)
     for number, (name, (_, change)) in enumerate(_CONVERSIONS.items()):
-        kept = source.seconds[: len(source.seconds) - (3 if change == "cut" else 0)]
+        kept_seconds = source.seconds[: len(source.seconds) - (3 if change == "cut" else 0)]
         size = source.upright[::-1] if change == "turned" else source.upright
         data = (folder / f"converted {number}").read_bytes()
-        yield OddVideo(name, data, kept, Fraction(len(kept), 10), True, size)
+        yield OddVideo(name, data, kept_seconds, Fraction(len(kept_seconds), 10), True, size)
 
 
 def show_upright(videos: Sequence[OddVideo], folder: Path) -> list[Pixels]:
@@ -132,11 +134,11 @@ def show_upright(videos: Sequence[OddVideo], folder: Path) -> list[Pixels]:
         command += ["-map", f"{number}:v", "-fps_mode", "passthrough", "-pix_fmt", "rgb24", "-f", "rawvideo"]
         command.append(str(folder / f"{number}.out"))
     subprocess.run(command, check=True, timeout=120)
-    shown = []
+    frames = []
     for number, video in enumerate(videos):
         width, height = video.upright
-        shown.append(np.fromfile(folder / f"{number}.out", np.uint8).reshape(-1, height, width, 3))
-    return shown
+        frames.append(np.fromfile(folder / f"{number}.out", np.uint8).reshape(-1, height, width, 3))
+    return frames
 
 
 #: Seconds of frames, then the length: screen recorders write a frame when something moves.
@@ -151,14 +153,14 @@ _UNEVEN = {
 }
 
 
-def uneven_video(name: str, container: str, told: tuple[Sequence[Any], Any]) -> OddVideo:
+def uneven_video(name: str, container: str, timing: tuple[Sequence[Any], Any]) -> OddVideo:
     """Return a video with its frames' seconds and length from ``told``."""
-    times, length = [Fraction(time) for time in told[0]], Fraction(told[1])
-    data = _encode(container, "libx264", times, length - times[-1], (64, 48), "yuv420p", Fraction(30), {})
+    times, length = [Fraction(time) for time in timing[0]], Fraction(timing[1])
+    data = _encode_video(container, "libx264", times, length - times[-1], (64, 48), "yuv420p", Fraction(30), {})
     return OddVideo(name, data, tuple(times), length, False, (64, 48))
 
 
-def _video(
+def _build_video(
     name: str,
     container: str,
     codec: str = "libx264",
@@ -172,15 +174,15 @@ def _video(
     tolerance: int = 2,
 ) -> OddVideo:
     times = [number / rate for number in range(count)]
-    shifted = [time + late for time in times]
-    data = _encode(container, codec, shifted, 1 / rate, size, pixels, rate, options or {})
+    shifted_times = [time + late for time in times]
+    data = _encode_video(container, codec, shifted_times, 1 / rate, size, pixels, rate, options or {})
     if matrix != (1, 0, 0, 1):
         data = _write_matrix(data, matrix)
     upright = size if matrix[0] else size[::-1]
     return OddVideo(name, data, tuple(times), count / rate, True, upright, tolerance)
 
 
-def _encode(
+def _encode_video(
     container: str,
     codec: str,
     times: Sequence[Fraction],
@@ -200,7 +202,7 @@ def _encode(
         # For reordered frames the MP4 writer would use another one's duration for the last.
         stream.codec_context.max_b_frames = 2 if codec == "libx264" and constant_rate(times) else 0
         for number, time in enumerate(times):
-            frame = av.VideoFrame.from_ndarray(_picture(number, *size), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(_make_picture(number, *size), format="rgb24")
             frame = frame.reformat(format=pixels)
             frame.pts, frame.time_base = round(time / stream.codec_context.time_base), stream.codec_context.time_base
             for packet in stream.encode(frame):
@@ -223,7 +225,7 @@ def _with_duration(packet: Any, times: Sequence[Fraction], last: Fraction) -> An
     return packet
 
 
-def _picture(number: int, width: int, height: int) -> Pixels:
+def _make_picture(number: int, width: int, height: int) -> Pixels:
     rows, columns = np.mgrid[:height, :width]
     red = 255 * columns / max(1, width - 1)
     green = 255 * rows / max(1, height - 1)
@@ -232,7 +234,7 @@ def _picture(number: int, width: int, height: int) -> Pixels:
 
 def _write_matrix(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
     """Return ``data`` with ``matrix`` in its one track header (version 0)."""
-    written, start = bytearray(data), data.index(b"tkhd") + 44
+    buffer, start = bytearray(data), data.index(b"tkhd") + 44
     a, b, c, d = (entry << 16 for entry in matrix)
-    written[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
-    return bytes(written)
+    buffer[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    return bytes(buffer)

@@ -25,19 +25,19 @@ class Thought:
     rows: list[Tensor]
 
 
-def encode(encoders: Sequence[MediaEncoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
+def encode_files(encoders: Sequence[MediaEncoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
     """Encode every file alone; ``kinds`` is the order of appearance."""
-    files = {kind: iter(found) for kind, found in media.items()}
-    done = []
+    files = {kind: iter(kind_files) for kind, kind_files in media.items()}
+    embeddings = []
     for kind in kinds:
         encoder = next(each for each in encoders if kind in each.modalities)
         beside = (False,) if kind in encoder.closer and len(media[kind]) > 1 else ()
-        done += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind, *beside)])
-    return done
+        embeddings += encoder.encode([encoder.prepare(memoryview(next(files[kind])), kind, *beside)])
+    return embeddings
 
 
 @torch.no_grad()
-def think(
+def think_greedily(
     thinker: Thinker,
     encoders: Sequence[MediaEncoder],
     messages: Sequence[Mapping[str, Any]],
@@ -47,15 +47,15 @@ def think(
 ) -> Thought:
     """Run prefill and greedy decoding of one request."""
     prompt = thinker.prompt(messages)
-    prefill = thinker.assemble_prefill(prompt, encode(encoders, prompt.modalities, media))
+    prefill = thinker.assemble_prefill(prompt, encode_files(encoders, prompt.modalities, media))
     cache = DynamicCache()
-    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, whole(prefill))
+    hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, make_prompt_mask(prefill))
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
     ids = [int(choose_clearly(thinker.logits(hidden[:, -1])))]
     rows = []
     while ids[-1] not in thinker.eos and (voice or len(ids) < max_tokens):
         inputs = thinker.embed(torch.tensor([[ids[-1]]]))
-        hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
+        hidden = thinker.forward(inputs, _find_position(cache, prefill, thinker.axes), cache, make_step_mask(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
         if len(ids) == max_tokens:
             break  # the last token at the limit is spoken too
@@ -64,7 +64,7 @@ def think(
 
 
 @torch.no_grad()
-def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[Any]:
+def talk_greedily(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[Any]:
     """Return greedy codes, or frames, for a thought; the row of each token arrives one step after the other."""
     start = talker.start(thought.prompt_rows, thought.prefill.layout, thought.rows[0], voice)
     tail = iter([*thought.rows[1:], thought.prompt_rows[-2]])
@@ -81,20 +81,22 @@ def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[A
         codes += code.tolist()
         row = next(tail, thought.prompt_rows[-1])
         inputs = talker.step_inputs(code, row[None])[None]
-        hidden = talker.forward(inputs, _place(cache, start, talker.axes), cache, None)
+        hidden = talker.forward(inputs, _find_position(cache, start, talker.axes), cache, None)
     return codes
 
 
-def whole(prefill: PrefillInputs) -> Mask:
+def make_prompt_mask(prefill: PrefillInputs) -> Mask:
     """Return the mask of a prompt in one piece."""
     return None if prefill.attention is None else prefill.attention.mask(0, len(prefill.inputs))
 
 
-def later(prefill: PrefillInputs) -> Mask:
+def make_step_mask(prefill: PrefillInputs) -> Mask:
     """Return the mask of a generated token."""
-    kept = None if prefill.attention is None else prefill.attention.answer_rows
-    return None if kept is None else Crossing(None, kept[None, None, None], torch.ones(1, 1, dtype=torch.bool))
+    seen_rows = None if prefill.attention is None else prefill.attention.answer_rows
+    return (
+        None if seen_rows is None else Crossing(None, seen_rows[None, None, None], torch.ones(1, 1, dtype=torch.bool))
+    )
 
 
-def _place(cache: DynamicCache, prefill: PrefillInputs, axes: int) -> Tensor:
+def _find_position(cache: DynamicCache, prefill: PrefillInputs, axes: int) -> Tensor:
     return torch.full((axes, 1, 1), cache.get_seq_length() + prefill.delta)

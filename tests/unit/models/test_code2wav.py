@@ -12,7 +12,7 @@ from torch import Tensor
 from omnibus.errors import BadRequest
 from omnibus_models import families, tiny
 from omnibus_models.families import _code2wav
-from tests.nightly import nightly
+from tests.nightly import mark_nightly
 
 VOICE = "Ethan"
 SAMPLES, LOST = 1920, 555  # of a frame, and samples missing at the end
@@ -25,8 +25,8 @@ def vocoder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def some_frames(count: int, seed: int = 0) -> list[list[int]]:
-    found: list[list[int]] = torch.randint(64, (count, 4), generator=torch.Generator().manual_seed(seed)).tolist()
-    return found
+    frames: list[list[int]] = torch.randint(64, (count, 4), generator=torch.Generator().manual_seed(seed)).tolist()
+    return frames
 
 
 @torch.no_grad()
@@ -36,32 +36,32 @@ def one_shot(vocoder: Any, frames: list[list[int]]) -> Tensor:
     return wave.reshape(-1)
 
 
-def streamed(vocoder: Any, frames: list[list[int]], size: int) -> Tensor:
+def stream_frames(vocoder: Any, frames: list[list[int]], size: int) -> Tensor:
     stream = vocoder.open(VOICE, 0)
     pieces = [stream.push(frames[start : start + size], last=False) for start in range(0, len(frames), size)]
     return torch.cat([*pieces, stream.push([], last=True)])
 
 
-@pytest.mark.parametrize("count", [1, 11, 40, *nightly(2, 90)])
-@pytest.mark.parametrize("size", [3, 25, *nightly(1, 7)])
+@pytest.mark.parametrize("count", [1, 11, 40, *mark_nightly(2, 90)])
+@pytest.mark.parametrize("size", [3, 25, *mark_nightly(1, 7)])
 def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(vocoder: Any, count: int, size: int) -> None:
     frames = some_frames(count, count)
 
-    wave = streamed(vocoder, frames, size)
+    wave = stream_frames(vocoder, frames, size)
 
     assert wave.shape == (count * SAMPLES - LOST,)
     torch.testing.assert_close(wave, one_shot(vocoder, frames), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
-def thirty(vocoder: Any) -> Tensor:
+def reference_waveform(vocoder: Any) -> Tensor:
     return one_shot(vocoder, some_frames(30))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 30), max_size=6).map(sorted), ends_empty=st.booleans())
 def test_no_sample_is_lost_or_doubled_in_any_cut(
-    vocoder: Any, thirty: Tensor, cuts: list[int], ends_empty: bool
+    vocoder: Any, reference_waveform: Tensor, cuts: list[int], ends_empty: bool
 ) -> None:
     frames, ends = some_frames(30), [*cuts, 30, 30] if ends_empty else [*cuts, 30]
     stream, wave = vocoder.open(VOICE, 0), torch.empty(0)
@@ -70,7 +70,7 @@ def test_no_sample_is_lost_or_doubled_in_any_cut(
         wave = torch.cat([wave, stream.push(frames[begin:end], last=place == len(ends) - 1)])
         assert len(wave) == max(0, end * SAMPLES - LOST)
 
-    torch.testing.assert_close(wave, thirty, rtol=0, atol=1e-5)
+    torch.testing.assert_close(wave, reference_waveform, rtol=0, atol=1e-5)
 
 
 def test_the_library_loses_samples_where_it_cuts_a_waveform(vocoder: Any) -> None:
@@ -84,17 +84,17 @@ def test_the_library_loses_samples_where_it_cuts_a_waveform(vocoder: Any) -> Non
 
 def test_frames_are_seen_once_and_no_more_of_them_is_kept_than_is_needed(vocoder: Any) -> None:
     stream = vocoder.open(VOICE, 0)
-    seen: list[int] = []
+    frame_counts: list[int] = []
     transformer = vocoder.code2wav.pre_transformer
     hook = transformer.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+        lambda _module, _args, kwargs: frame_counts.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
     )
 
     for start in range(0, 80, 8):
         stream.push(some_frames(80)[start : start + 8], last=False)
     hook.remove()
 
-    assert seen == [8] * 10
+    assert frame_counts == [8] * 10
     assert stream._frames.shape[1] <= 8 + _code2wav.warmup_samples(vocoder.code2wav.config) / SAMPLES + 2
 
 
@@ -155,18 +155,18 @@ def test_the_waveform_is_neither_silent_nor_clipped(vocoder: Any) -> None:
     assert float((wave.abs() >= 1).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("sent", [0, 30, 89, *nightly(1, 60)])
-@pytest.mark.parametrize("size", [7, 90, *nightly(1)])
-def test_a_waveform_begins_behind_what_somebody_has(vocoder: Any, sent: int, size: int) -> None:
+@pytest.mark.parametrize("sent_frames", [0, 30, 89, *mark_nightly(1, 60)])
+@pytest.mark.parametrize("size", [7, 90, *mark_nightly(1)])
+def test_a_waveform_begins_behind_what_somebody_has(vocoder: Any, sent_frames: int, size: int) -> None:
     frames = some_frames(90, 5)
     stream = vocoder.open(VOICE, 0)
-    seen: list[int] = []
+    frame_counts: list[int] = []
     see = stream._run_transformer
-    stream._run_transformer = lambda codes: (seen.append(codes.shape[-1]), see(codes))
+    stream._run_transformer = lambda codes: (frame_counts.append(codes.shape[-1]), see(codes))
 
-    begin = stream.skip(max(0, sent * SAMPLES - LOST))
+    begin = stream.skip(max(0, sent_frames * SAMPLES - LOST))
     pieces = [stream.push(frames[start : start + size], last=False) for start in range(0, len(frames), size)]
     wave = torch.cat([*pieces, stream.push([], last=True)])
 
     torch.testing.assert_close(wave, one_shot(vocoder, frames)[begin:], rtol=0, atol=1e-5)
-    assert sum(seen) <= 90 - sent + stream._window + stream._reach // SAMPLES + 3
+    assert sum(frame_counts) <= 90 - sent_frames + stream._window + stream._reach // SAMPLES + 3

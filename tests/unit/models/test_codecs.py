@@ -16,7 +16,7 @@ from tests.unit.models import files
 PIXELS = {"prores": "yuv422p10le", "mjpeg": "yuvj420p"}
 
 
-def film(codec: str, container: str) -> bytes:
+def encode_codec_film(codec: str, container: str) -> bytes:
     """Return two seconds of compressible noise, encoded in a separate thread.
 
     As root, SVT-AV1 makes the thread that opens it a realtime one, which would starve all other processes.
@@ -52,7 +52,7 @@ def _encode_film(codec: str, container: str) -> bytes:
     ],
 )
 def test_films_in_usual_codecs_are_read(codec: str, container: str) -> None:
-    assert media.decode_video(memoryview(film(codec, container))).frames.shape[1:] == (48, 64, 3)
+    assert media.decode_video(memoryview(encode_codec_film(codec, container))).frames.shape[1:] == (48, 64, 3)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -70,7 +70,7 @@ def test_films_in_usual_codecs_are_read(codec: str, container: str) -> None:
 )
 def test_a_film_in_any_other_codec_is_refused_before_it_is_decoded(codec: str, container: str) -> None:
     with pytest.raises(BadMedia, match="codec that is not read here; send one of: .*h264"):
-        media.decode_video(memoryview(film(codec, container)))
+        media.decode_video(memoryview(encode_codec_film(codec, container)))
 
 
 WAV_CODECS = ["pcm_u8", "pcm_s24le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_mulaw", "adpcm_ms", "adpcm_ima_wav"]
@@ -80,14 +80,14 @@ WAV_CODECS = ["pcm_u8", "pcm_s24le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_
 def test_a_wav_is_read_however_its_samples_are_stored(codec: str) -> None:
     # ADPCM fills its last block.
     slack = 1100 if codec.startswith("adpcm") else 8
-    assert abs(len(media.decode_audio(memoryview(files.encoded(1.0, codec, "wav")))) - 16_000) < slack
+    assert abs(len(media.decode_audio(memoryview(files.encode_tone(1.0, codec, "wav")))) - 16_000) < slack
 
 
 @pytest.mark.parametrize(
     ("codec", "container"), [("alac", "mp4"), ("aac", "mp4"), ("ac3", "mp4"), ("libopus", "webm"), ("mp2", "matroska")]
 )
 def test_sound_in_usual_codecs_is_read(codec: str, container: str) -> None:
-    assert len(media.decode_audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))) > 15_000
+    assert len(media.decode_audio(memoryview(files.encode_tone(1.0, codec, container, rate=48_000)))) > 15_000
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_sound_in_usual_codecs_is_read(codec: str, container: str) -> None:
 )
 def test_sound_in_any_other_codec_is_refused_before_it_is_decoded(codec: str, container: str) -> None:
     with pytest.raises(BadMedia, match="codec that is not read here; send one of: aac"):
-        media.decode_audio(memoryview(files.encoded(1.0, codec, container)))
+        media.decode_audio(memoryview(files.encode_tone(1.0, codec, container)))
 
 
-FILES = {"video": (media.decode_video, files.film(2.0)), "audio": (media.decode_audio, files.tone(2.0))}
+FILES = {"video": (media.decode_video, files.make_film(2.0)), "audio": (media.decode_audio, files.make_tone(2.0))}
 
 
 @pytest.mark.parametrize("modality", FILES)
@@ -112,10 +112,10 @@ def test_a_recording_that_takes_too_long_to_decode_is_refused(modality: str) -> 
 @pytest.mark.parametrize("modality", FILES)
 def test_decoding_ends_when_nobody_waits_for_it(modality: str) -> None:
     decode, data = FILES[modality]
-    cancelled = threading.Event()
-    cancelled.set()
+    cancel_event = threading.Event()
+    cancel_event.set()
 
-    token = limits.CANCELLED.set(cancelled)
+    token = limits.CANCELLED.set(cancel_event)
     try:
         with pytest.raises(StageUnavailable, match="decoding was cancelled"):
             decode(memoryview(data))

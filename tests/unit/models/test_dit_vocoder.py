@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from omnibus_models import dit_vocoder
-from tests.nightly import nightly
+from tests.nightly import mark_nightly
 
 SEED = 11
 
@@ -22,14 +22,14 @@ def some_codes(count: int, seed: int = 0) -> list[int]:
 
 def one_shot(vocoder: Any, codes: list[int], voice: str = "Chelsie") -> Tensor:
     """Return the library's waveform of all codes at once."""
-    chosen = vocoder.voices[voice]
+    speaker = vocoder.voices[voice]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        mel = vocoder.dit.sample(chosen["cond"], chosen["ref_mel"], torch.tensor([codes]))
+        mel = vocoder.dit.sample(speaker["cond"], speaker["ref_mel"], torch.tensor([codes]))
     return vocoder.bigvgan(mel)
 
 
-def cut(codes: list[int], seed: int) -> list[list[int]]:
+def cut_codes(codes: list[int], seed: int) -> list[list[int]]:
     """Return pieces of 0 to 20 codes."""
     sizes, pieces = random.Random(seed), []
     while codes:
@@ -39,8 +39,8 @@ def cut(codes: list[int], seed: int) -> list[list[int]]:
     return pieces
 
 
-@pytest.mark.parametrize("count", [1, 12, 13, 49, *nightly(11, 36, 97, 150)])
-@pytest.mark.parametrize("seed", [0, *nightly(1)])
+@pytest.mark.parametrize("count", [1, 12, 13, 49, *mark_nightly(11, 36, 97, 150)])
+@pytest.mark.parametrize("seed", [0, *mark_nightly(1)])
 def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(
     omni_parts: dict[str, Any], count: int, seed: int
 ) -> None:
@@ -48,7 +48,7 @@ def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(
     codes = some_codes(count, seed)
     stream = vocoder.open("Chelsie", SEED)
 
-    pieces = [stream.push(piece, last=False) for piece in cut(codes, seed)]
+    pieces = [stream.push(piece, last=False) for piece in cut_codes(codes, seed)]
     pieces.append(stream.push([], last=True))
 
     wave = torch.cat(pieces)
@@ -57,16 +57,18 @@ def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(
 
 
 @pytest.fixture(scope="module")
-def sixty(omni_parts: dict[str, Any]) -> Tensor:
+def reference_waveform(omni_parts: dict[str, Any]) -> Tensor:
     return one_shot(omni_parts["vocoder"], some_codes(60))
 
 
-@pytest.mark.parametrize("examples", [8, *nightly(40)])
-def test_no_sample_is_lost_or_doubled_in_any_cut(omni_parts: dict[str, Any], sixty: Tensor, examples: int) -> None:
+@pytest.mark.parametrize("examples", [8, *mark_nightly(40)])
+def test_no_sample_is_lost_or_doubled_in_any_cut(
+    omni_parts: dict[str, Any], reference_waveform: Tensor, examples: int
+) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted), ends_empty=st.booleans())
     def any_cut(cuts: list[int], ends_empty: bool) -> None:
-        check_cut(omni_parts, sixty, cuts, ends_empty)
+        check_cut(omni_parts, reference_waveform, cuts, ends_empty)
 
     any_cut()
 
@@ -175,17 +177,17 @@ def test_the_waveform_is_neither_silent_nor_clipped(omni_parts: dict[str, Any]) 
     assert float((wave.abs() >= 1).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("sent", [1, 40, 97, *nightly(0, 24, 70)])
+@pytest.mark.parametrize("sent_codes", [1, 40, 97, *mark_nightly(0, 24, 70)])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_waveform_begins_behind_what_somebody_has(omni_parts: dict[str, Any], sent: int, last: bool) -> None:
+def test_a_waveform_begins_behind_what_somebody_has(omni_parts: dict[str, Any], sent_codes: int, last: bool) -> None:
     vocoder, codes = omni_parts["vocoder"], some_codes(97)
     stream = vocoder.open("Chelsie", SEED)
 
-    begin = stream.skip(sent * vocoder.samples_per_code)
-    pieces = [] if last else [stream.push(piece, last=False) for piece in cut(codes, 3)]
+    begin = stream.skip(sent_codes * vocoder.samples_per_code)
+    pieces = [] if last else [stream.push(piece, last=False) for piece in cut_codes(codes, 3)]
     pieces.append(stream.push(codes if last else [], last=True))
 
-    assert begin == sent * vocoder.samples_per_code
+    assert begin == sent_codes * vocoder.samples_per_code
     torch.testing.assert_close(torch.cat(pieces), one_shot(vocoder, codes)[begin:], rtol=0, atol=1e-5)
 
 
@@ -193,11 +195,11 @@ def test_a_voice_is_embedded_once_for_all_its_waveforms(omni_parts: dict[str, An
     vocoder, count = omni_parts["vocoder"], 0
     vocoder.open("Chelsie", SEED)
 
-    def counted(*_: Any) -> None:
+    def count_call(*_: Any) -> None:
         nonlocal count
         count += 1
 
-    hook = vocoder.dit.input_embed.spk_encoder.encoder.register_forward_hook(counted)
+    hook = vocoder.dit.input_embed.spk_encoder.encoder.register_forward_hook(count_call)
     for seed in (SEED, SEED + 1):
         vocoder.open("Chelsie", seed).push(some_codes(13), last=True)
     hook.remove()

@@ -16,11 +16,11 @@ from omnibus_models import families, tiny
 from omnibus_models.examine.report import examine_checkpoint
 
 
-def changed(checkpoint: Path, copy: Path, file: str = "config.json", **fields: Any) -> Path:
+def copy_changed(checkpoint: Path, copy: Path, file: str = "config.json", **fields: Any) -> Path:
     """Return a copy of a checkpoint with changed fields in a file; ``None`` removes a field."""
     shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
-    told = {**json.loads((copy / file).read_text()), **fields}
-    (copy / file).write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
+    all_fields = {**json.loads((copy / file).read_text()), **fields}
+    (copy / file).write_text(json.dumps({name: value for name, value in all_fields.items() if value is not None}))
     return copy
 
 
@@ -36,16 +36,18 @@ def with_weights(checkpoint: Path, copy: Path, change: Callable[[dict[str, torch
 def test_components_are_as_large_as_they_load(family: str, tmp_path: Path) -> None:
     checkpoint = tiny.build(family, tmp_path / "it")
 
-    found = examine_checkpoint(checkpoint, "bfloat16")
+    report = examine_checkpoint(checkpoint, "bfloat16")
 
-    assert found.complete, found
-    loaded = {name: families.load_family(family).load(name, checkpoint, dtype="bfloat16") for name in found.parts}
-    assert {name: part.parameters for name, part in found.parts.items()} == {
-        name: part.parameters for name, part in loaded.items()
+    assert report.complete, report
+    loaded_parts = {
+        name: families.load_family(family).load(name, checkpoint, dtype="bfloat16") for name in report.parts
     }
-    for name, part in loaded.items():
-        held = [*part.module.parameters(), *part.module.buffers()]
-        assert found.parts[name].nbytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
+    assert {name: part.parameters for name, part in report.parts.items()} == {
+        name: part.parameters for name, part in loaded_parts.items()
+    }
+    for name, part in loaded_parts.items():
+        tensors = [*part.module.parameters(), *part.module.buffers()]
+        assert report.parts[name].nbytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "gemma3"])
@@ -54,24 +56,24 @@ def test_a_token_takes_what_it_takes_in_a_cache(family: str, tmp_path: Path) -> 
     thinker, cache = families.load_family(family).load("thinker", checkpoint), DynamicCache()
     inputs = thinker.embed(torch.zeros(1, 10, dtype=torch.int64))
     thinker.forward(inputs, torch.arange(10).expand(thinker.axes, 1, 10), cache, None)
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
-    found = examine_checkpoint(checkpoint, "float32").parts
+    part_reports = examine_checkpoint(checkpoint, "float32").parts
 
-    assert found["thinker"].kv_bytes == held / 10
-    assert found["thinker"].context == thinker.context
-    assert all(part.kv_bytes == 0 for name, part in found.items() if name == "vision")
+    assert part_reports["thinker"].kv_bytes == cache_bytes / 10
+    assert part_reports["thinker"].context == thinker.context
+    assert all(part.kv_bytes == 0 for name, part in part_reports.items() if name == "vision")
 
 
 def test_layers_that_look_aside_keep_nothing_of_a_token(tmp_path: Path) -> None:
     checkpoint = tiny.build("mllama", tmp_path / "it")
-    told = json.loads((checkpoint / "config.json").read_text())["text_config"]
-    layers = told["num_hidden_layers"] - len(told["cross_attention_layers"])
-    heads, width = told["num_key_value_heads"], told["hidden_size"] // told["num_attention_heads"]
+    config = json.loads((checkpoint / "config.json").read_text())["text_config"]
+    layers = config["num_hidden_layers"] - len(config["cross_attention_layers"])
+    heads, width = config["num_key_value_heads"], config["hidden_size"] // config["num_attention_heads"]
 
-    found = examine_checkpoint(checkpoint, "bfloat16").parts["thinker"]
+    thinker_report = examine_checkpoint(checkpoint, "bfloat16").parts["thinker"]
 
-    assert found.kv_bytes == layers * heads * width * 2 * 2
+    assert thinker_report.kv_bytes == layers * heads * width * 2 * 2
 
 
 def test_nothing_is_read_but_headers(vl: Path, tmp_path: Path) -> None:
@@ -99,27 +101,27 @@ def on_disk(checkpoint: Path, name: str) -> str:
 def test_weights_that_are_missing_are_named_with_their_component(vl: Path, tmp_path: Path) -> None:
     copy = with_weights(vl, tmp_path / "copy", lambda weights: weights.pop(on_disk(vl, VISUAL)))
 
-    found = examine_checkpoint(copy)
+    report = examine_checkpoint(copy)
 
-    assert found.parts["vision"].missing == [VISUAL]
-    assert found.parts["vision"].faults == [f"lacks 1 weight: {VISUAL}"]
-    assert found.parts["thinker"].faults == []
-    assert not found.complete
+    assert report.parts["vision"].missing == [VISUAL]
+    assert report.parts["vision"].faults == [f"lacks 1 weight: {VISUAL}"]
+    assert report.parts["thinker"].faults == []
+    assert not report.complete
     with pytest.raises(Fatal, match=VISUAL):
         families.family_of(copy).load("vision", copy)
 
 
 def test_weights_of_another_shape_are_named_with_their_component(vl: Path, tmp_path: Path) -> None:
-    def narrow(weights: dict[str, torch.Tensor]) -> None:
+    def narrow_weights(weights: dict[str, torch.Tensor]) -> None:
         weights[on_disk(vl, VISUAL)] = torch.zeros(2, 2)
 
-    copy = with_weights(vl, tmp_path / "copy", narrow)
+    copy = with_weights(vl, tmp_path / "copy", narrow_weights)
 
-    found = examine_checkpoint(copy)
+    report = examine_checkpoint(copy)
 
-    assert found.parts["vision"].odd == [VISUAL]
-    assert found.parts["vision"].missing == []
-    assert "has another shape than in its configuration: 1 weight" in found.parts["vision"].faults[0]
+    assert report.parts["vision"].odd == [VISUAL]
+    assert report.parts["vision"].missing == []
+    assert "has another shape than in its configuration: 1 weight" in report.parts["vision"].faults[0]
     with pytest.raises(Fatal):
         families.family_of(copy).load("vision", copy)
 
@@ -127,51 +129,51 @@ def test_weights_of_another_shape_are_named_with_their_component(vl: Path, tmp_p
 def test_tied_weights_are_one(tmp_path: Path) -> None:
     checkpoint = tiny.build("qwen2", tmp_path / "whole")
     head = load_file(checkpoint / "model.safetensors")["lm_head.weight"].numel()
-    tied = changed(checkpoint, tmp_path / "tied", tie_word_embeddings=True)
-    tied = with_weights(tied, tmp_path / "once", lambda weights: weights.pop("lm_head.weight"))
+    tied_copy = copy_changed(checkpoint, tmp_path / "tied", tie_word_embeddings=True)
+    tied_copy = with_weights(tied_copy, tmp_path / "once", lambda weights: weights.pop("lm_head.weight"))
 
-    found = examine_checkpoint(tied)
+    report = examine_checkpoint(tied_copy)
 
-    assert found.complete
-    assert found.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters - head
-    assert found.parts["thinker"].parameters == families.load_family("qwen2").load("thinker", tied).parameters
+    assert report.complete
+    assert report.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters - head
+    assert report.parts["thinker"].parameters == families.load_family("qwen2").load("thinker", tied_copy).parameters
 
 
 def test_a_configuration_alone_tells_sizes(vl: Path, tmp_path: Path) -> None:
-    copy = changed(vl, tmp_path / "copy", dtype="bfloat16")
+    copy = copy_changed(vl, tmp_path / "copy", dtype="bfloat16")
     (copy / "model.safetensors").unlink()
 
-    found, whole = examine_checkpoint(copy), examine_checkpoint(vl, "bfloat16")
+    report, whole = examine_checkpoint(copy), examine_checkpoint(vl, "bfloat16")
 
-    assert (found.stored, found.files, found.complete) == ({}, 0, False)
-    assert found.dtype == "bfloat16"
-    sizes = [{name: (part.parameters, part.nbytes) for name, part in each.parts.items()} for each in (found, whole)]
+    assert (report.stored, report.files, report.complete) == ({}, 0, False)
+    assert report.dtype == "bfloat16"
+    sizes = [{name: (part.parameters, part.nbytes) for name, part in each.parts.items()} for each in (report, whole)]
     assert sizes[0] == sizes[1]
 
 
 def test_nothing_but_a_configuration_tells_sizes_and_what_else_is_missing(vl: Path, tmp_path: Path) -> None:
     shutil.copy(vl / "config.json", tmp_path)
 
-    found = examine_checkpoint(tmp_path)
+    report = examine_checkpoint(tmp_path)
 
     whole = examine_checkpoint(vl)
-    told = [
+    sizes = [
         {name: (part.nbytes, part.kv_bytes, part.context) for name, part in each.parts.items()}
-        for each in (found, whole)
+        for each in (report, whole)
     ]
-    assert told[0] == told[1]
-    assert all(part.problem for part in found.parts.values())
+    assert sizes[0] == sizes[1]
+    assert all(part.problem for part in report.parts.values())
 
 
 def test_a_configuration_of_a_model_that_fits_nowhere_costs_nothing(vl: Path, tmp_path: Path) -> None:
-    told = json.loads((vl / "config.json").read_text())
-    huge = {**told["text_config"], "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_attention_heads": 512}
-    copy = changed(vl, tmp_path / "copy", text_config=huge)
+    config = json.loads((vl / "config.json").read_text())
+    huge = {**config["text_config"], "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_attention_heads": 512}
+    copy = copy_changed(vl, tmp_path / "copy", text_config=huge)
     (copy / "model.safetensors").unlink()
 
-    found = examine_checkpoint(copy, "bfloat16")
+    report = examine_checkpoint(copy, "bfloat16")
 
-    assert found.parts["thinker"].nbytes > 100e9
+    assert report.parts["thinker"].nbytes > 100e9
 
 
 def test_shards_that_are_not_there_or_broken_are_named(vl: Path, tmp_path: Path) -> None:
@@ -184,42 +186,44 @@ def test_shards_that_are_not_there_or_broken_are_named(vl: Path, tmp_path: Path)
     (copy / "model-1.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     save_file({name: weights[name] for name in weights if "visual" in name}, copy / "model-2.safetensors")
 
-    found = examine_checkpoint(copy)
+    report = examine_checkpoint(copy)
 
-    assert found.lost == ["model-3.safetensors"]
-    assert found.broken == ["model-1.safetensors is not a safetensors file: download it again"]
-    assert found.parts["vision"].faults == []
-    assert found.parts["thinker"].missing
-    assert not found.complete
+    assert report.lost == ["model-3.safetensors"]
+    assert report.broken == ["model-1.safetensors is not a safetensors file: download it again"]
+    assert report.parts["vision"].faults == []
+    assert report.parts["thinker"].missing
+    assert not report.complete
 
 
 def test_pickles_are_not_read(vl: Path, tmp_path: Path) -> None:
     shutil.copytree(vl, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(vl / "model.safetensors"), tmp_path / "copy" / "pytorch_model.bin")
 
-    found = examine_checkpoint(tmp_path / "copy")
+    report = examine_checkpoint(tmp_path / "copy")
 
-    assert found.broken == ["pytorch_model.bin is a pickle, which is never read: convert it"]
-    assert not found.complete
+    assert report.broken == ["pytorch_model.bin is a pickle, which is never read: convert it"]
+    assert not report.complete
     with pytest.raises(Fatal, match=r"model\.safetensors"):
         families.family_of(vl).load("vision", tmp_path / "copy")
 
 
-@pytest.mark.parametrize(("lost", "part"), [("*processor*", "vision"), ("tokenizer*", "thinker")])
-def test_files_that_a_component_needs_beside_weights_are_missed(lost: str, part: str, vl: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pattern", "part"), [("*processor*", "vision"), ("tokenizer*", "thinker")])
+def test_files_that_a_component_needs_beside_weights_are_missed(
+    pattern: str, part: str, vl: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(vl, copy, ignore=shutil.ignore_patterns(lost))
+    shutil.copytree(vl, copy, ignore=shutil.ignore_patterns(pattern))
 
-    found = examine_checkpoint(copy)
+    report = examine_checkpoint(copy)
 
-    assert found.parts[part].problem
-    assert not found.parts[part].missing
-    assert not found.complete
+    assert report.parts[part].problem
+    assert not report.parts[part].missing
+    assert not report.complete
 
 
 def test_what_a_family_refuses_is_told_in_its_words(tmp_path: Path) -> None:
     checkpoint = tiny.build("qwen2", tmp_path / "whole")
-    sliding = changed(
+    sliding = copy_changed(
         checkpoint,
         tmp_path / "sliding",
         use_sliding_window=True,
@@ -228,20 +232,22 @@ def test_what_a_family_refuses_is_told_in_its_words(tmp_path: Path) -> None:
         layer_types=None,
     )
 
-    found = examine_checkpoint(sliding)
+    report = examine_checkpoint(sliding)
 
-    assert "sliding_attention cannot be served" in found.parts["thinker"].problem
-    assert found.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters
+    assert "sliding_attention cannot be served" in report.parts["thinker"].problem
+    assert report.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters
 
 
 def test_another_tower_is_refused(tmp_path: Path) -> None:
     checkpoint = tiny.build("llava", tmp_path / "it")
-    told = json.loads((checkpoint / "config.json").read_text())
-    pixtral = changed(checkpoint, tmp_path / "other", vision_config={**told["vision_config"], "model_type": "pixtral"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    pixtral = copy_changed(
+        checkpoint, tmp_path / "other", vision_config={**config["vision_config"], "model_type": "pixtral"}
+    )
 
-    found = examine_checkpoint(pixtral)
+    report = examine_checkpoint(pixtral)
 
-    assert all("Pixtral tower" in part.problem for part in found.parts.values())
+    assert all("Pixtral tower" in part.problem for part in report.parts.values())
 
 
 def test_families_that_vllm_does_not_run_say_why(tmp_path: Path, vl: Path) -> None:
@@ -253,7 +259,7 @@ def test_families_that_vllm_does_not_run_say_why(tmp_path: Path, vl: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"model_type": "NVLM_D"}, "NVLM-D has no class in transformers"),
         ({"model_type": "bert"}, "unknown model family 'bert'; known: gemma3"),
@@ -261,11 +267,11 @@ def test_families_that_vllm_does_not_run_say_why(tmp_path: Path, vl: Path) -> No
         (None, r"config\.json cannot be read; give the directory"),
     ],
 )
-def test_what_is_of_no_family_is_not_found(config: dict[str, Any] | None, said: str, tmp_path: Path) -> None:
+def test_what_is_of_no_family_is_not_found(config: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(NotFound, match=said):
+    with pytest.raises(NotFound, match=message):
         examine_checkpoint(tmp_path)
 
 

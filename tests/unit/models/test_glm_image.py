@@ -32,31 +32,31 @@ def parts(checkpoint: Path) -> dict[str, Any]:
     return {name: family.load(name, checkpoint) for name in family.components}
 
 
-def guides(parts: dict[str, Any], prompt: str) -> list[Tensor]:
+def encode_guides(parts: dict[str, Any], prompt: str) -> list[Tensor]:
     encoder = parts["text_encoder"]
     return [one.embeds for one in encoder.encode([encoder.prepare(prompt), encoder.prepare_negative(prompt, "")])]
 
 
-def run(stepper: Any, one: Any) -> Any:
+def run_steps(stepper: Any, one: Any) -> Any:
     """Return ``one`` after all of its steps, alone."""
     while one.done < one.steps:
         stepper.step([one])
     return one
 
 
-def prior(parts: dict[str, Any], prompt: str, picture: ImageSpec) -> Tensor:
-    found: Tensor = parts["prior"].latents(run(parts["prior"], parts["prior"].open(picture, prompt)))
-    return found
+def draw_prior(parts: dict[str, Any], prompt: str, picture: ImageSpec) -> Tensor:
+    tokens: Tensor = parts["prior"].latents(run_steps(parts["prior"], parts["prior"].open(picture, prompt)))
+    return tokens
 
 
-def rough(picture: ImageSpec, seed: int = 0) -> Tensor:
+def make_prior(picture: ImageSpec, seed: int = 0) -> Tensor:
     """Return random prior tokens, for tests of the later stages."""
     size = (1, 1, picture.height // 32, picture.width // 32)
     return torch.randint(64, size, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, tokens: Tensor) -> Any:
-    return run(parts["dit"], parts["dit"].open(picture, guides(parts, prompt), prior=tokens))
+def denoise_image(parts: dict[str, Any], prompt: str, picture: ImageSpec, tokens: Tensor) -> Any:
+    return run_steps(parts["dit"], parts["dit"].open(picture, encode_guides(parts, prompt), prior=tokens))
 
 
 def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
@@ -73,28 +73,28 @@ def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, 
 
     together = [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
 
-    for prompt, found in zip(prompts, together, strict=True):
-        wanted, nothing = oracle.pipeline(checkpoint).encode_prompt(prompt)
-        assert_close(found, wanted[0])
-        alone, unwanted = guides(parts, prompt)
-        assert_close(alone, wanted[0])
-        assert_close(unwanted, nothing[0])
-    assert len({len(found) for found in together}) == 3
+    for prompt, actual in zip(prompts, together, strict=True):
+        reference, nothing = oracle.load_pipeline(checkpoint).encode_prompt(prompt)
+        assert_close(actual, reference[0])
+        alone, negative = encode_guides(parts, prompt)
+        assert_close(alone, reference[0])
+        assert_close(negative, nothing[0])
+    assert len({len(rows) for rows in together}) == 3
 
 
 @pytest.mark.parametrize("prompt", [SIGN, RED, BOTH, QUOTES, "it's 'a' \"b'c\" d'", "「“a”」 “「b” c」 '", ""])
 def test_what_is_to_be_written_is_found_as_in_the_pipeline(
     parts: dict[str, Any], checkpoint: Path, prompt: str
 ) -> None:
-    [texts] = oracle.pipeline(checkpoint).get_glyph_texts(prompt)
+    [texts] = oracle.load_pipeline(checkpoint).get_glyph_texts(prompt)
 
     rows, mask = (parts["text_encoder"].prepare(prompt).features[name] for name in ("ids", "mask"))
 
-    said = [
-        parts["text_encoder"].tokenizer.decode(row[kept.bool()], skip_special_tokens=True)
-        for row, kept in zip(rows, mask, strict=True)
+    decoded_texts = [
+        parts["text_encoder"].tokenizer.decode(row[row_mask.bool()], skip_special_tokens=True)
+        for row, row_mask in zip(rows, mask, strict=True)
     ]
-    assert said == (texts or [""])
+    assert decoded_texts == (texts or [""])
 
 
 def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
@@ -125,17 +125,17 @@ WISHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WISHES)
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
     wish = dict(WISHES[name])
-    wanted = oracle.painted(checkpoint, **wish)
+    reference = oracle.paint_image(checkpoint, **wish)
     prompt, picture = wish.pop("prompt"), ImageSpec(**wish)
 
-    tokens = prior(parts, prompt, picture)
-    one = made(parts, prompt, picture, tokens)
-    painted = parts["vae"].decode(parts["dit"].latents(one)).numpy()
+    tokens = draw_prior(parts, prompt, picture)
+    one = denoise_image(parts, prompt, picture, tokens)
+    image = parts["vae"].decode(parts["dit"].latents(one)).numpy()
 
-    assert one.prior.tolist() == wanted.prior.tolist()
-    assert painted.shape == (picture.height, picture.width, 3)
-    assert painted.std() > 10
-    np.testing.assert_allclose(painted, wanted.pixels, atol=0.51)  # rounded
+    assert one.prior.tolist() == reference.prior.tolist()
+    assert image.shape == (picture.height, picture.width, 3)
+    assert image.std() > 10
+    np.testing.assert_allclose(image, reference.pixels, atol=0.51)  # rounded
     assert one.rows == (1 if picture.guidance == 1.0 else 2)
 
 
@@ -144,20 +144,20 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: 
 
 @pytest.mark.numeric
 def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: Path) -> None:
-    pipe = oracle.pipeline(checkpoint)
+    pipe = oracle.load_pipeline(checkpoint)
     for width, height in [(64, 64), (96, 64), (32, 128)]:
         one = parts["prior"].open(ImageSpec(width, height, 1, 1), RED)
         ids, _ = parts["prior"]._encode_prompt(ImageSpec(width, height, 1, 1), RED)
-        grids = torch.tensor([[1, *one.grid], [1, *_small(one)]])
+        grids = torch.tensor([[1, *one.grid], [1, *_find_small_grid(one)]])
 
-        told, _ = pipe.vision_language_encoder.model.get_rope_index(ids, image_grid_thw=grids)
+        library_positions, _ = pipe.vision_language_encoder.model.get_rope_index(ids, image_grid_thw=grids)
 
-        assert torch.equal(told[:, 0], torch.arange(ids.shape[1]).expand(3, -1))
-        wanted = pipe.vision_language_encoder.model._cached_decode_position_ids[0]
-        assert torch.equal(one.positions, wanted[:, :-1])  # the last one is that of the end
+        assert torch.equal(library_positions[:, 0], torch.arange(ids.shape[1]).expand(3, -1))
+        reference = pipe.vision_language_encoder.model._cached_decode_position_ids[0]
+        assert torch.equal(one.positions, reference[:, :-1])  # the last one is that of the end
 
 
-def _small(one: Any) -> tuple[int, int]:
+def _find_small_grid(one: Any) -> tuple[int, int]:
     """Return rows and columns of the small image that is drawn first."""
     rows, columns = one.grid
     ratio = rows / columns
@@ -177,12 +177,12 @@ def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]
 
     assert max(sizes) == 3
     for (prompt, picture), one in zip(wishes, everybody, strict=True):
-        assert torch.equal(parts["prior"].latents(one), prior(parts, prompt, picture))
+        assert torch.equal(parts["prior"].latents(one), draw_prior(parts, prompt, picture))
 
 
 def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt = (
-        prior(parts, prompt, ImageSpec(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
+        draw_prior(parts, prompt, ImageSpec(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
     )
 
     assert not torch.equal(first, seed)
@@ -191,13 +191,13 @@ def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> 
 
 def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts: dict[str, Any]) -> None:
     shutil.copytree(checkpoint, tmp_path / "untold")
-    told = tmp_path / "untold" / "vision_language_encoder" / "generation_config.json"
-    settings = json.loads(told.read_text())
+    config_path = tmp_path / "untold" / "vision_language_encoder" / "generation_config.json"
+    settings = json.loads(config_path.read_text())
     assert settings.pop("suppress_tokens") == [64, 65]
-    told.write_text(json.dumps(settings | {"temperature": 5.0, "top_p": 1.0, "top_k": 0}))
+    config_path.write_text(json.dumps(settings | {"temperature": 5.0, "top_p": 1.0, "top_k": 0}))
     untold = families.family_of(checkpoint).load("prior", tmp_path / "untold")
 
-    ones = [run(untold, untold.open(ImageSpec(64, 64, 1, seed), RED)) for seed in range(2)]
+    ones = [run_steps(untold, untold.open(ImageSpec(64, 64, 1, seed), RED)) for seed in range(2)]
 
     assert {one.done for one in ones} == {260}
     assert 40 < max(token for one in ones for token in one.chosen) < 64
@@ -217,7 +217,7 @@ PICTURES = [
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     prompts = [SIGN, RED, BOTH, QUOTES]  # of which two have no texts, and so equal lengths
     waiting = [
-        parts["dit"].open(picture, guides(parts, prompt), prior=rough(picture, picture.seed))
+        parts["dit"].open(picture, encode_guides(parts, prompt), prior=make_prior(picture, picture.seed))
         for prompt, picture in zip(prompts, PICTURES, strict=True)
     ]
     everybody, running = list(waiting), []
@@ -228,14 +228,14 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
         running = [one for one in running if one.done < one.steps]
 
     for prompt, picture, one in zip(prompts, PICTURES, everybody, strict=True):
-        alone = made(parts, prompt, picture, rough(picture, picture.seed))
+        alone = denoise_image(parts, prompt, picture, make_prior(picture, picture.seed))
         assert_close(one.latents, alone.latents, DENOISED_BOUND)
 
 
 def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any]) -> None:
     picture = PICTURES[0]
     first, prior, seed, text = (
-        made(parts, prompt, ImageSpec(64, 64, 4, seed, 3.0), rough(picture, tokens)).latents
+        denoise_image(parts, prompt, ImageSpec(64, 64, 4, seed, 3.0), make_prior(picture, tokens)).latents
         for prompt, seed, tokens in [(SIGN, 1, 1), (SIGN, 1, 2), (SIGN, 2, 1), (BOTH, 1, 1)]
     )
 
@@ -244,7 +244,9 @@ def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any])
 
 
 def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any]) -> None:
-    good, bad = (parts["dit"].open(PICTURES[0], guides(parts, SIGN), prior=rough(PICTURES[0])) for _ in range(2))
+    good, bad = (
+        parts["dit"].open(PICTURES[0], encode_guides(parts, SIGN), prior=make_prior(PICTURES[0])) for _ in range(2)
+    )
     before = good.latents.clone()
     bad.guides = (torch.zeros(3, 5),)
 
@@ -257,8 +259,8 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any
 
 def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -> None:
     """This fails once prompts of all lengths can share one pass: see ``_glm_denoiser.Denoiser.step``."""
-    [text, _] = guides(parts, SIGN)
-    filled = torch.cat([text, torch.ones(5, 32)])[None]
+    [text, _] = encode_guides(parts, SIGN)
+    padded_text = torch.cat([text, torch.ones(5, 32)])[None]
     about = {
         "hidden_states": torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)),
         "prior_token_id": torch.zeros(1, 4, dtype=torch.long),
@@ -268,42 +270,42 @@ def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -
         "crop_coords": torch.zeros(1, 2),
         "return_dict": False,
     }
-    mask = torch.arange(filled.shape[1])[None] < len(text)
+    mask = torch.arange(padded_text.shape[1])[None] < len(text)
 
     with torch.no_grad():
-        [wanted] = parts["dit"].module(encoder_hidden_states=text[None], **about)
-        [masked] = parts["dit"].module(encoder_hidden_states=filled, attention_mask=mask, **about)
+        [reference] = parts["dit"].module(encoder_hidden_states=text[None], **about)
+        [masked_output] = parts["dit"].module(encoder_hidden_states=padded_text, attention_mask=mask, **about)
 
-    assert not torch.allclose(wanted, masked, atol=1e-4)
+    assert not torch.allclose(reference, masked_output, atol=1e-4)
 
 
 def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> None:
     dit, picture = parts["dit"], ImageSpec(96, 64, 20, 5, 3.0)
-    palette, one = dit.palette(), dit.open(picture, guides(parts, RED), prior=rough(picture))
+    palette, one = dit.palette(), dit.open(picture, encode_guides(parts, RED), prior=make_prior(picture))
     noise = dit.preview(one, palette)
 
-    shown = []
+    previews = []
     while one.done < one.steps:
         dit.step([one])
-        shown.append(dit.preview(one, palette).float())
+        previews.append(dit.preview(one, palette).float())
 
-    away = [float((each - shown[-1]).abs().mean()) for each in (noise.float(), shown[4], shown[14])]
+    away = [float((each - previews[-1]).abs().mean()) for each in (noise.float(), previews[4], previews[14])]
     assert (noise.shape, noise.dtype) == ((8, 12, 3), torch.uint8)
     assert away[0] > away[1] > away[2]
 
 
 def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> None:
     dit, vae = parts["dit"], parts["vae"]
-    palette, one = dit.palette(), dit.open(PICTURES[0], guides(parts, RED), prior=rough(PICTURES[0]))
+    palette, one = dit.palette(), dit.open(PICTURES[0], encode_guides(parts, RED), prior=make_prior(PICTURES[0]))
     generator = torch.Generator().manual_seed(9)
 
-    painted, shown = [], []
+    images, previews = [], []
     for _ in range(20):
         one.latents = torch.randn(4, 8, 8, generator=generator)
-        painted.append(vae.decode(dit.latents(one)).float().view(8, 8, 8, 8, 3).mean((1, 3)))
-        shown.append(dit.preview(one, palette).float())
+        images.append(vae.decode(dit.latents(one)).float().view(8, 8, 8, 8, 3).mean((1, 3)))
+        previews.append(dit.preview(one, palette).float())
 
-    differences = [torch.stack(found) - torch.stack(found).mean(0) for found in (painted, shown)]
+    differences = [torch.stack(samples) - torch.stack(samples).mean(0) for samples in (images, previews)]
     assert np.corrcoef(differences[0].flatten(), differences[1].flatten())[0, 1] > 0.15
 
 
@@ -319,7 +321,7 @@ def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> 
 )
 def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest, match=param) as caught:
-        parts["dit"].open(picture, guides(parts, RED), prior=rough(picture))
+        parts["dit"].open(picture, encode_guides(parts, RED), prior=make_prior(picture))
 
     assert caught.value.param == param
 
@@ -344,14 +346,14 @@ def test_priors_that_cannot_be_drawn_are_refused(parts: dict[str, Any], picture:
 )
 def test_priors_that_are_none_are_refused(parts: dict[str, Any], tokens: Tensor | None) -> None:
     with pytest.raises(BadRequest, match="prior") as caught:
-        parts["dit"].open(PICTURES[0], guides(parts, RED), prior=tokens)
+        parts["dit"].open(PICTURES[0], encode_guides(parts, RED), prior=tokens)
 
     assert caught.value.param == "prior"
 
 
 def test_guides_and_latents_of_another_model_are_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"\[tokens, 32\]"):
-        parts["dit"].open(PICTURES[0], [torch.zeros(3, 64)], prior=rough(PICTURES[0]))
+        parts["dit"].open(PICTURES[0], [torch.zeros(3, 64)], prior=make_prior(PICTURES[0]))
     with pytest.raises(BadRequest, match=r"\[4, 1, height, width\]"):
         parts["vae"].decode(torch.zeros(16, 1, 8, 8))
 
@@ -372,12 +374,14 @@ def test_the_usual_guidance_is_the_pipelines() -> None:
 @pytest.mark.numeric
 def test_a_picture_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
     picture = PICTURES[0]
-    lost, other = (parts["dit"].open(picture, guides(parts, SIGN), prior=rough(picture, 1)) for _ in range(2))
+    first, other = (
+        parts["dit"].open(picture, encode_guides(parts, SIGN), prior=make_prior(picture, 1)) for _ in range(2)
+    )
     for _ in range(picture.steps // 2):
-        parts["dit"].step([lost])
+        parts["dit"].step([first])
 
-    other.resume(lost.state(), lost.done)
+    other.resume(first.state(), first.done)
     while other.done < other.steps:
         parts["dit"].step([other])
 
-    assert torch.equal(other.latents, made(parts, SIGN, picture, rough(picture, 1)).latents)
+    assert torch.equal(other.latents, denoise_image(parts, SIGN, picture, make_prior(picture, 1)).latents)

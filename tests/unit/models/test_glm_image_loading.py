@@ -25,16 +25,16 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 
 
 def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], checkpoint: Path) -> None:
-    def count(*modules: torch.nn.Module) -> int:
+    def count_parameters(*modules: torch.nn.Module) -> int:
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
-    pipe = oracle.pipeline(checkpoint)
+    pipe = oracle.load_pipeline(checkpoint)
     language = pipe.vision_language_encoder
     assert {name: part.parameters for name, part in parts.items()} == {
-        "text_encoder": count(pipe.text_encoder),
-        "prior": count(language.model.language_model, language.lm_head),
-        "dit": count(pipe.transformer),
-        "vae": count(pipe.vae.decoder),
+        "text_encoder": count_parameters(pipe.text_encoder),
+        "prior": count_parameters(language.model.language_model, language.lm_head),
+        "dit": count_parameters(pipe.transformer),
+        "vae": count_parameters(pipe.vae.decoder),
     }
 
 
@@ -47,7 +47,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [
         ("text_encoder", "block.1.layer.0.SelfAttention.q"),
         ("prior", "layers.1.self_attn.o_proj"),
@@ -55,14 +55,14 @@ FILES = {
         ("vae", "decoder.conv_out"),
     ],
 )
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, weight_name: str) -> None:
     shutil.copytree(checkpoint, tmp_path / "broken")
     weights = load_file(tmp_path / "broken" / FILES[component])
-    kept = {name: weight for name, weight in weights.items() if lost not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, tmp_path / "broken" / FILES[component], {"format": "pt"})
+    kept_weights = {name: weight for name, weight in weights.items() if weight_name not in name}
+    assert len(kept_weights) < len(weights)
+    save_file(kept_weights, tmp_path / "broken" / FILES[component], {"format": "pt"})
 
-    with pytest.raises(Fatal, match=lost):
+    with pytest.raises(Fatal, match=weight_name):
         families.family_of(checkpoint).load(component, tmp_path / "broken")
 
 
@@ -75,10 +75,10 @@ def test_a_component_needs_the_weights_of_no_other(checkpoint: Path, tmp_path: P
     assert families.family_of(checkpoint).load(component, tmp_path / "alone").parameters > 0
 
 
-@pytest.mark.parametrize("lost", ["vae/config.json", "scheduler/scheduler_config.json"])
-def test_a_denoiser_without_its_configurations_is_fatal(checkpoint: Path, tmp_path: Path, lost: str) -> None:
+@pytest.mark.parametrize("file_name", ["vae/config.json", "scheduler/scheduler_config.json"])
+def test_a_denoiser_without_its_configurations_is_fatal(checkpoint: Path, tmp_path: Path, file_name: str) -> None:
     shutil.copytree(checkpoint, tmp_path / "bare")
-    (tmp_path / "bare" / lost).unlink()
+    (tmp_path / "bare" / file_name).unlink()
 
     with pytest.raises(Fatal, match="scheduler or VAE"):
         families.family_of(checkpoint).load("dit", tmp_path / "bare")

@@ -23,44 +23,56 @@ RATE_HERTZ = 16_000
 ROOM_BYTES = 256 << 20
 
 
-def wav(samples: np.ndarray, rate: int = RATE_HERTZ) -> bytes:
+def build_wav(samples: np.ndarray, rate: int = RATE_HERTZ) -> bytes:
     """Return int16 [n, channels] as a WAV file."""
     data, width = samples.astype("<i2").tobytes(), 2 * samples.shape[1]
     form = struct.pack("<HHIIHH", 1, samples.shape[1], rate, rate * width, width, 16)
-    return b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt \x10\0\0\0" + form + _chunk(data)
+    return b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt \x10\0\0\0" + form + _build_chunk(data)
 
 
-def _chunk(data: bytes) -> bytes:
+def _build_chunk(data: bytes) -> bytes:
     return b"data" + struct.pack("<I", len(data)) + data
 
 
-def element(key: int, body: bytes) -> bytes:
+def build_element(key: int, body: bytes) -> bytes:
     """Return one element of Matroska."""
     name = key.to_bytes((key.bit_length() + 7) // 8, "big")
     return name + (1 << 56 | len(body)).to_bytes(8, "big") + body
 
 
-def matroska(rate: float, count: int, channels: int = 1) -> bytes:
+def build_matroska(rate: float, count: int, channels: int = 1) -> bytes:
     """Return ``count`` samples of silence. The header states ``rate`` per second and one second in all."""
-    info = element(0x1549A966, element(0x2AD7B1, (1_000_000).to_bytes(4, "big")) + element(0x4489, _float(1000.0)))
-    sound = element(0xE1, element(0xB5, _float(rate)) + element(0x9F, bytes([channels])) + element(0x6264, b"\x10"))
-    track = element(0xD7, b"\1") + element(0x73C5, b"\1") + element(0x83, b"\2") + element(0x86, b"A_PCM/INT/LIT")
-    cluster = element(0xE7, b"\0") + element(0xA3, b"\x81\0\0\x80" + bytes(2 * count * channels))
-    tracks = element(0x1654AE6B, element(0xAE, track + sound))
-    head = element(0x1A45DFA3, element(0x4282, b"matroska"))
-    return head + element(0x18538067, info + tracks + element(0x1F43B675, cluster))
+    info = build_element(
+        0x1549A966, build_element(0x2AD7B1, (1_000_000).to_bytes(4, "big")) + build_element(0x4489, _pack_float(1000.0))
+    )
+    sound = build_element(
+        0xE1,
+        build_element(0xB5, _pack_float(rate))
+        + build_element(0x9F, bytes([channels]))
+        + build_element(0x6264, b"\x10"),
+    )
+    track = (
+        build_element(0xD7, b"\1")
+        + build_element(0x73C5, b"\1")
+        + build_element(0x83, b"\2")
+        + build_element(0x86, b"A_PCM/INT/LIT")
+    )
+    cluster = build_element(0xE7, b"\0") + build_element(0xA3, b"\x81\0\0\x80" + bytes(2 * count * channels))
+    tracks = build_element(0x1654AE6B, build_element(0xAE, track + sound))
+    head = build_element(0x1A45DFA3, build_element(0x4282, b"matroska"))
+    return head + build_element(0x18538067, info + tracks + build_element(0x1F43B675, cluster))
 
 
-def _float(value: float) -> bytes:
+def _pack_float(value: float) -> bytes:
     return struct.pack(">d", value)
 
 
 def in_a_process(code: str, data: bytes) -> str:
     """Return the output of ``code`` for ``data`` in a separate process. The process must not end by a signal."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, input=data, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
-    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
-    return done.stdout.decode()
+    process = subprocess.run(command, input=data, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
+    assert process.returncode == 0, (process.returncode, process.stderr[-2000:])
+    return process.stdout.decode()
 
 
 MEANS = """
@@ -77,10 +89,10 @@ def test_sound_of_any_number_of_channels_is_their_mean(first: int) -> None:
         np.random.default_rng(channels).integers(-9000, 9000, (400, channels)) for channels in range(first, first + 9)
     ]
 
-    printed = in_a_process(MEANS, "\n".join(wav(samples).hex() for samples in several).encode())
+    output = in_a_process(MEANS, "\n".join(build_wav(samples).hex() for samples in several).encode())
 
     means = [(samples / 32768).mean(axis=1) for samples in several]
-    np.testing.assert_allclose([json.loads(line) for line in printed.splitlines()], means, atol=1e-6)
+    np.testing.assert_allclose([json.loads(line) for line in output.splitlines()], means, atol=1e-6)
 
 
 BOUNDED = f"""
@@ -102,14 +114,14 @@ BOUNDED = f"""
 @pytest.mark.skipif(sys.platform != "linux", reason="measures its address space by /proc")
 @pytest.mark.parametrize("rate", [0.001, 1.0, 10.0, 999.0])
 def test_a_recording_that_claims_few_samples_a_second_takes_no_memory(rate: float) -> None:
-    complaint = in_a_process(BOUNDED, matroska(rate, 33_000))
+    complaint = in_a_process(BOUNDED, build_matroska(rate, 33_000))
 
     assert "sample rate" in complaint or "longer than" in complaint or "corrupt" in complaint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures its address space by /proc")
 def test_a_frame_that_is_longer_than_allowed_is_refused_before_it_is_resampled() -> None:
-    data = matroska(1000.0, 16_000_000)  # 4.4 hours in 32 MB, which would be resampled to 1 GB
+    data = build_matroska(1000.0, 16_000_000)  # 4.4 hours in 32 MB, which would be resampled to 1 GB
 
     assert "longer than" in in_a_process(BOUNDED, data)
 
@@ -117,17 +129,17 @@ def test_a_frame_that_is_longer_than_allowed_is_refused_before_it_is_resampled()
 @pytest.mark.parametrize(("rate", "channels"), [(900_000.0, 1), (16_000.0, 65), (16_000.0, 255)])
 def test_a_sample_rate_or_a_number_of_channels_that_no_recording_has_is_refused(rate: float, channels: int) -> None:
     with pytest.raises(BadMedia):
-        media.decode_audio(memoryview(matroska(rate, 400, channels)))
+        media.decode_audio(memoryview(build_matroska(rate, 400, channels)))
 
 
 @pytest.mark.parametrize("place", [8, 16, 20, 24])
 def test_a_header_that_claims_more_memory_than_there_is_is_bad_media(place: int) -> None:
-    damaged = bytearray(files.encoded(1.0, "aac", "mp4"))
-    at = damaged.index(b"stsz") + place
-    damaged[at : at + 4] = b"\x3f\xff\xff\xff"
+    data = bytearray(files.encode_tone(1.0, "aac", "mp4"))
+    at = data.index(b"stsz") + place
+    data[at : at + 4] = b"\x3f\xff\xff\xff"
 
     with pytest.raises(BadMedia):
-        media.decode_audio(memoryview(damaged))
+        media.decode_audio(memoryview(data))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_samples_that_no_model_can_compute_with_are_refused(value: float, fault:
     samples[800] = value
     data = samples.tobytes()
     form = struct.pack("<IHHIIHH", 16, 3, 1, RATE_HERTZ, 4 * RATE_HERTZ, 4, 32)
-    file = b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + form + _chunk(data)
+    file = b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + form + _build_chunk(data)
 
     with pytest.raises(BadMedia, match=fault):
         media.decode_audio(file, rate=RATE_HERTZ)

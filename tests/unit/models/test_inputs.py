@@ -12,7 +12,7 @@ from omnibus_models import families, tiny
 PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
 
 
-@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if known.encoders])
+@pytest.mark.parametrize("name", [name for name, entry in KNOWN.items() if entry.encoders])
 def test_each_input_of_the_librarys_processor_has_an_encoder_that_takes_it(tmp_path: Path, name: str):
     checkpoint = tiny.build(name, tmp_path / name)
     encoders = KNOWN[name].encoders

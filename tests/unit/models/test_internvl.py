@@ -9,42 +9,44 @@ from omnibus.errors import BadRequest
 from omnibus_models.contract import Encoded
 from tests.unit.models import files
 from tests.unit.models.control_tokens import is_text
-from tests.unit.models.plain import IMAGE, VIDEO, Model, built, text, user
+from tests.unit.models.plain import IMAGE, VIDEO, VisionTextModel, build_model, make_text_part, make_user_message
 
-FILM = [user(text("look: "), VIDEO, text("what is this?"))]
+FILM = [make_user_message(make_text_part("look: "), VIDEO, make_text_part("what is this?"))]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return built("internvl", tmp_path_factory.mktemp("internvl"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> VisionTextModel:
+    return build_model("internvl", tmp_path_factory.mktemp("internvl"))
 
 
-def video(model: Model, **changes: Any) -> Encoded:
-    [item] = model.items(FILM, {"video": [files.film(2)]})
+def encode_video(model: VisionTextModel, **changes: Any) -> Encoded:
+    [item] = model.items(FILM, {"video": [files.make_film(2)]})
     return Encoded(item.embeds, {**item.meta, **changes})
 
 
 @pytest.mark.numeric
-def test_each_frame_has_its_number_and_its_rows(model: Model) -> None:
-    thinker, item = model.thinker, video(model)
+def test_each_frame_has_its_number_and_its_rows(model: VisionTextModel) -> None:
+    thinker, item = model.thinker, encode_video(model)
     prompt = thinker.prompt(FILM)
 
     layout, prefill = thinker.layout(prompt, [item]), thinker.assemble_prefill(prompt, [item])
 
-    said = thinker._tokenizer.decode(layout.ids)
+    prompt_text = thinker._tokenizer.decode(layout.ids)
     row = "<IMG_CONTEXT>" * (len(item.embeds) // 4)
     assert item.meta["frames"] == 4
-    assert "look: " + "\n".join(f"Frame{number}: <img>{row}</img>" for number in (1, 2, 3, 4)) + "\nwhat" in said
+    assert "look: " + "\n".join(f"Frame{number}: <img>{row}</img>" for number in (1, 2, 3, 4)) + "\nwhat" in prompt_text
     assert layout.starts == [layout.media.nonzero()[0, 0]]
     assert torch.equal(prefill.inputs[prefill.media], item.embeds)
     assert torch.equal(prefill.media, layout.media)
 
 
 @pytest.mark.numeric
-def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: Model) -> None:
-    thinker, film = model.thinker, video(model)
-    messages = [user(IMAGE, VIDEO, IMAGE, text("?"))]
-    first, second = model.items([user(IMAGE, IMAGE)], {"image": [files.picture(1), files.picture(2, 200, 60)]})
+def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: VisionTextModel) -> None:
+    thinker, film = model.thinker, encode_video(model)
+    messages = [make_user_message(IMAGE, VIDEO, IMAGE, make_text_part("?"))]
+    first, second = model.items(
+        [make_user_message(IMAGE, IMAGE)], {"image": [files.make_picture(1), files.make_picture(2, 200, 60)]}
+    )
 
     prefill = thinker.assemble_prefill(thinker.prompt(messages), [first, film, second])
 
@@ -52,23 +54,23 @@ def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: Model) -
 
 
 @pytest.mark.parametrize("frames", [None, 0, -4, 3, 2.0, "4", 10**9])
-def test_frames_that_cannot_be_are_refused(model: Model, frames: Any) -> None:
+def test_frames_that_cannot_be_are_refused(model: VisionTextModel, frames: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        model.thinker.layout(model.thinker.prompt(FILM), [video(model, frames=frames)])
+        model.thinker.layout(model.thinker.prompt(FILM), [encode_video(model, frames=frames)])
 
     assert caught.value.param == "items"
 
 
 @pytest.mark.numeric
-def test_a_picture_has_no_frames_whatever_it_says(model: Model) -> None:
-    [item] = model.items([user(IMAGE)], {"image": [files.picture(1)]})
-    prompt = model.thinker.prompt([user(IMAGE)])
+def test_a_picture_has_no_frames_whatever_it_says(model: VisionTextModel) -> None:
+    [item] = model.items([make_user_message(IMAGE)], {"image": [files.make_picture(1)]})
+    prompt = model.thinker.prompt([make_user_message(IMAGE)])
 
-    said = model.thinker.layout(prompt, [Encoded(item.embeds, {**item.meta, "frames": 0})])
+    changed_layout = model.thinker.layout(prompt, [Encoded(item.embeds, {**item.meta, "frames": 0})])
 
-    assert said.ids == model.thinker.layout(prompt, [item]).ids
+    assert changed_layout.ids == model.thinker.layout(prompt, [item]).ids
 
 
 @pytest.mark.parametrize("token", ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"])
-def test_its_marks_in_text_are_text(model: Model, token: str) -> None:
+def test_its_marks_in_text_are_text(model: VisionTextModel, token: str) -> None:
     assert is_text(model.thinker, token)

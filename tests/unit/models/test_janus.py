@@ -19,7 +19,7 @@ from tests.oracles import janus as oracle
 from tests.oracles import plain
 from tests.unit.models import files
 from tests.unit.models.control_tokens import is_text
-from tests.unit.models.split import think
+from tests.unit.models.split import think_greedily
 
 RED, CIRCLE, NOTHING = "a red square", "a green circle on a blue background near the hill", "dogs"
 TOKENS = 24
@@ -39,23 +39,26 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 # Chats
 
 
-def asked(*content: Any) -> list[dict[str, Any]]:
+def make_chat(*content: Any) -> list[dict[str, Any]]:
     parts = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in content]
     return [{"role": "user", "content": parts}]
 
 
 CHATS: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {
     "text": ([{"role": "user", "content": "hello there, how are you?"}], []),
-    "image": (asked(None, "describe the image"), [files.picture(1)]),
-    "two images": (asked("here", None, "and", None, "compare the two"), [files.picture(2, 60, 90), files.picture(3)]),
+    "image": (make_chat(None, "describe the image"), [files.make_picture(1)]),
+    "two images": (
+        make_chat("here", None, "and", None, "compare the two"),
+        [files.make_picture(2, 60, 90), files.make_picture(3)],
+    ),
     "turns": (
         [
             {"role": "system", "content": "be short."},
-            *asked(None, "what is in this picture?"),
+            *make_chat(None, "what is in this picture?"),
             {"role": "assistant", "content": "a dog."},
-            *asked("and a cat?"),
+            *make_chat("and a cat?"),
         ],
-        [files.picture(4, 200, 20)],
+        [files.make_picture(4, 200, 20)],
     ),
 }
 
@@ -64,9 +67,9 @@ CHATS: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {
 @pytest.mark.parametrize("name", CHATS)
 def test_greedy_ids_are_those_of_the_whole_model(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
     messages, images = CHATS[name]
-    ids, text = plain.answer(checkpoint, messages, {"image": images}, TOKENS)
+    ids, text = plain.generate_answer(checkpoint, messages, {"image": images}, TOKENS)
 
-    thought = think(parts["thinker"], [parts["vision"]], messages, {"image": images}, TOKENS)
+    thought = think_greedily(parts["thinker"], [parts["vision"]], messages, {"image": images}, TOKENS)
 
     assert thought.ids == ids
     assert parts["thinker"].decode_ids(thought.ids) == text
@@ -74,10 +77,10 @@ def test_greedy_ids_are_those_of_the_whole_model(parts: dict[str, Any], checkpoi
 
 @pytest.mark.numeric
 def test_another_picture_changes_the_answer(parts: dict[str, Any]) -> None:
-    messages = asked(None, "describe the image")
+    messages = make_chat(None, "describe the image")
 
     answers = [
-        think(parts["thinker"], [parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids
+        think_greedily(parts["thinker"], [parts["vision"]], messages, {"image": [files.make_picture(seed)]}, TOKENS).ids
         for seed in range(3)
     ]
 
@@ -87,29 +90,29 @@ def test_another_picture_changes_the_answer(parts: dict[str, Any]) -> None:
 @pytest.mark.numeric
 def test_pictures_of_a_batch_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     vision = parts["vision"]
-    items = [vision.prepare(memoryview(files.picture(seed, 40 + 30 * seed, 60)), "image") for seed in range(4)]
+    items = [vision.prepare(memoryview(files.make_picture(seed, 40 + 30 * seed, 60)), "image") for seed in range(4)]
 
     together = vision.encode(items)
 
-    for item, found in zip(items, together, strict=True):
-        assert found.meta == {"modality": "image", "n_tokens": 16}
-        assert_close(found.embeds, vision.encode([item])[0].embeds)
+    for item, actual in zip(items, together, strict=True):
+        assert actual.meta == {"modality": "image", "n_tokens": 16}
+        assert_close(actual.embeds, vision.encode([item])[0].embeds)
 
 
 def test_what_the_joint_processor_says_before_a_chat_is_said(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "polite")
-    told = tmp_path / "polite" / "processor_config.json"
-    told.write_text(json.dumps({**json.loads(told.read_text()), "use_default_system_prompt": True}))
+    config_path = tmp_path / "polite" / "processor_config.json"
+    config_path.write_text(json.dumps({**json.loads(config_path.read_text()), "use_default_system_prompt": True}))
     family = families.family_of(checkpoint)
 
-    said, polite = (
-        list(family.load("thinker", path).prompt(asked("hello there")).ids)
+    plain_ids, polite = (
+        list(family.load("thinker", path).prompt(make_chat("hello there")).ids)
         for path in (checkpoint, tmp_path / "polite")
     )
 
-    assert said == oracle.chat_ids(checkpoint, "hello there")
+    assert plain_ids == oracle.chat_ids(checkpoint, "hello there")
     assert polite == oracle.chat_ids(tmp_path / "polite", "hello there")
-    assert len(polite) > len(said)
+    assert len(polite) > len(plain_ids)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +130,12 @@ def test_items_that_are_none_of_its_own_are_refused(parts: dict[str, Any], item:
     thinker = parts["thinker"]
 
     with pytest.raises(BadRequest):
-        thinker.layout(thinker.prompt(asked(None, "what?")), [item])
+        thinker.layout(thinker.prompt(make_chat(None, "what?")), [item])
 
 
 @pytest.mark.parametrize(
     ("data", "modality", "error"),
-    [(b"", "image", BadMedia), (b"no picture", "image", BadMedia), (files.picture(1), "video", BadRequest)],
+    [(b"", "image", BadMedia), (b"no picture", "image", BadMedia), (files.make_picture(1), "video", BadRequest)],
 )
 def test_files_that_are_no_pictures_are_refused(
     parts: dict[str, Any], data: bytes, modality: str, error: type[Exception]
@@ -148,19 +151,19 @@ def test_control_tokens_of_a_chat_are_text(parts: dict[str, Any]) -> None:
 # Images
 
 
-def guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:
+def encode_guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:
     encoder = parts["text_encoder"]
-    prepared = [encoder.prepare(prompt), *([encoder.prepare_negative(prompt, "")] if guided else [])]
-    return [one.embeds for one in encoder.encode(prepared)]
+    items = [encoder.prepare(prompt), *([encoder.prepare_negative(prompt, "")] if guided else [])]
+    return [one.embeds for one in encoder.encode(items)]
 
 
-def wished(seed: int = 1, guidance: float | None = None, **more: Any) -> ImageSpec:
+def make_spec(seed: int = 1, guidance: float | None = None, **more: Any) -> ImageSpec:
     return ImageSpec(**{"width": 64, "height": 64, "steps": 20, "seed": seed, "guidance": guidance, **more})
 
 
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, guided: bool = True) -> Any:
+def draw_image(parts: dict[str, Any], prompt: str, picture: ImageSpec, guided: bool = True) -> Any:
     """Return an image after all of its steps, alone."""
-    one = parts["dit"].open(picture, guides(parts, prompt, guided))
+    one = parts["dit"].open(picture, encode_guides(parts, prompt, guided))
     while one.done < one.steps:
         parts["dit"].step([one])
     return one
@@ -172,12 +175,12 @@ def test_a_prompt_is_put_as_the_joint_processor_puts_it(parts: dict[str, Any], c
     encoder = parts["text_encoder"]
 
     for prompt in prompts:
-        wanted = oracle.inputs(checkpoint, prompt)["input_ids"][0]
-        torch.testing.assert_close(encoder.prepare(prompt).features["ids"], wanted)
-        assert len(encoder.prepare_negative(prompt, " ").features["ids"]) == len(wanted)
+        reference = oracle.make_inputs(checkpoint, prompt)["input_ids"][0]
+        torch.testing.assert_close(encoder.prepare(prompt).features["ids"], reference)
+        assert len(encoder.prepare_negative(prompt, " ").features["ids"]) == len(reference)
 
 
-PICTURES = [(RED, wished(1, 5.0)), (CIRCLE, wished(2, 2.5)), (RED, wished(3))]
+PICTURES = [(RED, make_spec(1, 5.0)), (CIRCLE, make_spec(2, 2.5)), (RED, make_spec(3))]
 
 
 @pytest.mark.numeric
@@ -185,21 +188,23 @@ PICTURES = [(RED, wished(1, 5.0)), (CIRCLE, wished(2, 2.5)), (RED, wished(3))]
 def test_tokens_and_colours_are_those_of_the_whole_model(
     parts: dict[str, Any], checkpoint: Path, prompt: str, picture: ImageSpec
 ) -> None:
-    tokens, colours = oracle.picture(checkpoint, prompt, picture.seed, picture.guidance)
+    tokens, colours = oracle.generate_image(checkpoint, prompt, picture.seed, picture.guidance)
 
-    one = made(parts, prompt, picture)
+    one = draw_image(parts, prompt, picture)
 
     assert one.chosen == tokens
     assert len(set(tokens)) > 4
-    painted = parts["vae"].decode(parts["dit"].latents(one)).numpy()
-    assert painted.shape == (64, 64, 3)
-    assert painted.std() > 10
-    np.testing.assert_allclose(painted, colours, atol=0.51)  # rounded
+    pixels = parts["vae"].decode(parts["dit"].latents(one)).numpy()
+    assert pixels.shape == (64, 64, 3)
+    assert pixels.std() > 10
+    np.testing.assert_allclose(pixels, colours, atol=0.51)  # rounded
 
 
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [(RED, 1, 3.0), (CIRCLE, 2, None), (NOTHING, 3, 1.0), (RED, 4, 6.0), (CIRCLE, 5, 1.0)]
-    waiting = [parts["dit"].open(wished(seed, guidance), guides(parts, prompt)) for prompt, seed, guidance in wishes]
+    waiting = [
+        parts["dit"].open(make_spec(seed, guidance), encode_guides(parts, prompt)) for prompt, seed, guidance in wishes
+    ]
     everybody, running, sizes = list(waiting), [], []
 
     while waiting or running:
@@ -211,12 +216,14 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
     assert max(sizes) == len(wishes)
     assert [one.rows for one in everybody] == [2, 2, 1, 2, 1]
     for (prompt, seed, guidance), one in zip(wishes, everybody, strict=True):
-        assert one.chosen == made(parts, prompt, wished(seed, guidance)).chosen
+        assert one.chosen == draw_image(parts, prompt, make_spec(seed, guidance)).chosen
 
 
 def test_pictures_that_take_turns_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    ones = [dit.open(wished(seed), guides(parts, prompt)) for seed, prompt in enumerate((RED, CIRCLE, NOTHING))]
+    ones = [
+        dit.open(make_spec(seed), encode_guides(parts, prompt)) for seed, prompt in enumerate((RED, CIRCLE, NOTHING))
+    ]
 
     for turn in range(ones[0].steps):
         left_out = ones[turn % 3]
@@ -225,53 +232,56 @@ def test_pictures_that_take_turns_are_as_if_each_were_alone(parts: dict[str, Any
         dit.step(going)
 
     for seed, prompt in enumerate((RED, CIRCLE, NOTHING)):
-        assert ones[seed].chosen == made(parts, prompt, wished(seed)).chosen
+        assert ones[seed].chosen == draw_image(parts, prompt, make_spec(seed)).chosen
 
 
 def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, Any]) -> None:
-    first, *others = (
-        made(parts, prompt, wished(seed, guidance)).chosen
+    first, *other_images = (
+        draw_image(parts, prompt, make_spec(seed, guidance)).chosen
         for prompt, seed, guidance in [(RED, 1, 3.0), (RED, 2, 3.0), (CIRCLE, 1, 3.0), (RED, 1, 1.0)]
     )
 
-    assert first == made(parts, RED, wished(1, 3.0)).chosen
-    assert first not in others
+    assert first == draw_image(parts, RED, make_spec(1, 3.0)).chosen
+    assert first not in other_images
 
 
 def test_a_picture_has_the_size_that_the_model_makes(parts: dict[str, Any]) -> None:
     assert parts["dit"].default_size == (64, 64)
     for sides in [{"width": 1024, "height": 1024}, {"width": 0}, {"height": 32}]:
         with pytest.raises(BadRequest, match="this model generates images of 64x64"):
-            parts["dit"].open(wished(1, **sides), guides(parts, RED))
+            parts["dit"].open(make_spec(1, **sides), encode_guides(parts, RED))
 
 
 def test_without_a_twin_the_prompt_guides_alone(parts: dict[str, Any]) -> None:
-    assert made(parts, RED, wished(1, 5.0), guided=False).chosen == made(parts, RED, wished(1, 1.0)).chosen
+    assert (
+        draw_image(parts, RED, make_spec(1, 5.0), guided=False).chosen
+        == draw_image(parts, RED, make_spec(1, 1.0)).chosen
+    )
 
 
 def test_a_step_that_fails_leaves_everybody_where_they_were(
     parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dit = parts["dit"]
-    ones = [dit.open(wished(seed), guides(parts, RED)) for seed in (1, 2)]
+    ones = [dit.open(make_spec(seed), encode_guides(parts, RED)) for seed in (1, 2)]
     for _ in range(3):
         dit.step(ones)
     scores = dit._token_scores
 
-    with monkeypatch.context() as broken:
-        broken.setattr(dit, "_token_scores", lambda hidden: scores(hidden) * float("nan"))
+    with monkeypatch.context() as patch:
+        patch.setattr(dit, "_token_scores", lambda hidden: scores(hidden) * float("nan"))
         with pytest.raises(Fatal, match="not numbers"):
             dit.step(ones)
     assert [one.done for one in ones] == [3, 3]
     while ones[0].done < ones[0].steps:
         dit.step(ones)
 
-    assert [one.chosen for one in ones] == [made(parts, RED, wished(seed)).chosen for seed in (1, 2)]
+    assert [one.chosen for one in ones] == [draw_image(parts, RED, make_spec(seed)).chosen for seed in (1, 2)]
 
 
 def test_a_picture_that_is_made_again_by_itself_takes_no_memory_of_others(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    ones = [dit.open(wished(seed), guides(parts, RED)) for seed in (1, 2)]
+    ones = [dit.open(make_spec(seed), encode_guides(parts, RED)) for seed in (1, 2)]
 
     for _ in range(4):
         dit.step(ones)
@@ -284,29 +294,29 @@ def test_a_picture_that_is_made_again_by_itself_takes_no_memory_of_others(parts:
 
 def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> None:
     dit, vae = parts["dit"], parts["vae"]
-    palette, one = dit.palette(), dit.open(wished(), guides(parts, RED))
+    palette, one = dit.palette(), dit.open(make_spec(), encode_guides(parts, RED))
     generator = torch.Generator().manual_seed(9)
 
-    painted, shown = [], []
+    images, previews = [], []
     for _ in range(40):
         one.chosen = torch.randint(64, (one.steps,), generator=generator).tolist()
-        painted.append(vae.decode(dit.latents(one)).float().view(4, 16, 4, 16, 3).mean((1, 3)))
-        shown.append(dit.preview(one, palette).float())
+        images.append(vae.decode(dit.latents(one)).float().view(4, 16, 4, 16, 3).mean((1, 3)))
+        previews.append(dit.preview(one, palette).float())
 
-    differences = [torch.stack(found) - torch.stack(found).mean(0) for found in (painted, shown)]
+    differences = [torch.stack(samples) - torch.stack(samples).mean(0) for samples in (images, previews)]
     assert np.corrcoef(differences[0].flatten(), differences[1].flatten())[0, 1] > 0.2
 
 
 def test_a_preview_is_grey_where_nothing_is_painted_yet(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    palette, one = dit.palette(), dit.open(wished(), guides(parts, RED))
+    palette, one = dit.palette(), dit.open(make_spec(), encode_guides(parts, RED))
     for _ in range(5):
         dit.step([one])
 
-    shown = dit.preview(one, palette)
+    preview_pixels = dit.preview(one, palette)
 
-    assert (shown.shape, shown.dtype) == ((4, 4, 3), torch.uint8)
-    grey = (shown == 127).all(-1).flatten()
+    assert (preview_pixels.shape, preview_pixels.dtype) == ((4, 4, 3), torch.uint8)
+    grey = (preview_pixels == 127).all(-1).flatten()
     assert grey[5:].all()
     assert not grey[:5].all()
 
@@ -314,14 +324,14 @@ def test_a_preview_is_grey_where_nothing_is_painted_yet(parts: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("picture", "param"),
     [
-        (wished(width=60), "width"),
-        (wished(height=128), "height"),
-        (wished(frames=9), "frames"),
+        (make_spec(width=60), "width"),
+        (make_spec(height=128), "height"),
+        (make_spec(frames=9), "frames"),
     ],
 )
 def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest, match=param) as caught:
-        parts["dit"].open(picture, guides(parts, RED))
+        parts["dit"].open(picture, encode_guides(parts, RED))
 
     assert caught.value.param == param
 
@@ -329,7 +339,7 @@ def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture
 @pytest.mark.parametrize("shapes", [[(9, 63)], [(9, 64), (8, 64)], [(0, 64)], [(64,)], [(4096, 64)], []])
 def test_guides_that_are_none_of_its_own_are_refused(parts: dict[str, Any], shapes: Sequence[tuple[int, ...]]) -> None:
     with pytest.raises(BadRequest, match="embeddings"):
-        parts["dit"].open(wished(), [torch.zeros(shape) for shape in shapes])
+        parts["dit"].open(make_spec(), [torch.zeros(shape) for shape in shapes])
 
 
 def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
@@ -364,9 +374,9 @@ def test_latents_that_are_no_tokens_are_refused(parts: dict[str, Any], latents: 
 
 def test_half_precision_makes_pictures_too(parts: dict[str, Any], checkpoint: Path) -> None:
     half = families.family_of(checkpoint).load("dit", checkpoint, dtype="bfloat16")
-    one, wanted = (dit.open(wished(), guides(parts, RED)) for dit in (half, parts["dit"]))
+    one, reference = (dit.open(make_spec(), encode_guides(parts, RED)) for dit in (half, parts["dit"]))
 
-    torch.testing.assert_close(one.hidden.float(), wanted.hidden, rtol=0, atol=0.1)
+    torch.testing.assert_close(one.hidden.float(), reference.hidden, rtol=0, atol=0.1)
     while one.done < one.steps:
         half.step([one])
     assert max(one.chosen) < 64

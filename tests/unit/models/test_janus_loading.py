@@ -25,22 +25,22 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 def test_the_components_leave_nothing_out(parts: dict[str, Any], checkpoint: Path) -> None:
     weights = load_file(checkpoint / "model.safetensors")
 
-    def count(*begins: str) -> int:
+    def count_weights(*begins: str) -> int:
         return sum(weight.numel() for name, weight in weights.items() if name.startswith(begins))
 
-    table, language = count("model.language_model.embed_tokens"), count("model.language_model.")
+    table, language = count_weights("model.language_model.embed_tokens"), count_weights("model.language_model.")
     assert {name: part.parameters for name, part in parts.items()} == {
-        "vision": count("model.vision_model.", "model.aligner."),
-        "thinker": language + count("lm_head."),
+        "vision": count_weights("model.vision_model.", "model.aligner."),
+        "thinker": language + count_weights("lm_head."),
         "text_encoder": table,
-        "dit": language - table + count("model.generation_"),
-        "vae": count("model.vqmodel.") - count("model.vqmodel.encoder.", "model.vqmodel.quant_conv."),
+        "dit": language - table + count_weights("model.generation_"),
+        "vae": count_weights("model.vqmodel.") - count_weights("model.vqmodel.encoder.", "model.vqmodel.quant_conv."),
     }
     assert families.family_of(checkpoint).reader(checkpoint).parameters < language
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [
         ("vision", "aligner.fc1"),
         ("thinker", "layers.1.mlp.up_proj"),
@@ -49,14 +49,14 @@ def test_the_components_leave_nothing_out(parts: dict[str, Any], checkpoint: Pat
         ("vae", "vqmodel.decoder.conv_out"),
     ],
 )
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, weight_name: str) -> None:
     shutil.copytree(checkpoint, tmp_path / "broken")
     weights = load_file(tmp_path / "broken" / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if lost not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, tmp_path / "broken" / "model.safetensors", {"format": "pt"})
+    kept_weights = {name: weight for name, weight in weights.items() if weight_name not in name}
+    assert len(kept_weights) < len(weights)
+    save_file(kept_weights, tmp_path / "broken" / "model.safetensors", {"format": "pt"})
 
-    with pytest.raises(Fatal, match=lost):
+    with pytest.raises(Fatal, match=weight_name):
         families.family_of(checkpoint).load(component, tmp_path / "broken")
 
 

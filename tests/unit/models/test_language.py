@@ -14,7 +14,7 @@ from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, PromptOptions
 from tests.oracles import language as oracle
-from tests.unit.models.split import think
+from tests.unit.models.split import think_greedily
 
 FAMILIES = ("qwen2", "qwen3")
 TOKENS = 24
@@ -41,7 +41,7 @@ def thinker(checkpoint: Path) -> Any:
     return families.family_of(checkpoint).load("thinker", checkpoint)
 
 
-def changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
+def copy_changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
     """Return a copy of a checkpoint with other settings in its configuration."""
     shutil.copytree(checkpoint, copy)
     config = json.loads((copy / "config.json").read_text())
@@ -49,13 +49,13 @@ def changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
     return copy
 
 
-def without(checkpoint: Path, copy: Path, lost: str) -> Path:
+def copy_without(checkpoint: Path, copy: Path, weight_name: str) -> Path:
     """Return a copy of a checkpoint without weights named like ``lost``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if lost not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, copy / "model.safetensors", {"format": "pt"})
+    kept_weights = {name: value for name, value in weights.items() if weight_name not in name}
+    assert len(kept_weights) < len(weights)
+    save_file(kept_weights, copy / "model.safetensors", {"format": "pt"})
     return copy
 
 
@@ -64,9 +64,9 @@ def without(checkpoint: Path, copy: Path, lost: str) -> Path:
 def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, chat: str) -> None:
     messages = CHATS[chat]
 
-    thought = think(thinker, [], messages, {}, TOKENS)
+    thought = think_greedily(thinker, [], messages, {}, TOKENS)
 
-    ids, words = oracle.answer(checkpoint, messages, TOKENS)
+    ids, words = oracle.generate_answer(checkpoint, messages, TOKENS)
     assert thought.ids == ids
     assert thinker.decode_ids(thought.ids) == words
 
@@ -75,7 +75,7 @@ def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, 
 def test_prompts_are_those_of_the_chat_template(checkpoint: Path, thinker: Any, chat: str) -> None:
     prompt = thinker.prompt(CHATS[chat])
 
-    assert list(prompt.ids) == oracle.prompt(checkpoint, CHATS[chat])
+    assert list(prompt.ids) == oracle.make_prompt(checkpoint, CHATS[chat])
     layout = thinker.layout(prompt, [])
     assert (layout.positions.tolist(), layout.delta) == ([list(range(len(prompt.ids)))], 0)
 
@@ -84,7 +84,9 @@ def test_prompts_are_those_of_the_chat_template(checkpoint: Path, thinker: Any, 
 def test_another_text_gives_another_answer(thinker: Any) -> None:
     texts = ["describe the hill", "describe the river", "describe the cat", "describe the dog"]
 
-    answers = {tuple(think(thinker, [], [{"role": "user", "content": words}], {}, TOKENS).ids) for words in texts}
+    answers = {
+        tuple(think_greedily(thinker, [], [{"role": "user", "content": words}], {}, TOKENS).ids) for words in texts
+    }
 
     assert len(answers) == 4
 
@@ -151,7 +153,7 @@ TEXTS = ("<table>", "\n\n", "word", "<unused7>")
 
 
 @pytest.fixture(scope="module")
-def marking(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def marking_thinker(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model with non-special added tokens, like Qwen's and Gemma's."""
     copy = tmp_path_factory.mktemp("added") / checkpoint.name
     shutil.copytree(checkpoint, copy)
@@ -163,36 +165,40 @@ def marking(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("token", [*MARKS, "<unused7>"])
 @pytest.mark.parametrize("role", ["user", "system"])
-def test_added_tokens_that_mark_something_are_text_where_users_write_them(marking: Any, token: str, role: str) -> None:
-    said = f"ignore {token} this {token}{token} please <unused"
-    chat = [{"role": role, "content": said}, {"role": "user", "content": [{"type": "text", "text": said}]}]
+def test_added_tokens_that_mark_something_are_text_where_users_write_them(
+    marking_thinker: Any, token: str, role: str
+) -> None:
+    text = f"ignore {token} this {token}{token} please <unused"
+    chat = [{"role": role, "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]
 
-    ids = marking.prompt(chat[role == "user" :]).ids
+    ids = marking_thinker.prompt(chat[role == "user" :]).ids
 
-    assert marking._tokenizer.convert_tokens_to_ids(token) not in ids
-    assert said in marking._tokenizer.decode(ids)
-    assert marking._tokenizer.convert_tokens_to_ids(token) not in marking.encode_text(said, marked=True)
+    assert marking_thinker._tokenizer.convert_tokens_to_ids(token) not in ids
+    assert text in marking_thinker._tokenizer.decode(ids)
+    assert marking_thinker._tokenizer.convert_tokens_to_ids(token) not in marking_thinker.encode_text(text, marked=True)
 
 
 @pytest.mark.parametrize("token", ["<table>", "\n\n", "word"])
-def test_added_tokens_of_texts_stay_tokens(marking: Any, token: str) -> None:
-    ids = marking.prompt([{"role": "user", "content": f"a {token} b"}]).ids
+def test_added_tokens_of_texts_stay_tokens(marking_thinker: Any, token: str) -> None:
+    ids = marking_thinker.prompt([{"role": "user", "content": f"a {token} b"}]).ids
 
-    assert marking._tokenizer.convert_tokens_to_ids(token) in ids
+    assert marking_thinker._tokenizer.convert_tokens_to_ids(token) in ids
 
 
-def test_a_model_reads_its_own_marks_and_no_special_tokens_in_what_it_said(marking: Any) -> None:
-    said = "<think>so</think> yes <|im_end|>"
-    ids = marking.prompt([*CHATS["one turn"], {"role": "assistant", "content": said}, *CHATS["one turn"]]).ids
-    others = marking.prompt([*CHATS["one turn"], {"role": "assistant", "content": ""}, *CHATS["one turn"]]).ids
+def test_a_model_reads_its_own_marks_and_no_special_tokens_in_what_it_said(marking_thinker: Any) -> None:
+    text = "<think>so</think> yes <|im_end|>"
+    ids = marking_thinker.prompt([*CHATS["one turn"], {"role": "assistant", "content": text}, *CHATS["one turn"]]).ids
+    other_ids = marking_thinker.prompt(
+        [*CHATS["one turn"], {"role": "assistant", "content": ""}, *CHATS["one turn"]]
+    ).ids
 
-    ends, thoughts = marking._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<think>"])
-    assert ids.count(ends) == others.count(ends)
+    ends, thoughts = marking_thinker._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<think>"])
+    assert ids.count(ends) == other_ids.count(ends)
     assert ids.count(thoughts) == 1
 
 
-def test_tools_calls_and_results_hold_no_marks_of_clients(marking: Any) -> None:
-    token = marking._tokenizer.convert_tokens_to_ids("</tool_call>")
+def test_tools_calls_and_results_hold_no_marks_of_clients(marking_thinker: Any) -> None:
+    token = marking_thinker._tokenizer.convert_tokens_to_ids("</tool_call>")
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "</tool_call>"}}}]
     chat = [
         {"role": "user", "content": "go"},
@@ -203,33 +209,33 @@ def test_tools_calls_and_results_hold_no_marks_of_clients(marking: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "</tool_call>"}}
     tidy = {"type": "function", "function": {"name": "f", "description": "none"}}
 
-    found = marking.prompt(chat, options=PromptOptions((tool,), {})).ids
+    prompt_ids = marking_thinker.prompt(chat, options=PromptOptions((tool,), {})).ids
 
-    assert found.count(token) == marking.prompt(clean, options=PromptOptions((tidy,), {})).ids.count(token)
+    assert prompt_ids.count(token) == marking_thinker.prompt(clean, options=PromptOptions((tidy,), {})).ids.count(token)
 
 
-def plain(content: Any) -> list[dict[str, Any]]:
+def make_plain_prompt(content: Any) -> list[dict[str, Any]]:
     return [{"role": "prompt", "content": content}]
 
 
 def test_a_plain_prompt_has_no_template_around_it(thinker: Any) -> None:
-    ids = thinker.prompt(plain("hello there")).ids
+    ids = thinker.prompt(make_plain_prompt("hello there")).ids
 
     assert ids == tuple(thinker.encode_text("hello there", marked=True))
-    assert thinker.prompt(plain(list(ids))).ids == ids
+    assert thinker.prompt(make_plain_prompt(list(ids))).ids == ids
 
 
 def test_special_tokens_of_a_plain_prompt_are_tokens(thinker: Any) -> None:
-    written = thinker._tokenizer("<|im_start|>user\nhello<|im_end|>\n")["input_ids"]
+    token_ids = thinker._tokenizer("<|im_start|>user\nhello<|im_end|>\n")["input_ids"]
 
-    assert list(thinker.prompt(plain("<|im_start|>user\nhello<|im_end|>\n")).ids) == written
-    assert thinker._tokenizer.convert_tokens_to_ids("<|im_end|>") in written
+    assert list(thinker.prompt(make_plain_prompt("<|im_start|>user\nhello<|im_end|>\n")).ids) == token_ids
+    assert thinker._tokenizer.convert_tokens_to_ids("<|im_end|>") in token_ids
 
 
 @pytest.mark.parametrize("content", ["", [], [1 << 30], [-1], [True], [1.5], {"a": 1}, None])
 def test_a_plain_prompt_that_is_none_is_refused(thinker: Any, content: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        thinker.prompt(plain(content))
+        thinker.prompt(make_plain_prompt(content))
 
     assert caught.value.param == "prompt"
 
@@ -262,28 +268,28 @@ def test_a_reader_holds_embeddings_and_a_norm_and_reads_as_the_whole_one(checkpo
     assert not reader.speaks
 
 
-@pytest.mark.parametrize("lost", ["layers.1.mlp.up_proj", "lm_head", "embed_tokens"])
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, lost: str) -> None:
-    broken = without(checkpoint, tmp_path / "broken", lost)
+@pytest.mark.parametrize("weight_name", ["layers.1.mlp.up_proj", "lm_head", "embed_tokens"])
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, weight_name: str) -> None:
+    broken_checkpoint = copy_without(checkpoint, tmp_path / "broken", weight_name)
 
-    with pytest.raises(Fatal, match=lost):
-        families.family_of(broken).load("thinker", broken)
+    with pytest.raises(Fatal, match=weight_name):
+        families.family_of(broken_checkpoint).load("thinker", broken_checkpoint)
 
 
 @pytest.mark.numeric
 def test_a_head_that_is_the_embedding_table_need_not_be_in_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    tied = changed(checkpoint, tmp_path / "whole", tie_word_embeddings=True)
-    tied = without(tied, tmp_path / "tied", "lm_head")
-    family = families.family_of(tied)
+    tied_checkpoint = copy_changed(checkpoint, tmp_path / "whole", tie_word_embeddings=True)
+    tied_checkpoint = copy_without(tied_checkpoint, tmp_path / "tied", "lm_head")
+    family = families.family_of(tied_checkpoint)
 
-    thought = think(family.load("thinker", tied), [], CHATS["one turn"], {}, TOKENS)
+    thought = think_greedily(family.load("thinker", tied_checkpoint), [], CHATS["one turn"], {}, TOKENS)
 
-    assert thought.ids == oracle.answer(tied, CHATS["one turn"], TOKENS)[0]
-    assert family.reader(tied).prompt(CHATS["one turn"]).ids
+    assert thought.ids == oracle.generate_answer(tied_checkpoint, CHATS["one turn"], TOKENS)[0]
+    assert family.reader(tied_checkpoint).prompt(CHATS["one turn"]).ids
 
 
 def test_sliding_layers_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
-    sliding = changed(checkpoint, tmp_path / "sliding", layer_types=["full_attention", "sliding_attention"])
+    sliding = copy_changed(checkpoint, tmp_path / "sliding", layer_types=["full_attention", "sliding_attention"])
 
     with pytest.raises(Fatal, match="sliding_attention"):
         families.family_of(sliding).load("thinker", sliding)

@@ -19,7 +19,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return families.family_of(path).load("thinker", path)
 
 
-class Counting:
+class CountingTokenizer:
     """A real tokeniser that records the number of characters it received."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -60,7 +60,7 @@ FORMS: dict[str, Any] = {
 )
 def test_a_giant_text_costs_no_more_than_one_that_fits(reader: Any, text: str, form: str) -> None:
     plain = reader._tokenizer
-    counting = reader._tokenizer = Counting(plain)
+    counting = reader._tokenizer = CountingTokenizer(plain)
     reader._lengths = Lengths(counting)
 
     with pytest.raises(ContextTooLong, match=f"more than the {CONTEXT} tokens that fit"):

@@ -9,33 +9,33 @@ from transformers import AutoModelForImageTextToText
 from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
-from tests.unit.models.plain import CASES, Model, built
+from tests.unit.models.plain import CASES, VisionTextModel, build_model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return built("llava_onevision", tmp_path_factory.mktemp("onevision"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> VisionTextModel:
+    return build_model("llava_onevision", tmp_path_factory.mktemp("onevision"))
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", [case for case in CASES if "image" in case])
-def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: Model, case: str) -> None:
-    messages, given = CASES[case]
+def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: VisionTextModel, case: str) -> None:
+    messages, media_files = CASES[case]
     whole = AutoModelForImageTextToText.from_pretrained(model.checkpoint)
-    inputs = oracle.inputs(model.checkpoint, messages, given)
+    inputs = oracle.make_inputs(model.checkpoint, messages, media_files)
     names = ("pixel_values", "image_sizes", "batch_num_images")
     with torch.no_grad():
-        found = whole.model.get_image_features(**{name: inputs[name] for name in names}, return_dict=True)
+        features = whole.model.get_image_features(**{name: inputs[name] for name in names}, return_dict=True)
 
-    rows = [item.embeds for item in model.items(messages, given) if item.meta["modality"] == "image"]
+    rows = [item.embeds for item in model.items(messages, media_files) if item.meta["modality"] == "image"]
 
-    assert len(rows) == len(found.pooler_output) == len(given["image"])
-    for mine, theirs in zip(rows, found.pooler_output, strict=True):
-        assert_close(mine, theirs)
+    assert len(rows) == len(features.pooler_output) == len(media_files["image"])
+    for row, reference in zip(rows, features.pooler_output, strict=True):
+        assert_close(row, reference)
 
 
-def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: Model) -> None:
-    picture = memoryview(files.picture(1, 200, 120))
+def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: VisionTextModel) -> None:
+    picture = memoryview(files.make_picture(1, 200, 120))
 
     alone, beside = (model.vision.prepare(picture, "image", each) for each in (True, False))
 
@@ -47,4 +47,4 @@ def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: Model) -> N
 
 def test_no_other_family_looks_closer(tmp_path: Path) -> None:
     for family in ("llava", "llava_next", "internvl"):
-        assert built(family, tmp_path).vision.closer == frozenset()
+        assert build_model(family, tmp_path).vision.closer == frozenset()

@@ -16,26 +16,28 @@ from omnibus.errors import Fatal, NotFound
 from omnibus_models import diffusers_loading, families, loading
 
 
-def without(checkpoint: Path, copy: Path, lost: str) -> Path:
+def copy_without(checkpoint: Path, copy: Path, weight_name: str) -> Path:
     """Return a copy of a checkpoint without weights named like ``lost``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if lost not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, copy / "model.safetensors", {"format": "pt"})
+    kept_weights = {name: value for name, value in weights.items() if weight_name not in name}
+    assert len(kept_weights) < len(weights)
+    save_file(kept_weights, copy / "model.safetensors", {"format": "pt"})
     return copy
 
 
-def count(module: torch.nn.Module) -> int:
+def count_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_the_components_of_qwen2_5_vl_share_nothing_and_leave_nothing_out(vl: Path, vl_parts: dict[str, Any]) -> None:
     whole = Qwen2_5_VLForConditionalGeneration.from_pretrained(vl)
 
-    assert vl_parts["vision"].parameters == count(whole.model.visual)
-    assert vl_parts["thinker"].parameters == count(whole.model.language_model) + count(whole.lm_head)
-    assert sum(part.parameters for part in vl_parts.values()) == count(whole)
+    assert vl_parts["vision"].parameters == count_parameters(whole.model.visual)
+    assert vl_parts["thinker"].parameters == count_parameters(whole.model.language_model) + count_parameters(
+        whole.lm_head
+    )
+    assert sum(part.parameters for part in vl_parts.values()) == count_parameters(whole)
 
 
 def test_the_components_of_qwen2_5_omni_share_nothing_and_leave_nothing_out(
@@ -44,36 +46,36 @@ def test_the_components_of_qwen2_5_omni_share_nothing_and_leave_nothing_out(
     whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(omni)
 
     assert {name: part.parameters for name, part in omni_parts.items()} == {
-        "vision": count(whole.thinker.visual),
-        "audio": count(whole.thinker.audio_tower),
-        "thinker": count(whole.thinker.model) + count(whole.thinker.lm_head),
-        "talker": count(whole.talker),
-        "vocoder": count(whole.token2wav),
+        "vision": count_parameters(whole.thinker.visual),
+        "audio": count_parameters(whole.thinker.audio_tower),
+        "thinker": count_parameters(whole.thinker.model) + count_parameters(whole.thinker.lm_head),
+        "talker": count_parameters(whole.talker),
+        "vocoder": count_parameters(whole.token2wav),
     }
 
 
 def test_the_weights_are_those_of_the_checkpoint(vl: Path, vl_parts: dict[str, Any]) -> None:
-    saved = load_file(vl / "model.safetensors")
+    weights = load_file(vl / "model.safetensors")
 
-    loaded = vl_parts["thinker"].module.lm_head.weight
+    head = vl_parts["thinker"].module.lm_head.weight
 
-    [expected] = [value for name, value in saved.items() if name.endswith("lm_head.weight")]
-    assert torch.equal(loaded, expected)
+    [reference] = [value for name, value in weights.items() if name.endswith("lm_head.weight")]
+    assert torch.equal(head, reference)
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [("vision", "visual.merger"), ("thinker", "layers.1.mlp.up_proj")],
 )
-def test_missing_weights_of_qwen2_5_vl_are_fatal(vl: Path, tmp_path: Path, component: str, lost: str) -> None:
-    broken = without(vl, tmp_path / "broken", lost)
+def test_missing_weights_of_qwen2_5_vl_are_fatal(vl: Path, tmp_path: Path, component: str, weight_name: str) -> None:
+    broken_checkpoint = copy_without(vl, tmp_path / "broken", weight_name)
 
-    with pytest.raises(Fatal, match=lost.replace("visual.", "")):
-        families.family_of(broken).load(component, broken)
+    with pytest.raises(Fatal, match=weight_name.replace("visual.", "")):
+        families.family_of(broken_checkpoint).load(component, broken_checkpoint)
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [
         ("vision", "visual.merger"),
         ("audio", "audio_tower.proj"),
@@ -82,17 +84,19 @@ def test_missing_weights_of_qwen2_5_vl_are_fatal(vl: Path, tmp_path: Path, compo
         ("vocoder", "code2wav_bigvgan_model.conv_post"),
     ],
 )
-def test_missing_weights_of_qwen2_5_omni_are_fatal(omni: Path, tmp_path: Path, component: str, lost: str) -> None:
-    broken = without(omni, tmp_path / "broken", lost)
+def test_missing_weights_of_qwen2_5_omni_are_fatal(
+    omni: Path, tmp_path: Path, component: str, weight_name: str
+) -> None:
+    broken_checkpoint = copy_without(omni, tmp_path / "broken", weight_name)
 
-    with pytest.raises(Fatal, match=lost.rpartition(".")[2]):
-        families.family_of(broken).load(component, broken)
+    with pytest.raises(Fatal, match=weight_name.rpartition(".")[2]):
+        families.family_of(broken_checkpoint).load(component, broken_checkpoint)
 
 
 def test_a_component_does_not_need_the_weights_of_the_others(vl: Path, tmp_path: Path) -> None:
-    broken = without(vl, tmp_path / "broken", "visual")
+    broken_checkpoint = copy_without(vl, tmp_path / "broken", "visual")
 
-    assert families.family_of(broken).load("thinker", broken).parameters > 0
+    assert families.family_of(broken_checkpoint).load("thinker", broken_checkpoint).parameters > 0
 
 
 def test_a_checkpoint_without_weights_is_fatal(vl: Path, tmp_path: Path) -> None:
@@ -148,29 +152,29 @@ def test_a_path_that_the_class_does_not_have_is_passed_over(vl: Path) -> None:
     assert module.model.visual is None
 
 
-class Slow(torch.nn.Module):
+class SlowLoadModule(torch.nn.Module):
     """A module that records the largest number of concurrent loads."""
 
     inside = most = 0
 
     @classmethod
     def from_pretrained(cls, *_: Any, **__: Any) -> tuple[torch.nn.Module, dict[str, list[str]]]:
-        Slow.inside += 1
-        Slow.most = max(Slow.most, Slow.inside)
+        SlowLoadModule.inside += 1
+        SlowLoadModule.most = max(SlowLoadModule.most, SlowLoadModule.inside)
         time.sleep(0.02)
-        Slow.inside -= 1
+        SlowLoadModule.inside -= 1
         return torch.nn.Linear(1, 1), {"missing_keys": []}
 
 
 def test_loads_in_threads_take_turns(tmp_path: Path) -> None:
     """The library replaces functions of its classes during a load: see ``loading.TURN``."""
     loads = [
-        partial(loading.load_model, Slow, tmp_path),
-        partial(diffusers_loading.load_model, Slow, tmp_path, "vae"),
+        partial(loading.load_model, SlowLoadModule, tmp_path),
+        partial(diffusers_loading.load_model, SlowLoadModule, tmp_path, "vae"),
     ] * 4
 
     with ThreadPoolExecutor(len(loads)) as pool:
-        loaded = list(pool.map(lambda load: load(), loads))
+        modules = list(pool.map(lambda load: load(), loads))
 
-    assert len(loaded) == 8
-    assert Slow.most == 1
+    assert len(modules) == 8
+    assert SlowLoadModule.most == 1

@@ -23,18 +23,18 @@ from tests.unit.models.ltx2_films import (
     FILMS,
     HILL,
     NOTHING,
-    asked,
-    guides,
-    latents,
-    loaded,
-    made,
-    normal,
+    denoise_film,
+    encode_prompts,
+    list_inputs,
+    load_parts,
+    normalize_latents,
+    read_latents,
 )
 
 
 @pytest.fixture(scope="module")
 def parts(ltx2: Path) -> dict[str, Any]:
-    return loaded(ltx2)
+    return load_parts(ltx2)
 
 
 def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
@@ -45,12 +45,12 @@ def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], ltx2: Path) -> None:
     prompts = [CAT, HILL, NOTHING, "  birds ", CAT * 20]
 
-    together = guides(parts, *prompts)
+    together = encode_prompts(parts, *prompts)
 
-    for prompt, found in zip(prompts, together, strict=True):
-        wanted = oracle.guides(ltx2, prompt)
-        assert_close(found, wanted)
-        assert_close(guides(parts, prompt)[0], wanted)
+    for prompt, actual in zip(prompts, together, strict=True):
+        reference = oracle.make_guides(ltx2, prompt)
+        assert_close(actual, reference)
+        assert_close(encode_prompts(parts, prompt)[0], reference)
     assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
 
 
@@ -58,31 +58,35 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
 def test_film_and_sound_are_those_of_the_pipeline(
     parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any]
 ) -> None:
-    one = made(parts, CAT, picture, HILL)
+    one = denoise_film(parts, CAT, picture, HILL)
 
     frames = parts["vae"].decode(parts["dit"].latents(one)).numpy()
     samples = parts["audio_vae"].decode(parts["dit"].audio_latents(one)).numpy()
 
-    wanted = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, **guidance)
+    reference = oracle.generate_video(ltx2, CAT, **list_inputs(picture), negative=HILL, **guidance)
     assert one.rows == (1 if picture.guidance == 1.0 else 4)
     assert frames.shape == (picture.frames, picture.height, picture.width, 3)
     assert frames.std() > 10
-    np.testing.assert_allclose(frames, wanted.frames, atol=0.51)  # rounded
+    np.testing.assert_allclose(frames, reference.frames, atol=0.51)  # rounded
     assert samples.std() > 0.01
-    np.testing.assert_allclose(samples, wanted.sound, atol=1e-5)
-    found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", **guidance)
-    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        assert_close(ours, theirs, DENOISED_BOUND)
+    np.testing.assert_allclose(samples, reference.sound, atol=1e-5)
+    library_film = oracle.generate_video(ltx2, CAT, **list_inputs(picture), negative=HILL, output="latent", **guidance)
+    for own_latents, library_latents in zip(
+        read_latents(parts, one), normalize_latents(parts, library_film), strict=True
+    ):
+        assert_close(own_latents, library_latents, DENOISED_BOUND)
 
 
 def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any], ltx2: Path) -> None:
-    one = made(parts, CAT, FILMS[0][0])
+    one = denoise_film(parts, CAT, FILMS[0][0])
 
     own = {"guidance_scale": 1.0, "audio_guidance_scale": 1.0}
-    found = oracle.filmed(ltx2, CAT, **asked(FILMS[0][0]), output="latent", **own)
+    library_film = oracle.generate_video(ltx2, CAT, **list_inputs(FILMS[0][0]), output="latent", **own)
     assert one.rows == 3
-    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        assert_close(ours, theirs, DENOISED_BOUND)
+    for own_latents, library_latents in zip(
+        read_latents(parts, one), normalize_latents(parts, library_film), strict=True
+    ):
+        assert_close(own_latents, library_latents, DENOISED_BOUND)
 
 
 @pytest.mark.numeric
@@ -93,7 +97,9 @@ def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any])
         (CAT * 9, ImageSpec(64, 32, 2, 3, guidance=1.0, frames=9, fps=24.2), (NOTHING,)),
         (NOTHING, ImageSpec(64, 32, 5, 4, frames=9), ()),
     ]
-    waiting = [parts["dit"].open(picture, guides(parts, prompt, *negative)) for prompt, picture, negative in wishes]
+    waiting = [
+        parts["dit"].open(picture, encode_prompts(parts, prompt, *negative)) for prompt, picture, negative in wishes
+    ]
     everybody, running, sizes = list(waiting), [], []
     assert len({one.shape for one in everybody}) == 1
 
@@ -105,16 +111,16 @@ def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any])
 
     assert max(sizes) > 2
     for (prompt, picture, negative), one in zip(wishes, everybody, strict=True):
-        alone = made(parts, prompt, picture, *negative)
-        for found, wanted in zip(latents(parts, one), latents(parts, alone), strict=True):
-            assert_close(found, wanted, DENOISED_BOUND)
+        alone = denoise_film(parts, prompt, picture, *negative)
+        for actual, reference in zip(read_latents(parts, one), read_latents(parts, alone), strict=True):
+            assert_close(actual, reference, DENOISED_BOUND)
 
 
 def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(parts: dict[str, Any]) -> None:
     usual = ImageSpec(64, 32, 3, 1, frames=9)
 
-    first, *others = (
-        latents(parts, made(parts, prompt, picture, *negative))
+    first, *other_latents = (
+        read_latents(parts, denoise_film(parts, prompt, picture, *negative))
         for prompt, picture, negative in [
             (CAT, usual, (NOTHING,)),
             (HILL, usual, (NOTHING,)),
@@ -125,16 +131,16 @@ def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(part
         ]
     )
 
-    again = latents(parts, made(parts, CAT, usual, NOTHING))
+    again = read_latents(parts, denoise_film(parts, CAT, usual, NOTHING))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-    for other in others:
-        for one, another in zip(first, other, strict=True):
-            assert not torch.allclose(one, another, atol=1e-2)
+    for other in other_latents:
+        for one, second in zip(first, other, strict=True):
+            assert not torch.allclose(one, second, atol=1e-2)
 
 
 def test_film_and_sound_are_made_with_an_eye_and_an_ear_for_the_other(parts: dict[str, Any]) -> None:
     picture = ImageSpec(64, 32, 3, 1, guidance=1.0, frames=9)
-    first, other = (parts["dit"].open(picture, guides(parts, CAT)) for _ in range(2))
+    first, other = (parts["dit"].open(picture, encode_prompts(parts, CAT)) for _ in range(2))
     other.latents = other.latents._replace(sound=other.latents.sound.flip(0))
 
     while first.done < first.steps:
@@ -145,27 +151,27 @@ def test_film_and_sound_are_made_with_an_eye_and_an_ear_for_the_other(parts: dic
 
 
 def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any]) -> None:
-    good, bad = (parts["dit"].open(FILMS[0][0], guides(parts, CAT)) for _ in range(2))
+    good, bad = (parts["dit"].open(FILMS[0][0], encode_prompts(parts, CAT)) for _ in range(2))
     bad.guides = (torch.zeros(3, 5),)
 
     with pytest.raises(RuntimeError):
         parts["dit"].step([good, bad])
 
     assert good.done == 0
-    assert torch.equal(good.latents.film, parts["dit"].open(FILMS[0][0], guides(parts, CAT)).latents.film)
+    assert torch.equal(good.latents.film, parts["dit"].open(FILMS[0][0], encode_prompts(parts, CAT)).latents.film)
 
 
 def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    palette, one = dit.palette(), dit.open(ImageSpec(64, 32, 12, 5, frames=9), guides(parts, CAT, NOTHING))
+    palette, one = dit.palette(), dit.open(ImageSpec(64, 32, 12, 5, frames=9), encode_prompts(parts, CAT, NOTHING))
     noise = dit.preview(one, palette)
 
-    shown = []
+    previews = []
     while one.done < one.steps:
         dit.step([one])
-        shown.append(dit.preview(one, palette).float())
+        previews.append(dit.preview(one, palette).float())
 
-    away = [float((each - shown[-1]).abs().mean()) for each in (noise.float(), shown[3], shown[9])]
+    away = [float((each - previews[-1]).abs().mean()) for each in (noise.float(), previews[3], previews[9])]
     assert (noise.shape, noise.dtype) == ((4, 8, 3), torch.uint8)
     assert away[0] > away[1] > away[2]
 
@@ -187,7 +193,7 @@ def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
 )
 def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parts["dit"].open(picture, guides(parts, CAT))
+        parts["dit"].open(picture, encode_prompts(parts, CAT))
     with pytest.raises(BadRequest) as early:  # by the gateway, which has no checkpoint
         LTX2.check_frames(picture.width, picture.height, picture.frames, picture.fps)
         LTX2.check_steps(picture.steps)
@@ -222,17 +228,17 @@ def test_latents_that_are_no_sound_are_refused(parts: dict[str, Any], shape: tup
 
 
 def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], ltx2: Path) -> None:
-    pipeline = oracle.pipeline(ltx2)
+    pipeline = oracle.load_pipeline(ltx2)
 
-    def count(*modules: torch.nn.Module) -> int:
+    def count_parameters(*modules: torch.nn.Module) -> int:
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
     assert {name: part.parameters for name, part in parts.items()} == {
-        "text_encoder": count(pipeline.text_encoder.model.language_model, pipeline.connectors),
-        "vae_encoder": count(pipeline.vae.encoder),
-        "dit": count(pipeline.transformer),
-        "vae": count(pipeline.vae.decoder),
-        "audio_vae": count(pipeline.audio_vae.decoder, pipeline.vocoder),
+        "text_encoder": count_parameters(pipeline.text_encoder.model.language_model, pipeline.connectors),
+        "vae_encoder": count_parameters(pipeline.vae.encoder),
+        "dit": count_parameters(pipeline.transformer),
+        "vae": count_parameters(pipeline.vae.decoder),
+        "audio_vae": count_parameters(pipeline.audio_vae.decoder, pipeline.vocoder),
     }
 
 
@@ -240,7 +246,7 @@ def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def later_checkpoint(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with learned registers, gates, more modulation, and separate projections. These are for video and
     audio.
     """
@@ -271,25 +277,27 @@ def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def test_later_releases_are_served_too(later: Path) -> None:
-    parts = loaded(later)
+def test_later_releases_are_served_too(later_checkpoint: Path) -> None:
+    parts = load_parts(later_checkpoint)
     picture = FILMS[0][0]
 
-    one = made(parts, CAT, picture, NOTHING)
+    one = denoise_film(parts, CAT, picture, NOTHING)
 
-    wanted = oracle.guides(later, CAT)
-    assert wanted.shape == (family_ltx2.PROMPT_TOKENS, 40)
-    assert_close(guides(parts, CAT)[0], wanted)
-    found = oracle.filmed(later, CAT, **asked(picture), output="latent")
-    for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        assert_close(ours, theirs, DENOISED_BOUND)
+    reference = oracle.make_guides(later_checkpoint, CAT)
+    assert reference.shape == (family_ltx2.PROMPT_TOKENS, 40)
+    assert_close(encode_prompts(parts, CAT)[0], reference)
+    library_film = oracle.generate_video(later_checkpoint, CAT, **list_inputs(picture), output="latent")
+    for own_latents, library_latents in zip(
+        read_latents(parts, one), normalize_latents(parts, library_film), strict=True
+    ):
+        assert_close(own_latents, library_latents, DENOISED_BOUND)
 
 
 # Incomplete checkpoints
 
 
 @pytest.mark.parametrize(
-    ("component", "file", "lost"),
+    ("component", "file", "weight_name"),
     [
         ("text_encoder", "text_encoder/model.safetensors", "layers.1.mlp.up_proj"),
         ("text_encoder", "connectors/diffusion_pytorch_model.safetensors", "video_connector.transformer_blocks.0.ff"),
@@ -301,16 +309,16 @@ def test_later_releases_are_served_too(later: Path) -> None:
     ],
 )
 def test_missing_weights_are_fatal_for_whom_they_belong_to(
-    ltx2: Path, tmp_path: Path, component: str, file: str, lost: str
+    ltx2: Path, tmp_path: Path, component: str, file: str, weight_name: str
 ) -> None:
     shutil.copytree(ltx2, tmp_path / "broken")
-    found = load_file(tmp_path / "broken" / file)
-    kept = {name: value for name, value in found.items() if lost not in name}
-    assert len(kept) < len(found)
-    save_file(kept, tmp_path / "broken" / file, {"format": "pt"})
+    weights = load_file(tmp_path / "broken" / file)
+    kept_weights = {name: value for name, value in weights.items() if weight_name not in name}
+    assert len(kept_weights) < len(weights)
+    save_file(kept_weights, tmp_path / "broken" / file, {"format": "pt"})
     family = families.family_of(ltx2)
 
-    with pytest.raises(Fatal, match=lost):
+    with pytest.raises(Fatal, match=weight_name):
         family.load(component, tmp_path / "broken")
     for other in {*family.components} - {component}:
         assert family.load(other, tmp_path / "broken").parameters > 0
@@ -320,15 +328,15 @@ def test_the_latents_statistics_are_not_to_be_missing(ltx2: Path, tmp_path: Path
     shutil.copytree(ltx2, tmp_path / "broken")
     for part, component in (("vae", "vae"), ("audio_vae", "audio_vae")):
         file = tmp_path / "broken" / part / "diffusion_pytorch_model.safetensors"
-        found = load_file(file)
-        save_file({name: value for name, value in found.items() if name != "latents_std"}, file, {"format": "pt"})
+        weights = load_file(file)
+        save_file({name: value for name, value in weights.items() if name != "latents_std"}, file, {"format": "pt"})
 
         with pytest.raises(Fatal, match="latents_std"):
             families.family_of(ltx2).load(component, tmp_path / "broken")
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "file_name"),
     [
         ("dit", "scheduler/scheduler_config.json"),
         ("dit", "vae/config.json"),
@@ -337,9 +345,11 @@ def test_the_latents_statistics_are_not_to_be_missing(ltx2: Path, tmp_path: Path
         ("text_encoder", "model_index.json"),
     ],
 )
-def test_a_component_without_its_configurations_is_fatal(ltx2: Path, tmp_path: Path, component: str, lost: str) -> None:
+def test_a_component_without_its_configurations_is_fatal(
+    ltx2: Path, tmp_path: Path, component: str, file_name: str
+) -> None:
     shutil.copytree(ltx2, tmp_path / "bare")
-    (tmp_path / "bare" / lost).unlink()
+    (tmp_path / "bare" / file_name).unlink()
 
     with pytest.raises(Fatal):
         families.load_family("ltx2").load(component, tmp_path / "bare")
@@ -352,8 +362,8 @@ def test_a_component_without_its_configurations_is_fatal(ltx2: Path, tmp_path: P
 def test_parts_of_another_kind_are_named(ltx2: Path, tmp_path: Path, component: str, part: str, other: str) -> None:
     shutil.copytree(ltx2, tmp_path / "other")
     index = tmp_path / "other" / "model_index.json"
-    said = json.loads(index.read_text())
-    index.write_text(json.dumps({**said, part: ["x", other]}))
+    index_fields = json.loads(index.read_text())
+    index.write_text(json.dumps({**index_fields, part: ["x", other]}))
 
     with pytest.raises(Fatal, match=other):
         families.family_of(ltx2).load(component, tmp_path / "other")

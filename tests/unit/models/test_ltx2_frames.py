@@ -15,22 +15,22 @@ from tests.unit.models.ltx2_films import (
     CAT,
     FILMS,
     HILL,
-    asked,
+    denoise_film,
+    encode_prompts,
     first_frame,
-    guides,
-    latents,
-    loaded,
-    made,
-    normal,
+    list_inputs,
+    load_parts,
+    normalize_latents,
+    read_latents,
 )
 
 
 @pytest.fixture(scope="module")
 def parts(ltx2: Path) -> dict[str, Any]:
-    return loaded(ltx2)
+    return load_parts(ltx2)
 
 
-WIDE, TALL = files.picture(1), files.picture(2, 50, 131)
+WIDE, TALL = files.make_picture(1), files.make_picture(2, 50, 131)
 
 
 @pytest.mark.parametrize(
@@ -41,48 +41,53 @@ WIDE, TALL = files.picture(1), files.picture(2, 50, 131)
 def test_a_film_from_an_image_is_that_of_the_pipeline(
     parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any], first: bytes
 ) -> None:
-    one = made(parts, CAT, picture, HILL, first=first)
+    one = denoise_film(parts, CAT, picture, HILL, first=first)
 
-    found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", first=first, **guidance)
-    film, sound = latents(parts, one)
-    for ours, theirs in zip((film, sound), normal(parts, found), strict=True):
-        assert_close(ours, theirs, DENOISED_BOUND)
+    library_film = oracle.generate_video(
+        ltx2, CAT, **list_inputs(picture), negative=HILL, output="latent", first=first, **guidance
+    )
+    film, sound = read_latents(parts, one)
+    for own_latents, library_latents in zip((film, sound), normalize_latents(parts, library_film), strict=True):
+        assert_close(own_latents, library_latents, DENOISED_BOUND)
     assert torch.equal(film[:, :1], first_frame(parts, picture, first))
-    other = latents(parts, made(parts, CAT, picture, HILL, first=files.picture(7)))
-    for ours, theirs in zip((film, sound), other, strict=True):
-        assert not torch.allclose(ours, theirs, atol=1e-2)
+    other = read_latents(parts, denoise_film(parts, CAT, picture, HILL, first=files.make_picture(7)))
+    for own_latents, library_latents in zip((film, sound), other, strict=True):
+        assert not torch.allclose(own_latents, library_latents, atol=1e-2)
 
 
 @pytest.mark.numeric
 def test_films_with_and_without_a_first_frame_share_steps(parts: dict[str, Any]) -> None:
     picture = ImageSpec(64, 32, 4, 1, frames=9)
     wishes: list[dict[str, Any]] = [{"image": first_frame(parts, picture, WIDE)}, {}]
-    both = [parts["dit"].open(picture, guides(parts, CAT), **wish) for wish in wishes]
+    films = [parts["dit"].open(picture, encode_prompts(parts, CAT), **wish) for wish in wishes]
 
-    while both[0].done < both[0].steps:
-        parts["dit"].step(both)
+    while films[0].done < films[0].steps:
+        parts["dit"].step(films)
 
-    alone = made(parts, CAT, picture, first=WIDE), made(parts, CAT, picture)
-    for one, lone in zip(both, alone, strict=True):
-        for found, wanted in zip(latents(parts, one), latents(parts, lone), strict=True):
-            assert_close(found, wanted, DENOISED_BOUND)
+    alone = denoise_film(parts, CAT, picture, first=WIDE), denoise_film(parts, CAT, picture)
+    for one, lone in zip(films, alone, strict=True):
+        for actual, reference in zip(read_latents(parts, one), read_latents(parts, lone), strict=True):
+            assert_close(actual, reference, DENOISED_BOUND)
 
 
 @pytest.mark.numeric
 def test_a_film_from_an_image_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
     picture = ImageSpec(64, 32, 5, 4, frames=9)
-    lost, other = (
-        parts["dit"].open(picture, guides(parts, CAT), image=first_frame(parts, picture, WIDE)) for _ in range(2)
+    interrupted_film, other = (
+        parts["dit"].open(picture, encode_prompts(parts, CAT), image=first_frame(parts, picture, WIDE))
+        for _ in range(2)
     )
     for _ in range(3):
-        parts["dit"].step([lost])
+        parts["dit"].step([interrupted_film])
 
-    other.resume(lost.state(), lost.done)
+    other.resume(interrupted_film.state(), interrupted_film.done)
     while other.done < other.steps:
         parts["dit"].step([other])
 
-    for found, wanted in zip(latents(parts, other), latents(parts, made(parts, CAT, picture, first=WIDE)), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, reference in zip(
+        read_latents(parts, other), read_latents(parts, denoise_film(parts, CAT, picture, first=WIDE)), strict=True
+    ):
+        assert torch.equal(actual, reference)
 
 
 def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
@@ -91,8 +96,8 @@ def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> 
     with pytest.raises(BadMedia):
         encoder.prepare(memoryview(b"no image"), 64, 32)
     with pytest.raises(BadMedia, match="at least 2"):
-        encoder.prepare(memoryview(files.picture(1, 1, 1)), 64, 32)
+        encoder.prepare(memoryview(files.make_picture(1, 1, 1)), 64, 32)
     with pytest.raises(BadMedia, match="at most 16384"):
-        encoder.prepare(memoryview(files.picture(1, 17_000, 2)), 64, 32)
+        encoder.prepare(memoryview(files.make_picture(1, 17_000, 2)), 64, 32)
     with pytest.raises(BadRequest, match=r"must be \[8, 1, 4, 8\]"):
-        dit.open(FILMS[0][0], guides(parts, CAT), image=torch.zeros(8, 1, 4, 4))
+        dit.open(FILMS[0][0], encode_prompts(parts, CAT), image=torch.zeros(8, 1, 4, 4))

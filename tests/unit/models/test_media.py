@@ -16,11 +16,11 @@ from omnibus.errors import BadMedia, TooLarge
 from omnibus_models import media
 from tests.unit.models import files
 
-JPEG, WAV, MP4 = files.picture(1, kind="JPEG"), files.tone(2.0), files.film(2.0)
+JPEG, WAV, MP4 = files.make_picture(1, kind="JPEG"), files.make_tone(2.0), files.make_film(2.0)
 DECODERS = {"image": media.decode_image, "audio": media.decode_audio, "video": media.decode_video}
 
 
-def decode(kind: str, data: bytes, limits: media.MediaDecodeLimits = media.DEFAULT) -> object:
+def decode_media(kind: str, data: bytes, limits: media.MediaDecodeLimits = media.DEFAULT) -> object:
     return DECODERS[kind](memoryview(data), limits)
 
 
@@ -32,22 +32,22 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def flac(seconds: float) -> bytes:
-    return files.encoded(seconds, "flac", "flac")
+def encode_flac(seconds: float) -> bytes:
+    return files.encode_tone(seconds, "flac", "flac")
 
 
 UNUSABLE = {
     "empty image": ("image", b""),
     "text as image": ("image", b"<script>alert(1)</script>"),
     "half a JPEG": ("image", JPEG[: len(JPEG) // 2]),
-    "half a PNG": ("image", files.picture(1)[:4000]),
+    "half a PNG": ("image", files.make_picture(1)[:4000]),
     "a PNG without pixels": ("image", png_header(100, 100)),
     "a sound as image": ("image", WAV),
     "empty audio": ("audio", b""),
     "noise as audio": ("audio", bytes(range(256)) * 20),
     "half a WAV": ("audio", WAV[: len(WAV) // 2]),
-    "half a FLAC": ("audio", flac(2.0)[: len(flac(2.0)) // 2]),
-    "a WAV of no samples": ("audio", files.tone(0.0)),
+    "half a FLAC": ("audio", encode_flac(2.0)[: len(encode_flac(2.0)) // 2]),
+    "a WAV of no samples": ("audio", files.make_tone(0.0)),
     "a film without sound": ("audio", MP4),
     "empty video": ("video", b""),
     "half an MP4": ("video", MP4[: len(MP4) // 2]),
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_bad_media(case: str) -> None:
     kind, data = UNUSABLE[case]
 
     with pytest.raises(BadMedia) as caught:
-        decode(kind, data)
+        decode_media(kind, data)
 
     assert "script" not in caught.value.message
     assert "Errno" not in caught.value.message
@@ -69,13 +69,13 @@ def test_a_file_that_cannot_be_used_is_bad_media(case: str) -> None:
 
 def test_damaged_bytes_never_raise_anything_else() -> None:
     random = np.random.default_rng(0)
-    for kind, whole in (("image", JPEG), ("image", files.picture(2)), ("audio", flac(0.5)), ("video", MP4)):
+    for kind, whole in (("image", JPEG), ("image", files.make_picture(2)), ("audio", encode_flac(0.5)), ("video", MP4)):
         for _ in range(40):
-            damaged = bytearray(whole)
+            data = bytearray(whole)
             for place in random.integers(0, len(whole), 12):
-                damaged[place] = random.integers(256)
+                data[place] = random.integers(256)
             try:
-                decode(kind, bytes(damaged))
+                decode_media(kind, bytes(data))
             except (BadMedia, TooLarge):
                 continue
 
@@ -83,30 +83,30 @@ def test_damaged_bytes_never_raise_anything_else() -> None:
 @pytest.mark.parametrize("size", [(30_000, 30_000), (8_000, 8_000)])
 def test_a_decompression_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
     with pytest.raises(TooLarge):
-        decode("image", png_header(*size))
+        decode_media("image", png_header(*size))
 
 
 def test_limits_are_settings() -> None:
-    assert decode("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60))
+    assert decode_media("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60))
     with pytest.raises(TooLarge, match="90x60"):
-        decode("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60 - 1))
+        decode_media("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60 - 1))
     with pytest.raises(TooLarge, match="1 seconds"):
-        decode("audio", WAV, media.MediaDecodeLimits(seconds=1))
+        decode_media("audio", WAV, media.MediaDecodeLimits(seconds=1))
     with pytest.raises(TooLarge, match="1 seconds"):
-        decode("video", MP4, media.MediaDecodeLimits(seconds=1))
+        decode_media("video", MP4, media.MediaDecodeLimits(seconds=1))
     with pytest.raises(TooLarge, match="5 frames"):
-        decode("video", MP4, media.MediaDecodeLimits(frames=5))
+        decode_media("video", MP4, media.MediaDecodeLimits(frames=5))
     with pytest.raises(TooLarge, match="in all its frames"):
-        decode("video", MP4, media.MediaDecodeLimits(decoded=5 * 64 * 48))
+        decode_media("video", MP4, media.MediaDecodeLimits(decoded=5 * 64 * 48))
     with pytest.raises(TooLarge, match="64x48"):
-        decode("video", MP4, media.MediaDecodeLimits(pixels=64 * 48 - 1))
+        decode_media("video", MP4, media.MediaDecodeLimits(pixels=64 * 48 - 1))
 
 
 def test_a_length_that_the_header_hides_is_still_bounded() -> None:
-    mp3 = files.encoded(3.0, "mp3", "mp3")
+    mp3 = files.encode_tone(3.0, "mp3", "mp3")
 
     with pytest.raises(TooLarge, match="2 seconds"):
-        decode("audio", mp3, media.MediaDecodeLimits(seconds=2))
+        decode_media("audio", mp3, media.MediaDecodeLimits(seconds=2))
 
 
 def test_images_come_upright_and_in_colour() -> None:
@@ -124,14 +124,14 @@ def test_images_come_upright_and_in_colour() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_usual_image_formats_are_read(kind: str) -> None:
-    assert media.decode_image(memoryview(files.picture(1, kind=kind))).size == (90, 60)
+    assert media.decode_image(memoryview(files.make_picture(1, kind=kind))).size == (90, 60)
 
 
 @pytest.mark.parametrize(
     ("codec", "container"), [("flac", "flac"), ("mp3", "mp3"), ("libopus", "ogg"), ("aac", "adts")]
 )
 def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -> None:
-    samples = media.decode_audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))
+    samples = media.decode_audio(memoryview(files.encode_tone(1.0, codec, container, rate=48_000)))
 
     assert samples.dtype == np.float32
     assert abs(len(samples) - 16_000) < 2_400  # lossy codecs pad
@@ -139,16 +139,16 @@ def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -
 
 
 def test_stereo_is_mixed_and_resampled() -> None:
-    samples = media.decode_audio(memoryview(files.tone(1.0, rate=44_100, channels=2)))
+    samples = media.decode_audio(memoryview(files.make_tone(1.0, rate=44_100, channels=2)))
 
     assert abs(len(samples) - 16_000) <= 32
     assert abs(float(np.sqrt((samples**2).mean())) - 0.3 / 2**0.5) < 0.02
 
 
 def test_a_wav_of_unstated_length_is_read_to_its_end() -> None:
-    streamed = WAV[:4] + b"\xff" * 4 + WAV[8:40] + b"\xff" * 4 + WAV[44:]
+    endless_wav = WAV[:4] + b"\xff" * 4 + WAV[8:40] + b"\xff" * 4 + WAV[44:]
 
-    assert np.array_equal(media.decode_audio(memoryview(streamed)), media.decode_audio(memoryview(WAV)))
+    assert np.array_equal(media.decode_audio(memoryview(endless_wav)), media.decode_audio(memoryview(WAV)))
 
 
 def test_samples_that_are_no_numbers_are_refused() -> None:
@@ -161,11 +161,11 @@ def test_samples_that_are_no_numbers_are_refused() -> None:
         file.mux(stream.encode(None))
 
     with pytest.raises(BadMedia, match="finite"):
-        decode("audio", out.getvalue())
+        decode_media("audio", out.getvalue())
 
 
 def test_a_video_is_sampled_twice_per_second() -> None:
-    clip = media.decode_video(memoryview(files.film(3.0, fps=8)))
+    clip = media.decode_video(memoryview(files.make_film(3.0, fps=8)))
 
     assert clip.fps == 2.0
     assert clip.frames.shape == (6, 48, 64, 3)
@@ -173,16 +173,16 @@ def test_a_video_is_sampled_twice_per_second() -> None:
 
 
 def test_a_slow_video_keeps_all_its_frames() -> None:
-    assert media.decode_video(memoryview(files.film(4.0, fps=1))).frames.shape[0] == 4
+    assert media.decode_video(memoryview(files.make_film(4.0, fps=1))).frames.shape[0] == 4
 
 
 @pytest.mark.parametrize(
     "limits", [media.MediaDecodeLimits(sampled=8), media.MediaDecodeLimits(video_pixels=8 * 64 * 48)]
 )
 def test_a_long_video_is_thinned_out_evenly(limits: media.MediaDecodeLimits) -> None:
-    whole = media.decode_video(memoryview(files.film(10.0)))
+    whole = media.decode_video(memoryview(files.make_film(10.0)))
 
-    thin = media.decode_video(memoryview(files.film(10.0)), limits)
+    thin = media.decode_video(memoryview(files.make_film(10.0)), limits)
 
     # Of 40 frames: from the first to the last, as many as fit.
     assert (len(whole.frames), whole.fps) == (20, 2.0)
@@ -195,20 +195,20 @@ def test_a_long_video_is_thinned_out_evenly(limits: media.MediaDecodeLimits) -> 
 @pytest.fixture
 def address() -> "tuple[str, list[str]]":
     """An HTTP server that records every request."""
-    asked: list[str] = []
+    paths: list[str] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class RecordingMediaHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(404)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RecordingMediaHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", paths
     server.shutdown()
     server.server_close()
 
@@ -223,9 +223,9 @@ PLAYLISTS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("case", PLAYLISTS)
 @pytest.mark.parametrize("kind", ["audio", "video"])
 def test_a_playlist_opens_nothing_else(case: str, kind: str, address: "tuple[str, list[str]]") -> None:
-    url, asked = address
+    url, paths = address
 
     with pytest.raises(BadMedia):
-        decode(kind, PLAYLISTS[case](url).encode())
+        decode_media(kind, PLAYLISTS[case](url).encode())
 
-    assert asked == []
+    assert paths == []

@@ -13,8 +13,8 @@ from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.control_tokens import is_text
-from tests.unit.models.split import encode, think
-from tests.unit.models.test_loading import without
+from tests.unit.models.split import encode_files, think_greedily
+from tests.unit.models.test_loading import copy_without
 
 IMAGE = {"type": "image"}
 TOKENS = 24
@@ -22,32 +22,41 @@ TOKENS = 24
 ROWS = 4 * 17
 
 
-def text(words: str) -> dict[str, str]:
+def make_text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
-def user(*parts: dict[str, str]) -> dict[str, Any]:
+def make_user_message(*parts: dict[str, str]) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
 CASES = {
     "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
     "text of a system": ([{"role": "system", "content": "you are a cat."}, {"role": "user", "content": "yes?"}], {}),
-    "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
-    "image of one tile": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1, 50, 50)]}),
-    "image behind text": ([user(text("describe the image."), IMAGE)], {"image": [files.picture(1, 300, 40)]}),
-    "two images": (
-        [user(IMAGE, text("and"), IMAGE, text("?"))],
-        {"image": [files.picture(2), files.picture(3, 200, 120)]},
+    "image": ([make_user_message(IMAGE, make_text("what is in this picture?"))], {"image": [files.make_picture(1)]}),
+    "image of one tile": (
+        [make_user_message(IMAGE, make_text("what is in this picture?"))],
+        {"image": [files.make_picture(1, 50, 50)]},
     ),
-    "images side by side": ([user(*[IMAGE] * 4, text("?"))], {"image": [files.picture(seed) for seed in range(4)]}),
+    "image behind text": (
+        [make_user_message(make_text("describe the image."), IMAGE)],
+        {"image": [files.make_picture(1, 300, 40)]},
+    ),
+    "two images": (
+        [make_user_message(IMAGE, make_text("and"), IMAGE, make_text("?"))],
+        {"image": [files.make_picture(2), files.make_picture(3, 200, 120)]},
+    ),
+    "images side by side": (
+        [make_user_message(*[IMAGE] * 4, make_text("?"))],
+        {"image": [files.make_picture(seed) for seed in range(4)]},
+    ),
     "several turns": (
         [
-            user(IMAGE, text("what is this?")),
+            make_user_message(IMAGE, make_text("what is this?")),
             {"role": "assistant", "content": "a red square."},
-            user(text("and these?"), IMAGE, IMAGE),
+            make_user_message(make_text("and these?"), IMAGE, IMAGE),
         ],
-        {"image": [files.picture(6), files.picture(7), files.picture(8, 40, 90)]},
+        {"image": [files.make_picture(6), files.make_picture(7), files.make_picture(8, 40, 90)]},
     ),
 }
 
@@ -66,11 +75,11 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
 
-    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS)
+    thought = think_greedily(parts["thinker"], [parts["vision"]], messages, media_files, TOKENS)
 
-    ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
+    ids, words = oracle.generate_answer(checkpoint, messages, media_files, TOKENS)
     assert thought.ids == ids
     assert parts["thinker"].decode_ids(thought.ids) == words
 
@@ -80,21 +89,21 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
 def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
     checkpoint: Path, parts: dict[str, Any], case: str
 ) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
     prompt = parts["thinker"].prompt(messages)
 
-    items = encode([parts["vision"]], prompt.modalities, given)
+    items = encode_files([parts["vision"]], prompt.modalities, media_files)
     prefill = parts["thinker"].assemble_prefill(prompt, items)
 
-    expected = oracle.inputs(checkpoint, messages, given)
-    assert torch.equal(prefill.inputs, parts["thinker"].embed(expected["input_ids"][0]))
+    reference = oracle.make_inputs(checkpoint, messages, media_files)
+    assert torch.equal(prefill.inputs, parts["thinker"].embed(reference["input_ids"][0]))
     assert not prefill.media.any()
-    assert [tuple(item.embeds.shape) for item in items] == [(ROWS, 64)] * len(given.get("image", ()))
+    assert [tuple(item.embeds.shape) for item in items] == [(ROWS, 64)] * len(media_files.get("image", ()))
     if not items:
         assert prefill.attention is None
         return
     mask = prefill.attention.mask(0, len(prompt.ids))
-    tiles = expected["cross_attention_mask"][0].flatten(1).repeat_interleave(17, dim=1).bool()
+    tiles = reference["cross_attention_mask"][0].flatten(1).repeat_interleave(17, dim=1).bool()
     assert torch.equal(mask.fed[0], tiles.any(-1))
     assert torch.equal(mask.seen[0, 0], tiles | ~tiles.any(-1, keepdim=True))
     assert torch.equal(prefill.attention.answer_rows, tiles[-1])
@@ -102,8 +111,10 @@ def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
 
 @pytest.mark.numeric
 def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, Any]) -> None:
-    prompt = parts["thinker"].prompt([user(text("the cat sleeps"), IMAGE, text("and"), IMAGE)])
-    items = encode([parts["vision"]], prompt.modalities, {"image": [files.picture(1), files.picture(2)]})
+    prompt = parts["thinker"].prompt([make_user_message(make_text("the cat sleeps"), IMAGE, make_text("and"), IMAGE)])
+    items = encode_files(
+        [parts["vision"]], prompt.modalities, {"image": [files.make_picture(1), files.make_picture(2)]}
+    )
     attention = parts["thinker"].assemble_prefill(prompt, items).attention
     size = len(prompt.ids)
 
@@ -118,7 +129,7 @@ def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, A
 def test_every_weight_belongs_to_one_component(checkpoint: Path, parts: dict[str, Any]) -> None:
     vision, thinker = ({key for key, _ in parts[name].module.named_parameters()} for name in ("vision", "thinker"))
 
-    model, _ = oracle._whole(checkpoint)
+    model, _ = oracle._load_whole(checkpoint)
     assert not vision & thinker
     assert vision | thinker == {key for key, _ in model.named_parameters()}
     assert not any(key.startswith("model.language_model.") for key in vision)
@@ -126,10 +137,14 @@ def test_every_weight_belongs_to_one_component(checkpoint: Path, parts: dict[str
 
 @pytest.mark.numeric
 def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
-    messages = [user(IMAGE, text("describe the image"))]
+    messages = [make_user_message(IMAGE, make_text("describe the image"))]
 
     answers = {
-        tuple(think(parts["thinker"], [parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        tuple(
+            think_greedily(
+                parts["thinker"], [parts["vision"]], messages, {"image": [files.make_picture(seed)]}, TOKENS
+            ).ids
+        )
         for seed in range(5)
     }
 
@@ -140,7 +155,7 @@ def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
 def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None:
     vision = parts["vision"]
     sizes = [(56, 56), (50, 100), (250, 60), (400, 300)]
-    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch = [vision.prepare(memoryview(files.make_picture(n, *size)), "image") for n, size in enumerate(sizes)]
 
     together = vision.encode(batch)
 
@@ -155,7 +170,7 @@ def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None
 @pytest.mark.parametrize("modality", ["video", "audio"])
 def test_a_vision_encoder_takes_pictures_alone(parts: dict[str, Any], modality: str) -> None:
     with pytest.raises(BadRequest, match=f"not {modality}"):
-        parts["vision"].prepare(memoryview(files.tone(1)), modality)
+        parts["vision"].prepare(memoryview(files.make_tone(1)), modality)
 
 
 @pytest.mark.parametrize("token", ["<|image|>", "<|eot_id|>", "<|begin_of_text|>"])
@@ -165,17 +180,19 @@ def test_control_tokens_in_text_are_text(parts: dict[str, Any], token: str) -> N
 
 def test_a_system_message_beside_pictures_is_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="chat template does not take"):
-        parts["thinker"].prompt([{"role": "system", "content": "you are a cat."}, user(IMAGE)])
+        parts["thinker"].prompt([{"role": "system", "content": "you are a cat."}, make_user_message(IMAGE)])
 
 
 def test_more_pictures_in_a_row_than_are_kept_for_an_answer_are_refused(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     item = Encoded(torch.zeros(ROWS, 64), {"modality": "image", "tiles": 1})
 
-    thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
+    thinker.assemble_prefill(
+        thinker.prompt([make_user_message(*[IMAGE] * 4, make_text("and"), *[IMAGE] * 4)]), [item] * 8
+    )
 
     with pytest.raises(BadRequest, match="more than 4 images"):
-        thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
+        thinker.assemble_prefill(thinker.prompt([make_user_message(*[IMAGE] * 5)]), [item] * 5)
 
 
 @pytest.mark.parametrize(
@@ -196,17 +213,17 @@ def test_items_that_no_encoder_made_are_refused(
 
     with pytest.raises(BadRequest, match=problem):
         thinker.assemble_prefill(
-            thinker.prompt([user(IMAGE)]), [Encoded(torch.zeros(shape), {"modality": "image", **meta})]
+            thinker.prompt([make_user_message(IMAGE)]), [Encoded(torch.zeros(shape), {"modality": "image", **meta})]
         )
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [("vision", "multi_modal_projector"), ("vision", "global_transformer"), ("thinker", "cross_attn_attn_gate")],
 )
-def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
-    with pytest.raises(Fatal, match=lost):
-        families.load_family("mllama").load(component, without(checkpoint, tmp_path / "broken", lost))
+def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path, component: str, weight_name: str) -> None:
+    with pytest.raises(Fatal, match=weight_name):
+        families.load_family("mllama").load(component, copy_without(checkpoint, tmp_path / "broken", weight_name))
 
 
 def test_the_placeholder_is_no_word_that_can_be_said(parts: dict[str, Any]) -> None:
@@ -215,4 +232,4 @@ def test_the_placeholder_is_no_word_that_can_be_said(parts: dict[str, Any]) -> N
     scores = thinker.logits(torch.zeros(1, thinker.width))
 
     assert scores.shape == (1, thinker.vocabulary)
-    assert thinker.prompt([user(IMAGE)]).ids.count(thinker.vocabulary) == 1
+    assert thinker.prompt([make_user_message(IMAGE)]).ids.count(thinker.vocabulary) == 1

@@ -22,7 +22,7 @@ class OddVideos(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> OddVideos:
+def odd_video_set(tmp_path_factory: pytest.TempPathFactory) -> OddVideos:
     folder = tmp_path_factory.mktemp("videos")
     videos = odd_videos(folder)
     clips = [media.decode_video(memoryview(video.data)) for video in videos]
@@ -41,10 +41,10 @@ def test_odd_images_are_given_as_they_are_shown() -> None:
     assert len(images) > 300
 
     for image in images:
-        given = np.asarray(media.decode_image(memoryview(image.data)))
+        pixels = np.asarray(media.decode_image(memoryview(image.data)))
 
-        assert given.shape == image.expected.shape, image.name
-        assert largest_difference(given, image.expected) <= image.tolerance, image.name
+        assert pixels.shape == image.expected.shape, image.name
+        assert largest_difference(pixels, image.expected) <= image.tolerance, image.name
 
 
 @pytest.mark.behaviour(
@@ -53,14 +53,14 @@ def test_odd_images_are_given_as_they_are_shown() -> None:
     "turns and mirrors frames as FFmpeg's autorotate does",
     source="ISO/IEC 14496-12, 8.3.2",
 )
-def test_frames_of_odd_videos_are_given_as_they_are_shown(odd: OddVideos) -> None:
-    assert len(odd.videos) > 80
+def test_frames_of_odd_videos_are_given_as_they_are_shown(odd_video_set: OddVideos) -> None:
+    assert len(odd_video_set.videos) > 80
 
-    for video, shown, clip in zip(*odd, strict=True):
-        assert len(shown) == len(video.seconds), video.name
-        expected = shown[[nearest_frame(video, second) for second in clip.seconds]]
-        assert clip.frames.shape == expected.shape, video.name
-        assert largest_difference(clip.frames, expected) <= video.tolerance, video.name
+    for video, shown_frames, clip in zip(*odd_video_set, strict=True):
+        assert len(shown_frames) == len(video.seconds), video.name
+        reference = shown_frames[[nearest_frame(video, second) for second in clip.seconds]]
+        assert clip.frames.shape == reference.shape, video.name
+        assert largest_difference(clip.frames, reference) <= video.tolerance, video.name
 
 
 @pytest.mark.behaviour(
@@ -69,8 +69,8 @@ def test_frames_of_odd_videos_are_given_as_they_are_shown(odd: OddVideos) -> Non
     "takes the times of the packets where those of the frames are out of order, as the ffmpeg command does",
     source="FFmpeg, libavcodec/decode.c, guess_correct_pts",
 )
-def test_frames_of_odd_videos_are_spread_over_them_and_have_their_times(odd: OddVideos) -> None:
-    for video, _, clip in zip(*odd, strict=True):
+def test_frames_of_odd_videos_are_spread_over_them_and_have_their_times(odd_video_set: OddVideos) -> None:
+    for video, _, clip in zip(*odd_video_set, strict=True):
         numbers = [nearest_frame(video, second) for second in clip.seconds]
         times = [float(video.seconds[number]) for number in numbers]
 
@@ -80,15 +80,17 @@ def test_frames_of_odd_videos_are_spread_over_them_and_have_their_times(odd: Odd
         assert numbers == expected_numbers(video), video.name
 
 
-def test_every_display_matrix_shows_something_else(odd: OddVideos) -> None:
-    turned = [shown[0].tobytes() for video, shown, _ in zip(*odd, strict=True) if video.name.startswith("mov ")]
+def test_every_display_matrix_shows_something_else(odd_video_set: OddVideos) -> None:
+    first_frames = [
+        frames[0].tobytes() for video, frames, _ in zip(*odd_video_set, strict=True) if video.name.startswith("mov ")
+    ]
 
-    assert len(set(turned)) >= len(MATRICES)
+    assert len(set(first_frames)) >= len(MATRICES)
 
 
-def largest_difference(given: Pixels, expected: Pixels) -> int:
+def largest_difference(actual: Pixels, reference: Pixels) -> int:
     """Return the largest difference of two images in levels."""
-    return int(abs(given.astype(int) - expected).max())
+    return int(abs(actual.astype(int) - reference).max())
 
 
 def nearest_frame(video: OddVideo, second: float) -> int:

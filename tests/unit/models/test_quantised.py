@@ -18,22 +18,22 @@ FORMATS = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen2", tmp_path_factory.mktemp("models") / "qwen2")
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_reader_is_that_of_the_plain_checkpoint(base: Path, tmp_path: Path, format: str) -> None:
+def test_a_reader_is_that_of_the_plain_checkpoint(base_checkpoint: Path, tmp_path: Path, format: str) -> None:
     path = tmp_path / format
-    shutil.copytree(base, path)
+    shutil.copytree(base_checkpoint, path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS[format]}))
     family = load_family("qwen2")
 
-    found, plain = family.reader(path).module, family.reader(base).module
+    quantised_module, plain = family.reader(path).module, family.reader(base_checkpoint).module
 
-    assert {name for name, _ in found.named_parameters()} == {name for name, _ in plain.named_parameters()}
-    for (_, one), (_, other) in zip(found.named_parameters(), plain.named_parameters(), strict=True):
+    assert {name for name, _ in quantised_module.named_parameters()} == {name for name, _ in plain.named_parameters()}
+    for (_, one), (_, other) in zip(quantised_module.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(Fatal, match="cannot be loaded from"):  # its layers need the library of the format
         family.load("thinker", path)

@@ -12,40 +12,40 @@ from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
 from tests.close import assert_close
 from tests.unit.models import files
-from tests.unit.models.split import encode, think
+from tests.unit.models.split import encode_files, think_greedily
 
 IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
 TOKENS = 16
 
 
-def text(words: str) -> dict[str, str]:
+def make_text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
-def user(*parts: dict[str, str]) -> dict[str, Any]:
+def make_user_message(*parts: dict[str, str]) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
 CASES = {
     "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
-    "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),
+    "image": ([make_user_message(IMAGE, make_text("what is in this picture?"))], {"image": [files.make_picture(1)]}),
     "two images": (
-        [user(IMAGE, text("and"), IMAGE, text("?"))],
-        {"image": [files.picture(2), files.picture(3, 200, 120)]},
+        [make_user_message(IMAGE, make_text("and"), IMAGE, make_text("?"))],
+        {"image": [files.make_picture(2), files.make_picture(3, 200, 120)]},
     ),
-    "video": ([user(VIDEO, text("summarise the video please"))], {"video": [files.film(3)]}),
+    "video": ([make_user_message(VIDEO, make_text("summarise the video please"))], {"video": [files.make_film(3)]}),
     "video between images": (
-        [user(IMAGE, VIDEO, IMAGE, text("describe"))],
-        {"image": [files.picture(4), files.picture(5)], "video": [files.film(2, 1)]},
+        [make_user_message(IMAGE, VIDEO, IMAGE, make_text("describe"))],
+        {"image": [files.make_picture(4), files.make_picture(5)], "video": [files.make_film(2, 1)]},
     ),
     "several turns": (
         [
             {"role": "system", "content": "you are a small cat."},
-            user(IMAGE, text("what is this?")),
+            make_user_message(IMAGE, make_text("what is this?")),
             {"role": "assistant", "content": "a red square."},
-            user(text("and this?"), IMAGE),
+            make_user_message(make_text("and this?"), IMAGE),
         ],
-        {"image": [files.picture(6), files.picture(7)]},
+        {"image": [files.make_picture(6), files.make_picture(7)]},
     ),
 }
 
@@ -53,11 +53,11 @@ CASES = {
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
 
-    thought = think(vl_parts["thinker"], [vl_parts["vision"]], messages, given, TOKENS)
+    thought = think_greedily(vl_parts["thinker"], [vl_parts["vision"]], messages, media_files, TOKENS)
 
-    ids, words = oracle.vl_answer(vl, messages, given, TOKENS)
+    ids, words = oracle.vl_answer(vl, messages, media_files, TOKENS)
     assert thought.ids == ids
     assert vl_parts["thinker"].decode_ids(thought.ids) == words
 
@@ -65,26 +65,30 @@ def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[s
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
     thinker = vl_parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    items = encode([vl_parts["vision"]], prompt.modalities, given)
+    items = encode_files([vl_parts["vision"]], prompt.modalities, media_files)
     prefill = thinker.assemble_prefill(prompt, items)
 
-    expected = oracle.vl_inputs(vl, messages, given)["input_ids"][0]
-    rows = thinker.embed(expected)
-    assert prefill.inputs.shape[0] == len(expected)
+    reference_ids = oracle.vl_inputs(vl, messages, media_files)["input_ids"][0]
+    rows = thinker.embed(reference_ids)
+    assert prefill.inputs.shape[0] == len(reference_ids)
     torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
     assert int(prefill.media.sum()) == sum(item.meta["n_tokens"] for item in items)
 
 
 @pytest.mark.numeric
 def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
-    messages = [user(IMAGE, text("describe the image"))]
+    messages = [make_user_message(IMAGE, make_text("describe the image"))]
 
     answers = [
-        tuple(think(vl_parts["thinker"], [vl_parts["vision"]], messages, {"image": [files.picture(seed)]}, TOKENS).ids)
+        tuple(
+            think_greedily(
+                vl_parts["thinker"], [vl_parts["vision"]], messages, {"image": [files.make_picture(seed)]}, TOKENS
+            ).ids
+        )
         for seed in range(5)
     ]
 
@@ -94,11 +98,11 @@ def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
 @pytest.mark.numeric
 def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
-    first = thinker.prompt([user(VIDEO, text("a"))])
-    items = encode([vl_parts["vision"]], ["video"], {"video": [files.film(3)]})
+    first = thinker.prompt([make_user_message(VIDEO, make_text("a"))])
+    items = encode_files([vl_parts["vision"]], ["video"], {"video": [files.make_film(3)]})
     alone = thinker.assemble_prefill(first, items)
 
-    thinker.assemble_prefill(thinker.prompt([user(text("hello"))]), [])
+    thinker.assemble_prefill(thinker.prompt([make_user_message(make_text("hello"))]), [])
     again = thinker.assemble_prefill(first, items)
 
     assert again.delta == alone.delta != 0
@@ -109,8 +113,8 @@ def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, A
 def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str, Any]) -> None:
     vision = vl_parts["vision"]
     sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
-    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
-    batch.insert(2, vision.prepare(memoryview(files.film(2)), "video"))
+    batch = [vision.prepare(memoryview(files.make_picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch.insert(2, vision.prepare(memoryview(files.make_film(2)), "video"))
 
     together = vision.encode(batch)
 
@@ -122,7 +126,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str,
 
 
 def test_a_video_that_was_thinned_out_keeps_its_pace(vl: Path, vl_parts: dict[str, Any]) -> None:
-    film = memoryview(files.film(10))
+    film = memoryview(files.make_film(10))
     thin = families.family_of(vl).load("vision", vl, limits=media.MediaDecodeLimits(sampled=8))
 
     whole, few = vl_parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
@@ -137,7 +141,7 @@ def test_nothing_to_encode_is_nothing(vl_parts: dict[str, Any]) -> None:
 
 def test_a_vision_encoder_takes_no_audio(vl_parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="not audio"):
-        vl_parts["vision"].prepare(memoryview(files.tone(1)), "audio")
+        vl_parts["vision"].prepare(memoryview(files.make_tone(1)), "audio")
 
 
 @pytest.mark.numeric
@@ -145,21 +149,23 @@ def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) 
     from transformers import DynamicCache
 
     thinker = vl_parts["thinker"]
-    prefill = thinker.assemble_prefill(thinker.prompt([user(text("hello world"))]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([make_user_message(make_text("hello world"))]), [])
     size = prefill.inputs.shape[0]
 
     causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
-    masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
+    masked_rows = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
-    assert_close(masked, plain)
+    assert_close(masked_rows, plain)
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|vision_start|>"])
 @pytest.mark.parametrize("as_part", [True, False])
 def test_control_tokens_in_text_are_text(vl_parts: dict[str, Any], token: str, as_part: bool) -> None:
     thinker, words = vl_parts["thinker"], f"ignore this {token} please"
-    contents: list[Any] = [[text(said)] if as_part else said for said in (words, "ignore this  please")]
+    contents: list[Any] = [
+        [make_text(sentence)] if as_part else sentence for sentence in (words, "ignore this  please")
+    ]
     ids, plain = (thinker.prompt([{"role": "user", "content": content}]).ids for content in contents)
 
     [special] = thinker._tokenizer.convert_tokens_to_ids([token])
@@ -189,8 +195,8 @@ def test_messages_that_make_no_sense_are_refused(
 
 def test_missing_and_surplus_media_are_refused(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
-    [item] = encode([vl_parts["vision"]], ["image"], {"image": [files.picture(1)]})
-    prompt = thinker.prompt([user(IMAGE, text("a"))])
+    [item] = encode_files([vl_parts["vision"]], ["image"], {"image": [files.make_picture(1)]})
+    prompt = thinker.prompt([make_user_message(IMAGE, make_text("a"))])
 
     for wrong in ([], [item, item], [Encoded(item.embeds, {**item.meta, "modality": "video"})]):
         with pytest.raises(BadRequest, match="image"):
@@ -207,7 +213,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(vl_parts: dict[str, A
 
 def test_a_model_without_a_talker_does_not_speak(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
-    prefill = thinker.assemble_prefill(thinker.prompt([user(text("hello"))]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([make_user_message(make_text("hello"))]), [])
 
     assert not thinker.speaks
     with pytest.raises(BadRequest, match="no audio output"):

@@ -13,9 +13,9 @@ from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
 from tests.close import assert_close
 from tests.unit.models import files
-from tests.unit.models.split import encode, think
-from tests.unit.models.test_loading import count, without
-from tests.unit.models.test_qwen2_5_vl import CASES, IMAGE, TOKENS, VIDEO, text, user
+from tests.unit.models.split import encode_files, think_greedily
+from tests.unit.models.test_loading import copy_without, count_parameters
+from tests.unit.models.test_qwen2_5_vl import CASES, IMAGE, TOKENS, VIDEO, make_text, make_user_message
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +36,32 @@ def thinker(checkpoint: Path) -> Any:
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, vision: Any, thinker: Any, case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
 
-    thought = think(thinker, [vision], messages, given, TOKENS)
+    thought = think_greedily(thinker, [vision], messages, media_files, TOKENS)
 
-    ids, words = oracle.vl_answer(checkpoint, messages, given, TOKENS)
+    ids, words = oracle.vl_answer(checkpoint, messages, media_files, TOKENS)
     assert thought.ids == ids
     assert thinker.decode_ids(thought.ids) == words
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, vision: Any, thinker: Any, case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
     prompt = thinker.prompt(messages)
 
-    layout = thinker.layout(prompt, encode([vision], prompt.modalities, given))
+    layout = thinker.layout(prompt, encode_files([vision], prompt.modalities, media_files))
 
-    assert list(layout.ids) == oracle.vl_inputs(checkpoint, messages, given)["input_ids"][0].tolist()
+    assert list(layout.ids) == oracle.vl_inputs(checkpoint, messages, media_files)["input_ids"][0].tolist()
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_another_picture_or_video_changes_the_answer(vision: Any, thinker: Any, kind: str) -> None:
-    messages = [user({"type": kind}, text("describe"))]
-    media = [files.picture(seed) if kind == "image" else files.film(2, seed) for seed in range(4)]
+    messages = [make_user_message({"type": kind}, make_text("describe"))]
+    media = [files.make_picture(seed) if kind == "image" else files.make_film(2, seed) for seed in range(4)]
 
-    answers = {tuple(think(thinker, [vision], messages, {kind: [data]}, TOKENS).ids) for data in media}
+    answers = {tuple(think_greedily(thinker, [vision], messages, {kind: [data]}, TOKENS).ids) for data in media}
 
     assert len(answers) == 4
 
@@ -69,8 +69,8 @@ def test_another_picture_or_video_changes_the_answer(vision: Any, thinker: Any, 
 @pytest.mark.numeric
 def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> None:
     sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
-    batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
-    batch.insert(2, vision.prepare(memoryview(files.film(2)), "video"))
+    batch = [vision.prepare(memoryview(files.make_picture(n, *size)), "image") for n, size in enumerate(sizes)]
+    batch.insert(2, vision.prepare(memoryview(files.make_film(2)), "video"))
 
     together = vision.encode(batch)
 
@@ -83,8 +83,8 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> Non
 
 @pytest.mark.numeric
 def test_frames_are_one_position_apart_whatever_the_pace(vision: Any, thinker: Any) -> None:
-    prompt = thinker.prompt([user(VIDEO, text("describe"))])
-    [film] = encode([vision], ["video"], {"video": [files.film(6)]})
+    prompt = thinker.prompt([make_user_message(VIDEO, make_text("describe"))])
+    [film] = encode_files([vision], ["video"], {"video": [files.make_film(6)]})
     slow = Encoded(film.embeds, {**film.meta, "second_per_grid": 8.0})
 
     layouts = [thinker.layout(prompt, [item]) for item in (film, slow)]
@@ -101,7 +101,7 @@ def test_frames_are_one_position_apart_whatever_the_pace(vision: Any, thinker: A
 )
 def test_an_item_that_is_not_what_its_meta_data_says_is_refused(thinker: Any, changes: dict[str, Any]) -> None:
     meta = {"modality": "image", "n_tokens": 6, "grid_thw": [1, 4, 6], **changes}
-    prompt = thinker.prompt([user({"type": meta["modality"]})])
+    prompt = thinker.prompt([make_user_message({"type": meta["modality"]})])
 
     with pytest.raises(BadRequest) as caught:
         thinker.layout(prompt, [Encoded(torch.zeros(6, 64), meta)])
@@ -112,29 +112,31 @@ def test_an_item_that_is_not_what_its_meta_data_says_is_refused(thinker: Any, ch
 def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, vision: Any, thinker: Any) -> None:
     whole = Qwen2VLForConditionalGeneration.from_pretrained(checkpoint)
 
-    assert vision.parameters == count(whole.model.visual)
-    assert thinker.parameters == count(whole.model.language_model) + count(whole.lm_head)
-    assert vision.parameters + thinker.parameters == count(whole)
+    assert vision.parameters == count_parameters(whole.model.visual)
+    assert thinker.parameters == count_parameters(whole.model.language_model) + count_parameters(whole.lm_head)
+    assert vision.parameters + thinker.parameters == count_parameters(whole)
     with pytest.raises(NotFound, match="vision, thinker"):
         families.family_of(checkpoint).load("audio", checkpoint)
 
 
-@pytest.mark.parametrize(("component", "lost"), [("vision", "merger"), ("thinker", "layers.1.mlp.up_proj")])
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
-    broken = without(checkpoint, tmp_path / "broken", lost)
+@pytest.mark.parametrize(("component", "weight_name"), [("vision", "merger"), ("thinker", "layers.1.mlp.up_proj")])
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, weight_name: str) -> None:
+    broken_checkpoint = copy_without(checkpoint, tmp_path / "broken", weight_name)
 
-    with pytest.raises(Fatal, match=lost):
-        families.family_of(broken).load(component, broken)
+    with pytest.raises(Fatal, match=weight_name):
+        families.family_of(broken_checkpoint).load(component, broken_checkpoint)
 
 
 @pytest.mark.numeric
 def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, vision: Any, thinker: Any) -> None:
     reader = families.family_of(checkpoint).reader(checkpoint)
-    prompt = reader.prompt([user(IMAGE, text("and"), VIDEO)])
-    items = encode([vision], ["image", "video"], {"image": [files.picture(1)], "video": [files.film(2)]})
+    prompt = reader.prompt([make_user_message(IMAGE, make_text("and"), VIDEO)])
+    items = encode_files(
+        [vision], ["image", "video"], {"image": [files.make_picture(1)], "video": [files.make_film(2)]}
+    )
 
-    mine, whole = reader.assemble_prefill(prompt, items), thinker.assemble_prefill(prompt, items)
+    reader_prefill, whole = reader.assemble_prefill(prompt, items), thinker.assemble_prefill(prompt, items)
 
     assert reader.parameters == reader.vocabulary * reader.width + reader.width
-    assert torch.equal(mine.inputs, whole.inputs)
-    assert (mine.positions.tolist(), mine.delta) == (whole.positions.tolist(), whole.delta)
+    assert torch.equal(reader_prefill.inputs, whole.inputs)
+    assert (reader_prefill.positions.tolist(), reader_prefill.delta) == (whole.positions.tolist(), whole.delta)

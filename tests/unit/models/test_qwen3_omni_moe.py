@@ -14,29 +14,29 @@ from omnibus_models.contract import Encoded, Prepared
 from tests.close import assert_close
 from tests.oracles import qwen3_omni_moe as oracle
 from tests.unit.models import files
-from tests.unit.models.split import encode, talk, think
-from tests.unit.models.test_loading import count, without
-from tests.unit.models.test_qwen2_5_omni import AUDIO, IMAGE, VIDEO, text, user
+from tests.unit.models.split import encode_files, talk_greedily, think_greedily
+from tests.unit.models.test_loading import copy_without, count_parameters
+from tests.unit.models.test_qwen2_5_omni import AUDIO, IMAGE, VIDEO, make_text, make_user_chat
 from tests.unit.models.test_qwen2_5_omni import CASES as PLAIN
 
 TOKENS, FRAMES, VOICE = 10, 20, "Ethan"
 HISTORY = [
     {"role": "system", "content": "you are a helpful assistant."},
-    *user(IMAGE, text("describe the image")),
+    *make_user_chat(IMAGE, make_text("describe the image")),
     {"role": "assistant", "content": "a red square."},
-    *user(AUDIO, text("and this?")),
+    *make_user_chat(AUDIO, make_text("and this?")),
 ]
 CASES = {
     **{name: case for name, case in PLAIN.items() if name != "several of everything"},
-    "less than a window of sound": (user(AUDIO, text("what?")), {"audio": [files.tone(0.4)]}),
-    "a chat": (HISTORY, {"image": [files.picture(5)], "audio": [files.tone(1.2, 4)]}),
+    "less than a window of sound": (make_user_chat(AUDIO, make_text("what?")), {"audio": [files.make_tone(0.4)]}),
+    "a chat": (HISTORY, {"image": [files.make_picture(5)], "audio": [files.make_tone(1.2, 4)]}),
     # For audio of several lengths the library changes the shorter inputs.
     "several of everything": (
-        user(AUDIO, IMAGE, text("and"), VIDEO, IMAGE, AUDIO, text("describe the image")),
+        make_user_chat(AUDIO, IMAGE, make_text("and"), VIDEO, IMAGE, AUDIO, make_text("describe the image")),
         {
-            "image": [files.picture(3), files.picture(4, 120, 200)],
-            "audio": [files.tone(1.7, 2), files.tone(1.7, 3)],
-            "video": [files.film(3, 1)],
+            "image": [files.make_picture(3), files.make_picture(4, 120, 200)],
+            "audio": [files.make_tone(1.7, 2), files.make_tone(1.7, 3)],
+            "video": [files.make_film(3, 1)],
         },
     ),
 }
@@ -53,53 +53,64 @@ def parts(checkpoint: Path) -> dict[str, Any]:
     return {name: family.load(name, checkpoint) for name in family.components}
 
 
-def spoken(parts: dict[str, Any], messages: Any, given: Any, voice: str = VOICE) -> tuple[list[int], list[Any]]:
+def speak_answer(
+    parts: dict[str, Any], messages: Any, media_files: Any, voice: str = VOICE
+) -> tuple[list[int], list[Any]]:
     """Return ids and frames of a spoken answer."""
-    thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS, voice)
-    return thought.ids, talk(parts["talker"], thought, FRAMES, voice)
+    thought = think_greedily(parts["thinker"], [parts["vision"], parts["audio"]], messages, media_files, TOKENS, voice)
+    return thought.ids, talk_greedily(parts["talker"], thought, FRAMES, voice)
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_speak_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
 
-    ids, frames = spoken(parts, messages, given)
+    ids, frames = speak_answer(parts, messages, media_files)
     wave = parts["vocoder"].open(VOICE, 0).push(frames, last=True)
 
-    expected = oracle.answer(checkpoint, messages, given, TOKENS, VOICE, FRAMES)
-    assert ids == expected.ids
-    assert parts["thinker"].decode_ids(ids) == expected.text
-    assert frames == expected.frames
-    torch.testing.assert_close(wave, expected.wave, rtol=0, atol=1e-5)
+    reference = oracle.generate_answer(checkpoint, messages, media_files, TOKENS, VOICE, FRAMES)
+    assert ids == reference.ids
+    assert parts["thinker"].decode_ids(ids) == reference.text
+    assert frames == reference.frames
+    torch.testing.assert_close(wave, reference.wave, rtol=0, atol=1e-5)
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_the_ids_of_the_joint_processor(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
-    messages, given = CASES[case]
+    messages, media_files = CASES[case]
     thinker = parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    layout = thinker.layout(prompt, encode([parts["vision"], parts["audio"]], prompt.modalities, given))
+    layout = thinker.layout(prompt, encode_files([parts["vision"], parts["audio"]], prompt.modalities, media_files))
 
-    assert layout.ids == oracle.inputs(checkpoint, messages, given)["input_ids"][0].tolist()
+    assert layout.ids == oracle.make_inputs(checkpoint, messages, media_files)["input_ids"][0].tolist()
 
 
 @pytest.mark.numeric
 def test_text_alone_needs_no_talker(checkpoint: Path, parts: dict[str, Any]) -> None:
-    messages, given = CASES["a chat"]
+    messages, media_files = CASES["a chat"]
 
-    thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS)
+    thought = think_greedily(parts["thinker"], [parts["vision"], parts["audio"]], messages, media_files, TOKENS)
 
-    assert (thought.ids, parts["thinker"].decode_ids(thought.ids)) == oracle.text(checkpoint, messages, given, TOKENS)
+    assert (thought.ids, parts["thinker"].decode_ids(thought.ids)) == oracle.generate_text(
+        checkpoint, messages, media_files, TOKENS
+    )
 
 
 @pytest.mark.parametrize(("part", "kind"), [(IMAGE, "image"), (AUDIO, "audio"), (VIDEO, "video")])
 def test_another_medium_changes_the_answer_and_the_speech(parts: dict[str, Any], part: Any, kind: str) -> None:
-    make = {"image": files.picture, "audio": lambda seed: files.tone(2.0, seed), "video": lambda s: files.film(2, s)}
+    make = {
+        "image": files.make_picture,
+        "audio": lambda seed: files.make_tone(2.0, seed),
+        "video": lambda s: files.make_film(2, s),
+    }
 
-    answers = [spoken(parts, user(part, text("describe")), {kind: [make[kind](seed)]}) for seed in range(3)]
+    answers = [
+        speak_answer(parts, make_user_chat(part, make_text("describe")), {kind: [make[kind](seed)]})
+        for seed in range(3)
+    ]
 
     assert len({str(ids) for ids, _ in answers}) > 1
     assert len({str(frames) for _, frames in answers}) == 3
@@ -107,56 +118,56 @@ def test_another_medium_changes_the_answer_and_the_speech(parts: dict[str, Any],
 
 @pytest.mark.numeric
 def test_a_medium_is_heard_by_the_talker_itself(parts: dict[str, Any]) -> None:
-    messages, given = CASES["image"]
-    thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS, VOICE)
+    messages, media_files = CASES["image"]
+    thought = think_greedily(parts["thinker"], [parts["vision"]], messages, media_files, TOKENS, VOICE)
 
-    frames = talk(parts["talker"], thought, FRAMES, VOICE)
+    frames = talk_greedily(parts["talker"], thought, FRAMES, VOICE)
     media = thought.prefill.spoken[1].nonzero()[:, 0]
     thought.prompt_rows[media] = 0.0
 
     assert len(media) == 6
-    assert talk(parts["talker"], thought, FRAMES, VOICE) != frames
+    assert talk_greedily(parts["talker"], thought, FRAMES, VOICE) != frames
 
 
 def test_the_talker_hears_users_alone_and_how_the_answer_begins(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     prompt = thinker.prompt(HISTORY)
-    items = encode([parts["vision"], parts["audio"]], prompt.modalities, CASES["a chat"][1])
+    items = encode_files([parts["vision"], parts["audio"]], prompt.modalities, CASES["a chat"][1])
 
     layout, prefill = thinker.layout(prompt, items), thinker.assemble_prefill(prompt, items)
 
     places, media, *positions = prefill.layout.tolist()
-    heard = thinker._tokenizer.decode([layout.ids[place] for place in places if not prefill.media[place]])
+    heard_text = thinker._tokenizer.decode([layout.ids[place] for place in places if not prefill.media[place]])
     mark = "<|vision_start|><|vision_end|>", "<|audio_start|><|audio_end|>"
     turns = [
         f"<|im_start|>user\n{mark[0]}describe the image<|im_end|>\n",
         f"<|im_start|>user\n{mark[1]}and this?<|im_end|>\n",
     ]
-    assert heard == "".join([*turns, "<|im_start|>assistant\n"])
+    assert heard_text == "".join([*turns, "<|im_start|>assistant\n"])
     assert [places[at] for at, flag in enumerate(media) if flag] == prefill.media.nonzero()[:, 0].tolist()
     assert min(map(min, positions)) == 0
 
 
 def test_another_voice_changes_the_frames(checkpoint: Path, parts: dict[str, Any]) -> None:
-    messages, given = CASES["text"]
+    messages, media_files = CASES["text"]
 
-    frames = {voice: spoken(parts, messages, given, voice)[1] for voice in ("Aiden", "chelsie", "Ethan")}
+    frames = {voice: speak_answer(parts, messages, media_files, voice)[1] for voice in ("Aiden", "chelsie", "Ethan")}
 
     assert len({str(each) for each in frames.values()}) == 3
-    assert frames["Aiden"] == oracle.answer(checkpoint, messages, given, TOKENS, "Aiden", FRAMES).frames
+    assert frames["Aiden"] == oracle.generate_answer(checkpoint, messages, media_files, TOKENS, "Aiden", FRAMES).frames
 
 
 SECONDS = (0.1, 0.7, 5.1, 2.0, 1.0, 0.99)
 
 
-def heard(audio: Any, seconds: tuple[float, ...] = SECONDS) -> list[Prepared]:
-    return [audio.prepare(memoryview(files.tone(each, n)), "audio") for n, each in enumerate(seconds)]
+def prepare_sounds(audio: Any, seconds: tuple[float, ...] = SECONDS) -> list[Prepared]:
+    return [audio.prepare(memoryview(files.make_tone(each, n)), "audio") for n, each in enumerate(seconds)]
 
 
 @pytest.mark.numeric
 def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None:
     audio = parts["audio"]
-    batch = heard(audio)
+    batch = prepare_sounds(audio)
 
     together = audio.encode(batch)
 
@@ -169,8 +180,8 @@ def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None
 
 @pytest.mark.numeric
 def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Path, parts: dict[str, Any]) -> None:
-    tower = oracle.whole(checkpoint)[0].thinker.audio_tower.requires_grad_(False)
-    short, long = heard(parts["audio"], (0.5, 2.0))
+    tower = oracle.load_whole(checkpoint)[0].thinker.audio_tower.requires_grad_(False)
+    short, long = prepare_sounds(parts["audio"], (0.5, 2.0))
     mels = [each.features["features"] for each in (short, long)]
     lengths = torch.tensor([mel.shape[1] for mel in mels])
 
@@ -183,7 +194,7 @@ def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Pat
 
 
 def test_a_sound_may_be_longer_than_half_a_minute(parts: dict[str, Any]) -> None:
-    item = parts["audio"].prepare(memoryview(files.tone(31.0, rate=8000)), "audio")
+    item = parts["audio"].prepare(memoryview(files.make_tone(31.0, rate=8000)), "audio")
 
     assert item.meta == {"modality": "audio", "n_tokens": 31 * 13, "audio_len": 3100}
 
@@ -195,18 +206,18 @@ def test_nothing_to_encode_is_nothing(parts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seconds", [0.001, 0.012, 0.029])
 def test_a_click_is_too_short_to_hear(parts: dict[str, Any], seconds: float) -> None:
     with pytest.raises(BadMedia, match="30 ms"):
-        parts["audio"].prepare(memoryview(files.tone(seconds)), "audio")
+        parts["audio"].prepare(memoryview(files.make_tone(seconds)), "audio")
 
 
 def test_an_audio_encoder_takes_no_image(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="not image"):
-        parts["audio"].prepare(memoryview(files.picture(1)), "image")
+        parts["audio"].prepare(memoryview(files.make_picture(1)), "image")
 
 
 @pytest.mark.parametrize("frames", [150, 0, -3, None, 155.0, 10**400])
 def test_a_sound_that_is_not_what_its_meta_data_says_is_refused(parts: dict[str, Any], frames: Any) -> None:
     thinker = parts["thinker"]
-    prompt = thinker.prompt(user(AUDIO))
+    prompt = thinker.prompt(make_user_chat(AUDIO))
     sound = Encoded(torch.zeros(21, 64), {"modality": "audio", "audio_len": 160})
     assert len(thinker.layout(prompt, [sound]).ids) == len(prompt.ids) + 20
 
@@ -221,13 +232,13 @@ def test_a_sound_without_rows_is_refused(parts: dict[str, Any]) -> None:
 
     with pytest.raises(BadRequest):
         thinker.layout(
-            thinker.prompt(user(AUDIO)), [Encoded(torch.zeros(0, 64), {"modality": "audio", "audio_len": 0})]
+            thinker.prompt(make_user_chat(AUDIO)), [Encoded(torch.zeros(0, 64), {"modality": "audio", "audio_len": 0})]
         )
 
 
 def test_an_unknown_voice_is_refused_with_the_known_ones(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
-    prefill = thinker.assemble_prefill(thinker.prompt(user(text("hello"))), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(make_user_chat(make_text("hello"))), [])
     rows = thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), "Ethan")
 
     for refuses in (
@@ -261,17 +272,17 @@ def test_the_library_knows_nothing_of_sound_where_it_counts_a_talkers_positions(
 
 @pytest.mark.numeric
 def test_a_model_without_a_talker_does_not_speak(checkpoint: Path, tmp_path: Path) -> None:
-    silent = without(checkpoint, tmp_path / "silent", "talker.")
+    silent = copy_without(checkpoint, tmp_path / "silent", "talker.")
     config = silent / "config.json"
     config.write_text(re.sub(r'"enable_audio_output": true', '"enable_audio_output": false', config.read_text()))
-    messages, given = CASES["image"]
+    messages, media_files = CASES["image"]
     family = families.family_of(silent)
     vision, thinker = (family.load(part, silent) for part in ("vision", "thinker"))
 
-    thought = think(thinker, [vision], messages, given, TOKENS)
+    thought = think_greedily(thinker, [vision], messages, media_files, TOKENS)
 
     assert not thinker.speaks
-    assert thought.ids == oracle.text(checkpoint, messages, given, TOKENS)[0]
+    assert thought.ids == oracle.generate_text(checkpoint, messages, media_files, TOKENS)[0]
     with pytest.raises(BadRequest, match="no talker"):
         thinker.talker_prompt(thought.prefill, thought.prefill.inputs, VOICE)
 
@@ -282,7 +293,7 @@ def test_a_template_that_begins_answers_in_another_way_leaves_no_speech(checkpoi
     template.write_text(template.read_text() + "{%- if add_generation_prompt -%}<tts_pad>{%- endif -%}")
     thinker = families.family_of(other).load("thinker", other)
 
-    prefill = thinker.assemble_prefill(thinker.prompt(user(text("hello"))), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(make_user_chat(make_text("hello"))), [])
 
     with pytest.raises(BadRequest, match="template"):
         thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), VOICE)
@@ -294,20 +305,20 @@ def test_an_engine_that_runs_the_layers_itself_is_refused(checkpoint: Path) -> N
 
 
 def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, parts: dict[str, Any]) -> None:
-    whole, _ = oracle.whole(checkpoint)
+    whole, _ = oracle.load_whole(checkpoint)
 
     assert {name: part.parameters for name, part in parts.items()} == {
-        "vision": count(whole.thinker.visual),
-        "audio": count(whole.thinker.audio_tower),
-        "thinker": count(whole.thinker.model) + count(whole.thinker.lm_head),
-        "talker": count(whole.talker),
-        "vocoder": count(whole.code2wav),
+        "vision": count_parameters(whole.thinker.visual),
+        "audio": count_parameters(whole.thinker.audio_tower),
+        "thinker": count_parameters(whole.thinker.model) + count_parameters(whole.thinker.lm_head),
+        "talker": count_parameters(whole.talker),
+        "vocoder": count_parameters(whole.code2wav),
     }
-    assert sum(part.parameters for part in parts.values()) == count(whole)
+    assert sum(part.parameters for part in parts.values()) == count_parameters(whole)
 
 
 @pytest.mark.parametrize(
-    ("component", "lost"),
+    ("component", "weight_name"),
     [
         ("vision", "visual.merger_list.1"),
         ("audio", "audio_tower.conv_out"),
@@ -317,11 +328,11 @@ def test_the_components_share_nothing_and_leave_nothing_out(checkpoint: Path, pa
         ("vocoder", "code2wav.decoder.3"),
     ],
 )
-def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
-    broken = without(checkpoint, tmp_path / "broken", lost)
+def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: str, weight_name: str) -> None:
+    broken_checkpoint = copy_without(checkpoint, tmp_path / "broken", weight_name)
 
-    with pytest.raises(Fatal, match=lost.removeprefix("thinker.").removeprefix("code2wav.")):
-        families.family_of(broken).load(component, broken)
+    with pytest.raises(Fatal, match=weight_name.removeprefix("thinker.").removeprefix("code2wav.")):
+        families.family_of(broken_checkpoint).load(component, broken_checkpoint)
 
 
 def test_a_tiny_checkpoint_is_small(checkpoint: Path) -> None:

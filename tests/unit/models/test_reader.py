@@ -13,7 +13,7 @@ from omnibus_models.contract import Encoded, Reader, Thinker
 PICTURE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "describe"}]}]
 
 
-def image(rows: int = 6, width: int = 64, **changes: Any) -> Encoded:
+def make_image(rows: int = 6, width: int = 64, **changes: Any) -> Encoded:
     meta = {"modality": "image", "n_tokens": 6, "grid_thw": [1, 4, 6], **changes}
     return Encoded(torch.randn(rows, width, generator=torch.Generator().manual_seed(1)), meta)
 
@@ -36,14 +36,17 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
     prompt = reader.prompt(PICTURE)
 
     assert prompt == thinker.prompt(PICTURE)
-    mine, whole = reader.assemble_prefill(prompt, [image()]), thinker.assemble_prefill(prompt, [image()])
-    assert torch.equal(mine.inputs, whole.inputs)
-    assert torch.equal(mine.positions, whole.positions)
-    layout = reader.layout(prompt, [image()])
+    reader_prefill, whole = (
+        reader.assemble_prefill(prompt, [make_image()]),
+        thinker.assemble_prefill(prompt, [make_image()]),
+    )
+    assert torch.equal(reader_prefill.inputs, whole.inputs)
+    assert torch.equal(reader_prefill.positions, whole.positions)
+    layout = reader.layout(prompt, [make_image()])
     assert torch.equal(layout.positions, whole.positions)
     assert (len(layout.ids), layout.delta) == (len(whole.inputs), whole.delta)
-    hidden = torch.randn(len(mine.inputs), reader.width)
-    rows = reader.talker_prompt(mine, hidden, "Ethan")
+    hidden = torch.randn(len(reader_prefill.inputs), reader.width)
+    rows = reader.talker_prompt(reader_prefill, hidden, "Ethan")
     assert torch.equal(rows, thinker.talker_prompt(whole, hidden, "Ethan"))
     assert (reader.eos, reader.context, reader.vocabulary) == (thinker.eos, thinker.context, thinker.vocabulary)
 
@@ -51,15 +54,15 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        image(rows=5),
-        image(width=63),
-        image(grid_thw=[1, 4]),
-        image(grid_thw=[1, 0, 6]),
-        image(grid_thw=[2, 4, 3]),
-        image(grid_thw=None),
-        image(grid_thw=[1, 4.0, 6]),
-        image(grid_thw="146"),
-        Encoded(torch.zeros(6), image().meta),
+        make_image(rows=5),
+        make_image(width=63),
+        make_image(grid_thw=[1, 4]),
+        make_image(grid_thw=[1, 0, 6]),
+        make_image(grid_thw=[2, 4, 3]),
+        make_image(grid_thw=None),
+        make_image(grid_thw=[1, 4.0, 6]),
+        make_image(grid_thw="146"),
+        Encoded(torch.zeros(6), make_image().meta),
     ],
     ids=lambda wrong: f"{tuple(wrong.embeds.shape)} {wrong.meta['grid_thw']}",
 )
@@ -73,7 +76,7 @@ def test_an_item_that_is_not_what_its_meta_data_says_is_refused(reader: Reader, 
 def test_items_begin_where_those_before_them_end(reader: Reader) -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
     prompt = reader.prompt([{"role": "user", "content": parts}])
-    media = [image(), image(rows=4, grid_thw=[1, 4, 4])]
+    media = [make_image(), make_image(rows=4, grid_thw=[1, 4, 4])]
 
     layout = reader.layout(prompt, media)
 
@@ -90,7 +93,7 @@ def test_a_video_without_a_time_is_refused(reader: Reader, seconds: Any) -> None
     prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
 
     with pytest.raises(BadRequest):
-        reader.layout(prompt, [image(modality="video", second_per_grid=seconds)])
+        reader.layout(prompt, [make_image(modality="video", second_per_grid=seconds)])
 
 
 @pytest.mark.parametrize("frames", [150, 155, None, -3])

@@ -15,12 +15,12 @@ def test_a_film_goes_on_from_the_state_of_another_one(tmp_path: Path) -> None:
     checkpoint = tiny.build("ltx2", tmp_path / "film")
     encoder, dit = (load_family("ltx2").load(name, checkpoint) for name in ("text_encoder", "dit"))
     [guide] = (one.embeds for one in encoder.encode([encoder.prepare("a cat on a hill")]))
-    whole, lost, other = (dit.open(ImageSpec(64, 32, 5, 4, frames=9), [guide]) for _ in range(3))
-    for one, steps in ((whole, 5), (lost, 3)):
+    whole, interrupted_film, other = (dit.open(ImageSpec(64, 32, 5, 4, frames=9), [guide]) for _ in range(3))
+    for one, steps in ((whole, 5), (interrupted_film, 3)):
         for _ in range(steps):
             dit.step([one])
 
-    other.resume(lost.state(), lost.done)
+    other.resume(interrupted_film.state(), interrupted_film.done)
     while other.done < other.steps:
         dit.step([other])
 

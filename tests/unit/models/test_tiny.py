@@ -30,15 +30,15 @@ def built_anew() -> Iterator[None]:
         yield
 
 
-def size(checkpoint: Path) -> int:
+def measure_size(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
 def test_tiny_checkpoints_are_small_and_readable_by_all(
-    vl: Path, omni: Path, image: Path, edit: Path, ltx2: Path
+    vl: Path, omni: Path, image_checkpoint: Path, edit_checkpoint: Path, ltx2: Path
 ) -> None:
-    for checkpoint in (vl, omni, image, edit, ltx2):
-        assert 600 * 1024 < size(checkpoint) < 4 * 1024 * 1024
+    for checkpoint in (vl, omni, image_checkpoint, edit_checkpoint, ltx2):
+        assert 600 * 1024 < measure_size(checkpoint) < 4 * 1024 * 1024
         assert all(path.stat().st_mode & 0o004 for path in (checkpoint, *checkpoint.rglob("*")))
         assert all(path.stat().st_mode & 0o001 for path in checkpoint.rglob("*") if path.is_dir())
 
@@ -61,9 +61,9 @@ def test_a_twin_has_another_llm_and_all_else_the_same(family: str, tmp_path: Pat
     first, twin = (weights_of(tiny.build(family, tmp_path / str(seed), llm_seed=seed)) for seed in (None, 1))
 
     assert first.keys() == twin.keys()
-    changed = {name for name in first if not torch.equal(first[name], twin[name])}
-    assert changed
-    assert changed == {name for name in first if is_llm(name) and not name.endswith(("norm.weight", "_gate"))}
+    changed_names = {name for name in first if not torch.equal(first[name], twin[name])}
+    assert changed_names
+    assert changed_names == {name for name in first if is_llm(name) and not name.endswith(("norm.weight", "_gate"))}
 
 
 def is_llm(name: str) -> bool:
@@ -86,20 +86,20 @@ def test_a_twin_is_not_taken_for_the_other(vl: Path, vl_twin: Path) -> None:
 
 
 def test_a_checkpoint_says_what_it_is_as_it_always_did(vl: Path, vl_twin: Path) -> None:
-    said = {"family": "qwen2_5_vl", "seed": 0, "recipe": tiny.RECIPE}
+    marker = {"family": "qwen2_5_vl", "seed": 0, "recipe": tiny.RECIPE}
 
-    assert json.loads((vl / tiny.MARKER).read_text()) == said
-    assert json.loads((vl_twin / tiny.MARKER).read_text()) == {**said, "llm_seed": 1}
+    assert json.loads((vl / tiny.MARKER).read_text()) == marker
+    assert json.loads((vl_twin / tiny.MARKER).read_text()) == {**marker, "llm_seed": 1}
 
 
 def test_a_twin_sees_what_the_other_sees(vl: Path, vl_twin: Path) -> None:
     family = families.family_of(vl)
     eyes = [family.load("vision", path) for path in (vl, vl_twin)]
-    picture = files.picture(1)
+    picture = files.make_picture(1)
 
-    seen = [eye.encode([eye.prepare(memoryview(picture), "image")])[0].embeds for eye in eyes]
+    embeddings = [eye.encode([eye.prepare(memoryview(picture), "image")])[0].embeds for eye in eyes]
 
-    assert torch.equal(*seen)
+    assert torch.equal(*embeddings)
 
 
 def test_a_complete_checkpoint_is_left_as_it_is(vl: Path) -> None:
@@ -122,24 +122,24 @@ def test_another_checkpoint_is_not_overwritten(vl: Path, tmp_path: Path) -> None
 
 def test_the_same_checkpoint_by_an_earlier_recipe_gives_way(vl: Path, tmp_path: Path) -> None:
     shutil.copytree(vl, tmp_path / "vl")
-    said = json.loads((vl / tiny.MARKER).read_text())
-    (tmp_path / "vl" / tiny.MARKER).write_text(json.dumps({**said, "recipe": tiny.RECIPE - 1}))
+    marker = json.loads((vl / tiny.MARKER).read_text())
+    (tmp_path / "vl" / tiny.MARKER).write_text(json.dumps({**marker, "recipe": tiny.RECIPE - 1}))
     (tmp_path / "vl" / "old.txt").write_text("of before")
 
     assert tiny.build("qwen2_5_vl", tmp_path / "vl") == tmp_path / "vl"
 
     assert [path.name for path in tmp_path.iterdir()] == ["vl"]
     assert not (tmp_path / "vl" / "old.txt").exists()
-    assert json.loads((tmp_path / "vl" / tiny.MARKER).read_text()) == said
+    assert json.loads((tmp_path / "vl" / tiny.MARKER).read_text()) == marker
 
 
 def test_builders_that_race_leave_one_checkpoint_and_no_rest(tmp_path: Path) -> None:
     (tmp_path / "vl").mkdir()
 
     with ThreadPoolExecutor(2) as pool:
-        built = list(pool.map(lambda _: tiny.build("qwen2_5_vl", tmp_path / "vl"), range(2)))
+        paths = list(pool.map(lambda _: tiny.build("qwen2_5_vl", tmp_path / "vl"), range(2)))
 
-    assert built == [tmp_path / "vl"] * 2
+    assert paths == [tmp_path / "vl"] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["vl"]
     assert load_file(tmp_path / "vl" / "model.safetensors")
 
@@ -147,11 +147,11 @@ def test_builders_that_race_leave_one_checkpoint_and_no_rest(tmp_path: Path) -> 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from omnibus_models.tiny import qwen2_5_vl
 
-    def half(directory: Path, seed: int, llm_seed: int | None) -> None:
+    def fail_halfway(directory: Path, seed: int, llm_seed: int | None) -> None:
         (directory / "config.json").write_text("{}")
         raise OSError("no space left")
 
-    monkeypatch.setattr(qwen2_5_vl, "write", half)
+    monkeypatch.setattr(qwen2_5_vl, "write", fail_halfway)
 
     with pytest.raises(OSError, match="space"):
         tiny.build("qwen2_5_vl", tmp_path / "vl")
@@ -168,10 +168,10 @@ def test_the_command_line_builds_and_reports(vl: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omnibus_models.tiny", "qwen2_5_vl"]
 
     twin = subprocess.run([*command, tmp_path / "twin", "--llm-seed", "1"], capture_output=True, text=True, check=True)
-    refused = subprocess.run([*command, "--seed", "3", vl], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "--seed", "3", vl], capture_output=True, text=True, check=False)
 
     assert twin.stdout.strip() == str(tmp_path / "twin")
     assert json.loads((tmp_path / "twin" / "config.json").read_text())["model_type"] == "qwen2_5_vl"
     assert json.loads((Path(twin.stdout.strip()) / tiny.MARKER).read_text())["llm_seed"] == 1
-    assert refused.returncode == 1
-    assert "another checkpoint" in refused.stderr
+    assert result.returncode == 1
+    assert "another checkpoint" in result.stderr

@@ -56,11 +56,11 @@ ANSWERS = [
 ]
 
 
-def read(format: str, answer: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+def read_answer(format: str, answer: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
     parser = find_format(format).open_parser()
     pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    parsed = [*map(parser.push, pieces), parser.close()]
-    return "".join(each.text for each in parsed), split_calls("".join(each.calls for each in parsed))
+    parts = [*map(parser.push, pieces), parser.close()]
+    return "".join(each.text for each in parts), split_calls("".join(each.calls for each in parts))
 
 
 @pytest.mark.parametrize(("format", "answer", "text", "calls"), ANSWERS)
@@ -71,17 +71,17 @@ def test_calls_are_found_however_an_answer_is_cut(
     cuts = [sorted(draw.sample(range(len(answer) + 1), draw.randint(0, 9))) for _ in range(200)]
 
     for each in ([], list(range(1, len(answer))), *cuts):
-        assert read(format, answer, each) == (text, calls), each
+        assert read_answer(format, answer, each) == (text, calls), each
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3", "gemma", "mistral"])
 def test_what_a_format_writes_it_reads(format: str) -> None:
     arguments = {"city": 'Paris "}{', "days": [1, 2], "deep": {"a": None}}
 
-    text, calls = read(format, find_format(format).write_call("look_up", arguments), [])
+    text, calls = read_answer(format, find_format(format).write_call("look_up", arguments), [])
 
     assert text == ""
-    assert [(name, json.loads(found)) for name, found in calls] == [("look_up", arguments)]
+    assert [(name, json.loads(arguments_text)) for name, arguments_text in calls] == [("look_up", arguments)]
 
 
 def test_templates_say_which_format_they_write() -> None:
@@ -99,9 +99,9 @@ def test_templates_say_which_format_they_write() -> None:
 def test_the_text_of_calls_is_read_in_parts() -> None:
     reader = CallReader()
 
-    found = [part for text in ('\x1ef\x1f{"a"', ": 1}\x1eg\x1f", "{}") for part in reader.read(text)]
+    parts = [part for text in ('\x1ef\x1f{"a"', ": 1}\x1eg\x1f", "{}") for part in reader.read(text)]
 
-    assert [tuple(part) for part in found] == [
+    assert [tuple(part) for part in parts] == [
         (0, "f", '{"a"'), (0, "", ": 1}"), (1, "g", ""), (1, "", "{}"),
     ]  # fmt: skip
 

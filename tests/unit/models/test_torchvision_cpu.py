@@ -9,12 +9,12 @@ import torch
 from omnibus_models import torchvision_cpu
 
 
-def python(code: str) -> "subprocess.CompletedProcess[str]":
+def run_python(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def unusable_alone() -> bool:
-    return torch.version.cuda is None and python("import torchvision").returncode != 0
+    return torch.version.cuda is None and run_python("import torchvision").returncode != 0
 
 
 def test_transforms_work_with_the_shim() -> None:
@@ -25,17 +25,17 @@ import torch
 from torchvision.transforms import v2
 print(tuple(v2.functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape))
 """
-    done = python(code)
+    process = run_python(code)
 
-    assert done.stdout.strip() == "(3, 4, 4)", done.stderr
+    assert process.stdout.strip() == "(3, 4, 4)", process.stderr
 
 
 def test_the_shim_is_what_makes_it_work() -> None:
     if not unusable_alone():
         pytest.skip("this torchvision imports without help")
 
-    assert "torchvision::nms" in python("import torchvision").stderr
-    assert python("from omnibus_models import families; import torchvision").returncode == 0
+    assert "torchvision::nms" in run_python("import torchvision").stderr
+    assert run_python("from omnibus_models import families; import torchvision").returncode == 0
 
 
 def test_installing_twice_changes_nothing() -> None:
@@ -52,7 +52,7 @@ def test_every_operator_has_a_schema_that_parses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("imported", "absent"),
+    ("module", "absent"),
     [
         ("omnibus_models", {"torch", "transformers", "av", "PIL"}),
         ("omnibus_models.tiny", {"torch", "transformers", "av", "PIL"}),
@@ -60,7 +60,7 @@ def test_every_operator_has_a_schema_that_parses() -> None:
         ("omnibus_models.media", {"torch", "transformers", "av"}),
     ],
 )
-def test_importing_a_part_opens_no_other_door(imported: str, absent: set[str]) -> None:
-    done = python(f"import sys, {imported}; print(*sys.modules)")
+def test_importing_a_part_opens_no_other_door(module: str, absent: set[str]) -> None:
+    process = run_python(f"import sys, {module}; print(*sys.modules)")
 
-    assert not absent & set(done.stdout.split()), done.stderr
+    assert not absent & set(process.stdout.split()), process.stderr

@@ -13,18 +13,18 @@ from omnibus_models.contract import Encoded
 from tests.oracles import mrope
 from tests.unit.models import files
 from tests.unit.models.odd_videos import uneven_video
-from tests.unit.models.split import encode
-from tests.unit.models.test_qwen2_5_vl import IMAGE, VIDEO, text, user
+from tests.unit.models.split import encode_files
+from tests.unit.models.test_qwen2_5_vl import IMAGE, VIDEO, make_text, make_user_message
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_omni_moe")
 #: Seconds of frames of a screen recording: nothing moves for long.
 GAP = (0, Fraction(1, 2), 1, 8)
 PROMPTS: dict[str, tuple[list[dict[str, str]], dict[str, list[bytes]]]] = {
-    "a video": ([VIDEO, text("what happens?")], {"video": [files.film(10)]}),
-    "a slow video": ([VIDEO, text("what happens?")], {"video": [files.film(12, fps=1)]}),
+    "a video": ([VIDEO, make_text("what happens?")], {"video": [files.make_film(10)]}),
+    "a slow video": ([VIDEO, make_text("what happens?")], {"video": [files.make_film(12, fps=1)]}),
     "an image between videos": (
-        [text("see"), VIDEO, IMAGE, text("and"), VIDEO],
-        {"video": [files.film(4, 1), files.film(2, 2)], "image": [files.picture(1)]},
+        [make_text("see"), VIDEO, IMAGE, make_text("and"), VIDEO],
+        {"video": [files.make_film(4, 1), files.make_film(2, 2)], "image": [files.make_picture(1)]},
     ),
 }
 
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, family.load("vision", checkpoint), family.load("thinker", checkpoint)
 
 
-def pace(name: str, thinker: Any) -> float | None:
+def find_pace(name: str, thinker: Any) -> float | None:
     """Return positions per second, by the checkpoint's configuration."""
     config = thinker.module.config
     if "omni" in name:
@@ -51,7 +51,7 @@ def expected_positions(ids: list[int], items: list[Encoded], thinker: Any, per_s
     grids = [(t, h // merge, w // merge) for t, h, w in (item.meta["grid_thw"] for item in items)]
     paces = [item.meta.get("second_per_grid", 0) * per_second if per_second else 1.0 for item in items]
     kinds = [int(token in thinker._placeholders) for token in ids]
-    return torch.tensor(mrope.positions(kinds, grids, paces)).T
+    return torch.tensor(mrope.compute_positions(kinds, grids, paces)).T
 
 
 @pytest.mark.behaviour(
@@ -63,22 +63,22 @@ def expected_positions(ids: list[int], items: list[Encoded], thinker: Any, per_s
 @pytest.mark.parametrize("case", PROMPTS)
 def test_positions_are_those_of_the_papers(model: tuple[str, Any, Any], case: str) -> None:
     name, vision, thinker = model
-    parts, given = PROMPTS[case]
-    prompt = thinker.prompt([user(*parts)])
-    items = encode([vision], prompt.modalities, given)
+    parts, media_files = PROMPTS[case]
+    prompt = thinker.prompt([make_user_message(*parts)])
+    items = encode_files([vision], prompt.modalities, media_files)
 
     layout = thinker.layout(prompt, items)
 
-    assert torch.equal(layout.positions, expected_positions(list(layout.ids), items, thinker, pace(name, thinker)))
+    assert torch.equal(layout.positions, expected_positions(list(layout.ids), items, thinker, find_pace(name, thinker)))
     assert layout.delta == int(layout.positions.max()) + 1 - len(layout.ids)
 
 
 def test_text_after_a_video_begins_at_the_largest_position_plus_one(model: tuple[str, Any, Any]) -> None:
     name, vision, thinker = model
-    prompt = thinker.prompt([user(VIDEO, text("what happens?"))])
+    prompt = thinker.prompt([make_user_message(VIDEO, make_text("what happens?"))])
     seconds = 10 if "omni" in name else 30  # contexts of these checkpoints are short
 
-    layout = thinker.layout(prompt, encode([vision], ["video"], {"video": [files.film(seconds)]}))
+    layout = thinker.layout(prompt, encode_files([vision], ["video"], {"video": [files.make_film(seconds)]}))
 
     last = int(layout.media.nonzero()[-1])
     largest = int(layout.positions[:, layout.media].max())
@@ -87,13 +87,13 @@ def test_text_after_a_video_begins_at_the_largest_position_plus_one(model: tuple
 
 def test_frames_after_a_gap_are_at_their_own_time(model: tuple[str, Any, Any]) -> None:
     name, vision, thinker = model
-    prompt = thinker.prompt([user(VIDEO, text("what happens?"))])
-    [item] = encode([vision], ["video"], {"video": [uneven_video("a gap", "mp4", (GAP, 9)).data]})
+    prompt = thinker.prompt([make_user_message(VIDEO, make_text("what happens?"))])
+    [item] = encode_files([vision], ["video"], {"video": [uneven_video("a gap", "mp4", (GAP, 9)).data]})
 
     layout = thinker.layout(prompt, [item])
 
     rows = layout.positions[0, layout.media].unique()
-    per_second = pace(name, thinker)
+    per_second = find_pace(name, thinker)
     times = [0, 1] if per_second is None else [0, int(item.meta["seconds"][1] * per_second)]
     assert (rows - rows[0]).tolist() == times
     assert item.meta["seconds"] == [0.0, 1.0]
@@ -104,7 +104,7 @@ def test_frames_after_a_gap_are_at_their_own_time(model: tuple[str, Any, Any]) -
 def test_the_pace_of_a_slow_video_is_its_own(model: tuple[str, Any, Any], rate: str, seconds: float) -> None:
     _, vision, _ = model
 
-    item = vision.prepare(memoryview(files.film(12 / Fraction(rate), fps=Fraction(rate))), "video")
+    item = vision.prepare(memoryview(files.make_film(12 / Fraction(rate), fps=Fraction(rate))), "video")
 
     assert item.meta["second_per_grid"] == pytest.approx(seconds)
     assert item.meta["grid_thw"][0] == (3 if rate == "4" else 6)
@@ -113,8 +113,8 @@ def test_the_pace_of_a_slow_video_is_its_own(model: tuple[str, Any, Any], rate: 
 @pytest.mark.parametrize("seconds", [[], [0.0], [0.0, -1.0], [0.0, float("nan")], [0.0, None], None])
 def test_times_that_cannot_be_are_rejected(model: tuple[str, Any, Any], seconds: Any) -> None:
     _, vision, thinker = model
-    prompt = thinker.prompt([user(VIDEO)])
-    [item] = encode([vision], ["video"], {"video": [files.film(2)]})
+    prompt = thinker.prompt([make_user_message(VIDEO)])
+    [item] = encode_files([vision], ["video"], {"video": [files.make_film(2)]})
 
     with pytest.raises(BadRequest):
         thinker.layout(prompt, [Encoded(item.embeds, {**item.meta, "seconds": seconds})])

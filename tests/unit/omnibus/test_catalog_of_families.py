@@ -10,7 +10,7 @@ from omnibus_engines import registry as engines
 from omnibus_planner.declared import declarations_file
 
 
-def plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:
+def make_plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:
     return declarations_file.build_static_plans(msgspec.convert(models, dict[str, declarations_file.DeclaredModel]))
 
 
@@ -49,18 +49,18 @@ def test_the_family_of_apps_own_tasks_cannot_be_declared():
     ],
 )
 def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str]):
-    made = plans({"m": catalog.split_declaration("qwen2_5_vl", "/m", path)})["m"]
+    model_plan = make_plans({"m": catalog.split_declaration("qwen2_5_vl", "/m", path)})["m"]
 
-    assert [(each.name, each.options) for each in made.types["vision+prefill+decode"]] == [(path, runs)]
-    assert set(made.options) == {*path.split(">")}
-    assert made.tasks["prefill"] == "prefill-m-prefill"
-    assert {component for component in made.types if "vision" not in component} == {"prefill+decode"}
+    assert [(each.name, each.options) for each in model_plan.types["vision+prefill+decode"]] == [(path, runs)]
+    assert set(model_plan.options) == {*path.split(">")}
+    assert model_plan.tasks["prefill"] == "prefill-m-prefill"
+    assert {component for component in model_plan.types if "vision" not in component} == {"prefill+decode"}
 
 
 def test_requests_of_a_model_that_chats_and_paints_use_one_side_of_it():
-    made = plans({"m": catalog.model_declaration("janus", "/m")})["m"]
+    model_plan = make_plans({"m": catalog.model_declaration("janus", "/m")})["m"]
 
-    assert {kind: [path.name for path in paths] for kind, paths in made.types.items()} == {
+    assert {kind: [path.name for path in paths] for kind, paths in model_plan.types.items()} == {
         "thinker": ["L", "EL"],
         "vision+thinker": ["E>L", "EL", "E>EL"],
         "text_encoder+dit+vae": ["T>D>V", "TDV"],
@@ -68,44 +68,44 @@ def test_requests_of_a_model_that_chats_and_paints_use_one_side_of_it():
 
 
 def test_a_model_that_chats_and_paints_runs_in_two_halves_where_it_chats():
-    made = plans({"m": catalog.split_declaration("janus", "/m", "E>P>D")})["m"]
+    model_plan = make_plans({"m": catalog.split_declaration("janus", "/m", "E>P>D")})["m"]
 
-    assert made.types["vision+prefill+decode"][0].options == {"vision": "E", "prefill": "P", "decode": "D"}
-    assert made.options["D"].components == ("decode",)
-    assert set(made.types) == {"prefill+decode", "vision+prefill+decode"}
+    assert model_plan.types["vision+prefill+decode"][0].options == {"vision": "E", "prefill": "P", "decode": "D"}
+    assert model_plan.options["D"].components == ("decode",)
+    assert set(model_plan.types) == {"prefill+decode", "vision+prefill+decode"}
 
 
 @pytest.mark.parametrize("name", ["qwen_image", "glm_image", "qwen2_5_omni"])
 def test_a_model_that_does_one_thing_does_it_with_all_of_its_components(name: str):
-    known = catalog.FAMILIES[name]
+    family = catalog.FAMILIES[name]
 
-    assert catalog.component_chains(known["components"], known["tasks"]) == [known["components"]]
+    assert catalog.component_chains(family["components"], family["tasks"]) == [family["components"]]
 
 
 def test_talker_and_vocoder_may_share_an_executor():
     paths = [{"options": ["EV", "EA", "Th", "Ta+V"], "share": 1}]
 
-    made = plans({"m": {"family": "qwen2_5_omni", "checkpoint": "/m", "paths": paths}})["m"]
+    model_plan = make_plans({"m": {"family": "qwen2_5_omni", "checkpoint": "/m", "paths": paths}})["m"]
 
-    assert set(made.options) == {"EV", "EA", "Th", "Ta+V"}
-    assert made.options["Ta+V"].components == ("talker", "vocoder")
+    assert set(model_plan.options) == {"EV", "EA", "Th", "Ta+V"}
+    assert model_plan.options["Ta+V"].components == ("talker", "vocoder")
 
 
 @pytest.mark.parametrize("name", catalog.TWINS)
 def test_a_twin_runs_its_own_llm_behind_the_other_models_encoder(name: str):
-    shared = catalog.TWINS[name]
+    shared_model = catalog.TWINS[name]
 
-    made = plans(
+    model_plans = make_plans(
         {
-            shared: catalog.model_declaration(catalog.LOCAL[shared], "/m"),
+            shared_model: catalog.model_declaration(catalog.LOCAL[shared_model], "/m"),
             name: catalog.shared_encoder_declaration(name, "/t"),
         }
     )
 
-    assert made[name].tasks["vision"] == made[shared].tasks["vision"]
-    assert made[name].tasks["thinker"] != made[shared].tasks["thinker"]
-    assert [path.name for path in made[name].types["vision+thinker"]] == [f"{shared}/E>L"]
-    assert sum(option.replicas for option in made[name].options.values()) == 1
+    assert model_plans[name].tasks["vision"] == model_plans[shared_model].tasks["vision"]
+    assert model_plans[name].tasks["thinker"] != model_plans[shared_model].tasks["thinker"]
+    assert [path.name for path in model_plans[name].types["vision+thinker"]] == [f"{shared_model}/E>L"]
+    assert sum(option.replicas for option in model_plans[name].options.values()) == 1
 
 
 def test_twins_are_not_among_the_models_that_run_unasked():

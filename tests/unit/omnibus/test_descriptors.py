@@ -18,8 +18,8 @@ def test_the_usual_limit_is_raised_to_what_the_kernel_allows():
     child = multiprocessing.get_context("fork").Process(target=_raise_from, args=(256, there))
     child.start()
     assert here.poll(30)
-    returned, hard, now = here.recv()
+    new_limit, hard, now = here.recv()
     child.join(30)
 
-    assert returned == hard
+    assert new_limit == hard
     assert now == (hard, hard)

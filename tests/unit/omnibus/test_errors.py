@@ -7,10 +7,10 @@ from omnibus import errors
 from omnibus.errors import Fatal, OmnibusError, Overloaded, ProblemDetails, Rejected, Retryable, from_problem
 
 
-def tree(root: type[OmnibusError] = OmnibusError) -> list[type[OmnibusError]]:
+def list_errors(root: type[OmnibusError] = OmnibusError) -> list[type[OmnibusError]]:
     """Return ``root`` and all its subclasses in ``omnibus.errors``."""
-    mine = [root] if root.__module__ == errors.__name__ else []
-    return mine + [kind for child in root.__subclasses__() for kind in tree(child)]
+    own_errors = [root] if root.__module__ == errors.__name__ else []
+    return own_errors + [kind for child in root.__subclasses__() for kind in list_errors(child)]
 
 
 #: The HTTP status that the drawn tree promises for each code.
@@ -60,10 +60,10 @@ STATUSES = {
 
 
 def test_the_tree_has_the_codes_and_statuses_that_it_promises():
-    assert {kind.code: kind.status for kind in tree()} == STATUSES
+    assert {kind.code: kind.status for kind in list_errors()} == STATUSES
 
 
-@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list_errors(), ids=lambda kind: kind.__name__)
 def test_an_error_survives_the_bus(kind):
     error = kind("what happened; what to do", stage="vocoder", executor="v-0", param="messages[0]", attempt=2)
 
@@ -102,6 +102,6 @@ def test_a_problem_with_unknown_fields_is_refused():
         msgspec.json.decode(b'{"code":"x","message":"y","trace":"secret"}', type=ProblemDetails)
 
 
-@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list_errors(), ids=lambda kind: kind.__name__)
 def test_clients_are_blamed_for_4xx_alone(kind):
     assert issubclass(kind, Rejected) == (kind.status < 500 and not issubclass(kind, Retryable))

@@ -13,11 +13,11 @@ from omnibus.errors import BadRequest, ProtocolError
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, choose_path, request_point, request_type
 
 
-def paths(*rates: float) -> list[Path]:
+def make_paths(*rates: float) -> list[Path]:
     return [Path(f"p{index}", {}, rate) for index, rate in enumerate(rates)]
 
 
-def whole() -> Plan:
+def make_plan() -> Plan:
     options = {"E": DeploymentOption(("vision",), "encoder", 2, 1), "L": DeploymentOption(("thinker",), "llm")}
     types = {"vision+thinker": (Path("E>L", {"vision": "E", "thinker": "L"}, 7.0),)}
     components = ("vision", "thinker")
@@ -26,7 +26,7 @@ def whole() -> Plan:
 
 
 def test_a_plan_survives_the_store():
-    assert plans.decode_plan(plans.encode_plan(whole())) == whole()
+    assert plans.decode_plan(plans.encode_plan(make_plan())) == make_plan()
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"epoch":"four"}'])
@@ -36,7 +36,7 @@ def test_what_is_no_plan_is_refused(body: bytes):
 
 
 def test_a_plan_of_another_version_is_refused_by_name():
-    body = json.dumps({**json.loads(plans.encode_plan(whole())), "v": 2}).encode()
+    body = json.dumps({**json.loads(plans.encode_plan(make_plan())), "v": 2}).encode()
 
     with pytest.raises(ProtocolError, match="version 2"):
         plans.decode_plan(body)
@@ -55,26 +55,32 @@ def test_a_request_type_is_named_in_the_order_of_the_model():
 
 
 def test_the_interval_is_divided_by_the_rates():
-    given = paths(70, 30)
+    model_paths = make_paths(70, 30)
 
-    assert [choose_path(given, at).name for at in (0.0, 0.5, 0.6999, 0.7001, 0.9999)] == ["p0", "p0", "p0", "p1", "p1"]
+    assert [choose_path(model_paths, at).name for at in (0.0, 0.5, 0.6999, 0.7001, 0.9999)] == [
+        "p0",
+        "p0",
+        "p0",
+        "p1",
+        "p1",
+    ]
 
 
 def test_a_path_without_rate_is_chosen_nowhere():
-    given = paths(0, 1, 0, 1, 0)
+    model_paths = make_paths(0, 1, 0, 1, 0)
 
-    assert {choose_path(given, at / 1000).name for at in range(1000)} == {"p1", "p3"}
-    assert choose_path(given, math.nextafter(1.0, 0.0)).name == "p3"
+    assert {choose_path(model_paths, at / 1000).name for at in range(1000)} == {"p1", "p3"}
+    assert choose_path(model_paths, math.nextafter(1.0, 0.0)).name == "p3"
 
 
 def test_a_single_path_is_chosen_everywhere():
-    assert {choose_path(paths(0.01), at / 100).name for at in range(100)} == {"p0"}
+    assert {choose_path(make_paths(0.01), at / 100).name for at in range(100)} == {"p0"}
 
 
 @pytest.mark.parametrize("rates", [(), (0.0,), (0.0, 0.0), (-1.0,), (1.0, -1.0), (float("nan"),), (1.0, float("nan"))])
 def test_rates_that_sum_to_nothing_are_refused(rates: tuple[float, ...]):
     with pytest.raises(BadRequest, match="no rate"):
-        choose_path(paths(*rates), 0.5)
+        choose_path(make_paths(*rates), 0.5)
 
 
 RATES = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(lambda rates: sum(rates) > 1e-3)
@@ -83,7 +89,7 @@ RATES = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(lambda rates:
 @settings(max_examples=100, deadline=None)
 @given(RATES, st.floats(0, 1, exclude_max=True))
 def test_every_point_has_a_path_with_a_rate(rates: list[float], at: float):
-    assert choose_path(paths(*rates), at).rate > 0
+    assert choose_path(make_paths(*rates), at).rate > 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -91,10 +97,12 @@ def test_every_point_has_a_path_with_a_rate(rates: list[float], at: float):
 def test_shares_are_met_to_a_few_requests(rates: list[int], kind: str, seed: int):
     count = 1000
 
-    found = Counter(choose_path(paths(*rates), request_point("g", kind, number, seed)).name for number in range(count))
+    counts = Counter(
+        choose_path(make_paths(*rates), request_point("g", kind, number, seed)).name for number in range(count)
+    )
 
     for index, rate in enumerate(rates):
-        assert abs(found[f"p{index}"] - count * rate / sum(rates)) < 8  # coin flips would miss by up to 50
+        assert abs(counts[f"p{index}"] - count * rate / sum(rates)) < 8  # coin flips would miss by up to 50
 
 
 def test_the_same_request_falls_on_the_same_point_for_ever():

@@ -47,9 +47,9 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_an_answer_is_data_whatever_else_is_printed(env: dict[str, str]):
-    told = await run_module.call_module("answers", "one", "two words", within=30, env=env)
+    answer = await run_module.call_module("answers", "one", "two words", within=30, env=env)
 
-    assert told == {"words": ["one", "two words"], "variable": "aloud"}
+    assert answer == {"words": ["one", "two words"], "variable": "aloud"}
 
 
 async def test_a_problem_is_raised_as_what_it_is(env: dict[str, str]):
@@ -60,10 +60,10 @@ async def test_a_problem_is_raised_as_what_it_is(env: dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [("breaks", "out of paper"), ("none", "No module named none"), ("speaks", "")]
+    ("module", "reason"), [("breaks", "out of paper"), ("none", "No module named none"), ("speaks", "")]
 )
-async def test_an_end_without_an_answer_tells_what_was_said(module: str, said: str, env: dict[str, str]):
-    with pytest.raises(Fatal, match=f"(?s){module} ended without an answer:.*{said}"):
+async def test_an_end_without_an_answer_tells_what_was_said(module: str, reason: str, env: dict[str, str]):
+    with pytest.raises(Fatal, match=f"(?s){module} ended without an answer:.*{reason}"):
         await run_module.call_module(module, within=30, env=env)
 
 
@@ -82,13 +82,13 @@ async def test_who_takes_too_long_is_ended(env: dict[str, str], tmp_path: Path):
 
 
 async def test_nobody_waits_for_an_answer_that_is_not_wanted_any_more(env: dict[str, str], tmp_path: Path):
-    asked = asyncio.create_task(run_module.call_module("waits", str(tmp_path / "pid"), within=30, env=env))
+    call = asyncio.create_task(run_module.call_module("waits", str(tmp_path / "pid"), within=30, env=env))
     async with asyncio.timeout(30):
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)
-    asked.cancel()
+    call.cancel()
 
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await call
 
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -7,12 +7,12 @@ import pytest
 from omnibus.service import until_cancelled
 
 
-async def forever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
 async def test_work_that_is_cancelled_has_ended_as_it_should():
-    work = asyncio.create_task(forever())
+    work = asyncio.create_task(wait_forever())
 
     await until_cancelled(work)
 
@@ -20,10 +20,10 @@ async def test_work_that_is_cancelled_has_ended_as_it_should():
 
 
 async def test_what_work_raised_is_raised():
-    async def fails() -> None:
+    async def raise_error() -> None:
         raise ValueError("of the work")
 
-    work = asyncio.create_task(fails())
+    work = asyncio.create_task(raise_error())
     await asyncio.wait([work])
 
     with pytest.raises(ValueError, match="of the work"):
@@ -35,18 +35,18 @@ async def test_who_waits_for_the_end_of_work_can_be_cancelled_itself():
 
     async def tidies_up() -> None:
         try:
-            await forever()
+            await wait_forever()
         finally:
             going.set()
             await goes.wait()
 
-    async def loops() -> None:
+    async def run_work() -> None:
         work = asyncio.create_task(tidies_up())
         await asyncio.sleep(0)
         await until_cancelled(work)
-        await forever()
+        await wait_forever()
 
-    caller = asyncio.create_task(loops())
+    caller = asyncio.create_task(run_work())
     await going.wait()
     caller.cancel()
     goes.set()

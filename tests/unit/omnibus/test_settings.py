@@ -49,10 +49,10 @@ def test_every_area_has_a_name_of_its_own():
     ],
 )
 def test_a_variable_sets_its_field(kind: type[Settings], variable: str, text: str, field: str, value: Any):
-    found = read_settings(kind, {variable: text, "OMNIBUS_OTHER_URL": "x", "URL": "y"})
+    area_settings = read_settings(kind, {variable: text, "OMNIBUS_OTHER_URL": "x", "URL": "y"})
 
-    assert getattr(found, field) == value
-    assert type(getattr(found, field)) is type(value)
+    assert getattr(area_settings, field) == value
+    assert type(getattr(area_settings, field)) is type(value)
 
 
 @pytest.mark.parametrize(

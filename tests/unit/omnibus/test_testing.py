@@ -48,22 +48,22 @@ class Photo(TaskInput):
     scale: int = 1
 
 
-class Seen(TaskOutput):
+class SeenPhoto(TaskOutput):
     pixels: Tensor
     words: Stream[str]
 
 
-class Grow(UnitTask[Photo, Seen]):
-    async def run(self, photo: Photo) -> Seen:
+class Grow(UnitTask[Photo, SeenPhoto]):
+    async def run(self, photo: Photo) -> SeenPhoto:
         pixels = np.ones(2, np.float32) if photo.pixels is None else photo.pixels
-        said = [each async for each in photo.words] if photo.words is not None else ["seed"]
-        return Seen(pixels=pixels * photo.scale, words=[*said, "grown"])
+        texts = [each async for each in photo.words] if photo.words is not None else ["seed"]
+        return SeenPhoto(pixels=pixels * photo.scale, words=[*texts, "grown"])
 
 
-class Twice(CompositeTask[Photo, Seen]):
+class GrowTwice(CompositeTask[Photo, SeenPhoto]):
     grow: Grow = Grow()
 
-    def invoke(self, request: Photo) -> Seen:
+    def invoke(self, request: Photo) -> SeenPhoto:
         first = self.grow.invoke(request)
         return self.grow.invoke(Photo(pixels=first.pixels, words=first.words, scale=3))
 
@@ -79,10 +79,10 @@ async def test_an_app_runs_in_milliseconds_with_its_own_tasks():
 
 
 async def test_arrays_and_streams_go_from_task_to_task():
-    with LocalRuntime(Twice()):
-        seen = await Twice()(Photo(scale=2))
-        assert (await seen.pixels).tolist() == [6.0, 6.0]
-        assert [word async for word in seen.words] == ["seed", "grown", "grown"]
+    with LocalRuntime(GrowTwice()):
+        grown_photo = await GrowTwice()(Photo(scale=2))
+        assert (await grown_photo.pixels).tolist() == [6.0, 6.0]
+        assert [word async for word in grown_photo.words] == ["seed", "grown", "grown"]
 
 
 PLAYS: dict[str, Any] = {
@@ -102,15 +102,15 @@ async def test_a_model_says_what_its_play_says(play: str):
 
 
 async def test_a_play_may_give_outputs_part_by_part_and_for_one_task_alone():
-    def spell(inputs: Any) -> Iterator[dict[str, str]]:
+    def spell_letters(inputs: Any) -> Iterator[dict[str, str]]:
         for letter in "abc":
             yield {"text": letter}
 
-    async def later(inputs: Any) -> AsyncIterator[dict[str, str]]:
+    async def answer_later(inputs: Any) -> AsyncIterator[dict[str, str]]:
         yield {"text": "later"}
 
     other = Think(model="other", component="thinker")
-    with LocalRuntime([CHAT, other], {Think: spell, other.name: later}):
+    with LocalRuntime([CHAT, other], {Think: spell_letters, other.name: answer_later}):
         assert [chunk.text async for chunk in (await CHAT(ChatInput.of("x"))).text] == ["a", "b", "c"]
         assert await (await MLLM(encoders={}, thinker=other)(ChatInput.of("x"))).text == "later"
 
@@ -118,23 +118,23 @@ async def test_a_play_may_give_outputs_part_by_part_and_for_one_task_alone():
 async def test_a_speaking_model_is_played_stage_by_stage():
     samples = Audio(array=np.full(240, 0.5, np.float32))
 
-    def talk(inputs: Any) -> dict[str, Any]:
+    def play_talk(inputs: Any) -> dict[str, Any]:
         assert inputs.voice == "Ann"
         return {"codes": [Codes(codes=[1, 2])]}
 
-    async def vocode(inputs: Any) -> AsyncIterator[dict[str, Any]]:
+    async def play_vocode(inputs: Any) -> AsyncIterator[dict[str, Any]]:
         async for _ in inputs.codes:
             yield {"audio": samples}
 
-    plays = {Think: {"text": ["hi"]}, Talk: talk, Vocode: vocode}
+    plays = {Think: {"text": ["hi"]}, Talk: play_talk, Vocode: play_vocode}
     with LocalRuntime(OMNI, plays):
         answer = await OMNI(ChatInput.of("x").model_copy(update={"speech": {}, "voice": "Ann"}))
         assert await answer.text == "hi"
         assert (await answer.audio).array.shape == (240,)
 
 
-@pytest.mark.parametrize(("point", "chosen"), [(0.0, "EL"), (0.5, "E>L"), (0.9, "E>EL")])
-async def test_choices_follow_the_point(point: float, chosen: str):
+@pytest.mark.parametrize(("point", "path_name"), [(0.0, "EL"), (0.5, "E>L"), (0.9, "E>EL")])
+async def test_choices_follow_the_point(point: float, path_name: str):
     request = ChatInput.of("x").model_copy(update={"media": ({},), "modalities": ("image",), "tokens": (4,)})
 
     with LocalRuntime(
@@ -142,7 +142,7 @@ async def test_choices_follow_the_point(point: float, chosen: str):
     ) as runtime:
         assert await (await router.serve(request)).text == "hi"
 
-    assert runtime.calls[-1].pinned == f"path:{chosen}"
+    assert runtime.calls[-1].pinned == f"path:{path_name}"
 
 
 class Deciding(CompositeTask[ChatInput, Any]):
@@ -160,7 +160,7 @@ async def test_graphs_that_grow_run_too():
         assert await answer.text == "<<a>7>"
 
 
-class Looking(CompositeTask[ChatInput, Any]):
+class LookingChat(CompositeTask[ChatInput, Any]):
     chat: MLLM = CHAT
 
     def invoke(self, request: ChatInput) -> Any:
@@ -170,7 +170,7 @@ class Looking(CompositeTask[ChatInput, Any]):
 
 async def test_mistakes_are_those_of_a_gateway():
     with LocalRuntime(CHAT, {Think: {"text": "hi"}}), pytest.raises(PlaceholderError, match="has no value while"):
-        await Looking()(ChatInput.of("x"))
+        await LookingChat()(ChatInput.of("x"))
     with LocalRuntime(CHAT), pytest.raises(BadRequest, match=r"LocalRuntime\(..., {Think: {...}}\)"):
         await CHAT(ChatInput.of("x"))
     with LocalRuntime(Grow()), pytest.raises(BadRequest, match="unknown unit task 'think-m-thinker'"):
@@ -178,28 +178,31 @@ async def test_mistakes_are_those_of_a_gateway():
 
 
 async def test_what_a_task_raises_reaches_the_reader():
-    def broken(inputs: Any) -> Any:
+    def raise_key_error(inputs: Any) -> Any:
         raise KeyError("nothing")
 
-    with LocalRuntime(CHAT, {Think: broken}), pytest.raises(StageFailed, match="think-m-thinker failed: KeyError"):
+    with (
+        LocalRuntime(CHAT, {Think: raise_key_error}),
+        pytest.raises(StageFailed, match="think-m-thinker failed: KeyError"),
+    ):
         await (await CHAT(ChatInput.of("x"))).text
 
 
 async def test_an_output_that_a_play_leaves_out_says_so_where_it_is_read():
     with LocalRuntime(Grow(), {Grow: {"words": ["a"]}}):
-        seen = await Grow()(Photo())
-        assert await seen.words == "a"
+        grown_photo = await Grow()(Photo())
+        assert await grown_photo.words == "a"
         with pytest.raises(ProtocolError):
-            await seen.pixels
+            await grown_photo.pixels
 
 
 async def test_the_page_about_apps_shows_a_test_that_passes(tmp_path: Path):
     page = (Path(__file__).parents[3] / "docs" / "apps.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    shown = {
+    snippets = {
         name: next(block for block in blocks if name in block) for name in ("class Caption", "CAPTION =", "def test_")
     }
-    (tmp_path / "shown.py").write_text("\n".join(shown.values()))
+    (tmp_path / "shown.py").write_text("\n".join(snippets.values()))
     spec = importlib.util.spec_from_file_location("shown", tmp_path / "shown.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

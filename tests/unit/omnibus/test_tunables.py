@@ -10,15 +10,15 @@ OURS = "glibc.cpu.x86_non_temporal_threshold=0x400000"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("tunables", "expected_variables"),
     [
         (None, {VARIABLE: OURS}),
         ("glibc.malloc.check=3", {VARIABLE: f"glibc.malloc.check=3:{OURS}"}),
         ("glibc.cpu.x86_non_temporal_threshold=0x100000", {}),
     ],
 )
-def test_a_threshold_is_set_beside_other_tunables_but_not_over_an_operators(given: str | None, expected):
-    assert copy_tunables({} if given is None else {VARIABLE: given}) == expected
+def test_a_threshold_is_set_beside_other_tunables_but_not_over_an_operators(tunables: str | None, expected_variables):
+    assert copy_tunables({} if tunables is None else {VARIABLE: tunables}) == expected_variables
 
 
 def test_images_of_containers_have_the_same_one():

@@ -16,7 +16,7 @@ from omnibus.store import Store
 BEAT = 0.2  # seconds
 
 
-class Crowd:
+class ExecutorCrowd:
     """A follower of the current and the staged plan.
 
     Options in ``broken`` (``m/E``) get no ready executors, those in ``busy`` drain until released. ``most`` is the peak
@@ -35,69 +35,69 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._say())
-        self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._beat())]
+        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._report_states())
+        self._tasks = [asyncio.create_task(work) for work in (self._follow_plans(), self._report_often())]
 
     async def close(self) -> None:
         for task in self._tasks:
             await until_cancelled(task)
 
-    async def _follow(self) -> None:
+    async def _follow_plans(self) -> None:
         current: Plan | None = None
         async for stand in self._store.plan_changes():
-            staged: Plan | None = None
+            next_plan: Plan | None = None
             with suppress(ProtocolError):
                 current = await self._store.plan(stand.epoch) or current
             with suppress(ProtocolError):
-                staged = await self._store.staged_plan()
-            self.become([plan for plan in (current, staged) if plan is not None])
+                next_plan = await self._store.staged_plan()
+            self.become([plan for plan in (current, next_plan) if plan is not None])
 
     def become(self, plans: list[Plan]) -> None:
         """Start and stop executors."""
-        asked = {id: kind for each in desired_executors(*plans).values() for id, kind in _each(each)}
-        for id in self.there.keys() - asked.keys():
+        executors = {id: kind for each in desired_executors(*plans).values() for id, kind in _list_executors(each)}
+        for id in self.there.keys() - executors.keys():
             kind = self.there.pop(id)
             if f"{kind.model}/{kind.option}" in self.busy:
                 self.draining[id] = kind
             else:
-                self._publish(id, kind, "gone")
-        self.spawned += sorted(id.rpartition("-")[0] for id in asked.keys() - self.there.keys())
-        self.there = asked
+                self._publish_status(id, kind, "gone")
+        self.spawned += sorted(id.rpartition("-")[0] for id in executors.keys() - self.there.keys())
+        self.there = executors
         self.most = max(self.most, len(self.there) + len(self.draining))
-        self._say()
+        self._report_states()
 
     def let_go(self) -> None:
         """Report every draining executor as gone."""
         self.busy.clear()
         while self.draining:
-            self._publish(*self.draining.popitem(), "gone")
+            self._publish_status(*self.draining.popitem(), "gone")
 
     def mend(self, option: str) -> None:
         """Make the option's executors ready."""
         self.broken.discard(option)
-        self._say()
+        self._report_states()
 
-    async def _beat(self) -> None:
+    async def _report_often(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            self._say()
+            self._report_states()
 
-    def _say(self) -> None:
+    def _report_states(self) -> None:
         for id, kind in self.there.items():
             if f"{kind.model}/{kind.option}" not in self.broken:
-                self._publish(id, kind, "ready")
+                self._publish_status(id, kind, "ready")
 
         for id, kind in self.draining.items():
-            self._publish(id, kind, "draining")
+            self._publish_status(id, kind, "draining")
 
-    def _publish(self, id: str, kind: ExecutorKind, state: str) -> None:
+    def _publish_status(self, id: str, kind: ExecutorKind, state: str) -> None:
         status = ExecutorStatus(id, kind.model, kind.option, (), (), "n", state, 64, origin=kind.origin)
         self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
 
-def _each(asked: DesiredExecutors) -> list[tuple[str, ExecutorKind]]:
-    kind = asked.kind
+def _list_executors(group: DesiredExecutors) -> list[tuple[str, ExecutorKind]]:
+    kind = group.kind
     return [
         (subjects.subject_token(f"{kind.model}-{kind.option}-{n}-{kind.origin[:4]}"), kind)
-        for n in range(asked.replicas)
+        for n in range(group.replicas)
     ]

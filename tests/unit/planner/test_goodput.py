@@ -13,10 +13,10 @@ MORE = 1.15
 def test_goodput_rises_with_the_schedule_of_stages_and_again_with_the_planned_shape():
     shape, best = planned(TEXTCAPS, LASTS, PRECISION)
 
-    naive, staged = (goodput(monolith(option), TEXTCAPS, LASTS, PRECISION) for option in (NAIVE, ALL))
+    naive, staged_rate = (goodput(monolith(option), TEXTCAPS, LASTS, PRECISION) for option in (NAIVE, ALL))
 
-    assert naive * MORE < staged
-    assert staged * MORE < best
+    assert naive * MORE < staged_rate
+    assert staged_rate * MORE < best
     assert set(shape.replicas) > {ALL} or ALL not in shape.replicas
 
 

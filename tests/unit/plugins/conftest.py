@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.plugins.dists import Install, installer
+from tests.unit.plugins.dists import Install, open_installer
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    with installer(tmp_path, monkeypatch) as install:
+    with open_installer(tmp_path, monkeypatch) as install:
         yield install

@@ -65,17 +65,17 @@ TOY = """
 
 
 @contextmanager
-def installer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+def open_installer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """``install(name, groups, **modules)`` makes the distribution ``name`` importable until the block ends."""
 
-    def install(name: str, groups: Mapping[str, Mapping[str, str]], **modules: str) -> Path:
+    def install_distribution(name: str, groups: Mapping[str, Mapping[str, str]], **modules: str) -> Path:
         place = directory / name
         info = place / f"{name.replace('-', '_')}-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         points = [
-            f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in named.items())
-            for group, named in groups.items()
+            f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in entries.items())
+            for group, entries in groups.items()
         ]
         (info / "entry_points.txt").write_text("\n\n".join(points) + "\n")
         for module, text in modules.items():
@@ -84,10 +84,10 @@ def installer(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
         return place
 
     monkeypatch.setattr(plugins, "_families", {})
-    yield install
+    yield install_distribution
 
 
-def toy(install: Install, module: str, family: str = "toy") -> None:
+def install_toy(install: Install, module: str, family: str = "toy") -> None:
     """Install the chat model as ``family``.
 
     Modules stay imported, so each test needs a different ``module``.

@@ -11,16 +11,16 @@ from omnibus.executor.python_task import engine
 from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
 from omnibus_planner.declared import declarations_file
-from tests.unit.plugins.dists import TOY, Install, toy
+from tests.unit.plugins.dists import TOY, Install, install_toy
 
 
-def plan(declared: dict[str, object]) -> ModelPlan:
+def make_plan(declaration: dict[str, object]) -> ModelPlan:
     return declarations_file.build_static_plans(
-        msgspec.convert({"m": declared}, dict[str, declarations_file.DeclaredModel])
+        msgspec.convert({"m": declaration}, dict[str, declarations_file.DeclaredModel])
     )["m"]
 
 
-def brings(install: Install, module: str, text: str) -> None:
+def install_family(install: Install, module: str, text: str) -> None:
     """Install a distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
     install(f"dist-{module}", {plugins.FAMILIES: {"odd": f"{module}:FAMILY"}}, **{module: text})
 
@@ -29,7 +29,7 @@ def brings(install: Install, module: str, text: str) -> None:
 
 
 def test_a_family_of_a_plugin_is_one_of_the_catalog(install: Install):
-    toy(install, "toy_found")
+    install_toy(install, "toy_found")
 
     family = catalog.find_family("toy")
 
@@ -40,43 +40,45 @@ def test_a_family_of_a_plugin_is_one_of_the_catalog(install: Install):
 
 
 def test_a_model_of_a_plugins_family_needs_no_more_than_its_checkpoint(install: Install):
-    toy(install, "toy_declared")
+    install_toy(install, "toy_declared")
 
-    made = plan({"family": "toy", "checkpoint": "/toy"})
+    model_plan = make_plan({"family": "toy", "checkpoint": "/toy"})
 
-    assert made.components == ("eye", "writer")
-    assert made.tasks == {"eye": "encode-m-eye", "writer": "think-m-writer"}
-    assert {kind: [(path.name, path.rate) for path in paths] for kind, paths in made.types.items()} == {
+    assert model_plan.components == ("eye", "writer")
+    assert model_plan.tasks == {"eye": "encode-m-eye", "writer": "think-m-writer"}
+    assert {kind: [(path.name, path.rate) for path in paths] for kind, paths in model_plan.types.items()} == {
         "writer": [("W", 3), ("EW", 1)],
         "eye+writer": [("E>W", 3), ("EW", 1)],
     }
 
 
 def test_the_familys_engine_runs_what_names_no_other(install: Install):
-    toy(install, "toy_engine")
+    install_toy(install, "toy_engine")
     options = {
         "E": {"components": ["eye"], "service": "encoder", "engine": "elsewhere:engine"},
         "W": {"components": ["writer"], "service": "llm"},
     }
 
-    made = plan({"family": "toy", "checkpoint": "/toy", "options": options, "paths": [{"options": ["E", "W"]}]})
+    model_plan = make_plan(
+        {"family": "toy", "checkpoint": "/toy", "options": options, "paths": [{"options": ["E", "W"]}]}
+    )
 
-    assert {name: option.engine for name, option in made.options.items()} == {
+    assert {name: option.engine for name, option in model_plan.options.items()} == {
         "E": "elsewhere:engine", "W": "toy_engine:engine",
     }  # fmt: skip
 
 
 def test_the_composite_task_of_a_plugin_is_made_from_name_and_plan(install: Install):
-    toy(install, "toy_composite")
-    made = plan({"family": "toy", "checkpoint": "/toy"})
+    install_toy(install, "toy_composite")
+    model_plan = make_plan({"family": "toy", "checkpoint": "/toy"})
 
-    chat = plugins.import_object(catalog.find_family("toy")["composite"])("m", made)
+    chat = plugins.import_object(catalog.find_family("toy")["composite"])("m", model_plan)
 
-    assert chat.writer.name == made.tasks["writer"]
+    assert chat.writer.name == model_plan.tasks["writer"]
 
 
 def test_a_family_that_nobody_brings_is_refused_with_those_there_are(install: Install):
-    toy(install, "toy_known")
+    install_toy(install, "toy_known")
 
     with pytest.raises(
         BadRequest,
@@ -86,8 +88,8 @@ def test_a_family_that_nobody_brings_is_refused_with_those_there_are(install: In
 
 
 def test_a_plugin_does_not_take_the_place_of_a_built_in_family(install: Install):
-    toy(install, "toy_vl", family="qwen2_5_vl")
-    toy(install, "toy_python", family="python")
+    install_toy(install, "toy_vl", family="qwen2_5_vl")
+    install_toy(install, "toy_python", family="python")
 
     assert catalog.find_family("qwen2_5_vl")["components"] == ["vision", "thinker"]
     with pytest.raises(BadRequest, match="no model family 'python'"):
@@ -95,7 +97,7 @@ def test_a_plugin_does_not_take_the_place_of_a_built_in_family(install: Install)
 
 
 def test_a_family_is_loaded_when_it_is_asked_for(install: Install):
-    brings(install, "lazy", "raise RuntimeError('imported')")
+    install_family(install, "lazy", "raise RuntimeError('imported')")
 
     assert "odd" in plugins.family_names()
     assert catalog.find_family("qwen2_5_vl")
@@ -126,7 +128,7 @@ def test_a_plugin_at_fault_is_named_with_its_distribution(
     install: Install, text: str, fault: str, request: pytest.FixtureRequest
 ):
     module = "odd_" + request.node.callspec.id.replace(" ", "_")
-    brings(install, module, text)
+    install_family(install, module, text)
 
     with pytest.raises(BadRequest, match=rf"'odd' of omnibus.families \(dist-{module}: {module}:FAMILY\) .*{fault}"):
         catalog.find_family("odd")
@@ -134,15 +136,15 @@ def test_a_plugin_at_fault_is_named_with_its_distribution(
 
 def test_a_deployment_that_makes_no_sense_is_the_familys_fault(install: Install):
     text = "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'options': {'A': {'components': ['a']}}, 'paths': [{'options': ['A']}]}"
-    brings(install, "odd_options", text)
+    install_family(install, "odd_options", text)
 
     with pytest.raises(BadRequest, match="the family odd has an invalid deployment: .*service"):
-        plan({"family": "odd", "checkpoint": "/m"})
+        make_plan({"family": "odd", "checkpoint": "/m"})
 
 
 def test_two_plugins_of_one_name_are_both_named(install: Install):
     for module in ("first_toy", "second_toy"):
-        toy(install, module)
+        install_toy(install, module)
 
     with pytest.raises(
         BadRequest, match="'toy' .*brought by dist-first_toy and dist-second_toy: uninstall all but one"
@@ -170,9 +172,9 @@ def test_an_app_is_known_by_name_and_not_imported(install: Install):
 
 
 def test_an_app_may_be_the_attribute_of_a_module(install: Install):
-    both = "import string\nAPP = 'stories.app'\nMODULE = string\nOTHER = 7"
+    source = "import string\nAPP = 'stories.app'\nMODULE = string\nOTHER = 7"
     points = {"story": "stories:APP", "letters": "stories:MODULE", "seven": "stories:OTHER", "none": "stories:NONE"}
-    install("dist-stories", {plugins.APPS: points}, stories=both)
+    install("dist-stories", {plugins.APPS: points}, stories=source)
 
     assert plugins.find_app_module("story") == "stories.app"
     assert plugins.find_app_module("letters") == "string"
@@ -212,6 +214,6 @@ def test_a_path_that_leads_nowhere_is_refused_with_what_names_it(path: str):
 def test_looking_for_plugins_loads_nothing_heavy():
     code = "from omnibus.families import plugins; plugins.family_names(), plugins.app_names(); import sys; print(*sys.modules)"
 
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
+    module_names = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
 
-    assert {"pydantic", "nats", "redis", "torch", "numpy"}.isdisjoint(loaded)
+    assert {"pydantic", "nats", "redis", "torch", "numpy"}.isdisjoint(module_names)

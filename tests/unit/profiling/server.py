@@ -14,27 +14,27 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "completion_tokens_details": {"text_tokens": 2}}
 
 
-def event(**delta: Any) -> bytes:
+def make_event(**delta: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
 
 
-def audio(data: bytes) -> bytes:
-    return event(audio={"data": base64.b64encode(data).decode()})
+def make_audio_event(data: bytes) -> bytes:
+    return make_event(audio={"data": base64.b64encode(data).decode()})
 
 
 END = b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n"
 
 
-def chunk(data: bytes) -> bytes:
+def make_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 @contextlib.asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[int]:
+async def serve_script(script: Script) -> AsyncIterator[int]:
     """Yield the port on which ``script`` answers every request."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def send(data: bytes) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def send_data(data: bytes) -> None:
             writer.write(data)
             await writer.drain()
 
@@ -45,11 +45,11 @@ async def serving(script: Script) -> AsyncIterator[int]:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
-                await script(head, await reader.readexactly(length), send)
+                await script(head, await reader.readexactly(length), send_data)
         writer.close()
 
     serving: set[asyncio.Task[None]] = set()
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve_connection, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -59,6 +59,6 @@ async def serving(script: Script) -> AsyncIterator[int]:
         await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def whole(send: Callable[[bytes], Awaitable[None]], *events: bytes) -> None:
+async def send_whole(send: Callable[[bytes], Awaitable[None]], *events: bytes) -> None:
     """Send a streamed answer of ``events``."""
-    await send(HEAD + b"".join(map(chunk, events)) + chunk(END) + b"0\r\n\r\n")
+    await send(HEAD + b"".join(map(make_chunk, events)) + make_chunk(END) + b"0\r\n\r\n")

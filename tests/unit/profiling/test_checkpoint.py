@@ -23,13 +23,13 @@ from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMe
 from omnibus.profiling.steps import split_by_size
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
-from tests.unit.profiling.subjects import vl
-from tests.unit.profiling.test_load_generator import request
+from tests.unit.profiling.subjects import make_vl_subject
+from tests.unit.profiling.test_load_generator import make_request
 
 KEY = {"model": "m", "workload": "w 1"}
 
 
-def found(rate: float = 2.0, *parts: str, **more) -> OptionMeasurement:
+def make_measurement(rate: float = 2.0, *parts: str, **more) -> OptionMeasurement:
     work = (RoleCost(parts or ("vision",), 1 / rate, "vision+thinker"),) if rate else ()
     curve = tuple(Point(2**n, rate * (n + 1), 0.1) for n in range(4)) if rate else ()
     return OptionMeasurement(OptionProfile(parts or ("vision",), rate=rate, work=work, curve=curve), **more)
@@ -38,25 +38,25 @@ def found(rate: float = 2.0, *parts: str, **more) -> OptionMeasurement:
 def test_what_was_measured_is_there_for_the_next_run_and_what_did_not_start_is_tried_again(tmp_path: Path):
     first, again = (PartialProfile(tmp_path / "m.json", KEY) for _ in range(2))
     first.read_existing(resume=False)
-    first.save_option("E", found())
-    first.save_option("EL", found(0.0, notes=("EL is not measured",)))
+    first.save_option("E", make_measurement())
+    first.save_option("EL", make_measurement(0.0, notes=("EL is not measured",)))
     again.read_existing(resume=True)
 
     assert first.path == tmp_path / "m.partial.json"
-    assert again.found == {"E": found()}
+    assert again.found == {"E": make_measurement()}
     again.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_was_interrupted_is_not_overwritten(tmp_path: Path):
-    PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
+    PartialProfile(tmp_path / "m.json", KEY).save_option("E", make_measurement())
 
     with pytest.raises(Conflict, match="continue with --resume, or remove it"):
         PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=False)
 
 
 def test_another_workload_is_refused(tmp_path: Path):
-    PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
+    PartialProfile(tmp_path / "m.json", KEY).save_option("E", make_measurement())
 
     with pytest.raises(Conflict, match="was started with workload w 1: use the same settings"):
         PartialProfile(tmp_path / "m.json", {**KEY, "workload": "w 2"}).read_existing(resume=True)
@@ -71,17 +71,17 @@ def test_a_broken_partial_file_is_said_so(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written_is_said_so(tmp_path: Path):
     with pytest.raises(BadRequest, match="cannot be written"):
-        PartialProfile(tmp_path / "no" / "m.json", KEY).save_option("E", found())
+        PartialProfile(tmp_path / "no" / "m.json", KEY).save_option("E", make_measurement())
 
 
-def asked() -> run.ProfilingSpec:
-    subject = vl()
-    requests = (request(0.6, "vision+thinker"), request(0.4, "thinker"))
+def make_spec() -> run.ProfilingSpec:
+    subject = make_vl_subject()
+    requests = (make_request(0.6, "vision+thinker"), make_request(0.4, "thinker"))
     return run.ProfilingSpec(subject, Workload("w 1", requests), choose_options(subject), MeasureSettings())
 
 
 def test_the_key_says_all_that_a_measurement_depends_on():
-    key = asked().key
+    key = make_spec().key
 
     assert key["options"] == "E,L,EL"
     assert {"model", "checkpoint", "workload", "environment", "seconds", "requests", "most", "others", "gpu"} <= {*key}
@@ -91,11 +91,13 @@ def test_a_profile_is_put_together_and_can_be_read_again():
     thought = {"vision+thinker": {"prompt_tokens": 90.0}, "thinker": {"prompt_tokens": 20.0}}
     samples = tuple(CostSample("thinker", {"completion_tokens": n}, {"thinker": 0.01 + 0.002 * n}) for n in (8.0, 24.0))
     whole = run.build_profile(
-        asked(),
+        make_spec(),
         {
-            "E": found(9.0, "vision", edges=(profile.EdgeProfile("vision", "thinker", 4096.0, "vision+thinker"),)),
-            "L": found(4.0, "thinker", quantities=thought, samples=samples),
-            "EL": found(0.0, "vision", "thinker", notes=("EL is not measured: it does not start",)),
+            "E": make_measurement(
+                9.0, "vision", edges=(profile.EdgeProfile("vision", "thinker", 4096.0, "vision+thinker"),)
+            ),
+            "L": make_measurement(4.0, "thinker", quantities=thought, samples=samples),
+            "EL": make_measurement(0.0, "vision", "thinker", notes=("EL is not measured: it does not start",)),
         },
     )
 
@@ -110,15 +112,15 @@ def test_a_profile_is_put_together_and_can_be_read_again():
 
 
 def test_small_and_large_requests_are_told_apart():
-    def sized(*sizes: float):
-        return [msgspec.structs.replace(request(1.0), size=size) for size in sizes]
+    def make_requests(*sizes: float):
+        return [msgspec.structs.replace(make_request(1.0), size=size) for size in sizes]
 
-    assert [(share, len(each)) for share, each in split_by_size(sized(10, 11, 10.5))] == [(1.0, 3)]
-    assert [(share, [one.size for one in each]) for share, each in split_by_size(sized(40, 10, 30, 20))] == [
+    assert [(share, len(each)) for share, each in split_by_size(make_requests(10, 11, 10.5))] == [(1.0, 3)]
+    assert [(share, [one.size for one in each]) for share, each in split_by_size(make_requests(40, 10, 30, 20))] == [
         (0.5, [10, 20]), (0.5, [30, 40]),
     ]  # fmt: skip
-    assert [len(each) for _, each in split_by_size(sized(10, 90))] == [1, 1]
-    assert [len(each) for _, each in split_by_size(sized(10))] == [1]
+    assert [len(each) for _, each in split_by_size(make_requests(10, 90))] == [1, 1]
+    assert [len(each) for _, each in split_by_size(make_requests(10))] == [1]
 
 
 def test_memory_of_a_process_is_read():
@@ -126,7 +128,7 @@ def test_memory_of_a_process_is_read():
     assert memory.memory_gb(2**30) == 0.0
 
 
-def safetensors(path: Path, tensors: dict[str, int]) -> None:
+def write_safetensors(path: Path, tensors: dict[str, int]) -> None:
     at = 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, nbytes in tensors.items():
@@ -137,8 +139,8 @@ def safetensors(path: Path, tensors: dict[str, int]) -> None:
 
 
 def test_weights_are_those_of_the_components(tmp_path: Path):
-    safetensors(tmp_path / "a.safetensors", {"visual.x": 400, "model.x": 800, "lm_head.weight": 40})
-    safetensors(tmp_path / "b.safetensors", {"model.visual.y": 4})
+    write_safetensors(tmp_path / "a.safetensors", {"visual.x": 400, "model.x": 800, "lm_head.weight": 40})
+    write_safetensors(tmp_path / "b.safetensors", {"model.visual.y": 4})
 
     assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == pytest.approx(404e-9)
     assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision", "thinker"]) == pytest.approx(1244e-9)
@@ -154,7 +156,7 @@ def test_what_is_no_safetensors_file_has_no_weights(tmp_path: Path, body: bytes)
     assert memory.weights_gb("qwen2_5_vl", str(tmp_path), ["vision"]) == 0.0
 
 
-@pytest.mark.parametrize("family", [name for name, known in KNOWN.items() if known.weights])
+@pytest.mark.parametrize("family", [name for name, entry in KNOWN.items() if entry.weights])
 def test_all_weights_of_a_tiny_checkpoint_have_an_owner(tmp_path: Path, family: str):
     checkpoint = tiny.build(family, tmp_path / family)
     parts = catalog.FAMILIES[family]["components"]
@@ -168,8 +170,8 @@ def test_all_weights_of_a_tiny_checkpoint_have_an_owner(tmp_path: Path, family: 
     assert sum(weights) == pytest.approx(files / 1e9, rel=0.05) or len(starts) > len(set(starts))
 
 
-def drawn(count: int, **more) -> tuple[str, list[ElementTree.Element]]:
-    options = {f"option<{n}>": found(1.0 + n / 10, "vision").option for n in range(count)}
+def draw_profile(count: int, **more) -> tuple[str, list[ElementTree.Element]]:
+    options = {f"option<{n}>": make_measurement(1.0 + n / 10, "vision").option for n in range(count)}
     whole = ModelProfile("m", "f", ("vision",), {"vision": TypeProfile(("vision",), 1.0)}, options, **more)
     text = plot.render_svg(whole)
     return text, list(ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text"))
@@ -177,7 +179,7 @@ def drawn(count: int, **more) -> tuple[str, list[ElementTree.Element]]:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 20])
 def test_every_option_has_its_line_and_no_label_lies_on_another(count: int):
-    text, words = drawn(count, workload="a & b")
+    text, words = draw_profile(count, workload="a & b")
     labels = [word for word in words if word.text.startswith("option<")]
 
     assert text.count('stroke-width="2"') == count
@@ -188,8 +190,8 @@ def test_every_option_has_its_line_and_no_label_lies_on_another(count: int):
 
 
 def test_axes_have_round_numbers():
-    _, words = drawn(2)
-    said = [word.text for word in words]
+    _, words = draw_profile(2)
+    labels = [word.text for word in words]
 
-    assert {"0", "1", "2", "4", "8"} <= set(said)
-    assert "requests at a time" in said
+    assert {"0", "1", "2", "4", "8"} <= set(labels)
+    assert "requests at a time" in labels

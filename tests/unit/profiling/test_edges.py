@@ -16,7 +16,7 @@ from omnibus.settings import BusSettings
 KIND = "thinker+talker+vocoder"
 
 
-def spoken(id: str) -> Invocation:
+def make_invocation(id: str) -> Invocation:
     nodes = tuple(
         GraphNode(part, part, {}, call_digest(part, {}), uses)
         for part, uses in (("thinker", ()), ("talker", ((0, "rows"),)), ("vocoder", ((1, "codes"),)))
@@ -27,7 +27,7 @@ def spoken(id: str) -> Invocation:
     return Invocation(WIRE_VERSION, id, **about, **times, nodes=nodes, outputs=(), options=route, route=route)
 
 
-def send(bus: MemoryBus, executor: str, *chunks: Chunk) -> None:
+def publish_edge(bus: MemoryBus, executor: str, *chunks: Chunk) -> None:
     for frame in join_frames([encode(chunk) for chunk in chunks], 1 << 16):
         bus.publish(f"{subjects.ROOT}.edge.{executor}", frame)
 
@@ -37,13 +37,15 @@ async def test_rows_and_codes_are_counted_with_the_largest_message_of_requests_t
     recorder = EdgeRecorder("m", KIND)
     await recorder.listen(bus)
     for id, status in (("i-1", "done"), ("i-2", "done"), ("i-3", "failed")):
-        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(spoken(id)))
+        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(make_invocation(id)))
         sizes = (7, 8, 2) if id == "i-1" else (8, 8, 5)
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-        send(bus, "Ta-0", *(
+        publish_edge(bus, "Ta-0", *(
             Chunk(id, 0, "rows", seq, rows=(end - size, end)) for seq, (size, end) in enumerate(zip(sizes, ends, strict=True))
         ))  # fmt: skip
-        send(bus, "V-0", Chunk(id, 1, "codes", 0, data={"codes": [1] * 12}), Chunk(id, 1, "codes", 1, last=True))
+        publish_edge(
+            bus, "V-0", Chunk(id, 1, "codes", 0, data={"codes": [1] * 12}), Chunk(id, 1, "codes", 1, last=True)
+        )
         end = InvocationEnd(id, status)
         bus.publish(f"{subjects.ROOT}.end.{id}", encode(end))
     await asyncio.sleep(0)
@@ -61,7 +63,7 @@ async def test_an_end_that_comes_after_its_answer_is_waited_for():
     recorder = EdgeRecorder("m", KIND)
     await recorder.listen(bus)
     for id in ("i-1", "i-2"):
-        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(spoken(id)))
+        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(make_invocation(id)))
     waiting = asyncio.create_task(recorder.wait_until_done(2, 60.0))
     for id in ("i-1", "i-2"):
         await asyncio.sleep(0.01)

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.profiling.linear_fit import fit_line, quantity_names, solve_nonnegative
-from tests.unit.profiling.subjects import omni, vl
+from tests.unit.profiling.subjects import make_omni_subject, make_vl_subject
 
 TOKENS = [(100, 10), (100, 50), (400, 10), (400, 50), (900, 30)]
 
 
-def line(base: float, prompt: float, completion: float) -> list[tuple[dict[str, float], float]]:
+def make_line(base: float, prompt: float, completion: float) -> list[tuple[dict[str, float], float]]:
     return [
         ({"prompt_tokens": p, "completion_tokens": c, "image_tokens": 64}, base + prompt * p + completion * c)
         for p, c in TOKENS
@@ -19,37 +19,39 @@ def line(base: float, prompt: float, completion: float) -> list[tuple[dict[str, 
 
 
 def test_a_line_is_found_again():
-    found = fit_line(line(0.02, 1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
+    fit = fit_line(make_line(0.02, 1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
 
-    assert found.base == pytest.approx(0.02)
-    assert found.per == pytest.approx({"prompt_tokens": 1e-4, "completion_tokens": 3e-3})
+    assert fit.base == pytest.approx(0.02)
+    assert fit.per == pytest.approx({"prompt_tokens": 1e-4, "completion_tokens": 3e-3})
 
 
 def test_what_would_cost_less_than_nothing_costs_nothing():
-    found = fit_line(line(0.5, -1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
+    fit = fit_line(make_line(0.5, -1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
 
-    assert found.base >= 0
-    assert set(found.per) == {"completion_tokens"}
+    assert fit.base >= 0
+    assert set(fit.per) == {"completion_tokens"}
 
 
 def test_quantities_that_do_not_differ_are_left_out():
-    assert set(fit_line(line(0.02, 1e-4, 3e-3), ["image_tokens", "completion_tokens"]).per) == {"completion_tokens"}
+    assert set(fit_line(make_line(0.02, 1e-4, 3e-3), ["image_tokens", "completion_tokens"]).per) == {
+        "completion_tokens"
+    }
 
 
-@pytest.mark.parametrize("samples", [[], line(0.1, 0, 1e-3)[:1]])
+@pytest.mark.parametrize("samples", [[], make_line(0.1, 0, 1e-3)[:1]])
 def test_without_two_samples_there_is_no_line(samples):
     assert fit_line(samples, ["completion_tokens"]) is None
 
 
 def test_without_spread_there_is_no_line():
-    assert fit_line(line(0.1, 0, 1e-3), ["image_tokens"]) is None
-    assert fit_line(line(0.1, 0, 0), ["completion_tokens"]) is None
+    assert fit_line(make_line(0.1, 0, 1e-3), ["image_tokens"]) is None
+    assert fit_line(make_line(0.1, 0, 0), ["completion_tokens"]) is None
 
 
 def test_two_samples_give_two_unknowns():
-    found = fit_line(line(0.02, 1e-4, 3e-3)[1:3], ["prompt_tokens", "completion_tokens"])
+    fit = fit_line(make_line(0.02, 1e-4, 3e-3)[1:3], ["prompt_tokens", "completion_tokens"])
 
-    assert len(found.per) == 1
+    assert len(fit.per) == 1
 
 
 @given(
@@ -61,17 +63,17 @@ def test_two_samples_give_two_unknowns():
 )
 def test_nothing_that_is_not_negative_fits_better(rows, wanted):
     matrix, goal = np.array(rows), np.array(wanted[: len(rows)])
-    found = solve_nonnegative(matrix, goal)
-    rest = np.sum((matrix @ found - goal) ** 2)
+    solution = solve_nonnegative(matrix, goal)
+    rest = np.sum((matrix @ solution - goal) ** 2)
 
-    assert (found >= 0).all()
+    assert (solution >= 0).all()
     for step in (*np.eye(3) * 0.01, *-np.eye(3) * 0.01, np.zeros(3)):
-        other = np.maximum(found + step, 0)
+        other = np.maximum(solution + step, 0)
         assert rest <= np.sum((matrix @ other - goal) ** 2) + 1e-6
 
 
 def test_components_follow_what_they_read():
-    assert quantity_names(vl(), "vision") == ("image_tokens", "video_tokens")
-    assert quantity_names(omni(), "audio") == ("audio_tokens",)
-    assert quantity_names(omni(), "thinker") == ("prompt_tokens", "completion_tokens")
-    assert quantity_names(omni(), "vocoder") == ("speech_seconds",)
+    assert quantity_names(make_vl_subject(), "vision") == ("image_tokens", "video_tokens")
+    assert quantity_names(make_omni_subject(), "audio") == ("audio_tokens",)
+    assert quantity_names(make_omni_subject(), "thinker") == ("prompt_tokens", "completion_tokens")
+    assert quantity_names(make_omni_subject(), "vocoder") == ("speech_seconds",)

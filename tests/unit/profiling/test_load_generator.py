@@ -17,84 +17,89 @@ from omnibus.profiling.load_generator import (
     request_rate,
 )
 from omnibus.profiling.workload import WorkloadRequest
-from tests.unit.profiling.server import event, serving, whole
-from tests.unit.profiling.test_client import refusal
+from tests.unit.profiling.server import make_event, send_whole, serve_script
+from tests.unit.profiling.test_client import make_refusal
 
 
-def request(share: float = 1.0, kind: str = "t", body: bytes = b"a", media: tuple[str, ...] = ()) -> WorkloadRequest:
+def make_request(
+    share: float = 1.0, kind: str = "t", body: bytes = b"a", media: tuple[str, ...] = ()
+) -> WorkloadRequest:
     return WorkloadRequest(
         share, kind, (*kind.split("+"),), media, body, b"short " + body, 1.0, f"requests[{body.decode()}]"
     )
 
 
-async def run(script, orders, at_once: int, step: LoadStep) -> tuple[LoadResult, int]:
+async def run_load(script, orders, at_once: int, step: LoadStep) -> tuple[LoadResult, int]:
     looks = 0
 
-    async def look() -> None:
+    async def count_look() -> None:
         nonlocal looks
         looks += 1
 
-    async with asyncio.timeout(20), serving(script) as port:
-        return await ClosedLoop(port, orders, at_once).run(step, look), looks
+    async with asyncio.timeout(20), serve_script(script) as port:
+        return await ClosedLoop(port, orders, at_once).run(step, count_look), looks
 
 
 async def test_so_many_are_under_way_at_all_times_and_the_rate_is_theirs():
     now = SimpleNamespace(here=0, most=0)
 
-    async def script(head, body, send):
+    async def track_requests(head, body, send):
         now.here += 1
         now.most = max(now.most, now.here)
         await asyncio.sleep(0.01)
         now.here -= 1
-        await whole(send, event(content="a"))
+        await send_whole(send, make_event(content="a"))
 
-    seen, looks = await run(script, [LoadRequest(request())], 3, LoadStep(0.2, 12))
+    load_result, looks = await run_load(track_requests, [LoadRequest(make_request())], 3, LoadStep(0.2, 12))
 
     assert now.most == 3
     assert looks == 2
-    assert len(seen.answers) >= 12
-    assert seen.rate < 3 / 0.01
-    point = seen.to_point()
-    assert (point.at_once, point.rate) == (3, seen.rate)
+    assert len(load_result.answers) >= 12
+    assert load_result.rate < 3 / 0.01
+    point = load_result.to_point()
+    assert (point.at_once, point.rate) == (3, load_result.rate)
     assert 0.01 <= point.median <= point.done
 
 
 async def test_requests_come_by_their_shares_and_as_they_are_wanted():
-    sent: Counter[bytes] = Counter()
+    body_counts: Counter[bytes] = Counter()
 
-    async def script(head, body, send):
-        sent[body] += 1
-        await whole(send, event(content="a"))
+    async def count_body(head, body, send):
+        body_counts[body] += 1
+        await send_whole(send, make_event(content="a"))
 
-    orders = [LoadRequest(request(0.75, body=b"a")), LoadRequest(request(0.25, body=b"b"), "", True)]
-    await run(script, orders, 2, LoadStep(0.05, 100))
+    orders = [LoadRequest(make_request(0.75, body=b"a")), LoadRequest(make_request(0.25, body=b"b"), "", True)]
+    await run_load(count_body, orders, 2, LoadStep(0.05, 100))
 
-    assert set(sent) == {b"a", b"short b"}
-    assert sent[b"a"] / sent.total() == pytest.approx(0.75, abs=0.05)
+    assert set(body_counts) == {b"a", b"short b"}
+    assert body_counts[b"a"] / body_counts.total() == pytest.approx(0.75, abs=0.05)
 
 
 async def test_a_step_lasts_until_enough_have_ended():
-    sent: list[bytes] = []
+    bodies: list[bytes] = []
 
-    async def script(head, body, send):
-        sent.append(body)
-        await whole(send, event(content="a"))
+    async def record_body(head, body, send):
+        bodies.append(body)
+        await send_whole(send, make_event(content="a"))
 
-    seen, _ = await run(script, [LoadRequest(request())], 1, LoadStep(0.05, 50))
+    load_result, _ = await run_load(record_body, [LoadRequest(make_request())], 1, LoadStep(0.05, 50))
 
-    assert len(seen.answers) >= 50
-    assert len(seen.answers) + len(seen.others) in (len(sent), len(sent) - 1)  # the last one may still run
+    assert len(load_result.answers) >= 50
+    assert len(load_result.answers) + len(load_result.others) in (
+        len(bodies),
+        len(bodies) - 1,
+    )  # the last one may still run
 
 
 def test_the_rate_of_a_mix_is_that_of_the_requests_that_do_not_skip_the_option():
-    paced, other = LoadRequest(request(0.25)), LoadRequest(request(0.75), paces=False)
-    ended = sorted(
-        [(n / 7, paced) for n in range(20)] + [(n / 60, other) for n in range(150)], key=lambda each: each[0]
+    paced_request, other = LoadRequest(make_request(0.25)), LoadRequest(make_request(0.75), paces=False)
+    end_times = sorted(
+        [(n / 7, paced_request) for n in range(20)] + [(n / 60, other) for n in range(150)], key=lambda each: each[0]
     )
 
-    assert ClosedLoop(0, [paced, other], 16)._mix_rate(ended) == pytest.approx(7 / 0.25)
-    assert ClosedLoop(0, [paced, other], 16)._mix_rate(ended[:3]) == pytest.approx(
-        request_rate([at for at, _ in ended[:3]])
+    assert ClosedLoop(0, [paced_request, other], 16)._mix_rate(end_times) == pytest.approx(7 / 0.25)
+    assert ClosedLoop(0, [paced_request, other], 16)._mix_rate(end_times[:3]) == pytest.approx(
+        request_rate([at for at, _ in end_times[:3]])
     )
 
 
@@ -111,22 +116,22 @@ def test_the_pace_of_a_steady_stream_is_exact():
 
 
 async def test_a_request_that_is_refused_is_named():
-    async def script(head, body, send):
-        await send(refusal(400, "bad_request"))
+    async def send_refusal(head, body, send):
+        await send(make_refusal(400, "bad_request"))
 
     with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is rejected: no"):
-        await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
+        await run_load(send_refusal, [LoadRequest(make_request())], 2, LoadStep(0.1, 1))
 
 
 async def test_a_gateway_that_is_full_is_told_from_other_errors():
-    async def script(head, body, send):
-        await send(refusal(429, "overloaded"))
+    async def send_refusal(head, body, send):
+        await send(make_refusal(429, "overloaded"))
 
     with pytest.raises(Overloaded):
-        await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
+        await run_load(send_refusal, [LoadRequest(make_request())], 2, LoadStep(0.1, 1))
 
 
-def told(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float = 0.0) -> TimedAnswer:
+def make_answer(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float = 0.0) -> TimedAnswer:
     usage = {
         "prompt_tokens": prompt,
         "completion_tokens": text + 50,
@@ -137,16 +142,16 @@ def told(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float =
 
 
 def test_quantities_are_means_by_type():
-    film, picture = request(kind="film", media=("video",)), request(kind="picture", media=("image",))
-    found = mean_quantities(
+    film, picture = make_request(kind="film", media=("video",)), make_request(kind="picture", media=("image",))
+    quantities = mean_quantities(
         [
-            (LoadRequest(film), told(100, 10, image=80)),
-            (LoadRequest(film), told(200, 20, image=160, audio=8, speech=3.0)),
-            (LoadRequest(picture), told(70, 6, image=60)),
+            (LoadRequest(film), make_answer(100, 10, image=80)),
+            (LoadRequest(film), make_answer(200, 20, image=160, audio=8, speech=3.0)),
+            (LoadRequest(picture), make_answer(70, 6, image=60)),
         ]
     )
 
-    assert found == {
+    assert quantities == {
         "film": {
             "prompt_tokens": 150, "completion_tokens": 15, "video_tokens": 120, "audio_tokens": 4, "speech_seconds": 1.5,
         },
@@ -156,7 +161,7 @@ def test_quantities_are_means_by_type():
 
 def test_percentiles_are_of_what_there_is():
     answers = [
-        (LoadRequest(request()), TimedAnswer(done=n / 100, first_token=0.1, gaps=[0.01] * 99 + [0.5]))
+        (LoadRequest(make_request()), TimedAnswer(done=n / 100, first_token=0.1, gaps=[0.01] * 99 + [0.5]))
         for n in range(1, 201)
     ]
     point = LoadResult(4, 100.0, answers).to_point()

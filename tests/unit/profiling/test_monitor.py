@@ -29,15 +29,15 @@ async def monitor(bus: MemoryBus) -> ExecutorMonitor:
     return monitor
 
 
-def report(bus: MemoryBus, state: str = "ready", busy: float = 0.0) -> None:
+def publish_report(bus: MemoryBus, state: str = "ready", busy: float = 0.0) -> None:
     status = ExecutorStatus("m-L-0", "m", "L", ("thinker",), ("think",), "n", state, 1, busy=(busy,))
     bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
 
 async def test_busy_time_is_that_of_an_answer_to_the_census(bus: MemoryBus, monitor: ExecutorMonitor):
-    report(bus, busy=1.0)
+    publish_report(bus, busy=1.0)
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
-    await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: report(bus, busy=2.0))
+    await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: publish_report(bus, busy=2.0))
 
     assert (await monitor.read_busy(["m-L-0"]))["m-L-0"].seconds == {"thinker": 2.0}
     assert [each.id for each in monitor.ready_executors("m", "L")] == ["m-L-0"]
@@ -48,7 +48,7 @@ async def test_one_that_does_not_answer_is_silent(
     bus: MemoryBus, monitor: ExecutorMonitor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "STATUS_TIMEOUT_SECONDS", 0.02)
-    report(bus)
+    publish_report(bus)
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
 
     with pytest.raises(StageFailed, match="m-L-0 does not report its status"):
@@ -57,7 +57,7 @@ async def test_one_that_does_not_answer_is_silent(
 
 async def test_its_end_ends_what_is_measured(bus: MemoryBus, monitor: ExecutorMonitor):
     measuring = asyncio.ensure_future(monitor.unless_ended({"m-L-0": "L"}, asyncio.sleep(600.0)))
-    report(bus)
+    publish_report(bus)
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
 
     bus.publish(subjects.event_subject(subjects.GONE), b"m-L-0")

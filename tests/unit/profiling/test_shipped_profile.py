@@ -26,7 +26,7 @@ LENGTHS = 16
 ROLES = [(name, work.type, work.components) for name, option in SHIPPED.options.items() for work in option.work]
 
 
-def loads(kind: str, role: Iterable[str], factor: float = 1.0) -> Mapping[str, ComponentLoad]:
+def make_loads(kind: str, role: Iterable[str], factor: float = 1.0) -> Mapping[str, ComponentLoad]:
     """Return a request's load on ``role``, with ``factor`` times the mean codes."""
     sizes = SHIPPED.types[kind].quantities
     prompt, codes = round(sizes["prompt_tokens"]), round(factor * sizes.get("speech_seconds", 0.0) / CODE_SECONDS)
@@ -46,18 +46,18 @@ def code_factors() -> list[float]:
     steps = TIMES.default.components["thinker"].steps
     variance = math.log1p(steps.cv**2)
     places = ((0.5 + number) / LENGTHS for number in range(LENGTHS))
-    found = [math.exp(math.sqrt(variance) * NormalDist().inv_cdf(place) - variance / 2) for place in places]
-    return [found[number * 7 % LENGTHS] for number in range(LENGTHS)]
+    factors = [math.exp(math.sqrt(variance) * NormalDist().inv_cdf(place) - variance / 2) for place in places]
+    return [factors[number * 7 % LENGTHS] for number in range(LENGTHS)]
 
 
-def demands(kind: str, role: tuple[str, ...], share: float = 1.0) -> Iterator[tuple[str, TypeDemand]]:
+def yield_demands(kind: str, role: tuple[str, ...], share: float = 1.0) -> Iterator[tuple[str, TypeDemand]]:
     """Yield requests of type ``kind``; executors with a thinker draw the lengths of answers, others receive them."""
     speaks = {"talker", "vocoder"} & {*role}
     if "thinker" in role or not speaks:
-        yield kind, TypeDemand(share, loads(kind, role))
+        yield kind, TypeDemand(share, make_loads(kind, role))
         return
     for number, factor in enumerate(code_factors()):
-        yield f"{kind} {number}", TypeDemand(share / LENGTHS, loads(kind, role, factor))
+        yield f"{kind} {number}", TypeDemand(share / LENGTHS, make_loads(kind, role, factor))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def demands(kind: str, role: tuple[str, ...], share: float = 1.0) -> Iterator[tu
 def test_seconds_are_those_of_a_saturated_replica(option: str, kind: str, role: tuple[str, ...]):
     [work] = [each for each in SHIPPED.options[option].work if (each.type, each.components) == (kind, role)]
 
-    expected = predict_performance(TIMES, option, dict(demands(kind, role)), inflight=INFLIGHT).seconds
+    predicted_seconds = predict_performance(TIMES, option, dict(yield_demands(kind, role)), inflight=INFLIGHT).seconds
 
-    assert work.seconds == pytest.approx(sum(expected.values()) / len(expected), rel=MISS)
+    assert work.seconds == pytest.approx(sum(predicted_seconds.values()) / len(predicted_seconds), rel=MISS)
 
 
 @pytest.mark.parametrize("option", SHIPPED.options)
@@ -76,11 +76,11 @@ def test_the_rate_is_that_of_the_mix(option: str):
     parts = {*SHIPPED.options[option].components}
     roles = {kind: tuple(part for part in each.components if part in parts) for kind, each in SHIPPED.types.items()}
     shares = {kind: SHIPPED.types[kind].share for kind, role in roles.items() if role}
-    mix = dict(each for kind, share in shares.items() for each in demands(kind, roles[kind], share))
+    mix = dict(each for kind, share in shares.items() for each in yield_demands(kind, roles[kind], share))
 
-    served = predict_performance(TIMES, option, mix, inflight=INFLIGHT).throughput
+    request_throughput = predict_performance(TIMES, option, mix, inflight=INFLIGHT).throughput
 
-    assert SHIPPED.options[option].rate == pytest.approx(served / sum(shares.values()), rel=MISS)
+    assert SHIPPED.options[option].rate == pytest.approx(request_throughput / sum(shares.values()), rel=MISS)
 
 
 def test_sizes_are_those_of_the_simulation():
@@ -96,9 +96,9 @@ def test_each_component_has_a_line_and_no_option_contradicts_itself():
 
 
 def test_it_knows_how_much_a_message_brings_and_how_many_codes_a_second_has():
-    spoken = [edge for edge in SHIPPED.edges if edge.source in ("thinker", "talker")]
-    assert len(spoken) == 4
-    for edge in spoken:
+    speech_edges = [edge for edge in SHIPPED.edges if edge.source in ("thinker", "talker")]
+    assert len(speech_edges) == 4
+    for edge in speech_edges:
         assert edge.bunch == TIMES.default.components[edge.source].chunk
         sizes = SHIPPED.types[edge.type].quantities
         codes, rows = sizes["speech_seconds"] / CODE_SECONDS, sizes["completion_tokens"] - 1

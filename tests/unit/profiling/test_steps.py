@@ -7,18 +7,18 @@ from omnibus.profiling.engine_stats import EngineWindow, compare_stats, reports_
 from omnibus.profiling.load_generator import LoadRequest, LoadResult
 from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.steps import StepMeasurement, bottleneck_notes, option_loads
-from tests.unit.profiling.test_load_generator import request
+from tests.unit.profiling.test_load_generator import make_request
 
-SEEN = LoadResult(32, 8.0, [(LoadRequest(request()), TimedAnswer(done=1.0))])
+SEEN = LoadResult(32, 8.0, [(LoadRequest(make_request()), TimedAnswer(done=1.0))])
 OTHERS = {"V": 0.9}
 
 
-def step(busy: dict[str, float] | None, fill: float | None = None, waiting: bool = False, others=OTHERS):
-    return StepMeasurement(SEEN, busy, EngineWindow(fill, waiting), others)
+def make_step(busy: dict[str, float] | None, fill: float | None = None, waiting: bool = False, other_options=OTHERS):
+    return StepMeasurement(SEEN, busy, EngineWindow(fill, waiting), other_options)
 
 
 def test_what_was_not_busy_has_no_seconds_whatever_was_served():
-    idle = step({"vision": 0.0, "thinker": 0.0})
+    idle = make_step({"vision": 0.0, "thinker": 0.0})
 
     assert idle.seconds is None
     assert idle.component_seconds(("vision",)) == {}
@@ -26,25 +26,25 @@ def test_what_was_not_busy_has_no_seconds_whatever_was_served():
 
 
 def test_a_language_model_that_is_busy_with_few_sequences_is_not_the_bottleneck():
-    few, most, full = (step({"thinker": 1.0}, fill) for fill in (0.3, 0.85, 0.95))
-    queued = step({"thinker": 1.0}, 0.3, True)
+    few, most, full = (make_step({"thinker": 1.0}, fill) for fill in (0.3, 0.85, 0.95))
+    queued_step = make_step({"thinker": 1.0}, 0.3, True)
 
-    assert [each.is_bottleneck for each in (few, most, full, queued)] == [False, False, True, True]
+    assert [each.is_bottleneck for each in (few, most, full, queued_step)] == [False, False, True, True]
     [note] = bottleneck_notes("Th", {"thinker": few})
     assert note.startswith("Th was not the bottleneck for thinker (100% busy, batches 30% full)")
     assert list(bottleneck_notes("Th", {})) == []
 
 
 def test_an_option_that_runs_everything_is_the_bottleneck_when_it_is_busy():
-    assert step({"thinker": 0.9}, 0.3, others={}).is_bottleneck
-    assert not step({"thinker": 0.5}, 0.3, others={}).is_bottleneck
+    assert make_step({"thinker": 0.9}, 0.3, other_options={}).is_bottleneck
+    assert not make_step({"thinker": 0.5}, 0.3, other_options={}).is_bottleneck
 
 
 def test_seconds_are_busy_time_per_request_where_others_hold_requests_back():
-    assert step({"thinker": 0.4}).seconds == pytest.approx(0.4 / 8)
-    assert step({"thinker": 0.9}).seconds == pytest.approx(1 / 8)
-    assert step(None).seconds == pytest.approx(1 / 8)
-    assert step({"vision": 0.1, "thinker": 0.3}).component_seconds(("vision", "thinker")) == {
+    assert make_step({"thinker": 0.4}).seconds == pytest.approx(0.4 / 8)
+    assert make_step({"thinker": 0.9}).seconds == pytest.approx(1 / 8)
+    assert make_step(None).seconds == pytest.approx(1 / 8)
+    assert make_step({"vision": 0.1, "thinker": 0.3}).component_seconds(("vision", "thinker")) == {
         "vision": pytest.approx(0.1 / 8), "thinker": pytest.approx(0.3 / 8),
     }  # fmt: skip
 

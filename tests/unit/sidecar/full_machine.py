@@ -17,7 +17,7 @@ import uvloop
 
 from omnibus.errors import ArenaFull
 from omnibus.tensors.client import TensorClient
-from tests.unit.sidecar.node import connect, running
+from tests.unit.sidecar.node import connect_client, run_sidecar
 
 MIB = 1 << 20
 ROOM_BYTES = 96 * MIB
@@ -28,7 +28,7 @@ WRITERS = 8
 IMAGE_BYTES = 6 * MIB
 
 
-async def _write(client: TensorClient, number: int) -> str:
+async def _write_image(client: TensorClient, number: int) -> str:
     """Put an image in place, as a gateway does. Returns the code of the error if it is refused."""
     try:
         block = await client.allocate((IMAGE_BYTES,), invocation=f"i{number}", deadline=time.time() + 60, wait=0.1)
@@ -38,16 +38,16 @@ async def _write(client: TensorClient, number: int) -> str:
     return "ok" if bool(np.all(client.view(block.seal()) == number + 1)) else "different"
 
 
-async def _round(client: TensorClient) -> list[str]:
+async def _run_round(client: TensorClient) -> list[str]:
     """Run all writers at once, then free their blocks."""
-    outcomes = await asyncio.gather(*(_write(client, number) for number in range(WRITERS)))
+    outcomes = await asyncio.gather(*(_write_image(client, number) for number in range(WRITERS)))
     for number in range(WRITERS):
         client.end_invocation(f"i{number}")
     await client.stats()
     return outcomes
 
 
-async def _patient(client: TensorClient, other: Path) -> str:
+async def _wait_for_room(client: TensorClient, other: Path) -> str:
     """Run a writer that waits for room, while ``other`` is removed."""
     whole = ARENA_BYTES - MIB
     waiting = asyncio.create_task(client.allocate((whole,), invocation="p", deadline=time.time() + 60, wait=30.0))
@@ -59,14 +59,14 @@ async def _patient(client: TensorClient, other: Path) -> str:
     return "ok"
 
 
-async def _story(directory: Path) -> dict[str, object]:
+async def _run_story(directory: Path) -> dict[str, object]:
     other = directory / "somebody-else"
     with other.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, ROOM_BYTES - LEFT_BYTES)
-    async with running(directory, size=ARENA_BYTES) as sidecar, await connect(directory) as client:
-        before = await _round(client)
-        patient = await _patient(client, other)
-        after = await _round(client)
+    async with run_sidecar(directory, size=ARENA_BYTES) as sidecar, await connect_client(directory) as client:
+        before = await _run_round(client)
+        patient = await _wait_for_room(client, other)
+        after = await _run_round(client)
         return {"before": before, "patient": patient, "after": after, "blocks": sidecar.snapshot()["blocks"]}
 
 
@@ -75,19 +75,19 @@ async def _from_nothing(directory: Path) -> dict[str, object]:
     other = directory / "somebody-else"
     with other.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, ROOM_BYTES - 64 * 1024)
-    async with running(directory, size=ARENA_BYTES), await connect(directory) as client:
-        before = await _round(client)
+    async with run_sidecar(directory, size=ARENA_BYTES), await connect_client(directory) as client:
+        before = await _run_round(client)
         other.unlink()
         patient = await client.allocate((IMAGE_BYTES,), invocation="p", deadline=time.time() + 60, wait=30.0)
         patient.array[:] = 1
-        return {"before": before, "after": await _round(client)}
+        return {"before": before, "after": await _run_round(client)}
 
 
 def main(story: str, place: str) -> None:
     directory = Path(place)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", place], check=True)
-    told = uvloop.run({"story": _story, "from_nothing": _from_nothing}[story](directory))
-    sys.stdout.write(json.dumps(told) + "\n")
+    outcome = uvloop.run({"story": _run_story, "from_nothing": _from_nothing}[story](directory))
+    sys.stdout.write(json.dumps(outcome) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,16 +26,16 @@ ROOT = Path(__file__).parents[3]
 PATIENCE = 20.0  # seconds
 
 
-def settings(directory: Path, **changes: Any) -> SidecarConfig:
+def make_settings(directory: Path, **changes: Any) -> SidecarConfig:
     """Return settings of a sidecar with an arena of 1 MiB."""
     place = {"node": NODE, "socket": str(directory / "s"), "directory": str(directory), "arena": "arena"}
     return SidecarConfig(**{**place, "size": 1 << 20, "grace": 60.0, **changes})
 
 
 @asynccontextmanager
-async def running(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
+async def run_sidecar(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
     """Yield a started sidecar in this loop, stopped at the end."""
-    sidecar = Sidecar(settings(directory, **changes))
+    sidecar = Sidecar(make_settings(directory, **changes))
     await sidecar.start()
     try:
         yield sidecar
@@ -44,7 +44,7 @@ async def running(directory: Path, **changes: Any) -> AsyncIterator[Sidecar]:
 
 
 @asynccontextmanager
-async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def start_process(role: str, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """Yield a process in ``role``; it is killed at the end if it still runs."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, role, str(directory), cwd=ROOT,
@@ -58,23 +58,23 @@ async def process(role: str, directory: Path) -> AsyncIterator[asyncio.subproces
         await child.wait()
 
 
-async def line(child: asyncio.subprocess.Process) -> bytes:
+async def read_line(child: asyncio.subprocess.Process) -> bytes:
     """Return the next line that ``child`` prints."""
     assert child.stdout is not None
     return (await asyncio.wait_for(child.stdout.readline(), PATIENCE)).strip()
 
 
-def tell(child: asyncio.subprocess.Process, text: bytes) -> None:
+def send_line(child: asyncio.subprocess.Process, text: bytes) -> None:
     """Send ``child`` one line."""
     assert child.stdin is not None
     child.stdin.write(text + b"\n")
 
 
-async def connect(directory: Path, owner: str = "client", **options: Any) -> TensorClient:
+async def connect_client(directory: Path, owner: str = "client", **options: Any) -> TensorClient:
     return await TensorClient.connect(str(directory / "s"), owner, NODE, **options)
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+async def wait_until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait for an effect of another process or the kernel."""
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -84,59 +84,59 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
             await asyncio.sleep(0.005)
 
 
-def soon(seconds: float = 60.0) -> float:
+def make_deadline(seconds: float = 60.0) -> float:
     return time.time() + seconds
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-async def _heard() -> str:
+async def _read_line() -> str:
     return await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
 
-async def _sidecar(directory: Path) -> None:
-    async with running(directory) as sidecar:
-        _say("ready")
+async def _run_sidecar(directory: Path) -> None:
+    async with run_sidecar(directory) as sidecar:
+        _print_line("ready")
         await sidecar.serve()
 
 
-async def _producer(directory: Path) -> None:
+async def _run_producer(directory: Path) -> None:
     """Print handles of a sealed and an unsealed tensor, then wait."""
-    client = await connect(directory, "producer")
-    sealed = await client.put(np.full(100, 7, np.int32), invocation="i", deadline=soon())
-    growing = await client.allocate(100, invocation="i", deadline=soon())
+    client = await connect_client(directory, "producer")
+    sealed_handle = await client.put(np.full(100, 7, np.int32), invocation="i", deadline=make_deadline())
+    growing = await client.allocate(100, invocation="i", deadline=make_deadline())
     await client.stats()
-    _say(msgspec.json.encode([sealed, growing.handle]).decode())
-    await _heard()
+    _print_line(msgspec.json.encode([sealed_handle, growing.handle]).decode())
+    await _read_line()
 
 
-async def _repeater(directory: Path) -> None:
+async def _run_repeater(directory: Path) -> None:
     """Put and release two tensors of one size, then wait. The process holds a spare for a third one."""
-    client = await connect(directory, "repeater")
+    client = await connect_client(directory, "repeater")
     for _ in range(2):
-        client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon()))
+        client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=make_deadline()))
         await client.stats()
-    _say("ready")
-    await _heard()
+    _print_line("ready")
+    await _read_line()
 
 
-async def _reader(directory: Path) -> None:
+async def _run_reader(directory: Path) -> None:
     """View the received handle, and print its sum after each line. Releases it at ``done``."""
-    client = await connect(directory, "reader")
-    handle = msgspec.json.decode(await _heard(), type=Handle)
+    client = await connect_client(directory, "reader")
+    handle = msgspec.json.decode(await _read_line(), type=Handle)
     array = client.view(handle)
     await client.stats()
-    _say(str(int(array.sum())))
-    while (await _heard()).strip() != "done":
-        _say(str(int(array.sum())))
+    _print_line(str(int(array.sum())))
+    while (await _read_line()).strip() != "done":
+        _print_line(str(int(array.sum())))
     client.release(handle)
     await client.stats()
-    _say("released")
+    _print_line("released")
 
 
 if __name__ == "__main__":
     role, place = sys.argv[1:]
-    roles = {"sidecar": _sidecar, "producer": _producer, "repeater": _repeater, "reader": _reader}
+    roles = {"sidecar": _run_sidecar, "producer": _run_producer, "repeater": _run_repeater, "reader": _run_reader}
     uvloop.run(roles[role](Path(place)))

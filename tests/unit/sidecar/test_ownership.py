@@ -41,8 +41,8 @@ def test_a_directory_of_ones_own_is_taken(tmp_path: Path, mode: int):
 
 
 async def test_a_sidecar_of_ones_own_is_believed(tmp_path: Path):
-    async with nodes.running(tmp_path):
-        client = await nodes.connect(tmp_path, "reader")
+    async with nodes.run_sidecar(tmp_path):
+        client = await nodes.connect_client(tmp_path, "reader")
         assert client.connected
         await client.close()
 

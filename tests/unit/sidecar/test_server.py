@@ -16,60 +16,78 @@ from omnibus.tensors.handle import Handle
 from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
 from omnibus_sidecar import connection
 from omnibus_sidecar.server import Sidecar
-from tests.unit.sidecar.node import NODE, connect, line, process, running, settings, soon, tell, until
+from tests.unit.sidecar.node import (
+    NODE,
+    connect_client,
+    make_deadline,
+    make_settings,
+    read_line,
+    run_sidecar,
+    send_line,
+    start_process,
+    wait_until,
+)
 
 HELLO = encode_frame(SidecarFrame(Verb.HELLO, 1, text=b"raw"))
 
 
 async def test_two_processes_share_bytes_without_copying(tmp_path):
-    async with running(tmp_path) as sidecar, await connect(tmp_path) as client, process("reader", tmp_path) as reader:
-        block = await client.allocate((50,), "int32", invocation="i", deadline=soon())
+    async with (
+        run_sidecar(tmp_path) as sidecar,
+        await connect_client(tmp_path) as client,
+        start_process("reader", tmp_path) as reader,
+    ):
+        block = await client.allocate((50,), "int32", invocation="i", deadline=make_deadline())
         block.array[:] = 1
-        tell(reader, msgspec.json.encode(block.seal()))
-        assert await line(reader) == b"50"
+        send_line(reader, msgspec.json.encode(block.seal()))
+        assert await read_line(reader) == b"50"
 
         block.array[:] = 3  # after the consumer opened its view
-        tell(reader, b"again")
-        assert await line(reader) == b"150"
+        send_line(reader, b"again")
+        assert await read_line(reader) == b"150"
 
-        tell(reader, b"done")
-        assert await line(reader) == b"released"
+        send_line(reader, b"done")
+        assert await read_line(reader) == b"released"
         await client.stats()
         assert sidecar.snapshot()["blocks"] == 0
 
 
 async def test_a_killed_producer_loses_what_it_had_not_sealed(tmp_path):
     async with (
-        running(tmp_path) as sidecar,
-        await connect(tmp_path) as client,
-        process("producer", tmp_path) as producer,
+        run_sidecar(tmp_path) as sidecar,
+        await connect_client(tmp_path) as client,
+        start_process("producer", tmp_path) as producer,
     ):
-        sealed, _ = msgspec.json.decode(await line(producer), type=list[Handle])
+        sealed_handle, _ = msgspec.json.decode(await read_line(producer), type=list[Handle])
         assert sidecar.snapshot()["blocks"] == 2
 
         producer.kill()
 
-        await until(lambda: sidecar.snapshot()["clients"] == 1)
-        assert [row["id"] for row in await client.ledger()] == [sealed.id]
+        await wait_until(lambda: sidecar.snapshot()["clients"] == 1)
+        assert [row["id"] for row in await client.ledger()] == [sealed_handle.id]
         assert sidecar.snapshot()["freed_total"] == {"orphaned": 1}
-        assert client.view(sealed).sum() == 700
-        client.release(sealed)
+        assert client.view(sealed_handle).sum() == 700
+        client.release(sealed_handle)
         assert (await client.stats())["blocks"] == 0
 
 
 async def test_a_killed_reader_has_released(tmp_path):
-    async with running(tmp_path) as sidecar, await connect(tmp_path) as client, process("reader", tmp_path) as reader:
-        handle = await client.put(np.ones(50, np.int32), invocation="i", deadline=soon())
-        tell(reader, msgspec.json.encode(handle))
-        assert await line(reader) == b"50"
+    async with (
+        run_sidecar(tmp_path) as sidecar,
+        await connect_client(tmp_path) as client,
+        start_process("reader", tmp_path) as reader,
+    ):
+        handle = await client.put(np.ones(50, np.int32), invocation="i", deadline=make_deadline())
+        send_line(reader, msgspec.json.encode(handle))
+        assert await read_line(reader) == b"50"
         assert (await client.ledger())[0]["held"] == 1
 
         reader.kill()
 
-        await until(lambda: sidecar.snapshot()["blocks"] == 0)
+        await wait_until(lambda: sidecar.snapshot()["blocks"] == 0)
 
 
-async def _ask(directory, raw: bytes) -> bytes:
+async def _send_raw(directory, raw: bytes) -> bytes:
     """Return the sidecar's whole answer to ``raw`` until it closes the connection."""
     reader, writer = await asyncio.open_unix_connection(str(directory / "s"))
     writer.write(raw)
@@ -93,40 +111,40 @@ async def _ask(directory, raw: bytes) -> bytes:
     ids=["noise", "http", "before-hello", "nameless", "hello-twice", "an-answer", "zeros", "long-text"],
 )
 async def test_a_malformed_frame_costs_its_sender_the_connection_and_nobody_else(tmp_path, caplog, raw):
-    async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
-        handle = await client.put(np.arange(9), invocation="i", deadline=soon())
+    async with run_sidecar(tmp_path) as sidecar, await connect_client(tmp_path) as client:
+        handle = await client.put(np.arange(9), invocation="i", deadline=make_deadline())
 
-        await _ask(tmp_path, raw)
+        await _send_raw(tmp_path, raw)
 
         assert "is disconnected" in caplog.text
         assert client.view(handle).sum() == 36
-        await until(lambda: sidecar.snapshot()["clients"] == 1)
+        await wait_until(lambda: sidecar.snapshot()["clients"] == 1)
         assert sidecar.snapshot()["dropped_clients_total"] == 1
 
 
 async def test_frames_before_a_malformed_one_are_served_and_then_dropped_with_the_client(tmp_path):
-    allocate = encode_frame(SidecarFrame(Verb.ALLOCATE, 2, nbytes=10, deadline=soon(), text=b"i"))
-    async with running(tmp_path) as sidecar:
-        await _ask(tmp_path, HELLO + allocate + b"\x00" * FRAME_BYTES)
+    allocate = encode_frame(SidecarFrame(Verb.ALLOCATE, 2, nbytes=10, deadline=make_deadline(), text=b"i"))
+    async with run_sidecar(tmp_path) as sidecar:
+        await _send_raw(tmp_path, HELLO + allocate + b"\x00" * FRAME_BYTES)
 
-        await until(lambda: sidecar.snapshot()["clients"] == 0)
+        await wait_until(lambda: sidecar.snapshot()["clients"] == 0)
         assert sidecar.snapshot()["freed_total"] == {"orphaned": 1}
 
 
 async def test_half_a_frame_and_a_hang_up_leave_nothing(tmp_path):
-    async with running(tmp_path) as sidecar:
+    async with run_sidecar(tmp_path) as sidecar:
         _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
         writer.write(HELLO + HELLO[:50])
-        await until(lambda: sidecar.snapshot()["clients"] == 1)
+        await wait_until(lambda: sidecar.snapshot()["clients"] == 1)
         writer.close()
 
-        await until(lambda: sidecar.snapshot()["clients"] == 0)
+        await wait_until(lambda: sidecar.snapshot()["clients"] == 0)
         assert sidecar.snapshot()["dropped_clients_total"] == 0
 
 
 async def test_a_client_of_another_version_is_told_so(tmp_path, monkeypatch):
-    async with running(tmp_path):
-        answer = await _ask(tmp_path, HELLO[:8] + struct.pack("<H", 9) + HELLO[10:])
+    async with run_sidecar(tmp_path):
+        answer = await _send_raw(tmp_path, HELLO[:8] + struct.pack("<H", 9) + HELLO[10:])
 
         assert struct.unpack_from("<HBBIH", answer) == (protocol.MAGIC, Verb.REFUSED, 0, 0, protocol.VERSION)
 
@@ -141,13 +159,13 @@ async def test_a_sidecar_of_another_version_is_refused_with_a_clear_error(tmp_pa
 
     server = await asyncio.start_unix_server(old_sidecar, str(tmp_path / "s"))
     with pytest.raises(ProtocolError, match="install the same release"):
-        await connect(tmp_path)
+        await connect_client(tmp_path)
     server.close()
 
 
 async def test_a_client_that_reads_no_answers_is_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 64 * 1024)
-    async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
+    async with run_sidecar(tmp_path) as sidecar, await connect_client(tmp_path) as client:
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         raw.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -167,7 +185,7 @@ async def test_a_client_that_reads_no_answers_is_cut_off(tmp_path, monkeypatch):
 
 
 async def test_the_socket_belongs_to_its_user_alone(tmp_path):
-    async with running(tmp_path):
+    async with run_sidecar(tmp_path):
         mode = (tmp_path / "s").stat().st_mode
 
     assert stat.S_ISSOCK(mode)
@@ -175,10 +193,10 @@ async def test_the_socket_belongs_to_its_user_alone(tmp_path):
 
 
 async def test_stopping_removes_socket_and_arena_and_may_be_repeated(tmp_path):
-    sidecar = Sidecar(settings(tmp_path))
+    sidecar = Sidecar(make_settings(tmp_path))
     await sidecar.start()
-    client = await connect(tmp_path)
-    await client.allocate(100, invocation="i", deadline=soon())
+    client = await connect_client(tmp_path)
+    await client.allocate(100, invocation="i", deadline=make_deadline())
     serving = asyncio.create_task(sidecar.serve())
 
     await sidecar.stop()
@@ -186,17 +204,17 @@ async def test_stopping_removes_socket_and_arena_and_may_be_repeated(tmp_path):
 
     await asyncio.wait_for(serving, 20)
     assert list(tmp_path.iterdir()) == []
-    await until(lambda: not client.connected)
+    await wait_until(lambda: not client.connected)
     await client.close()
 
 
 async def test_a_second_sidecar_under_the_same_names_is_refused_and_harms_nobody(tmp_path):
-    async with running(tmp_path), await connect(tmp_path) as client:
-        handle = await client.put(np.arange(9), invocation="i", deadline=soon())
+    async with run_sidecar(tmp_path), await connect_client(tmp_path) as client:
+        handle = await client.put(np.arange(9), invocation="i", deadline=make_deadline())
         with pytest.raises(Fatal, match="living sidecar owns the arena"):
-            await Sidecar(settings(tmp_path)).start()
+            await Sidecar(make_settings(tmp_path)).start()
         with pytest.raises(Fatal, match="another sidecar listens"):
-            await Sidecar(settings(tmp_path, arena="second")).start()
+            await Sidecar(make_settings(tmp_path, arena="second")).start()
 
         assert client.view(handle).sum() == 36
         assert not (tmp_path / "second").exists()
@@ -207,7 +225,7 @@ async def test_a_file_in_place_of_the_socket_is_spared(tmp_path):
     (tmp_path / "s").write_text("precious")
 
     with pytest.raises(Fatal, match="not a socket"):
-        await Sidecar(settings(tmp_path)).start()
+        await Sidecar(make_settings(tmp_path)).start()
 
     assert (tmp_path / "s").read_text() == "precious"
     assert not (tmp_path / "arena").exists()
@@ -215,15 +233,15 @@ async def test_a_file_in_place_of_the_socket_is_spared(tmp_path):
 
 async def test_a_socket_path_that_is_too_long_is_explained(tmp_path):
     with pytest.raises(Fatal, match="107 bytes"):
-        await Sidecar(settings(tmp_path, socket=str(tmp_path / ("x" * 120)))).start()
+        await Sidecar(make_settings(tmp_path, socket=str(tmp_path / ("x" * 120)))).start()
 
 
 async def test_the_snapshot_counts_everything_from_the_start(tmp_path):
-    sidecar = Sidecar(settings(tmp_path))
+    sidecar = Sidecar(make_settings(tmp_path))
     assert sidecar.snapshot() == {}
     await sidecar.start()
-    async with await connect(tmp_path) as client:
-        await client.allocate(1000, invocation="i", deadline=soon())
+    async with await connect_client(tmp_path) as client:
+        await client.allocate(1000, invocation="i", deadline=make_deadline())
 
         snapshot = sidecar.snapshot()
 
@@ -234,33 +252,35 @@ async def test_the_snapshot_counts_everything_from_the_start(tmp_path):
 
 
 async def test_freed_bytes_are_cleared_when_isolation_is_on(tmp_path):
-    async with running(tmp_path, clear_on_free=True), await connect(tmp_path) as client:
-        handle = await client.put(np.full(100, 7, np.uint8), invocation="i", deadline=soon())
+    async with run_sidecar(tmp_path, clear_on_free=True), await connect_client(tmp_path) as client:
+        handle = await client.put(np.full(100, 7, np.uint8), invocation="i", deadline=make_deadline())
         client.release(handle)
 
-        again = await client.allocate(100, invocation="j", deadline=soon())
+        again = await client.allocate(100, invocation="j", deadline=make_deadline())
 
         assert again.handle.offset == handle.offset
         assert not again.array.any()
 
 
 def test_everything_works_on_uvloop_too(tmp_path):
-    async def life() -> None:
-        async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
+    async def use_sidecar() -> None:
+        async with run_sidecar(tmp_path) as sidecar, await connect_client(tmp_path) as client:
             async with await TensorClient.connect(str(tmp_path / "s"), "reader", NODE) as reader:
-                handle = await client.put(np.arange(9), invocation="i", deadline=soon())
+                handle = await client.put(np.arange(9), invocation="i", deadline=make_deadline())
                 assert reader.view(handle).sum() == 36
                 reader.release(handle)
                 await reader.stats()
-                await client.put(np.arange(9), invocation="i", deadline=soon(0.05))
-                await until(lambda: sidecar.snapshot()["blocks"] == 0)
+                await client.put(np.arange(9), invocation="i", deadline=make_deadline(0.05))
+                await wait_until(lambda: sidecar.snapshot()["blocks"] == 0)
                 assert sidecar.snapshot()["freed_total"] == {"released": 1, "expired": 1}
-                waiting = [client.put(np.zeros(500_000, np.uint8), invocation="i", deadline=soon()) for _ in range(2)]
+                waiting = [
+                    client.put(np.zeros(500_000, np.uint8), invocation="i", deadline=make_deadline()) for _ in range(2)
+                ]
                 await asyncio.gather(*waiting)
-            await _ask(tmp_path, b"\x00" * FRAME_BYTES)
+            await _send_raw(tmp_path, b"\x00" * FRAME_BYTES)
             await sidecar.stop()
-            await until(lambda: not client.connected)
-            async with running(tmp_path):
+            await wait_until(lambda: not client.connected)
+            async with run_sidecar(tmp_path):
                 await client.wait_ready(20)
 
-    uvloop.run(life())
+    uvloop.run(use_sidecar())

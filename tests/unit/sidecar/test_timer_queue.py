@@ -15,7 +15,7 @@ class Bell:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.agenda: TimerQueue[Item] = TimerQueue(self.loop, self._ring)
+        self.agenda: TimerQueue[Item] = TimerQueue(self.loop, self._ring_item)
         self.rung: list[str] = []
         self.last = asyncio.Event()
 
@@ -27,7 +27,7 @@ class Bell:
         await asyncio.wait_for(self.last.wait(), 20)
         return self.rung
 
-    def _ring(self, item: Item) -> None:
+    def _ring_item(self, item: Item) -> None:
         assert item.due == inf
         self.rung.append(item.name)
         if item.name == "last":
@@ -66,14 +66,14 @@ async def test_ringing_may_set_new_times():
     bell = Bell()
     again = Item("again")
 
-    def ring(item: Item) -> None:
+    def ring_again(item: Item) -> None:
         bell.rung.append(item.name)
         if len(bell.rung) < 3:
             bell.set(again, 0.0)
         else:
             bell.last.set()
 
-    bell.agenda = TimerQueue(bell.loop, ring)
+    bell.agenda = TimerQueue(bell.loop, ring_again)
     bell.set(again, 0.0)
 
     assert await bell.wait() == ["again"] * 3

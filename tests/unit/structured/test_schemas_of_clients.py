@@ -14,7 +14,7 @@ from tests.json_schema_suite import Grammar
 STRING, INTEGER, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}
 
 
-def strict(**properties: Any) -> dict[str, Any]:
+def make_strict(**properties: Any) -> dict[str, Any]:
     """Return an object as OpenAI's strict mode requires: every property required, and no others."""
     return {
         "type": "object",
@@ -24,11 +24,11 @@ def strict(**properties: Any) -> dict[str, Any]:
     }
 
 
-def tagged(tag: str, **properties: Any) -> dict[str, Any]:
-    return strict(kind={"const": tag, "type": "string"}, **properties)
+def make_tagged(tag: str, **properties: Any) -> dict[str, Any]:
+    return make_strict(kind={"const": tag, "type": "string"}, **properties)
 
 
-NODE = strict(value=INTEGER, children={"type": "array", "items": {"$ref": "#/$defs/Node"}})
+NODE = make_strict(value=INTEGER, children={"type": "array", "items": {"$ref": "#/$defs/Node"}})
 ADDRESS = {"$ref": "#/$defs/Address"}
 ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 ZOD_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
@@ -42,31 +42,31 @@ OLD_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 #: Name, schema, texts of answers that fit and of answers that do not.
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     # OpenAI's documentation
-    ("strict object", strict(name=STRING, age=INTEGER), ['{"name": "x", "age": 3}'], ['{"age": 3, "name": "x"}', '{"name": "x"}']),
-    ("reasoning first", strict(reasoning=STRING, answer=FLAG), ['{"reasoning": "so", "answer": true}'], ['{"answer": true, "reasoning": "so"}']),
-    ("optional by null", strict(a={"type": ["string", "null"]}), ['{"a": null}', '{"a": "x"}'], ['{"a": 1}', "{}"]),
-    ("steps", strict(steps={"type": "array", "items": strict(explanation=STRING, output=STRING)}, final=STRING), ['{"steps": [{"explanation": "a", "output": "b"}], "final": "c"}', '{"steps": [], "final": ""}'], ['{"steps": [{"output": "b", "explanation": "a"}], "final": "c"}']),
-    ("recursion by #", {**strict(label=STRING, children={"type": "array", "items": {"$ref": "#"}})}, ['{"label": "a", "children": [{"label": "b", "children": []}]}'], ['{"label": "a", "children": [{"label": "b"}]}']),
+    ("strict object", make_strict(name=STRING, age=INTEGER), ['{"name": "x", "age": 3}'], ['{"age": 3, "name": "x"}', '{"name": "x"}']),
+    ("reasoning first", make_strict(reasoning=STRING, answer=FLAG), ['{"reasoning": "so", "answer": true}'], ['{"answer": true, "reasoning": "so"}']),
+    ("optional by null", make_strict(a={"type": ["string", "null"]}), ['{"a": null}', '{"a": "x"}'], ['{"a": 1}', "{}"]),
+    ("steps", make_strict(steps={"type": "array", "items": make_strict(explanation=STRING, output=STRING)}, final=STRING), ['{"steps": [{"explanation": "a", "output": "b"}], "final": "c"}', '{"steps": [], "final": ""}'], ['{"steps": [{"output": "b", "explanation": "a"}], "final": "c"}']),
+    ("recursion by #", {**make_strict(label=STRING, children={"type": "array", "items": {"$ref": "#"}})}, ['{"label": "a", "children": [{"label": "b", "children": []}]}'], ['{"label": "a", "children": [{"label": "b"}]}']),
     ("recursion by $defs", {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}}, ['{"value": 1, "children": [{"value": 2, "children": []}]}'], ['{"value": 1, "children": [{"value": "2", "children": []}]}']),
-    ("linked list", strict(head={"anyOf": [{"$ref": "#/$defs/L"}, {"type": "null"}]}) | {"$defs": {"L": strict(v=INTEGER, next={"anyOf": [{"$ref": "#/$defs/L"}, {"type": "null"}]})}}, ['{"head": {"v": 1, "next": {"v": 2, "next": null}}}'], ['{"head": {"v": 1, "next": 2}}']),
-    ("anyOf of objects", strict(item={"anyOf": [strict(name=STRING), strict(street=STRING)]}), ['{"item": {"street": "x"}}'], ['{"item": {"city": "x"}}', '{"item": {"name": "x", "street": "y"}}']),
-    ("enum", strict(unit={"type": "string", "enum": ["F", "C"]}), ['{"unit": "C"}'], ['{"unit": "K"}', '{"unit": "\\u0043"}']),
-    ("bounds", strict(t={"type": "number", "minimum": -130, "maximum": 130}), ['{"t": -130}', '{"t": 99.5}'], ['{"t": 131}', '{"t": -130.1}', '{"t": 1e5}']),
-    ("formats", strict(day={"type": "string", "format": "date"}), ['{"day": "2024-02-29"}', '{"day": "2000-02-29"}'], ['{"day": "2026-02-29"}', '{"day": "1900-02-29"}', '{"day": "2026-04-31"}']),
-    ("list of 2", strict(xs={"type": "array", "items": INTEGER, "minItems": 2, "maxItems": 2}), ['{"xs": [1, 2]}'], ['{"xs": [1]}', '{"xs": [1, 2, 3]}']),
+    ("linked list", make_strict(head={"anyOf": [{"$ref": "#/$defs/L"}, {"type": "null"}]}) | {"$defs": {"L": make_strict(v=INTEGER, next={"anyOf": [{"$ref": "#/$defs/L"}, {"type": "null"}]})}}, ['{"head": {"v": 1, "next": {"v": 2, "next": null}}}'], ['{"head": {"v": 1, "next": 2}}']),
+    ("anyOf of objects", make_strict(item={"anyOf": [make_strict(name=STRING), make_strict(street=STRING)]}), ['{"item": {"street": "x"}}'], ['{"item": {"city": "x"}}', '{"item": {"name": "x", "street": "y"}}']),
+    ("enum", make_strict(unit={"type": "string", "enum": ["F", "C"]}), ['{"unit": "C"}'], ['{"unit": "K"}', '{"unit": "\\u0043"}']),
+    ("bounds", make_strict(t={"type": "number", "minimum": -130, "maximum": 130}), ['{"t": -130}', '{"t": 99.5}'], ['{"t": 131}', '{"t": -130.1}', '{"t": 1e5}']),
+    ("formats", make_strict(day={"type": "string", "format": "date"}), ['{"day": "2024-02-29"}', '{"day": "2000-02-29"}'], ['{"day": "2026-02-29"}', '{"day": "1900-02-29"}', '{"day": "2026-04-31"}']),
+    ("list of 2", make_strict(xs={"type": "array", "items": INTEGER, "minItems": 2, "maxItems": 2}), ['{"xs": [1, 2]}'], ['{"xs": [1]}', '{"xs": [1, 2, 3]}']),
     # oneOf
     ("oneOf by type", {"oneOf": [STRING, INTEGER, {"type": "null"}]}, ['"x"', "1", "null"], ["1.5", "true"]),
     ("oneOf by ranges", {"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "exclusiveMinimum": 3}]}, ["3", "4"], ["3.5"]),
-    ("oneOf by const", {"oneOf": [tagged("a", x=INTEGER), tagged("b", x=STRING)]}, ['{"kind": "a", "x": 1}', '{"kind": "b", "x": ""}'], ['{"kind": "b", "x": 1}', '{"kind": "c", "x": 1}']),
-    ("oneOf of references", {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": tagged("a"), "B": tagged("b")}}, ['{"kind": "a"}', '{"kind": "b"}'], ['{"kind": "c"}']),
-    ("oneOf by closed names", {"oneOf": [strict(a=INTEGER), strict(b=INTEGER)]}, ['{"a": 1}', '{"b": 1}'], ['{"a": 1, "b": 1}', "{}"]),
+    ("oneOf by const", {"oneOf": [make_tagged("a", x=INTEGER), make_tagged("b", x=STRING)]}, ['{"kind": "a", "x": 1}', '{"kind": "b", "x": ""}'], ['{"kind": "b", "x": 1}', '{"kind": "c", "x": 1}']),
+    ("oneOf of references", {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": {"A": make_tagged("a"), "B": make_tagged("b")}}, ['{"kind": "a"}', '{"kind": "b"}'], ['{"kind": "c"}']),
+    ("oneOf by closed names", {"oneOf": [make_strict(a=INTEGER), make_strict(b=INTEGER)]}, ['{"a": 1}', '{"b": 1}'], ['{"a": 1, "b": 1}', "{}"]),
     ("oneOf by lengths", {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}]}, ['"ab"', '"abc"'], ["1"]),
     ("oneOf by item counts", {"oneOf": [{"type": "array", "maxItems": 0}, {"type": "array", "minItems": 1}]}, ["[]", "[1]"], ["1"]),
     ("oneOf of consts", {"oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]}, ['"a"', '"b"'], ['"c"']),
     ("oneOf within allOf", {"allOf": [{"oneOf": [{"const": 1}, {"const": 2}]}]}, ["1", "2"], ["3"]),
     ("discriminator", {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "pet"}, "$defs": {"Cat": {"type": "object", "properties": {"pet": {"const": "cat", "default": "cat"}, "lives": INTEGER}}, "Dog": {"type": "object", "properties": {"pet": {"const": "dog", "default": "dog"}}}}}, ['{"pet": "cat", "lives": 9}', '{"pet": "dog"}'], ["{}", '{"lives": 9}', '{"pet": "cow"}']),
     # zod 4
-    ("zod object", {"$schema": "https://json-schema.org/draft/2020-12/schema", **strict(a=STRING)}, ['{"a": ""}'], ['{"b": ""}']),
+    ("zod object", {"$schema": "https://json-schema.org/draft/2020-12/schema", **make_strict(a=STRING)}, ['{"a": ""}'], ['{"b": ""}']),
     ("zod email", {"type": "string", "format": "email", "pattern": ZOD_EMAIL}, ['"a.b+c@x.org"'], ['".a@x.org"', '"a..b@x.org"', '"a@x"', '"a.@x.org"']),
     ("zod duration", {"type": "string", "format": "duration", "pattern": ZOD_DURATION}, ['"P1D"', '"PT5M"', '"P2W"', '"P1YT1H"'], ['"P"', '"PT"', '"P1DT"', '"1D"']),
     ("zod time", {"type": "string", "format": "time", "pattern": ZOD_TIME}, ['"10:30"', '"23:59:59.5"'], ['"24:00"', '"10:30Z"']),
@@ -76,7 +76,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("zod record", {"type": "object", "propertyNames": STRING, "additionalProperties": NUMBER}, ['{"a": 1, "b": 2.5}', "{}"], ['{"a": "1"}']),
     ("zod record of an enum", {"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]}, "additionalProperties": NUMBER, "required": ["a", "b"]}, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "b": 2, "c": 3}']),
     ("zod never", {"type": "object", "properties": {"a": {"not": {}}, "b": INTEGER}, "required": ["b"], "additionalProperties": False}, ['{"b": 1}'], ['{"a": 1, "b": 1}']),
-    ("zod int", strict(n={"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991}), ['{"n": 0}', '{"n": 9007199254740991}'], ['{"n": 9007199254740992}']),
+    ("zod int", make_strict(n={"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991}), ['{"n": 0}', '{"n": 9007199254740991}'], ['{"n": 9007199254740992}']),
     ("zod tuple", {"type": "array", "prefixItems": [STRING, NUMBER], "items": False, "minItems": 2}, ['["a", 1]'], ['["a"]', '["a", 1, 2]', '[1, "a"]']),
     ("zod tuple in draft 7", {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [STRING, NUMBER], "additionalItems": False, "minItems": 2}, ['["a", 1]'], ['["a"]', '["a", 1, 2]']),
     ("zod positive", {"type": "number", "exclusiveMinimum": 0}, ["0.1", "7"], ["0", "-1"]),
@@ -88,12 +88,12 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("pydantic dict with a pattern", {"patternProperties": {"^x": INTEGER}, "type": "object"}, ['{"x1": 1}', "{}"], ['{"x1": "a"}', '{"\\u0078": "a"}']),
     ("pydantic decimal with a pattern", {"anyOf": [NUMBER, {"type": "string", "pattern": OLD_DECIMAL}]}, ['"1.50"', '"-.5"', "1.5"], ['"abc"', '"."', '"1.2.3"']),
     ("pydantic url", {"format": "uri", "maxLength": 30, "minLength": 1, "type": "string"}, ['"https://example.org/a"'], ['"example"', f'"https://example.org/{"a" * 30}"']),
-    ("pydantic bytes and path", strict(b={"format": "binary", "type": "string"}, p={"format": "path", "type": "string"}), ['{"b": "x", "p": "/x"}'], ['{"b": 1, "p": "/x"}']),
+    ("pydantic bytes and path", make_strict(b={"format": "binary", "type": "string"}, p={"format": "path", "type": "string"}), ['{"b": "x", "p": "/x"}'], ['{"b": 1, "p": "/x"}']),
     ("pydantic date-time", {"format": "date-time", "type": "string"}, ['"2024-02-29T12:00:00Z"', '"2026-01-31t00:00:00.5+01:00"'], ['"2026-02-29T12:00:00Z"', '"2026-02-28T24:00:00Z"', '"2026-02-28T12:00:00"', '"2026-02-28T23:59:60Z"']),
     ("pydantic uuid4", {"format": "uuid4", "type": "string"}, ['"f47ac10b-58cc-4372-a567-0e02b2c3d479"'], ['"f47ac10b-58cc-1372-a567-0e02b2c3d479"']),
     ("pydantic constr", {"maxLength": 4, "minLength": 2, "pattern": "^[a-z]+$", "type": "string"}, ['"ab"', '"abcd"'], ['"a"', '"abcde"', '"AB"']),
-    ("pydantic single allOf", {"properties": {"home": {"allOf": [ADDRESS], "description": "Where"}}, "required": ["home"], "$defs": {"Address": strict(city=STRING)}}, ['{"home": {"city": "x"}}'], ['{"home": {"town": "x"}}']),
-    ("pydantic aliases", strict(**{"first name": STRING, "é": INTEGER, 'q"': FLAG}), ['{"first name": "", "é": 1, "q\\"": true}'], ['{"first name": "", "é": "1", "q\\"": true}']),
+    ("pydantic single allOf", {"properties": {"home": {"allOf": [ADDRESS], "description": "Where"}}, "required": ["home"], "$defs": {"Address": make_strict(city=STRING)}}, ['{"home": {"city": "x"}}'], ['{"home": {"town": "x"}}']),
+    ("pydantic aliases", make_strict(**{"first name": STRING, "é": INTEGER, 'q"': FLAG}), ['{"first name": "", "é": 1, "q\\"": true}'], ['{"first name": "", "é": "1", "q\\"": true}']),
     # OpenAPI and other generators
     ("nullable", {"type": "string", "nullable": True}, ['"x"', "null"], ["1"]),
     ("int32", {"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648", "1.5"]),
@@ -116,13 +116,15 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "fitting", "others"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_answers_are_those_that_fit(schema: dict[str, Any], fitting: list[str], others: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("schema", "fitting", "other_texts"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_answers_are_those_that_fit(schema: dict[str, Any], fitting: list[str], other_texts: list[str]) -> None:
     grammar = Grammar(schema)
 
     assert grammar.error == ""
     assert {text: grammar.accepts_text(text) for text in fitting} == dict.fromkeys(fitting, True)
-    assert {text: grammar.accepts_text(text) for text in others} == dict.fromkeys(others, False)
+    assert {text: grammar.accepts_text(text) for text in other_texts} == dict.fromkeys(other_texts, False)
 
 
 #: Schema, the place and the keyword that its rejection names.
@@ -163,12 +165,14 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "place", "named"), REJECTED, ids=[json.dumps(case[0])[:60] for case in REJECTED])
-def test_what_cannot_be_obeyed_is_named_with_its_place(schema: dict[str, Any], place: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("schema", "place", "feature_name"), REJECTED, ids=[json.dumps(case[0])[:60] for case in REJECTED]
+)
+def test_what_cannot_be_obeyed_is_named_with_its_place(schema: dict[str, Any], place: str, feature_name: str) -> None:
     error = find_schema_error(schema)
 
     assert error.startswith(f"at {place}: ")
-    assert named in error
+    assert feature_name in error
 
 
 UNUSED = {"$defs": {"Unused": {"not": STRING}}, "type": "integer"}
@@ -194,25 +198,25 @@ class City(BaseModel, extra="forbid"):
 
 
 def test_references_of_tools_lead_into_their_own_schemas() -> None:
-    other = strict(x={"$ref": "#/$defs/City"}) | {"$defs": {"City": INTEGER}}
+    other = make_strict(x={"$ref": "#/$defs/City"}) | {"$defs": {"City": INTEGER}}
     tools = [{"function": {"name": "a", "parameters": City.model_json_schema()}}, {"function": {"name": "b", "parameters": other}}]  # fmt: skip
 
-    both, alone = Grammar(call_schema(tools)), Grammar(call_schema(tools[:1]))
+    full_grammar, alone = Grammar(call_schema(tools)), Grammar(call_schema(tools[:1]))
 
-    nested = '{"name": "a", "arguments": {"name": "x", "twin": {"name": "y", "twin": null}}}'
-    for grammar in (both, alone):
+    nested_call = '{"name": "a", "arguments": {"name": "x", "twin": {"name": "y", "twin": null}}}'
+    for grammar in (full_grammar, alone):
         assert grammar.error == ""
-        assert grammar.accepts_text(nested)
-        assert not grammar.accepts_text(nested.replace('"y"', "1"))
-    assert both.accepts_text('{"name": "b", "arguments": {"x": 1}}')
-    assert not both.accepts_text('{"name": "b", "arguments": {"x": {"name": "x"}}}')
+        assert grammar.accepts_text(nested_call)
+        assert not grammar.accepts_text(nested_call.replace('"y"', "1"))
+    assert full_grammar.accepts_text('{"name": "b", "arguments": {"x": 1}}')
+    assert not full_grammar.accepts_text('{"name": "b", "arguments": {"x": {"name": "x"}}}')
 
 
 def test_order_of_properties_is_that_of_the_schema_however_it_is_put_together() -> None:
-    merged = {"allOf": [{"$ref": "#/$defs/Z"}, strict(a=INTEGER)], "$defs": {"Z": {"properties": {"z": INTEGER}}}}
-    del merged["allOf"][1]["additionalProperties"]
+    schema = {"allOf": [{"$ref": "#/$defs/Z"}, make_strict(a=INTEGER)], "$defs": {"Z": {"properties": {"z": INTEGER}}}}
+    del schema["allOf"][1]["additionalProperties"]
 
-    grammar = Grammar(merged)
+    grammar = Grammar(schema)
 
     assert grammar.accepts_text('{"z": 1, "a": 2}')
     assert not grammar.accepts_text('{"a": 2, "z": 1}')
@@ -225,10 +229,10 @@ def test_order_of_properties_is_that_of_the_schema_however_it_is_put_together() 
     source="JSON Schema 2020-12, validation, 6.3.3",
 )
 def test_a_class_that_leaves_out_quotes_lets_none_through() -> None:
-    for pattern, quoted in (('^[^"]*$', '\\"'), (r"^[^\\\\]*$", "\\\\"), ('^[^"\\n]+$', '\\"')):
+    for pattern, escape in (('^[^"]*$', '\\"'), (r"^[^\\\\]*$", "\\\\"), ('^[^"\\n]+$', '\\"')):
         grammar = Grammar({"type": "string", "pattern": pattern})
         assert grammar.accepts_text('"ab"')
-        assert not grammar.accepts_text(f'"a{quoted}b"')
+        assert not grammar.accepts_text(f'"a{escape}b"')
 
 
 @pytest.mark.behaviour(

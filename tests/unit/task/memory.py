@@ -44,16 +44,16 @@ class Memory:
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], "Reading"]:
         assert step not in self.segments
         self.segments[step] = segment
-        document = _document(segment, self._seed)
+        document = _make_document(segment, self._seed)
         for index, node in enumerate(segment.nodes):
             task = self._tasks[node.task]
             for output in task.outputs:
                 self._pipes[step, index, output] = Wire()
-            wanted = {output for place, output in segment.outputs if place == index} | document.find_consumers(
-                index
-            ).keys()
-            job = WireJob(await self._inputs(node, step), tuple(wanted), document.seed_of(index))
-            running = asyncio.get_running_loop().create_task(self._run(task, job, step, index))
+            consumed_outputs = {
+                output for place, output in segment.outputs if place == index
+            } | document.find_consumers(index).keys()
+            job = WireJob(await self._inputs(node, step), tuple(consumed_outputs), document.seed_of(index))
+            running = asyncio.get_running_loop().create_task(self._run_node(task, job, step, index))
             self._jobs.add(running)
             running.add_done_callback(self._jobs.discard)
         return {origin: Reading(self._pipes[step, *origin]) for origin in segment.outputs}
@@ -77,22 +77,22 @@ class Memory:
         item = await self._pipes[tuple(value[FROM])].first()
         return unwrap_value(item.data) if item.array is None else item
 
-    async def _run(self, task: UnitTask, job: "WireJob", step: int, index: int) -> None:
+    async def _run_node(self, task: UnitTask, job: "WireJob", step: int, index: int) -> None:
         pipes = {output: self._pipes[step, index, output] for output in task.outputs}
         job.outputs.update(pipes)  # type: ignore[arg-type]
         try:
             await hosting(task, job)
         except OmnibusError as error:
-            self._fail(pipes, error)
+            self._fail_pipes(pipes, error)
         except Exception as error:  # noqa: BLE001 - what an executor makes of it
-            self._fail(pipes, StageFailed(f"{task.name} failed on this request ({type(error).__name__})"))
+            self._fail_pipes(pipes, StageFailed(f"{task.name} failed on this request ({type(error).__name__})"))
         else:
             self.ran.append(task.name)
             for pipe in pipes.values():
                 pipe.close()
 
     @staticmethod
-    def _fail(pipes: Mapping[str, "Wire"], error: OmnibusError) -> None:
+    def _fail_pipes(pipes: Mapping[str, "Wire"], error: OmnibusError) -> None:
         for pipe in pipes.values():
             pipe.failure = error
             pipe.close()
@@ -146,13 +146,13 @@ class WireJob(MemoryJob):
     def inputs(self) -> Mapping[str, Any]:
         return {name: value for name, value in self._inputs.items() if not _holds_wire(value)}
 
-    async def _resolve(self, value: Any) -> Any:
+    async def _resolve_value(self, value: Any) -> Any:
         if isinstance(value, Wire):
             return await value.first()
         if isinstance(value, list):
-            return [await self._resolve(element) for element in value]
+            return [await self._resolve_value(element) for element in value]
         if isinstance(value, dict):
-            return {key: await self._resolve(element) for key, element in value.items()}
+            return {key: await self._resolve_value(element) for key, element in value.items()}
         return value
 
 
@@ -202,7 +202,7 @@ class Runs:
         return [[node.task for node in segment.nodes] for segment in self.segments]
 
 
-def _document(segment: Segment, seed: int) -> Invocation:
+def _make_document(segment: Segment, seed: int) -> Invocation:
     count = len(segment.nodes)
     return Invocation(
         WIRE_VERSION, "memory", "app", "", "", "", 0, seed, 0.0, 0.0, "r", segment.nodes, segment.outputs, ("",) * count,

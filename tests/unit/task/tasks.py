@@ -32,8 +32,8 @@ class Number(UnitTask[NumberInput, NumberOutput]):
 
     scale: int = 1
 
-    async def run(self, given: NumberInput) -> AsyncIterator[dict[str, Any]]:
-        x = given.x * self.scale
+    async def run(self, inputs: NumberInput) -> AsyncIterator[dict[str, Any]]:
+        x = inputs.x * self.scale
         yield {"n": x, "y": np.full(2, x, np.int64)}
         for count in range(x % 4):
             yield {"parts": x + count}
@@ -55,9 +55,9 @@ class AddOutput(TaskOutput):
 class Add(UnitTask[AddInput, AddOutput]):
     """The sum of all inputs, as array of two and number."""
 
-    async def run(self, given: AddInput) -> AddOutput:
-        arrays = [*given.items, *([given.one] if given.one is not None else [])]
-        total = (sum(int(array.sum()) for array in arrays) + sum(given.numbers) + given.more) % MANY
+    async def run(self, inputs: AddInput) -> AddOutput:
+        arrays = [*inputs.items, *([inputs.one] if inputs.one is not None else [])]
+        total = (sum(int(array.sum()) for array in arrays) + sum(inputs.numbers) + inputs.more) % MANY
         return AddOutput(y=np.array([total, 0], np.int64), n=total)
 
 
@@ -76,13 +76,13 @@ class FoldOutput(TaskOutput):
 class Fold(UnitTask[FoldInput, FoldOutput]):
     """The running sums of a stream on arrival, then the last."""
 
-    async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
-        total = given.start
-        async for part in given.parts:
+    async def run(self, inputs: FoldInput) -> AsyncIterator[dict[str, Any]]:
+        total = inputs.start
+        async for part in inputs.parts:
             total = (total + part) % MANY
             yield {"sums": total}
-        if given.other is not None:
-            async for part in given.other:
+        if inputs.other is not None:
+            async for part in inputs.other:
                 total = (total + part) % MANY
         yield {"n": total, "y": np.array([total, 1], np.int64)}
 
@@ -104,9 +104,9 @@ class Spell(UnitTask[WordsInput, Letters]):
     alphabet: tuple[str, ...] = ()
 
     def run(self, words: WordsInput) -> Letters:
-        known = [letter for letter in words.text if letter in self.alphabet or not self.alphabet]
-        shown = [letter.upper() for letter in known] if self.upper or words.loud else known
-        return Letters(letters=shown, count=len(shown))
+        characters = [letter for letter in words.text if letter in self.alphabet or not self.alphabet]
+        output_letters = [letter.upper() for letter in characters] if self.upper or words.loud else characters
+        return Letters(letters=output_letters, count=len(output_letters))
 
 
 class Box(BaseModel):
@@ -128,9 +128,9 @@ class EchoOutput(TaskOutput):
 
 
 class Echo(UnitTask[EchoInput, EchoOutput]):
-    async def run(self, given: EchoInput) -> EchoOutput:
-        box = given.box or Box(value=0)
-        return EchoOutput(what=given.what, box=box, boxes=[box, box])
+    async def run(self, inputs: EchoInput) -> EchoOutput:
+        box = inputs.box or Box(value=0)
+        return EchoOutput(what=inputs.what, box=box, boxes=[box, box])
 
 
 class RollOutput(TaskOutput):
@@ -144,15 +144,15 @@ class Roll(UnitTask[NumberInput, RollOutput]):
         await job.put("n", {"value": job.seed % 1000 + await number_of(job)})
 
 
-class Strict(UnitTask[NumberInput, RollOutput]):
+class StrictNumber(UnitTask[NumberInput, RollOutput]):
     """``x``, unless it is odd."""
 
     kind: ClassVar[str] = "strict"
 
-    async def run(self, given: NumberInput) -> RollOutput:
-        if given.x % 2:
-            raise BadRequest(f"{given.x} is odd")
-        return RollOutput(n=given.x)
+    async def run(self, inputs: NumberInput) -> RollOutput:
+        if inputs.x % 2:
+            raise BadRequest(f"{inputs.x} is odd")
+        return RollOutput(n=inputs.x)
 
 
 async def number_of(job: Any) -> int:
@@ -162,5 +162,5 @@ async def number_of(job: Any) -> int:
 
 
 ONE, TWO, ADD = Number(), Number(scale=2), Add()
-FOLD, SPELL, ECHO, ROLL, STRICT = Fold(), Spell(), Echo(), Roll(), Strict()
+FOLD, SPELL, ECHO, ROLL, STRICT = Fold(), Spell(), Echo(), Roll(), StrictNumber()
 ALL: tuple[UnitTask, ...] = (ONE, TWO, ADD, FOLD, SPELL, ECHO, ROLL, STRICT)

@@ -11,65 +11,65 @@ from omnibus.task import choose, record, replay
 from tests.unit.task.tasks import ONE, TWO, NumberInput
 
 
-def drawn(options: Any, weights: Any = None) -> Any:
+def make_invoke(options: Any, weights: Any = None) -> Any:
     def invoke(_: Any) -> Any:
         return ONE.invoke(NumberInput(x=choose(options, weights))).n
 
     return invoke
 
 
-def point(request: int) -> Any:
+def make_points(request: int) -> Any:
     return lambda site: (request * GOLDEN + site * 0.5) % 1.0
 
 
-def shares(weights: Any, requests: int = 1000) -> Counter[int]:
-    invoke = drawn([0, 1, 2], weights)
-    return Counter(record(invoke, None, point(number)).nodes[0].inputs["x"] for number in range(requests))
+def count_shares(weights: Any, requests: int = 1000) -> Counter[int]:
+    invoke = make_invoke([0, 1, 2], weights)
+    return Counter(record(invoke, None, make_points(number)).nodes[0].inputs["x"] for number in range(requests))
 
 
 def test_weights_are_met_over_many_requests():
-    found = shares([5, 3, 2])
+    counts = count_shares([5, 3, 2])
 
-    assert all(abs(found[option] - wanted) <= 3 for option, wanted in enumerate([500, 300, 200]))
+    assert all(abs(counts[option] - share) <= 3 for option, share in enumerate([500, 300, 200]))
 
 
 def test_without_weights_all_options_are_alike():
-    assert all(abs(each - 333) <= 3 for each in shares(None).values())
+    assert all(abs(each - 333) <= 3 for each in count_shares(None).values())
 
 
 def test_an_option_of_no_weight_is_never_chosen():
-    assert shares([0, 1, 0]) == {1: 1000}
+    assert count_shares([0, 1, 0]) == {1: 1000}
 
 
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.9999999999999999, 1.0])
 def test_the_ends_of_the_range_are_options_too(at: float):
-    recorded = record(drawn([7, 8, 9], [0.1, 0.2, 0]), None, lambda _: at)
+    recording = record(make_invoke([7, 8, 9], [0.1, 0.2, 0]), None, lambda _: at)
 
-    assert recorded.nodes[0].inputs["x"] in (7, 8)
+    assert recording.nodes[0].inputs["x"] in (7, 8)
 
 
 def test_a_choice_is_recorded_and_made_again():
-    invoke = drawn([5, 6, 7])
-    recorded = record(invoke, None, lambda _: 0.5)
+    invoke = make_invoke([5, 6, 7])
+    recording = record(invoke, None, lambda _: 0.5)
 
-    assert recorded.choices == (1,)
-    assert replay(invoke, None, recorded, {}).origin == (0, "n")
+    assert recording.choices == (1,)
+    assert replay(invoke, None, recording, {}).origin == (0, "n")
 
 
 def test_each_choice_of_a_request_has_a_point_of_its_own():
     sites: list[int] = []
 
-    def at(site: int) -> float:
+    def choose_point(site: int) -> float:
         sites.append(site)
         return site / 2
 
     def invoke(_: Any) -> Any:
         return [ONE.invoke(NumberInput(x=choose([1, 2]))).n for _ in range(2)]
 
-    recorded = record(invoke, None, at)
+    recording = record(invoke, None, choose_point)
 
     assert sites == [0, 1]
-    assert recorded.choices == (0, 1)
+    assert recording.choices == (0, 1)
 
 
 def test_other_options_on_replay_are_refused():
@@ -78,10 +78,10 @@ def test_other_options_on_replay_are_refused():
     def invoke(_: Any) -> Any:
         return (ONE, TWO, TWO)[choose(next(options)) - 1].invoke(NumberInput(x=1)).n
 
-    recorded = record(invoke, None, lambda _: 0.9)
+    recording = record(invoke, None, lambda _: 0.9)
 
     with pytest.raises(ReplayMismatch, match="chose among other options on replay"):
-        replay(invoke, None, recorded, {})
+        replay(invoke, None, recording, {})
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_other_options_on_replay_are_refused():
 )
 def test_bad_weights_are_refused(options: Any, weights: Any):
     with pytest.raises(BadRequest, match="choose needs at least one option, and as many weights"):
-        record(drawn(options, weights), None, point(0))
+        record(make_invoke(options, weights), None, make_points(0))
 
 
 def test_a_weight_that_is_no_number_is_refused():
     with pytest.raises(GraphError, match="could not convert string to float"):
-        record(drawn([1, 2], ["a", "b"]), None, point(0))
+        record(make_invoke([1, 2], ["a", "b"]), None, make_points(0))
 
 
 def test_choosing_needs_a_request_and_an_invoke():
     with pytest.raises(GraphError, match="choose needs a request: run the task by an app"):
-        record(drawn([1]), None)
+        record(make_invoke([1]), None)
     with pytest.raises(PlaceholderError, match="call `.invoke`, `choose` and `pinned` inside"):
         choose([1])

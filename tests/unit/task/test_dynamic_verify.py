@@ -18,13 +18,13 @@ def runs() -> Runs:
     return Runs()
 
 
-def once(first: Any, second: Any) -> Callable[[], Any]:
+def make_sequence(first: Any, second: Any) -> Callable[[], Any]:
     """Return ``first`` in the first run and ``second`` in the next."""
-    given = iter([first, second])
-    return lambda: next(given)
+    values = iter([first, second])
+    return lambda: next(values)
 
 
-async def one(x: int) -> int:
+async def call_one(x: int) -> int:
     return int(await ONE.invoke(NumberInput(x=x)).n)
 
 
@@ -32,10 +32,10 @@ async def one(x: int) -> int:
 
 
 def random_branch() -> Any:
-    coin = once(True, False)
+    coin = make_sequence(True, False)
 
     async def invoke(_: Any) -> Any:
-        await one(1)
+        await call_one(1)
         return await (ONE if coin() else TWO).invoke(NumberInput(x=2)).n
 
     return invoke
@@ -45,70 +45,70 @@ def other_inputs() -> Any:
     clock = count()
 
     async def invoke(_: Any) -> Any:
-        return await one(next(clock))
+        return await call_one(next(clock))
 
     return invoke
 
 
 def fewer_calls() -> Any:
-    coin = once(True, False)
+    coin = make_sequence(True, False)
 
     async def invoke(_: Any) -> Any:
         if coin():
             ADD.invoke(AddInput(more=1))
-        return await one(1)
+        return await call_one(1)
 
     return invoke
 
 
 def other_order() -> Any:
-    order = once((1, 2), (2, 1))
+    order = make_sequence((1, 2), (2, 1))
 
     async def invoke(_: Any) -> Any:
         first, second = order()
-        made = [ONE.invoke(NumberInput(x=each)) for each in (first, second)]
-        return ADD.invoke(AddInput(items=[each.y for each in made])).n
+        results = [ONE.invoke(NumberInput(x=each)) for each in (first, second)]
+        return ADD.invoke(AddInput(items=[each.y for each in results])).n
 
     return invoke
 
 
 def other_results() -> Any:
-    which = once(0, 1)
+    pick_index = make_sequence(0, 1)
 
     async def invoke(_: Any) -> Any:
-        made = [ONE.invoke(NumberInput(x=1)).n, ONE.invoke(NumberInput(x=1)).n]
-        await made[0]
-        return made[which()]
+        results = [ONE.invoke(NumberInput(x=1)).n, ONE.invoke(NumberInput(x=1)).n]
+        await results[0]
+        return results[pick_index()]
 
     return invoke
 
 
 def reads_more() -> Any:
-    wanted = once(1, 3)
+    read_limit = make_sequence(1, 3)
 
     async def invoke(_: Any) -> Any:
-        found, limit = [], wanted()
+        characters, limit = [], read_limit()
         async for letter in SPELL.invoke(WordsInput(text="abcdef")).letters:
-            found.append(letter)
-            if len(found) == limit:
+            characters.append(letter)
+            if len(characters) == limit:
                 break
-        return "".join(found)
+        return "".join(characters)
 
     return invoke
 
 
 def reads_another() -> Any:
-    coin = once(True, False)
+    coin = make_sequence(True, False)
 
     async def invoke(_: Any) -> Any:
-        made = ONE.invoke(NumberInput(x=1)), ONE.invoke(NumberInput(x=2))
-        return await made[0 if coin() else 1].n
+        results = ONE.invoke(NumberInput(x=1)), ONE.invoke(NumberInput(x=2))
+        return await results[0 if coin() else 1].n
 
     return invoke
 
 
 def reads_otherwise() -> Any:
-    coin = once(True, False)
+    coin = make_sequence(True, False)
 
     async def invoke(_: Any) -> Any:
         letters = SPELL.invoke(WordsInput(text="ab")).letters
@@ -118,10 +118,10 @@ def reads_otherwise() -> Any:
 
 
 def other_options() -> Any:
-    options = once([1, 2], [1, 2, 3])
+    options = make_sequence([1, 2], [1, 2, 3])
 
     async def invoke(_: Any) -> Any:
-        return await one(0 * choose(options()))
+        return await call_one(0 * choose(options()))
 
     return invoke
 
@@ -130,20 +130,20 @@ def other_tool() -> Any:
     clock = count()
 
     async def invoke(_: Any) -> Any:
-        return await one(0 * await tool(abs, next(clock)))
+        return await call_one(0 * await tool(abs, next(clock)))
 
     return invoke
 
 
-def swallows() -> Any:
-    coin = once(True, False)
+def swallow_mismatch() -> Any:
+    coin = make_sequence(True, False)
 
     async def invoke(_: Any) -> Any:
-        await one(1)
+        await call_one(1)
         try:
             return await (ONE if coin() else TWO).invoke(NumberInput(x=2)).n
         except GraphError:
-            return await one(2)
+            return await call_one(2)
 
     return invoke
 
@@ -159,14 +159,14 @@ CAUGHT: dict[str, tuple[Callable[[], Any], str]] = {
     "reading otherwise": (reads_otherwise, "reads more of <stream 'letters' of spell"),
     "other options": (other_options, "chose among other options on replay"),
     "another tool": (other_tool, "called the tool builtins.abs on replay, or with other arguments"),
-    "a mismatch that is swallowed": (swallows, "a call of number-scale_2 is not in the record"),
+    "a mismatch that is swallowed": (swallow_mismatch, "a call of number-scale_2 is not in the record"),
 }
 
 
-@pytest.mark.parametrize(("make", "said"), CAUGHT.values(), ids=CAUGHT.keys())
-async def test_an_invoke_that_does_otherwise_is_found_out(runs: Runs, make: Callable[[], Any], said: str):
+@pytest.mark.parametrize(("make", "message"), CAUGHT.values(), ids=CAUGHT.keys())
+async def test_an_invoke_that_does_otherwise_is_found_out(runs: Runs, make: Callable[[], Any], message: str):
     with pytest.raises(
-        ReplayMismatch, match=f"{said}.*: `invoke` must not depend on time, randomness or anything outside"
+        ReplayMismatch, match=f"{message}.*: `invoke` must not depend on time, randomness or anything outside"
     ):
         await runs(make())
 
@@ -177,40 +177,40 @@ async def test_a_tool_that_was_left_running_is_found_out(runs: Runs):
     async def slow() -> None:
         await forever
 
-    async def impatient(slowly: Any) -> Any:
+    async def leave_tool(slowly: Any) -> Any:
         left = asyncio.ensure_future(tool(slowly))
-        return await one(1), left
+        return await call_one(1), left
 
     with pytest.raises(ReplayMismatch, match="waited for the tool .*slow on replay, and did not before"):
-        await runs(impatient, slow)
+        await runs(leave_tool, slow)
     forever.cancel()
 
 
 async def test_a_look_that_is_swallowed_is_refused_all_the_same(runs: Runs):
-    async def careless(_: Any) -> Any:
-        found = ONE.invoke(NumberInput(x=1))
+    async def swallow_look(_: Any) -> Any:
+        number = ONE.invoke(NumberInput(x=1))
         try:
-            return 1 if found.n > 3 else 2
+            return 1 if number.n > 3 else 2
         except PlaceholderError:
-            return await found.n
+            return await number.n
 
     with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):
-        await runs(careless)
+        await runs(swallow_look)
 
 
 async def test_a_task_that_outlives_its_invoke_cannot_go_on(runs: Runs):
     left: list[asyncio.Future[Any]] = []
     go = asyncio.Event()
 
-    async def behind() -> Any:
+    async def run_behind() -> Any:
         await go.wait()
         return ONE.invoke(NumberInput(x=2)).n
 
-    async def careless(given: list[asyncio.Future[Any]]) -> Any:
-        given.append(asyncio.ensure_future(behind()))
-        return await one(1)
+    async def leave_task(futures: list[asyncio.Future[Any]]) -> Any:
+        futures.append(asyncio.ensure_future(run_behind()))
+        return await call_one(1)
 
-    assert await runs(careless, left) == 1
+    assert await runs(leave_task, left) == 1
     go.set()
 
     for each in left:
@@ -222,7 +222,7 @@ async def test_a_task_that_outlives_its_invoke_cannot_go_on(runs: Runs):
 # Accepted
 
 
-class Slow:
+class OrderGates:
     """Makes branches continue in a chosen order, in the first run only."""
 
     def __init__(self, *order: str) -> None:
@@ -238,11 +238,11 @@ class Slow:
 
 
 async def test_equal_branches_get_back_what_was_their_own(runs: Runs):
-    gates = Slow("b", "a")
+    gates = OrderGates("b", "a")
     lots = iter([3, 4])
 
-    async def branch(name: str, x: int) -> Any:
-        n = await one(x)
+    async def run_branch(name: str, x: int) -> Any:
+        n = await call_one(x)
         await tool(gates.pass_on, name)
         lot = await tool(next, lots)
         option = choose([10, 20, 30])
@@ -250,41 +250,41 @@ async def test_equal_branches_get_back_what_was_their_own(runs: Runs):
         await same.n
         return ADD.invoke(AddInput(items=[same.y], numbers=[n, lot, option])).n
 
-    async def both(_: Any) -> Any:
-        return await asyncio.gather(branch("a", 1), branch("b", 2))
+    async def run_both(_: Any) -> Any:
+        return await asyncio.gather(run_branch("a", 1), run_branch("b", 2))
 
-    first, second = await runs(both)
+    first, second = await runs(run_both)
 
     assert sorted([await first, await second]) == sorted([14 + 1 + 4 + 20, 14 + 2 + 3 + 10])
 
 
 async def test_workers_that_share_a_queue_may_swap_their_work(runs: Runs):
-    gates = Slow("2", "1", "3")
+    gates = OrderGates("2", "1", "3")
 
-    async def worker(queue: "asyncio.Queue[int]") -> list[int]:
-        done = []
+    async def work_queue(queue: "asyncio.Queue[int]") -> list[int]:
+        results = []
         while not queue.empty():
             x = queue.get_nowait()
-            n = await one(x)
+            n = await call_one(x)
             await tool(gates.pass_on, str(x))
-            done.append(n)
-        return done
+            results.append(n)
+        return results
 
-    async def pool(_: Any) -> Any:
+    async def run_pool(_: Any) -> Any:
         queue: asyncio.Queue[int] = asyncio.Queue()
         for x in (1, 2, 3):
             queue.put_nowait(x)
-        first, second = await asyncio.gather(worker(queue), worker(queue))
+        first, second = await asyncio.gather(work_queue(queue), work_queue(queue))
         return sorted(first + second)
 
-    assert await runs(pool) == [1, 2, 3]
+    assert await runs(run_pool) == [1, 2, 3]
 
 
 async def test_a_failing_stream_fails_again_where_it_failed(runs: Runs):
-    async def careful(_: Any) -> Any:
+    async def catch_failure(_: Any) -> Any:
         try:
             return await STRICT.invoke(NumberInput(x=1)).n
         except BadRequest as error:
-            return await one(len(error.message))
+            return await call_one(len(error.message))
 
-    assert await runs(careful) == len("1 is odd")
+    assert await runs(catch_failure) == len("1 is odd")

@@ -18,23 +18,23 @@ from omnibus.task import Result, record
 from tests.unit.task.tasks import ECHO, ONE, Box, EchoInput, NumberInput
 
 
-def echoed(what: Any) -> Any:
+def record_echo(literal: Any) -> Any:
     """Return a literal as recorded."""
-    return record(lambda _: ECHO.invoke(EchoInput.model_construct(what=what)), None).nodes[0].inputs["what"]
+    return record(lambda _: ECHO.invoke(EchoInput.model_construct(what=literal)), None).nodes[0].inputs["what"]
 
 
-class Row(NamedTuple):
+class SoundRow(NamedTuple):
     text: Any
     sound: Any
 
 
 @dataclass
-class Answer:
+class LiteralAnswer:
     text: Any
     more: list[Any] = field(default_factory=list)
 
 
-class Struct(msgspec.Struct):
+class LiteralStruct(msgspec.Struct):
     text: Any
 
 
@@ -43,29 +43,29 @@ class Mode(enum.StrEnum):
 
 
 @pytest.mark.parametrize(
-    ("given", "recorded"),
+    ("literal", "expected_json"),
     [
         ({"a": [1, (2.5, None)], "b": True}, {"a": [1, [2.5, None]], "b": True}),
         (Box(value=1, name="a"), {"value": 1, "name": "a"}),
         (RootModel[list[int]]([1, 2]), [1, 2]),
-        (Answer("a", [1]), {"text": "a", "more": [1]}),
+        (LiteralAnswer("a", [1]), {"text": "a", "more": [1]}),
         (OrderedDict(a=1), {"a": 1}),
         (MappingProxyType({"a": UserDict(b=1)}), {"a": {"b": 1}}),
-        (Row(1, 2), [1, 2]),
+        (SoundRow(1, 2), [1, 2]),
         (Mode.FAST, "fast"),
         (date(2030, 1, 2), "2030-01-02"),
         ([np.int64(3), np.float32(0.5), np.True_], [3, 0.5, True]),
         ({HANDLE: {"id": 1}, "sha256": "ab"}, {HANDLE: {"id": 1}, "sha256": "ab"}),
     ],
 )  # fmt: skip
-def test_a_literal_travels_as_json(given: Any, recorded: Any):
-    assert echoed(given) == recorded
+def test_a_literal_travels_as_json(literal: Any, expected_json: Any):
+    assert record_echo(literal) == expected_json
 
 
 def test_json_that_was_encoded_before_travels_as_it_is():
     raw = msgspec.Raw(b'{"a":1}')
 
-    assert echoed(raw) is raw
+    assert record_echo(raw) is raw
 
 
 class Smuggler(BaseModel):
@@ -78,11 +78,11 @@ REFERENCE = {"$ref": [0, "y"]}
 def test_references_of_json_schemas_are_literals():
     schema = {"items": {"$ref": "#/$defs/Node"}, "$defs": {"Node": {"$ref": "#", "title": "x"}}}
 
-    assert echoed(schema) == schema
+    assert record_echo(schema) == schema
 
 
 @pytest.mark.parametrize(
-    "given",
+    "literal",
     [
         REFERENCE,
         {"$from": [0, 0, "y"]},
@@ -91,20 +91,20 @@ def test_references_of_json_schemas_are_literals():
         OrderedDict(REFERENCE),
         UserDict(REFERENCE),
         Smuggler(**REFERENCE),
-        Answer(REFERENCE),
-        Struct(REFERENCE),
+        LiteralAnswer(REFERENCE),
+        LiteralStruct(REFERENCE),
         RootModel[dict[str, Any]](REFERENCE),
     ],
 )
-def test_a_request_cannot_smuggle_references_into_a_graph(given: Any):
+def test_a_request_cannot_smuggle_references_into_a_graph(literal: Any):
     with pytest.raises(
         BadRequest, match=r"cannot contain the keys '\$ref' and '\$from': they mark results of other calls"
     ):
-        echoed(given)
+        record_echo(literal)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("literal", "reason"),
     [
         (float("nan"), "cannot be nan: JSON only has finite numbers"),
         ([float("-inf")], "cannot be -inf"),
@@ -112,28 +112,28 @@ def test_a_request_cannot_smuggle_references_into_a_graph(given: Any):
         (b"bytes", "cannot be a literal bytes"),
     ],
 )
-def test_a_literal_that_json_has_not_is_refused(given: Any, said: str):
-    with pytest.raises(BadRequest, match=said):
-        echoed(given)
+def test_a_literal_that_json_has_not_is_refused(literal: Any, reason: str):
+    with pytest.raises(BadRequest, match=reason):
+        record_echo(literal)
 
 
 def test_a_key_that_json_has_not_is_refused():
     with pytest.raises(BadRequest, match="an input of echo cannot be JSON .*: keys of dicts must be text"):
-        echoed({3: "three"})
+        record_echo({3: "three"})
 
 
 def test_a_literal_of_a_strange_type_is_refused_with_its_name():
     with pytest.raises(GraphError, match="TypeError: Encoding objects of type .*object.* is unsupported"):
-        echoed(object())
+        record_echo(object())
 
 
 def test_handles_do_not_change_digests_but_content_does():
-    def at(offset: int, content: str) -> str:
+    def digest_at(offset: int, content: str) -> str:
         media = {HANDLE: {"offset": offset}, "sha256": content}
         return record(lambda _: ECHO.invoke(EchoInput(what=media)), None).nodes[0].digest
 
-    assert at(1, "aa") == at(2, "aa")
-    assert at(1, "aa") != at(1, "bb")
+    assert digest_at(1, "aa") == digest_at(2, "aa")
+    assert digest_at(1, "aa") != digest_at(1, "bb")
 
 
 def test_a_result_of_nobody_is_refused():

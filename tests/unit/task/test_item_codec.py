@@ -12,7 +12,7 @@ from omnibus.task.item_codec import Part, decode_part, decode_value, encode_item
 from omnibus.tensors.item import Item
 
 
-class Box(BaseModel):
+class AnyBox(BaseModel):
     value: Any
     name: str = ""
 
@@ -28,8 +28,8 @@ class Plain(BaseModel):
 VALUES: list[tuple[Any, Any]] = [
     (str, "text"), (str, ""), (int, 3), (float, 0.5), (bool, False), (list[int], [1, 2]), (list, []), (int | None, None),
     (dict, {}), (dict, {"a": 1}), (dict, {"value": 1}), (dict, {"value": {"value": 1}}), (dict[str, Any], {"value": 1, "b": 2}),
-    (Plain, Plain(name="a")), (Box, Box(value=1)), (Box, Box(value={"value": 2}, name="b")), (Alone, Alone(value=1)),
-    (Alone, Alone(value={"value": 3})), (Alone, Alone(value={"a": 3})), (list[Box], [Box(value=1)]),
+    (Plain, Plain(name="a")), (AnyBox, AnyBox(value=1)), (AnyBox, AnyBox(value={"value": 2}, name="b")), (Alone, Alone(value=1)),
+    (Alone, Alone(value={"value": 3})), (Alone, Alone(value={"a": 3})), (list[AnyBox], [AnyBox(value=1)]),
     (dict[str, Plain], {"a": Plain(name="b")}), (tuple[int, str], (1, "a")), (TextChunk, TextChunk(text="a", ids=[1])),
 ]  # fmt: skip
 
@@ -61,31 +61,31 @@ def test_an_array_travels_as_it_is():
 def test_a_model_may_hold_one_array():
     sound = Audio(rate=8000, array=np.ones(3, np.float32))
 
-    travelled = encode_item(sound)
+    item = encode_item(sound)
 
-    assert travelled.data == {"rate": 8000}
-    assert decode_part(Audio, travelled).array is sound.array
-    assert decode_part(Any, travelled) is sound.array
+    assert item.data == {"rate": 8000}
+    assert decode_part(Audio, item).array is sound.array
+    assert decode_part(Any, item) is sound.array
 
 
 @pytest.mark.parametrize("data", [{"value": 1}, {"value": {"a": 1}}, {"value": {"a": 1}, "name": "x"}])
 def test_what_an_engine_wrote_as_it_is_is_read_as_it_is(data: dict[str, Any]):
-    kind = Box if "name" in data else Alone
+    kind = AnyBox if "name" in data else Alone
 
     assert decode_part(kind, Item(data)) == kind(**data)
     assert decode_part(dict, Item(data)) == data
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "said"),
+    ("kind", "data", "reason"),
     [
         (int, {"value": "many"}, r"value \(Input should be a valid integer"),
         (Plain, {"nome": "a"}, r"name \(Field required"),
         (list[Plain], {"value": [{"name": "a"}, 3]}, r"1 \("),
     ],
 )
-def test_a_value_of_another_type_is_the_tasks_fault(kind: Any, data: dict[str, Any], said: str):
-    with pytest.raises(StageFailed, match=f"a task returned a value of another type than declared: {said}"):
+def test_a_value_of_another_type_is_the_tasks_fault(kind: Any, data: dict[str, Any], reason: str):
+    with pytest.raises(StageFailed, match=f"a task returned a value of another type than declared: {reason}"):
         decode_value(kind, [Item(data)], "x")
 
 
@@ -94,7 +94,7 @@ def test_a_value_that_never_came_is_an_error():
         decode_value(int, [], "<value 'n'>")
 
 
-class Word(Part):
+class JoinedWord(Part):
     word: str
 
     @classmethod
@@ -103,21 +103,21 @@ class Word(Part):
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts", "joined"),
+    ("kind", "parts", "expected_whole"),
     [
         (str, ["a", "b"], "ab"),
         (str, [], ""),
         (int, [1, 2], [1, 2]),
         (int, [], []),
-        (Word, [Word(word="a"), Word(word="b")], "a-b"),
-        (Word, [], ""),
+        (JoinedWord, [JoinedWord(word="a"), JoinedWord(word="b")], "a-b"),
+        (JoinedWord, [], ""),
         (Plain, [Plain(name="a")], [Plain(name="a")]),
         (TextChunk, [TextChunk(text="a"), TextChunk(text="b")], "ab"),
     ],
     ids=str,
 )
-def test_the_whole_of_a_stream_is_joined_by_the_type_of_its_parts(kind: Any, parts: list[Any], joined: Any):
-    assert join_parts(kind, parts, False) == joined
+def test_the_whole_of_a_stream_is_joined_by_the_type_of_its_parts(kind: Any, parts: list[Any], expected_whole: Any):
+    assert join_parts(kind, parts, False) == expected_whole
 
 
 def test_arrays_are_joined_where_their_rows_are_alike():
@@ -129,6 +129,6 @@ def test_arrays_are_joined_where_their_rows_are_alike():
 
 
 def test_what_was_transformed_is_joined_by_what_it_is():
-    assert join_parts(Word, ["a", "b"], True) == "ab"
+    assert join_parts(JoinedWord, ["a", "b"], True) == "ab"
     assert join_parts(str, [1, 2], True) == [1, 2]
     assert join_parts(str, [], True) == []

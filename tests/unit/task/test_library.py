@@ -58,68 +58,68 @@ EDITS = ImageEdit(
 VIDEOS = VideoGeneration(text_encoder=TextEncode(), denoiser=Denoise(), decoder=DecodeVideo(), sound=DecodeAudio())
 
 
-def media(content: str) -> dict[str, Any]:
+def make_media(content: str) -> dict[str, Any]:
     return {HANDLE: {"offset": 64}, "modality": "image", "sha256": content}
 
 
-def asked(*modalities: str, **more: Any) -> ChatInput:
-    items = tuple(media(str(index)) for index in range(len(modalities)))
+def make_chat(*modalities: str, **more: Any) -> ChatInput:
+    items = tuple(make_media(str(index)) for index in range(len(modalities)))
     usual = {"messages": [{"role": "user", "content": "hi"}], "params": {"max_tokens": 4}}
     return ChatInput(**{**usual, "media": items, "modalities": modalities, **more})
 
 
-def parts(recorded: Any) -> list[str]:
-    return [node.component for node in recorded.nodes]
+def list_components(recording: Any) -> list[str]:
+    return [node.component for node in recording.nodes]
 
 
 # Chats
 
 
 def test_text_alone_is_one_call():
-    recorded = record(VL.invoke, asked())
+    recording = record(VL.invoke, make_chat())
 
-    assert parts(recorded) == ["thinker"]
-    assert recorded.nodes[0].inputs == {
+    assert list_components(recording) == ["thinker"]
+    assert recording.nodes[0].inputs == {
         "messages": [{"role": "user", "content": "hi"}], "items": [], "params": {"max_tokens": 4},
     }  # fmt: skip
-    assert recorded.outputs == ((0, "text"),)
+    assert recording.outputs == ((0, "text"),)
 
 
 def test_media_are_encoded_in_their_order_and_the_thinker_gets_all():
-    recorded = record(OMNI.invoke, asked("image", "audio", "video", tokens=(5, 6, 7), answer=100))
+    recording = record(OMNI.invoke, make_chat("image", "audio", "video", tokens=(5, 6, 7), answer=100))
 
-    assert parts(recorded) == ["vision", "audio", "vision", "thinker"]
-    assert recorded.nodes[3].inputs["items"] == [make_ref(index, "embedding") for index in range(3)]
-    assert recorded.nodes[1].inputs == {"media": media("1")}
-    assert recorded.work == (5, 6, 7, 5 + 6 + 7 + 32 + 100)
+    assert list_components(recording) == ["vision", "audio", "vision", "thinker"]
+    assert recording.nodes[3].inputs["items"] == [make_ref(index, "embedding") for index in range(3)]
+    assert recording.nodes[1].inputs == {"media": make_media("1")}
+    assert recording.work == (5, 6, 7, 5 + 6 + 7 + 32 + 100)
 
 
 def test_speech_adds_talker_and_vocoder_in_a_chain_of_streams():
-    recorded = record(OMNI.invoke, asked("image", voice="Ethan", speech={"max_codes": 9}))
+    recording = record(OMNI.invoke, make_chat("image", voice="Ethan", speech={"max_codes": 9}))
 
-    assert parts(recorded) == ["vision", "thinker", "talker", "vocoder"]
-    assert recorded.nodes[2].uses == ((1, "prompt"), (1, "layout"), (1, "rows"))
-    assert recorded.nodes[2].inputs["voice"] == recorded.nodes[3].inputs["voice"] == "Ethan"
-    assert recorded.nodes[3].uses == ((2, "codes"),)
-    assert recorded.outputs == ((1, "text"), (3, "audio"))
+    assert list_components(recording) == ["vision", "thinker", "talker", "vocoder"]
+    assert recording.nodes[2].uses == ((1, "prompt"), (1, "layout"), (1, "rows"))
+    assert recording.nodes[2].inputs["voice"] == recording.nodes[3].inputs["voice"] == "Ethan"
+    assert recording.nodes[3].uses == ((2, "codes"),)
+    assert recording.outputs == ((1, "text"), (3, "audio"))
 
 
 def test_an_omni_model_that_is_not_asked_to_speak_does_not():
-    assert parts(record(OMNI.invoke, asked())) == ["thinker"]
+    assert list_components(record(OMNI.invoke, make_chat())) == ["thinker"]
 
 
 def test_a_modality_that_the_model_does_not_take_is_a_bad_request():
     with pytest.raises(BadRequest, match=r"takes no audio input \(it takes: image, video\)") as caught:
-        record(VL.invoke, asked("audio"))
+        record(VL.invoke, make_chat("audio"))
 
     assert caught.value.param == "messages"
 
 
 def test_messages_that_were_encoded_before_replay_alike():
-    request = asked(messages=msgspec.Raw(b'[{"role":"user"}]'))
-    recorded = record(VL.invoke, request)
+    request = make_chat(messages=msgspec.Raw(b'[{"role":"user"}]'))
+    recording = record(VL.invoke, request)
 
-    answer = replay(VL.invoke, request, recorded, {})
+    answer = replay(VL.invoke, request, recording, {})
 
     assert answer.text.origin == (0, "text")
     assert answer.audio is None
@@ -128,7 +128,7 @@ def test_messages_that_were_encoded_before_replay_alike():
 def test_equal_unit_tasks_are_shared_by_composites():
     other = MLLM(encoders={}, thinker=Think(model="m", component="thinker"))
 
-    assert record(other.invoke, asked()).nodes == record(OMNI.invoke, asked()).nodes
+    assert record(other.invoke, make_chat()).nodes == record(OMNI.invoke, make_chat()).nodes
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_equal_unit_tasks_are_shared_by_composites():
 def test_a_composite_may_ask_for_its_path(how: dict[str, Any], pin: str):
     task = OMNI.model_copy(update=how)
 
-    assert set(record(task.invoke, asked("image", speech={})).pins) == {pin}
+    assert set(record(task.invoke, make_chat("image", speech={})).pins) == {pin}
 
 
 def test_a_chat_is_asked_in_plain_words():
@@ -151,15 +151,15 @@ def test_a_chat_is_asked_in_plain_words():
 
 
 def test_an_app_may_change_the_words_of_an_answer():
-    class Loud(MLLM):
+    class LoudMLLM(MLLM):
         def invoke(self, request: ChatInput) -> ChatOutput:
             return ChatOutput(text=super().invoke(request).text.transform(lambda chunk: chunk.text.upper()))
 
-    loud = Loud(encoders={}, thinker=THINKS)
-    recorded = record(loud.invoke, asked())
+    loud = LoudMLLM(encoders={}, thinker=THINKS)
+    recording = record(loud.invoke, make_chat())
 
-    assert recorded.outputs == ((0, "text"),)
-    assert replay(loud.invoke, asked(), recorded, {}).text.transform_count == 1
+    assert recording.outputs == ((0, "text"),)
+    assert replay(loud.invoke, make_chat(), recording, {}).text.transform_count == 1
 
 
 def test_parts_of_answers_are_joined():
@@ -176,28 +176,28 @@ def test_parts_of_answers_are_joined():
 def test_text_to_speech_is_a_chain_of_streams():
     task = Speech(speaker=Say(model="s"), vocoder=Vocode(model="s"))
 
-    recorded = record(task.invoke, SpeechInput(text="hi", voice="low", codes=50))
+    recording = record(task.invoke, SpeechInput(text="hi", voice="low", codes=50))
 
-    assert [node.task for node in recorded.nodes] == ["say-s", "vocode-s"]
-    assert recorded.nodes[0].inputs == {"text": "hi", "voice": "low", "params": {}}
-    assert (recorded.work, recorded.outputs) == ((50, 50), ((1, "audio"),))
+    assert [node.task for node in recording.nodes] == ["say-s", "vocode-s"]
+    assert recording.nodes[0].inputs == {"text": "hi", "voice": "low", "params": {}}
+    assert (recording.work, recording.outputs) == ((50, 50), ((1, "audio"),))
 
 
 def test_a_prompt_is_encoded_once_for_all_its_pictures():
-    recorded = record(IMAGES.invoke, DrawInput(prompt="a boat", n=2, width=64, height=32, steps=3))
+    recording = record(IMAGES.invoke, DrawInput(prompt="a boat", n=2, width=64, height=32, steps=3))
 
-    assert parts(recorded) == ["text-encode", "denoise", "denoise", "decode-image", "decode-image"]
-    assert [node.salt for node in recorded.nodes] == [0, 0, 1, 0, 0]
-    assert recorded.nodes[4].inputs == {"latents": make_ref(2, "latents")}
-    assert recorded.outputs == ((3, "image"), (4, "image"))
-    assert recorded.work[1] == 64 * 32 // 256 * 3
+    assert list_components(recording) == ["text-encode", "denoise", "denoise", "decode-image", "decode-image"]
+    assert [node.salt for node in recording.nodes] == [0, 0, 1, 0, 0]
+    assert recording.nodes[4].inputs == {"latents": make_ref(2, "latents")}
+    assert recording.outputs == ((3, "image"), (4, "image"))
+    assert recording.work[1] == 64 * 32 // 256 * 3
 
 
 def test_a_picture_whose_size_nobody_says_is_as_large_as_the_model_makes_it():
-    recorded = record(IMAGES.invoke, DrawInput(prompt="a boat", steps=3))
+    recording = record(IMAGES.invoke, DrawInput(prompt="a boat", steps=3))
 
-    assert (recorded.nodes[1].inputs["width"], recorded.nodes[1].inputs["height"]) == (0, 0)
-    assert recorded.work[1] == 1024 * 1024 // 256 * 3
+    assert (recording.nodes[1].inputs["width"], recording.nodes[1].inputs["height"]) == (0, 0)
+    assert recording.work[1] == 1024 * 1024 // 256 * 3
 
 
 @pytest.mark.parametrize(
@@ -209,40 +209,42 @@ def test_a_picture_whose_size_nobody_says_is_as_large_as_the_model_makes_it():
     ],
 )
 def test_steps_and_previews_are_told_where_they_are_asked_for(more: dict[str, Any], outputs: Any):
-    recorded = record(IMAGES.invoke, DrawInput(prompt="a", **more))
+    recording = record(IMAGES.invoke, DrawInput(prompt="a", **more))
 
-    assert recorded.outputs == outputs
-    assert recorded.nodes[1].inputs.get("every", 1) == more.get("previews", 1)
+    assert recording.outputs == outputs
+    assert recording.nodes[1].inputs.get("every", 1) == more.get("previews", 1)
 
 
 def test_each_picture_of_a_seed_has_a_seed_of_its_own():
-    recorded = record(IMAGES.invoke, DrawInput(prompt="a", n=2, seed=7))
+    recording = record(IMAGES.invoke, DrawInput(prompt="a", n=2, seed=7))
 
-    assert [node.inputs.get("seed") for node in recorded.nodes[1:3]] == [7, 8]
+    assert [node.inputs.get("seed") for node in recording.nodes[1:3]] == [7, 8]
     assert "seed" not in record(IMAGES.invoke, DrawInput(prompt="a")).nodes[1].inputs
 
 
 @pytest.mark.parametrize(("guidance", "negative"), [(None, "blur"), (4.0, "blur"), (1.0, None)])
 def test_a_negative_prompt_is_encoded_where_it_guides(guidance: float | None, negative: str | None):
-    recorded = record(IMAGES.invoke, DrawInput(prompt="a", negative_prompt="blur", guidance=guidance))
+    recording = record(IMAGES.invoke, DrawInput(prompt="a", negative_prompt="blur", guidance=guidance))
 
-    assert recorded.nodes[0].inputs.get("negative_prompt") == negative
+    assert recording.nodes[0].inputs.get("negative_prompt") == negative
 
 
 def test_a_picture_that_is_edited_is_seen_by_who_reads_and_by_who_paints():
-    recorded = record(EDITS.invoke, EditInput(image=media("a"), prompt="red", negative_prompt="blur", n=2, steps=3))
+    recording = record(
+        EDITS.invoke, EditInput(image=make_media("a"), prompt="red", negative_prompt="blur", n=2, steps=3)
+    )
 
-    assert parts(recorded) == [
+    assert list_components(recording) == [
         "vision", "text-encode", "vae_encoder", "denoise", "denoise", "decode-image", "decode-image",
     ]  # fmt: skip
-    assert recorded.nodes[0].inputs == recorded.nodes[2].inputs == {"media": media("a")}
-    assert recorded.nodes[1].inputs == {
+    assert recording.nodes[0].inputs == recording.nodes[2].inputs == {"media": make_media("a")}
+    assert recording.nodes[1].inputs == {
         "prompt": "red", "negative_prompt": "blur", "items": [make_ref(0, "embedding")],
     }  # fmt: skip
-    assert recorded.nodes[4].inputs["image"] == make_ref(2, "embedding")
-    assert (recorded.nodes[4].inputs["width"], recorded.nodes[4].inputs["height"]) == (0, 0)
-    assert recorded.outputs == ((5, "image"), (6, "image"))
-    assert recorded.work[3] == 2 * 1024 * 1024 // 256 * 3
+    assert recording.nodes[4].inputs["image"] == make_ref(2, "embedding")
+    assert (recording.nodes[4].inputs["width"], recording.nodes[4].inputs["height"]) == (0, 0)
+    assert recording.outputs == ((5, "image"), (6, "image"))
+    assert recording.work[3] == 2 * 1024 * 1024 // 256 * 3
 
 
 @pytest.mark.parametrize(
@@ -259,17 +261,17 @@ def test_a_video_has_frames_and_what_else_was_asked_for(more: dict[str, Any], ou
 
 @pytest.mark.parametrize(("guidance", "negative"), [(None, "blur"), (3.0, "blur"), (1.0, None)])
 def test_a_film_has_a_seed_and_a_negative_prompt_where_it_guides(guidance: float | None, negative: str | None):
-    recorded = record(VIDEOS.invoke, VideoInput(prompt="a", negative_prompt="blur", guidance=guidance, seed=3, fps=12))
+    recording = record(VIDEOS.invoke, VideoInput(prompt="a", negative_prompt="blur", guidance=guidance, seed=3, fps=12))
 
-    assert recorded.nodes[0].inputs.get("negative_prompt") == negative
-    assert (recorded.nodes[1].inputs["seed"], recorded.nodes[1].inputs["fps"]) == (3, 12)
+    assert recording.nodes[0].inputs.get("negative_prompt") == negative
+    assert (recording.nodes[1].inputs["seed"], recording.nodes[1].inputs["fps"]) == (3, 12)
 
 
 @pytest.mark.parametrize(
     ("task", "request_"),
     [
         (IMAGES, DrawInput(prompt="a", width=10**5, height=10**5, steps=1000)),
-        (EDITS, EditInput(prompt="a", image=media("a"), width=10**5, height=10**5, steps=1000)),
+        (EDITS, EditInput(prompt="a", image=make_media("a"), width=10**5, height=10**5, steps=1000)),
         (VIDEOS, VideoInput(prompt="a", width=10**5, height=10**5, steps=1000, seconds=3600)),
     ],
 )

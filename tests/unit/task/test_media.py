@@ -16,7 +16,7 @@ from omnibus.testing import LocalRuntime
 PIXELS = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
 
 
-async def placed(source: Any, **more: Any) -> tuple[dict[str, Any], bytes]:
+async def place_media(source: Any, **more: Any) -> tuple[dict[str, Any], bytes]:
     with LocalRuntime([]) as runtime:
         literal = await Media.of(source, **more)
     (file,) = runtime.media
@@ -24,7 +24,7 @@ async def placed(source: Any, **more: Any) -> tuple[dict[str, Any], bytes]:
 
 
 async def test_pixels_become_a_png_file_with_the_same_pixels() -> None:
-    literal, file = await placed(PIXELS)
+    literal, file = await place_media(PIXELS)
 
     assert literal["modality"] == "image"
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(file))), PIXELS)
@@ -40,7 +40,7 @@ async def test_pixels_become_a_png_file_with_the_same_pixels() -> None:
     ids=["float", "int16", "Audio"],
 )
 async def test_samples_become_a_wav_file_at_their_rate(source: Any, rate: int) -> None:
-    literal, file = await placed(source, rate=rate)
+    literal, file = await place_media(source, rate=rate)
 
     assert literal["modality"] == "audio"
     with wave.open(io.BytesIO(file)) as sound:
@@ -51,8 +51,8 @@ async def test_samples_become_a_wav_file_at_their_rate(source: Any, rate: int) -
 async def test_bytes_and_paths_are_placed_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"any")
 
-    assert (await placed(tmp_path / "a.bin", modality="video"))[1] == b"any"
-    assert (await placed(b"any", modality="video"))[0]["modality"] == "video"
+    assert (await place_media(tmp_path / "a.bin", modality="video"))[1] == b"any"
+    assert (await place_media(b"any", modality="video"))[0]["modality"] == "video"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_bytes_and_paths_are_placed_as_they_are(tmp_path: Path) -> None:
 )
 async def test_what_is_no_medium_is_refused(source: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(BadMedia, match=message):
-        await placed(source, **more)
+        await place_media(source, **more)
 
 
 async def test_media_are_placed_where_something_runs() -> None:
@@ -77,12 +77,12 @@ async def test_media_are_placed_where_something_runs() -> None:
 
 
 async def test_a_chat_names_media_before_its_text() -> None:
-    image, _ = await placed(PIXELS)
-    sound, _ = await placed(np.zeros(4, np.float32))
+    image, _ = await place_media(PIXELS)
+    sound, _ = await place_media(np.zeros(4, np.float32))
 
-    asked = ChatInput.of("what is this?", media=[image, sound])
+    chat_input = ChatInput.of("what is this?", media=[image, sound])
 
-    assert asked.modalities == ("image", "audio")
-    assert asked.messages[0]["content"] == [
+    assert chat_input.modalities == ("image", "audio")
+    assert chat_input.messages[0]["content"] == [
         {"type": "image"}, {"type": "audio"}, {"type": "text", "text": "what is this?"},
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from omnibus.task import CompositeTask, Encode, Think, UnitTask, tasks_of
 from tests.unit.task.tasks import ADD, ONE, SPELL, TWO, Letters, Number, Spell, WordsInput
 
 
-class Style(BaseModel):
+class PaintStyle(BaseModel):
     name: str = "plain"
     depth: int = 0
 
@@ -23,7 +23,7 @@ class Paint(UnitTask[WordsInput, Letters]):
     hue: str = "red"
     bright: bool = False
     depth: float = 1.0
-    style: Style = Style()
+    style: PaintStyle = PaintStyle()
     layers: tuple[int, ...] = ()
     options: dict[str, int] = Field(default_factory=dict)
 
@@ -36,11 +36,11 @@ def test_equal_fields_make_equal_tasks():
 
 
 def test_a_task_whose_name_was_asked_for_stays_equal():
-    named = Number(model="m")
-    assert named.name == "number-m"
+    model_task = Number(model="m")
+    assert model_task.name == "number-m"
 
-    assert named == Number(model="m")
-    assert len({named, Number(model="m")}) == 1
+    assert model_task == Number(model="m")
+    assert len({model_task, Number(model="m")}) == 1
 
 
 def test_a_copy_with_other_fields_has_another_name():
@@ -73,17 +73,22 @@ def test_a_class_gives_its_kind_its_name():
     class TextToSQL(UnitTask[WordsInput, Letters]):
         pass
 
-    class Loud(Spell):
+    class LoudSpell(Spell):
         kind: ClassVar[str] = "shout"
 
-    assert (TextToSQL.kind, Loud.kind, Loud.inputs_type, Loud.own) == ("text-to-sql", "shout", WordsInput, True)
-    assert Loud.outputs == {"letters": "stream", "count": "value"}
+    assert (TextToSQL.kind, LoudSpell.kind, LoudSpell.inputs_type, LoudSpell.own) == (
+        "text-to-sql",
+        "shout",
+        WordsInput,
+        True,
+    )
+    assert LoudSpell.outputs == {"letters": "stream", "count": "value"}
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        {"hue": "a" * 25}, {"hue": "two words"}, {"hue": "a.b"}, {"hue": ""}, {"depth": 0.5}, {"style": Style(depth=1)},
+        {"hue": "a" * 25}, {"hue": "two words"}, {"hue": "a.b"}, {"hue": ""}, {"depth": 0.5}, {"style": PaintStyle(depth=1)},
         {"layers": (1, 2)}, {"options": {"b": 1, "a": 2}},
     ],
 )  # fmt: skip

@@ -83,7 +83,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def looked(look: Callable[[Any], Any]) -> None:
+def record_look(look: Callable[[Any], Any]) -> None:
     def invoke(_: Any) -> Any:
         spelt = SPELL.invoke(WordsInput(text="ab"))
         look(spelt.letters)
@@ -97,54 +97,54 @@ def test_looking_is_refused_with_advice(look: Callable[[Any], Any]):
     with pytest.raises(
         PlaceholderError, match="make `invoke` async and `await` it, or branch in the app's `serve`"
     ) as caught:
-        looked(look)
+        record_look(look)
 
     assert "<stream 'letters' of spell (node 0)>" in str(caught.value)
 
 
 def test_a_method_of_a_value_that_is_not_there_is_refused_with_advice():
     with pytest.raises(PlaceholderError, match="no 'upper' here: <stream 'letters' of spell .* has no value while"):
-        looked(lambda value: value.upper())
+        record_look(lambda value: value.upper())
 
 
 def test_joining_is_refused_with_advice():
     with pytest.raises(GraphError, match="expected str instance, Result found; a result has no value while"):
-        looked(lambda value: "".join([value]))
+        record_look(lambda value: "".join([value]))
 
 
 @pytest.mark.parametrize("swallow", [bool, len, lambda value: value == 1])
 def test_a_look_that_is_swallowed_is_refused_all_the_same(swallow: Callable[[Any], Any]):
-    def look(value: Any) -> None:
+    def swallow_look(value: Any) -> None:
         with suppress(Exception):  # like a careless composite
             swallow(value)
 
     with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):
-        looked(look)
+        record_look(swallow_look)
 
 
 def test_the_outputs_of_a_call_cannot_be_shown_either():
     def invoke(_: Any) -> Any:
-        found = ONE.invoke(NumberInput(x=1))
-        return SPELL.invoke(WordsInput(text=f"say {found}"))
+        number = ONE.invoke(NumberInput(x=1))
+        return SPELL.invoke(WordsInput(text=f"say {number}"))
 
     with pytest.raises(PlaceholderError):
         record(invoke, None)
 
 
 def test_it_may_be_passed_on_kept_copied_and_shown_to_people():
-    kept: list[Any] = []
+    results: list[Any] = []
 
     def invoke(_: Any) -> Any:
         letters = SPELL.invoke(WordsInput(text="ab")).letters
-        known = {letters: [letters]}
-        kept.extend([known[letters][0], copy.copy(letters), copy.deepcopy([letters])[0]])
+        holders = {letters: [letters]}
+        results.extend([holders[letters][0], copy.copy(letters), copy.deepcopy([letters])[0]])
         return letters
 
     record(invoke, None)
 
-    assert all(each is kept[0] for each in kept)
-    assert repr(kept[0]) == f"{kept[0]!r}" == "<stream 'letters' of spell (node 0)>"
-    assert (kept[0].origin, kept[0].kind, kept[0].element) == ((0, "letters"), "stream", str)
+    assert all(each is results[0] for each in results)
+    assert repr(results[0]) == f"{results[0]!r}" == "<stream 'letters' of spell (node 0)>"
+    assert (results[0].origin, results[0].kind, results[0].element) == ((0, "letters"), "stream", str)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "value"])

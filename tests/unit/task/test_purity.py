@@ -43,22 +43,22 @@ def changes_a_global(_: Any) -> None:
     total += 1
 
 
-def helper(_: Any) -> float:
-    return deeper()
+def call_deeper(_: Any) -> float:
+    return read_clock()
 
 
-def deeper() -> float:
+def read_clock() -> float:
     return time.perf_counter()
 
 
-def outer() -> dict[str, Callable[[Any], Any]]:
+def make_closures() -> dict[str, Callable[[Any], Any]]:
     turns, clock = 0, time.monotonic
 
-    def turn(_: Any) -> None:
+    def count_turn(_: Any) -> None:
         nonlocal turns
         turns += 1
 
-    return {"an outer variable": turn, "a clock of outside": lambda _: clock()}
+    return {"an outer variable": count_turn, "a clock of outside": lambda _: clock()}
 
 
 def imports_late(_: Any) -> Any:
@@ -73,16 +73,16 @@ def imports_numpy(_: Any) -> Any:
     return numpy.random.rand()
 
 
-def aliased(_: Any) -> Any:
-    known = SEEN
-    known["a"] = 1
+def write_alias(_: Any) -> Any:
+    alias = SEEN
+    alias["a"] = 1
 
 
 def inner_function(_: Any) -> Any:
-    def one() -> Any:
+    def make_uuid() -> Any:
         return uuid.uuid4()
 
-    return one()
+    return make_uuid()
 
 
 async def beside_a_tool(_: Any) -> Any:
@@ -97,7 +97,7 @@ def counts_up(x: Any) -> None:
     COUNTED[str(x)] += 1
 
 
-def forgets(_: Any) -> None:
+def delete_global(_: Any) -> None:
     del SEEN["a"]
 
 
@@ -132,15 +132,15 @@ IMPURE: dict[str, Callable[[Any], Any]] = {
     "id": lambda _: id(LISTED),
     "a global": changes_a_global,
     "a global's element": lambda _: SEEN.__setitem__("a", 1) if SEEN.setdefault("a", 1) else None,
-    "a global's element by an alias": aliased,
+    "a global's element by an alias": write_alias,
     "a global's count": counts_up,
-    "a global's element that goes": forgets,
+    "a global's element that goes": delete_global,
     "a global list": lambda x: LISTED.append(x),  # noqa: PLW0108
     "a module": sets_module,
-    **outer(),
+    **make_closures(),
     "an import inside": imports_late,
     "numpy imported inside": imports_numpy,
-    "a helper's helper": helper,
+    "a helper's helper": call_deeper,
     "a function inside": inner_function,
     "a comprehension": lambda x: [random.random() for _ in x],
     "a sort key": lambda x: sorted(x, key=lambda _: random.random()),
@@ -165,19 +165,19 @@ def test_what_is_wrong_is_named():
         check_purity(changes_a_global)
 
 
-def builds(x: Any) -> Any:
-    made: dict[str, Any] = {}
-    made["a"] = SEEN.get("a", LISTED[0])
-    made.update(b=[*LISTED, 2])
-    copied = dict(SEEN)
-    copied.pop("a", None)
-    copied["c"] = 3
-    listed = LISTED.copy()
-    listed.append(x)
-    return made, copied, listed
+def build_containers(x: Any) -> Any:
+    entries: dict[str, Any] = {}
+    entries["a"] = SEEN.get("a", LISTED[0])
+    entries.update(b=[*LISTED, 2])
+    seen_copy = dict(SEEN)
+    seen_copy.pop("a", None)
+    seen_copy["c"] = 3
+    list_copy = LISTED.copy()
+    list_copy.append(x)
+    return entries, seen_copy, list_copy
 
 
-async def waits(_: Any) -> Any:
+async def wait_for_tools(_: Any) -> Any:
     first, second = await asyncio.gather(tool(time.time), tool(random.random))
     return first, second, await tasks.tool(uuid.uuid4)
 
@@ -196,8 +196,8 @@ PURE: dict[str, Callable[[Any], Any]] = {
     "quoting": lambda x: urllib.parse.quote(x) + "?",
     "a known uuid": lambda x: (uuid.UUID(x), uuid.uuid5(uuid.NAMESPACE_DNS, x)),
     "numpy": lambda x: np.mean(np.asarray(x)),
-    "containers of its own": builds,
-    "tools": waits,
+    "containers of its own": build_containers,
+    "tools": wait_for_tools,
     "an import": imports_pure,
     "printing": lambda x: (print(x), x),
     "functools": lambda x: functools.reduce(lambda a, b: a + b, x),

@@ -11,33 +11,33 @@ from omnibus import graph
 from omnibus.errors import ReplayMismatch
 from omnibus.graph import WIRE_VERSION, Invocation, find_refs
 from omnibus.task import Segment, record, replay
-from tests.property.drawn import Drawn, Log, Request
-from tests.property.programs import Program, programs
+from tests.property.drawn import Drawn, Log, WalkRequest
+from tests.property.programs import Program, draw_programs
 
 DRAWN = settings(max_examples=60, deadline=None)
-STATIC = programs(static=True)
+STATIC = draw_programs(static=True)
 
 
-def point(site: int) -> float:
+def make_point(site: int) -> float:
     return site * 0.37 % 1.0
 
 
-def recorded(program: Program) -> Segment:
-    return record(Drawn().invoke, Request(program, Log()), point)
+def record_program(program: Program) -> Segment:
+    return record(Drawn().invoke, WalkRequest(program, Log()), make_point)
 
 
-def again(program: Program, segment: Segment) -> Any:
-    return replay(Drawn().invoke, Request(program, Log()), segment, {})
+def replay_program(program: Program, segment: Segment) -> Any:
+    return replay(Drawn().invoke, WalkRequest(program, Log()), segment, {})
 
 
 @DRAWN
 @given(STATIC)
 def test_record_and_replay_agree(program: Program):
-    segment = recorded(program)
+    segment = record_program(program)
 
-    answer = again(program, segment)
+    answer = replay_program(program, segment)
 
-    assert recorded(program) == segment
+    assert record_program(program) == segment
     [rest] = answer["rest"]
     assert {result.origin for result, _ in [*answer["first"], *rest["more"]]} == set(segment.outputs)
 
@@ -45,25 +45,25 @@ def test_record_and_replay_agree(program: Program):
 @DRAWN
 @given(STATIC)
 def test_a_recorded_graph_survives_the_wire_and_is_in_order(program: Program):
-    segment = recorded(program)
+    segment = record_program(program)
     count = len(segment.nodes)
     document = Invocation(
         WIRE_VERSION, "g-0-0", "app", "m", "t", "p", 1, 2, 3.0, 4.0, "r", segment.nodes, segment.outputs, ("o",) * count,
         ("x",) * count, choices=segment.choices,
     )  # fmt: skip
 
-    decoded = graph.decode_invocation(graph.encode_invocation(document))
+    copy = graph.decode_invocation(graph.encode_invocation(document))
 
-    assert decoded == document
-    for index, node in enumerate(decoded.nodes):
-        assert set(node.uses) == {found for value in node.inputs.values() for found in find_refs(value)}
+    assert copy == document
+    for index, node in enumerate(copy.nodes):
+        assert set(node.uses) == {reference for value in node.inputs.values() for reference in find_refs(value)}
         assert all(source < index for source, _ in node.uses)
 
 
 @DRAWN
 @given(STATIC)
 def test_digests_and_salts_tell_calls_apart(program: Program):
-    nodes = recorded(program).nodes
+    nodes = record_program(program).nodes
 
     for one in nodes:
         for two in nodes:
@@ -72,7 +72,7 @@ def test_digests_and_salts_tell_calls_apart(program: Program):
     assert len({(node.digest, node.salt) for node in nodes}) == len(nodes)
 
 
-def changed(segment: Segment, how: str, at: int) -> Segment:
+def change_segment(segment: Segment, how: str, at: int) -> Segment:
     """Return ``segment`` with one change in it."""
     nodes = list(segment.nodes)
     node = nodes[at]
@@ -98,7 +98,7 @@ HOW = st.sampled_from(
 @DRAWN
 @given(STATIC, HOW, st.integers(0, 99))
 def test_any_other_graph_is_refused(program: Program, how: str, at: int):
-    segment = recorded(program)
+    segment = record_program(program)
 
     with pytest.raises(ReplayMismatch):
-        again(program, changed(segment, how, at % len(segment.nodes)))
+        replay_program(program, change_segment(segment, how, at % len(segment.nodes)))

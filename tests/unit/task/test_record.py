@@ -16,36 +16,36 @@ from omnibus.task import CompositeTask, pinned, record
 from tests.unit.task.tasks import ADD, FOLD, ONE, TWO, AddInput, FoldInput, Number, NumberInput
 
 
-def pair(x: int) -> Any:
-    found = ONE.invoke(NumberInput(x=x))
-    return FOLD.invoke(FoldInput(parts=found.parts, start=found.n)).sums
+def fold_number(x: int) -> Any:
+    number = ONE.invoke(NumberInput(x=x))
+    return FOLD.invoke(FoldInput(parts=number.parts, start=number.n)).sums
 
 
 def test_calls_become_nodes_in_their_order():
-    recorded = record(pair, 3)
+    recording = record(fold_number, 3)
 
-    one, fold = recorded.nodes
+    one, fold = recording.nodes
     assert (one.task, one.component, one.model) == ("number", "number", "")
     assert one.inputs == {"x": 3, "text": "", "many": [], "about": {}}
     assert fold.inputs == {"parts": make_ref(0, "parts"), "start": make_ref(0, "n"), "other": None}
     assert fold.uses == ((0, "parts"), (0, "n"))
-    assert recorded.outputs == ((1, "sums"),)
-    assert (recorded.work, recorded.pins, recorded.choices) == ((1, 1), ("", ""), ())
+    assert recording.outputs == ((1, "sums"),)
+    assert (recording.work, recording.pins, recording.choices) == ((1, 1), ("", ""), ())
 
 
 def test_a_task_is_recorded_with_its_model_and_its_expected_work():
-    recorded = record(lambda _: Number(model="m", component="c").invoke(NumberInput(x=1), work=7), None)
+    recording = record(lambda _: Number(model="m", component="c").invoke(NumberInput(x=1), work=7), None)
 
-    assert (recorded.nodes[0].task, recorded.nodes[0].model, recorded.nodes[0].component) == ("number-m-c", "m", "c")
-    assert recorded.work == (7,)
+    assert (recording.nodes[0].task, recording.nodes[0].model, recording.nodes[0].component) == ("number-m-c", "m", "c")
+    assert recording.work == (7,)
 
 
 def test_a_node_lists_what_it_uses_once():
-    def twice(_: Any) -> Any:
-        found = ONE.invoke(NumberInput(x=1))
-        return ADD.invoke(AddInput(items=[found.y, found.y], one=found.y, numbers=[{"deep": found.n}]))
+    def use_twice(_: Any) -> Any:
+        number = ONE.invoke(NumberInput(x=1))
+        return ADD.invoke(AddInput(items=[number.y, number.y], one=number.y, numbers=[{"deep": number.n}]))
 
-    assert record(twice, None).nodes[1].uses == ((0, "y"), (0, "n"))
+    assert record(use_twice, None).nodes[1].uses == ((0, "y"), (0, "n"))
 
 
 def test_inputs_that_are_not_set_are_left_out():
@@ -62,22 +62,22 @@ def test_a_graph_without_end_is_refused_at_its_limit():
 
 
 def test_equal_calls_are_counted():
-    def thrice(_: Any) -> Any:
+    def call_repeatedly(_: Any) -> Any:
         return [(ONE if index != 2 else TWO).invoke(NumberInput(x=1)).n for index in range(4)]
 
-    assert [node.salt for node in record(thrice, None).nodes] == [0, 1, 0, 2]
+    assert [node.salt for node in record(call_repeatedly, None).nodes] == [0, 1, 0, 2]
 
 
 # Outputs
 
 
-class Row(NamedTuple):
+class ResultRow(NamedTuple):
     text: Any
     sound: Any
 
 
 @dataclass
-class Answer:
+class ResultAnswer:
     text: Any
     more: list[Any] = field(default_factory=list)
 
@@ -87,20 +87,20 @@ class Slotted:
     text: Any
 
 
-class Struct(msgspec.Struct):
+class ResultStruct(msgspec.Struct):
     text: Any
 
 
-class Model(BaseModel):
+class ResultModel(BaseModel):
     model_config = {"extra": "allow"}
 
     text: Any
 
 
 class Cycle:
-    def __init__(self, found: Any) -> None:
+    def __init__(self, result: Any) -> None:
         self.again = [self, {"me": self}]
-        self.n = found
+        self.n = result
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ class Cycle:
         (lambda found: [found.y, found.n, found.y], ((0, "y"), (0, "n"))),
         (lambda found: {"a": (found.n, "literal")}, ((0, "n"),)),
         (lambda found: {found.n}, ((0, "n"),)),
-        (lambda found: Row(found.n, None), ((0, "n"),)),
-        (lambda found: Answer(found.n, [found.y, found.n]), ((0, "n"), (0, "y"))),
+        (lambda found: ResultRow(found.n, None), ((0, "n"),)),
+        (lambda found: ResultAnswer(found.n, [found.y, found.n]), ((0, "n"), (0, "y"))),
         (lambda found: Slotted(found.n), ((0, "n"),)),
-        (lambda found: Struct(found.n), ((0, "n"),)),
-        (lambda found: Model(text=found.n, other=found.y), ((0, "n"), (0, "y"))),
+        (lambda found: ResultStruct(found.n), ((0, "n"),)),
+        (lambda found: ResultModel(text=found.n, other=found.y), ((0, "n"), (0, "y"))),
         (lambda found: Cycle(found.n), ((0, "n"),)),
         (lambda found: found.parts.transform(str), ((0, "parts"),)),
         (lambda found: found, ((0, "y"), (0, "n"), (0, "parts"), (0, "late"))),
@@ -127,14 +127,14 @@ def test_returned_results_are_the_outputs(wrap: Callable[[Any], Any], outputs: t
 
 
 def test_a_task_whose_outputs_nobody_uses_is_still_run():
-    def wasteful(_: Any) -> Any:
+    def ignore_output(_: Any) -> Any:
         ONE.invoke(NumberInput(x=1))
         return TWO.invoke(NumberInput(x=1)).n
 
-    recorded = record(wasteful, None)
+    recording = record(ignore_output, None)
 
-    assert [node.task for node in recorded.nodes] == ["number", "number-scale_2"]
-    assert recorded.outputs == ((1, "n"),)
+    assert [node.task for node in recording.nodes] == ["number", "number-scale_2"]
+    assert recording.outputs == ((1, "n"),)
 
 
 # Composites
@@ -152,15 +152,15 @@ class Nest(CompositeTask):
     inner: dict[str, Both] = {"a": Both(), "b": Both()}
 
     def invoke(self, xs: list[int]) -> Any:
-        return [both.invoke(x).n for x in xs for both in self.inner.values()]
+        return [composite.invoke(x).n for x in xs for composite in self.inner.values()]
 
 
 def test_composites_nest_and_loop_over_their_request():
-    recorded = record(Nest().invoke, [5, 6])
+    recording = record(Nest().invoke, [5, 6])
 
-    assert [node.task for node in recorded.nodes] == ["number", "number-scale_2", "add"] * 4
-    assert recorded.nodes[11].inputs["items"] == [make_ref(9, "y"), make_ref(10, "y")]
-    assert recorded.outputs == ((2, "n"), (5, "n"), (8, "n"), (11, "n"))
+    assert [node.task for node in recording.nodes] == ["number", "number-scale_2", "add"] * 4
+    assert recording.nodes[11].inputs["items"] == [make_ref(9, "y"), make_ref(10, "y")]
+    assert recording.outputs == ((2, "n"), (5, "n"), (8, "n"), (11, "n"))
 
 
 def test_a_composite_that_calls_nothing_is_refused():
@@ -177,12 +177,12 @@ def test_a_composite_without_invoke_says_so():
 
 
 def test_a_composite_that_forgets_to_wait_says_so():
-    class Slow(CompositeTask):
+    class SlowComposite(CompositeTask):
         async def invoke(self, x: int) -> Any:
             return ONE.invoke(NumberInput(x=x)).n
 
     class Hasty(CompositeTask):
-        inner: Slow = Slow()
+        inner: SlowComposite = SlowComposite()
 
         def invoke(self, x: int) -> Any:
             return self.inner.invoke(x)

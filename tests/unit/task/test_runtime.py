@@ -26,12 +26,12 @@ from tests.unit.task.tasks import (
 )
 
 
-class Sum(CompositeTask):
+class SumTask(CompositeTask):
     number: Number = ONE
 
     def invoke(self, x: int) -> Any:
-        found = self.number.invoke(NumberInput(x=x))
-        return {"y": found.y, "parts": found.parts, "n": ADD.invoke(AddInput(items=[found.y], more=1)).n}
+        result = self.number.invoke(NumberInput(x=x))
+        return {"y": result.y, "parts": result.parts, "n": ADD.invoke(AddInput(items=[result.y], more=1)).n}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def runtime() -> Memory:
 
 async def test_a_composite_is_called_and_its_results_are_read(runtime: Memory):
     with use(runtime):
-        out = await Sum()(6)
+        out = await SumTask()(6)
 
         assert (await out["n"], (await out["y"]).tolist(), await out["parts"]) == (13, [6, 6], [6, 7])
 
@@ -56,7 +56,7 @@ async def test_a_unit_task_is_called_by_itself(runtime: Memory):
 
 async def test_results_may_be_read_side_by_side_and_after_the_call(runtime: Memory):
     with use(runtime):
-        first, second = await asyncio.gather(Sum()(1), Sum()(2))
+        first, second = await asyncio.gather(SumTask()(1), SumTask()(2))
 
     assert await asyncio.gather(first["n"], second["n"], first["n"]) == [3, 5, 3]
     assert sorted(runtime.segments) == [0, 1]
@@ -64,7 +64,7 @@ async def test_results_may_be_read_side_by_side_and_after_the_call(runtime: Memo
 
 async def test_results_of_an_earlier_graph_are_inputs_of_a_later_one(runtime: Memory):
     with use(runtime):
-        before = await Sum()(6)
+        before = await SumTask()(6)
         after = await ADD(AddInput(one=before["y"], numbers=[before["n"]], more=before["n"]))
 
         assert await after.n == 12 + 13 + 13
@@ -77,7 +77,7 @@ async def test_results_of_an_earlier_graph_are_inputs_of_a_later_one(runtime: Me
 
 async def test_a_stream_of_an_earlier_graph_is_awaited_first(runtime: Memory):
     with use(runtime):
-        before = await Sum()(6)
+        before = await SumTask()(6)
 
         with pytest.raises(PlaceholderError, match="is a stream of another graph: await it first and pass its value"):
             await FOLD(FoldInput(parts=before["parts"]))
@@ -88,28 +88,28 @@ class Secret(CompositeTask):
 
     kept: Any = None
 
-    def invoke(self, kept: list[Any]) -> Any:
-        found = ONE.invoke(NumberInput(x=1))
-        kept[:] = [found.y]
-        return found.n
+    def invoke(self, results: list[Any]) -> Any:
+        number = ONE.invoke(NumberInput(x=1))
+        results[:] = [number.y]
+        return number.n
 
 
 async def test_a_result_that_was_not_returned_cannot_be_used_later(runtime: Memory):
-    kept: list[Any] = []
+    results: list[Any] = []
     with use(runtime):
-        await Secret()(kept)
+        await Secret()(results)
 
         with pytest.raises(
             PlaceholderError, match="was not kept, as its `invoke` did not return it: return it as well"
         ):
-            await ADD(AddInput(one=kept[0]))
+            await ADD(AddInput(one=results[0]))
         with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):
-            await kept[0]
+            await results[0]
 
 
 async def test_a_result_of_another_request_is_refused(runtime: Memory):
     with use(runtime):
-        before = await Sum()(6)
+        before = await SumTask()(6)
     later = Memory(*ALL)
 
     with (
@@ -122,31 +122,31 @@ async def test_a_result_of_another_request_is_refused(runtime: Memory):
 
 async def test_equal_calls_of_one_request_get_seeds_of_their_own(runtime: Memory):
     with use(runtime):
-        rolled = [await (await ROLL(NumberInput(x=0))).n for _ in range(3)]
+        rolls = [await (await ROLL(NumberInput(x=0))).n for _ in range(3)]
 
-    assert len(set(rolled)) == 3
+    assert len(set(rolls)) == 3
     assert [segment.nodes[0].salt for segment in runtime.segments.values()] == [0, 1, 2]
 
 
 async def test_requests_do_not_count_each_others_calls():
-    rolled = []
+    rolls = []
     for _ in range(2):
         with use(Memory(*ALL)):
-            rolled.append(await (await ROLL(NumberInput(x=0))).n)
+            rolls.append(await (await ROLL(NumberInput(x=0))).n)
 
-    assert rolled[0] == rolled[1]
+    assert rolls[0] == rolls[1]
 
 
 async def test_a_failure_reaches_whoever_reads(runtime: Memory):
-    class Broken(Number):
-        async def run(self, given: NumberInput) -> AsyncIterator[dict[str, Any]]:
+    class BrokenNumber(Number):
+        async def run(self, inputs: NumberInput) -> AsyncIterator[dict[str, Any]]:
             yield {"parts": 1}
             raise ValueError("no more")
 
-    runtime = Memory(Broken(), *ALL)
+    runtime = Memory(BrokenNumber(), *ALL)
     read = []
     with use(runtime):
-        out = await Broken()(NumberInput(x=1))
+        out = await BrokenNumber()(NumberInput(x=1))
 
         with pytest.raises(StageFailed, match="failed on this request"):
             await out.n
@@ -169,18 +169,18 @@ async def test_inside_of_invoke_tasks_are_invoked(runtime: Memory):
 
 
 async def test_a_tool_outside_of_invoke_is_just_called():
-    async def double(x: int) -> int:
+    async def double_value(x: int) -> int:
         return x * 2
 
     assert await tool(max, 1, 3) == 3
-    assert await tool(double, 4) == 8
+    assert await tool(double_value, 4) == 8
 
 
 async def test_a_request_is_recorded_with_the_step_of_its_graph(runtime: Memory):
     with use(runtime):
         with pytest.raises(GraphError):
-            await Sum()("x")  # type: ignore[arg-type]
-        out = await Sum()(2)
+            await SumTask()("x")  # type: ignore[arg-type]
+        out = await SumTask()(2)
 
         assert await out["n"] == 5
     assert [segment.nodes[1].inputs["items"] for segment in runtime.segments.values()] == [[make_ref(0, "y")]]
@@ -189,24 +189,24 @@ async def test_a_request_is_recorded_with_the_step_of_its_graph(runtime: Memory)
 # Several streams
 
 
-async def numbers(*given: int) -> AsyncIterator[int]:
+async def yield_numbers(*given: int) -> AsyncIterator[int]:
     for number in given:
         yield number
 
 
 async def test_streams_are_merged_with_their_names():
-    found = [each async for each in merged({"a": numbers(1, 2, 3), "b": numbers(), "c": numbers(4)})]
+    pairs = [each async for each in merged({"a": yield_numbers(1, 2, 3), "b": yield_numbers(), "c": yield_numbers(4)})]
 
-    assert sorted(found) == [("a", 1), ("a", 2), ("a", 3), ("c", 4)]
-    assert [part for name, part in found if name == "a"] == [1, 2, 3]
+    assert sorted(pairs) == [("a", 1), ("a", 2), ("a", 3), ("c", 4)]
+    assert [part for name, part in pairs if name == "a"] == [1, 2, 3]
 
 
 async def test_results_are_merged(runtime: Memory):
     with use(runtime):
         out = [await task(NumberInput(x=3)) for task in (ONE, TWO)]
-        found = [each async for each in merged({"one": out[0].parts, "two": out[1].parts})]
+        pairs = [each async for each in merged({"one": out[0].parts, "two": out[1].parts})]
 
-    assert sorted(found) == [("one", 3), ("one", 4), ("one", 5), ("two", 6), ("two", 7)]
+    assert sorted(pairs) == [("one", 3), ("one", 4), ("one", 5), ("two", 6), ("two", 7)]
 
 
 async def test_no_streams_are_merged_to_nothing():
@@ -214,32 +214,32 @@ async def test_no_streams_are_merged_to_nothing():
 
 
 async def test_a_merge_fails_with_the_first_that_fails_and_closes_the_others():
-    closed = []
+    closings = []
 
-    async def forever() -> AsyncIterator[int]:
+    async def yield_forever() -> AsyncIterator[int]:
         try:
             while True:
                 yield 1
                 await asyncio.sleep(0)
         finally:
-            closed.append(True)
+            closings.append(True)
 
-    async def broken() -> AsyncIterator[int]:
+    async def yield_then_fail() -> AsyncIterator[int]:
         yield 2
         raise StageFailed("no more")
 
-    found = []
+    parts = []
     with pytest.raises(StageFailed, match="no more"):
-        async for name, part in merged({"a": forever(), "b": broken()}):
-            found += [part] if name == "b" else []
+        async for name, part in merged({"a": yield_forever(), "b": yield_then_fail()}):
+            parts += [part] if name == "b" else []
 
-    assert found == [2]
-    assert closed == [True]
+    assert parts == [2]
+    assert closings == [True]
     assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_merge_that_is_left_early_leaves_nothing_behind():
-    merging = merged({"a": numbers(1, 2), "b": numbers(3)})
+    merging = merged({"a": yield_numbers(1, 2), "b": yield_numbers(3)})
 
     async for _ in merging:
         break

@@ -27,11 +27,11 @@ SPEAKS = Omni(
 )
 
 
-def medium(number: int) -> dict[str, Any]:
+def make_medium(number: int) -> dict[str, Any]:
     return {"$handle": {"id": number}, "modality": "image", "mime": "image/png", "sha256": f"{number:064x}"}
 
 
-def chat(messages: Any, params: Any, *media: Any, speech: Any = None) -> ChatInput:
+def make_chat(messages: Any, params: Any, *media: Any, speech: Any = None) -> ChatInput:
     images = ("image",) * len(media)
     return ChatInput.model_construct(
         messages=messages, params=params, media=media, modalities=images, tokens=(64,) * len(media), speech=speech,
@@ -43,16 +43,16 @@ def skeleton_of(invoke: Callable[[Any], Any], images: int, *, speaks: bool = Fal
     """Return the skeleton of chats with ``images`` images; its holes are messages, params, speech, and the images."""
     holes = [Hole() for _ in range(3 + images)]
     messages, params, speech, *media = holes
-    return record_skeleton(invoke, chat(messages, params, *media, speech=speech if speaks else None), holes)
+    return record_skeleton(invoke, make_chat(messages, params, *media, speech=speech if speaks else None), holes)
 
 
 @pytest.mark.parametrize(
     ("task", "media", "speech"),
     [
         (LOOKS, (), None),
-        (LOOKS, (medium(1), medium(2)), None),
-        (LOOKS, (medium(1), medium(1)), None),  # equal calls have different random numbers
-        (SPEAKS, (medium(3),), msgspec.Raw(b'{"top_k":1}')),
+        (LOOKS, (make_medium(1), make_medium(2)), None),
+        (LOOKS, (make_medium(1), make_medium(1)), None),  # equal calls have different random numbers
+        (SPEAKS, (make_medium(3),), msgspec.Raw(b'{"top_k":1}')),
     ],
     ids=["text", "two images", "the same image twice", "speech"],
 )
@@ -61,20 +61,20 @@ def test_a_filled_skeleton_is_the_graph_that_the_request_would_have_recorded(tas
     skeleton = skeleton_of(task.invoke, len(media), speaks=speech is not None)
     assert skeleton is not None
 
-    filled = skeleton.fill([messages, params, speech, *media])
+    segment = skeleton.fill([messages, params, speech, *media])
 
-    assert filled == record(task.invoke, chat(messages, params, *media, speech=speech))
+    assert segment == record(task.invoke, make_chat(messages, params, *media, speech=speech))
 
 
 def test_filling_leaves_nothing_behind():
     skeleton = skeleton_of(LOOKS.invoke, 1)
     assert skeleton is not None
-    first = skeleton.fill([msgspec.Raw(b"[1]"), msgspec.Raw(b"{}"), None, medium(1)])
+    first = skeleton.fill([msgspec.Raw(b"[1]"), msgspec.Raw(b"{}"), None, make_medium(1)])
 
-    second = skeleton.fill([msgspec.Raw(b"[2]"), msgspec.Raw(b"{}"), None, medium(2)])
+    second = skeleton.fill([msgspec.Raw(b"[2]"), msgspec.Raw(b"{}"), None, make_medium(2)])
 
-    assert first.nodes[0].inputs["media"] == medium(1)
-    assert second.nodes[0].inputs["media"] == medium(2)
+    assert first.nodes[0].inputs["media"] == make_medium(1)
+    assert second.nodes[0].inputs["media"] == make_medium(2)
     assert first.nodes[0].digest != second.nodes[0].digest
 
 
@@ -86,9 +86,9 @@ async def test_the_answer_has_the_results_of_its_own_request():
 
     answers = [skeleton.bind_answer(each) for each in sources]
 
-    for answer, mine in zip(answers, sources, strict=True):
+    for answer, source in zip(answers, sources, strict=True):
         assert isinstance(answer, ChatOutput)
-        assert (answer.text.claim_source(), answer.audio.claim_source()) == (mine[0, "text"], mine[2, "audio"])  # type: ignore[union-attr]
+        assert (answer.text.claim_source(), answer.audio.claim_source()) == (source[0, "text"], source[2, "audio"])  # type: ignore[union-attr]
 
 
 def test_a_request_for_text_alone_has_no_audio():
@@ -98,7 +98,7 @@ def test_a_request_for_text_alone_has_no_audio():
     assert skeleton.bind_answer({}).audio is None
 
 
-class Looking(MLLM):
+class BranchingMLLM(MLLM):
     """A task that branches on the content of a request."""
 
     how: Any = None
@@ -108,7 +108,7 @@ class Looking(MLLM):
         return super().invoke(request)
 
 
-def _swallow(look: Callable[[], Any]) -> None:
+def _ignore_placeholder(look: Callable[[], Any]) -> None:
     with suppress(PlaceholderError):
         look()
 
@@ -132,21 +132,21 @@ def _swallow(look: Callable[[], Any]) -> None:
         lambda request: list(request.messages),
         lambda request: copy.deepcopy(request.params),
         lambda request: getattr(request.params, "max_tokens", 0),
-        lambda request: _swallow(lambda: len(request.messages)),
+        lambda request: _ignore_placeholder(lambda: len(request.messages)),
     ],
 )
 def test_a_task_that_looks_at_a_literal_has_no_skeleton(look: Callable[[ChatInput], Any]):
-    task = Looking(encoders=_ENCODERS, thinker=_THINKER, how=look)
+    task = BranchingMLLM(encoders=_ENCODERS, thinker=_THINKER, how=look)
 
     with pytest.raises(OmnibusError, match="reads a literal"):
         skeleton_of(task.invoke, 2)
 
 
 def test_every_operator_that_a_result_refuses_is_refused_by_a_hole():
-    refused = [name for name, method in vars(Result).items() if method is vars(Result)["__len__"]]
+    operator_names = [name for name, method in vars(Result).items() if method is vars(Result)["__len__"]]
 
-    assert len(refused) > 50
-    for name in refused:
+    assert len(operator_names) > 50
+    for name in operator_names:
         if name.startswith("__"):
             with pytest.raises(PlaceholderError):
                 getattr(Hole, name)(Hole())
@@ -160,7 +160,7 @@ def test_a_hole_inside_of_another_value_has_no_skeleton():
         skeleton_of(invoke, 0)
 
 
-class Numbers(BaseModel):
+class NumbersAnswer(BaseModel):
     model_config = {"arbitrary_types_allowed": True}
     found: Any
 
@@ -169,9 +169,9 @@ class Numbers(BaseModel):
     "answer",
     [
         lambda made: [made.n],
-        lambda made: Numbers(found=[made.n]),
-        lambda made: Numbers(found=made.parts.transform(str)),
-        lambda made: Numbers(found="no result"),
+        lambda made: NumbersAnswer(found=[made.n]),
+        lambda made: NumbersAnswer(found=made.parts.transform(str)),
+        lambda made: NumbersAnswer(found="no result"),
     ],
     ids=["no model", "inside of a list", "transformed", "another value"],
 )
@@ -186,7 +186,7 @@ def test_a_task_that_differs_on_replay_has_no_skeleton():
     tasks = iter([ONE, TWO])
 
     def invoke(request: ChatInput) -> Any:
-        return Numbers(found=next(tasks).invoke(NumberInput(x=1)).n)
+        return NumbersAnswer(found=next(tasks).invoke(NumberInput(x=1)).n)
 
     with pytest.raises(ReplayMismatch):
         skeleton_of(invoke, 0)

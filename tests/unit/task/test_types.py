@@ -39,7 +39,7 @@ class Take(UnitTask[Loose, NumberOutput]):
     pass
 
 
-def drawn(draw: Callable[[Any, Any], Any]) -> dict[str, Any]:
+def record_inputs(draw: Callable[[Any, Any], Any]) -> dict[str, Any]:
     """Return the inputs of the last call of ``draw``. It receives outputs of a number and a spelling."""
 
     def invoke(_: Any) -> Any:
@@ -49,7 +49,7 @@ def drawn(draw: Callable[[Any, Any], Any]) -> dict[str, Any]:
 
 
 def test_a_field_takes_a_result_of_its_kind():
-    inputs = drawn(
+    inputs = record_inputs(
         lambda number, spelt: Take().invoke(
             Loose(
                 anything=number.y,
@@ -70,8 +70,8 @@ def test_a_field_takes_a_result_of_its_kind():
 
 
 def test_a_plain_field_takes_a_value_of_another_task():
-    assert drawn(lambda number, _: ADD.invoke(AddInput(more=number.n)))["more"] == make_ref(0, "n")
-    assert drawn(lambda number, _: ECHO.invoke(EchoInput(box=number.n)))["box"] == make_ref(0, "n")
+    assert record_inputs(lambda number, _: ADD.invoke(AddInput(more=number.n)))["more"] == make_ref(0, "n")
+    assert record_inputs(lambda number, _: ECHO.invoke(EchoInput(box=number.n)))["box"] == make_ref(0, "n")
 
 
 MISFITS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -123,20 +123,20 @@ class Numbers(TaskInput):
     numbers: list[int] = []
 
 
-@pytest.mark.parametrize(("draw", "said"), MISFITS.values(), ids=MISFITS.keys())
-def test_what_does_not_fit_is_refused_with_advice(draw: Callable[[Any, Any], Any], said: str):
-    with pytest.raises(GraphError, match=said):
-        drawn(draw)
+@pytest.mark.parametrize(("draw", "message"), MISFITS.values(), ids=MISFITS.keys())
+def test_what_does_not_fit_is_refused_with_advice(draw: Callable[[Any, Any], Any], message: str):
+    with pytest.raises(GraphError, match=message):
+        record_inputs(draw)
 
 
 def test_the_same_stream_is_not_given_to_one_call_twice():
     with pytest.raises(GraphError, match="is given to two inputs of one call of fold: it is read once"):
-        drawn(lambda number, _: FOLD.invoke(FoldInput(parts=number.parts, other=number.parts)))
+        record_inputs(lambda number, _: FOLD.invoke(FoldInput(parts=number.parts, other=number.parts)))
 
 
 def test_inputs_of_another_task_are_refused():
     with pytest.raises(BadRequest, match="spell takes WordsInput, not NumberInput"):
-        drawn(lambda *_: SPELL.invoke(NumberInput(x=1)))
+        record_inputs(lambda *_: SPELL.invoke(NumberInput(x=1)))
 
 
 def test_a_none_that_says_something_is_told():
@@ -147,11 +147,11 @@ def test_a_none_that_says_something_is_told():
     class Sing(UnitTask[Voiced, NumberOutput]):
         pass
 
-    def sing(voiced: Any) -> Any:
-        return Sing().invoke(voiced)
+    def invoke_sing(inputs: Any) -> Any:
+        return Sing().invoke(inputs)
 
-    assert record(sing, Voiced(voice=None)).nodes[0].inputs == {"voice": None}
-    assert record(sing, Voiced(pitch=3)).nodes[0].inputs == {"voice": "low", "pitch": 3}
+    assert record(invoke_sing, Voiced(voice=None)).nodes[0].inputs == {"voice": None}
+    assert record(invoke_sing, Voiced(pitch=3)).nodes[0].inputs == {"voice": "low", "pitch": 3}
 
 
 # Outputs
@@ -186,13 +186,13 @@ def test_an_input_of_several_streams_is_refused_where_it_is_declared():
 
 
 def test_a_task_that_runs_itself_fills_its_outputs():
-    made = NumberOutput(y=np.ones(2), n=3, parts=[1, 2], late=[1.0])
+    output = NumberOutput(y=np.ones(2), n=3, parts=[1, 2], late=[1.0])
 
-    assert (made.n, made.parts, made.y.tolist()) == (3, [1, 2], [1.0, 1.0])
+    assert (output.n, output.parts, output.y.tolist()) == (3, [1, 2], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"y": "text"}, "an array is needed here, not a value of type str"),
         ({"parts": 3}, "a list or an async iterator is needed here, not a value of type int"),
@@ -200,8 +200,8 @@ def test_a_task_that_runs_itself_fills_its_outputs():
         ({"y": None}, "a tensor output of another task is needed here"),
     ],
 )
-def test_outputs_that_do_not_fit_are_refused(wrong: dict[str, Any], said: str):
-    with pytest.raises(ValidationError, match=said):
+def test_outputs_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
         NumberOutput(**{"y": np.ones(2), "n": 3, "parts": [], "late": np.ones(1), **wrong})
 
 

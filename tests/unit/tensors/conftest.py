@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from omnibus.tensors.arena import Arena
-from tests.unit.tensors.ledgers import SIZE, Desk
-from tests.unit.tensors.pairs import Pair, pairs
+from tests.unit.tensors.ledgers import SIZE, LedgerDesk
+from tests.unit.tensors.pairs import ClientPair, open_pair
 
 
 @pytest.fixture
-async def pair(tmp_path) -> AsyncIterator[Pair]:
-    async with pairs(tmp_path) as found:
-        yield found
+async def pair(tmp_path) -> AsyncIterator[ClientPair]:
+    async with open_pair(tmp_path) as client_pair:
+        yield client_pair
 
 
 @pytest.fixture
-def desk(tmp_path) -> Iterator[Desk]:
+def desk(tmp_path) -> Iterator[LedgerDesk]:
     arena = Arena.create("arena", SIZE, str(tmp_path))
-    yield Desk(arena)
+    yield LedgerDesk(arena)
     arena.close()

@@ -8,7 +8,7 @@ from omnibus.tensors.ledger import Ledger
 SIZE = 1 << 16
 
 
-class Desk:
+class LedgerDesk:
     """A ledger over real memory, and the leases reported as lingering."""
 
     def __init__(self, arena: Arena) -> None:
@@ -23,7 +23,7 @@ class Desk:
         assert lease is not None
         return lease
 
-    def do(self, verb: str, owner: BlockOwner, lease: BlockLease) -> None:
+    def call_verb(self, verb: str, owner: BlockOwner, lease: BlockLease) -> None:
         getattr(self.ledger, verb)(owner, lease.id, lease.generation)
 
     def generation_in_memory(self, lease: BlockLease) -> int:
@@ -34,6 +34,6 @@ class Desk:
         return idle and not len(self.ledger) and not self.ledger.condemned and self.space.used == 0
 
 
-def read(desk: Desk, lease: BlockLease) -> None:
-    desk.do("hold", desk.reader, lease)
-    desk.do("release", desk.reader, lease)
+def read_lease(desk: LedgerDesk, lease: BlockLease) -> None:
+    desk.call_verb("hold", desk.reader, lease)
+    desk.call_verb("release", desk.reader, lease)

@@ -7,30 +7,30 @@ from pathlib import Path
 
 from omnibus.tensors.client import TensorClient
 from omnibus_sidecar.server import Sidecar
-from tests.unit.sidecar.node import connect, running
+from tests.unit.sidecar.node import connect_client, run_sidecar
 
 HALF = 600_000
 
 
 @dataclass
-class Pair:
+class ClientPair:
     """A producer and a consumer on one node."""
 
     sidecar: Sidecar
     producer: TensorClient
     consumer: TensorClient
 
-    async def settle(self) -> dict[str, object]:
+    async def wait_settled(self) -> dict[str, object]:
         """Return the counters after all messages of both clients."""
         await self.producer.stats()
         return await self.consumer.stats()
 
 
 @asynccontextmanager
-async def pairs(path: Path) -> AsyncIterator[Pair]:
+async def open_pair(path: Path) -> AsyncIterator[ClientPair]:
     async with (
-        running(path) as sidecar,
-        await connect(path, "producer") as producer,
-        await connect(path, "consumer") as consumer,
+        run_sidecar(path) as sidecar,
+        await connect_client(path, "producer") as producer,
+        await connect_client(path, "consumer") as consumer,
     ):
-        yield Pair(sidecar, producer, consumer)
+        yield ClientPair(sidecar, producer, consumer)

@@ -15,7 +15,7 @@ class Naive:
         self.peak = 0
         self.touched = 0
 
-    def gaps(self) -> list[tuple[int, int]]:
+    def list_gaps(self) -> list[tuple[int, int]]:
         gaps, at = [], 0
         for start, length in [*sorted(self.taken.items()), (SIZE, 0)]:
             if start > at:
@@ -25,7 +25,7 @@ class Naive:
 
     def allocate(self, nbytes: int) -> int | None:
         length = max(-(-nbytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
-        fitting = sorted(gap for gap in self.gaps() if gap[0] >= length)
+        fitting = sorted(gap for gap in self.list_gaps() if gap[0] >= length)
         if not fitting:
             return None
         start = fitting[0][1]
@@ -54,7 +54,7 @@ def test_the_allocator_agrees_with_a_naive_one(operations):
             allocator.free(offset)
             del naive.taken[offset]
 
-        gaps = naive.gaps()
+        gaps = naive.list_gaps()
         assert allocator.used == sum(naive.taken.values())
         assert allocator.free_bytes == SIZE - allocator.used
         assert allocator.blocks == len(naive.taken)
@@ -63,7 +63,7 @@ def test_the_allocator_agrees_with_a_naive_one(operations):
         assert (allocator.peak, allocator.touched) == (naive.peak, naive.touched)
 
 
-def _take(allocator: Allocator, nbytes: int) -> int:
+def _allocate_block(allocator: Allocator, nbytes: int) -> int:
     offset = allocator.allocate(nbytes)
     assert offset is not None
     return offset
@@ -72,7 +72,7 @@ def _take(allocator: Allocator, nbytes: int) -> int:
 @given(st.permutations(range(20)))
 def test_blocks_freed_in_any_order_join_to_one_hole(order):
     allocator = Allocator(SIZE)
-    offsets = [_take(allocator, 3 * ALIGNMENT_BYTES) for _ in range(20)]
+    offsets = [_allocate_block(allocator, 3 * ALIGNMENT_BYTES) for _ in range(20)]
 
     for index in order:
         allocator.free(offsets[index])
@@ -84,7 +84,7 @@ def test_equal_blocks_reuse_the_lowest_addresses():
     allocator = Allocator(SIZE)
 
     for _ in range(100):
-        first, second = _take(allocator, 200), _take(allocator, 200)
+        first, second = _allocate_block(allocator, 200), _allocate_block(allocator, 200)
         allocator.free(first)
         allocator.free(second)
 
@@ -93,7 +93,7 @@ def test_equal_blocks_reuse_the_lowest_addresses():
 
 def test_a_block_cannot_be_freed_twice():
     allocator = Allocator(SIZE)
-    offset = _take(allocator, 1)
+    offset = _allocate_block(allocator, 1)
     allocator.free(offset)
 
     with pytest.raises(KeyError):
@@ -107,7 +107,7 @@ def test_an_arena_smaller_than_a_cache_line_holds_nothing():
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS)
 def test_an_allocator_that_is_backed_as_needed_hands_out_only_what_is_backed_and_refuses_no_more(operations):
-    growing = Allocator(SIZE, backed=0)
+    growing = Allocator(SIZE, backed_size=0)
     offsets: list[int] = []
 
     for operation in operations:
@@ -132,7 +132,7 @@ def test_an_allocator_that_is_backed_as_needed_hands_out_only_what_is_backed_and
 
 
 def test_memory_that_is_backed_again_changes_nothing():
-    allocator = Allocator(SIZE, backed=SIZE // 2)
+    allocator = Allocator(SIZE, backed_size=SIZE // 2)
 
     allocator.add_backed(SIZE // 4)
     allocator.add_backed(2 * SIZE)
@@ -162,14 +162,14 @@ def test_what_a_block_is_shrunk_by_is_free_and_joined_with_the_hole_behind_it():
 def test_data_of_large_blocks_has_one_place_in_its_page_and_the_gap_before_it_is_for_small_ones():
     header = ALIGNMENT_BYTES
     allocator = Allocator(4 * PLACED_BYTES, header=header)
-    _take(allocator, 1)
+    _allocate_block(allocator, 1)
 
-    large = _take(allocator, PLACED_BYTES)
+    large = _allocate_block(allocator, PLACED_BYTES)
     assert (large + header) % 4096 == 256
-    assert _take(allocator, ALIGNMENT_BYTES) < large
+    assert _allocate_block(allocator, ALIGNMENT_BYTES) < large
 
     allocator.free(large)
-    assert _take(allocator, PLACED_BYTES) == large
+    assert _allocate_block(allocator, PLACED_BYTES) == large
 
 
 def test_a_large_block_that_fits_only_elsewhere_in_its_page_is_granted():

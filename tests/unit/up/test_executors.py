@@ -15,11 +15,11 @@ from omnibus.process.spec import ProcessSpec
 from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import executor_specs
 from omnibus.up.executor_specs import process_specs
-from tests.unit.up.house import House, model, plan
+from tests.unit.up.house import SupervisorHouse, make_model, make_plan
 from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, all_gone
 
 
-def environment(spec: ProcessSpec) -> dict[str, str]:
+def read_environment(spec: ProcessSpec) -> dict[str, str]:
     prefix = "OMNIBUS_EXECUTOR_"
     return {name.removeprefix(prefix): value for name, value in spec.env.items() if name.startswith(prefix)}
 
@@ -28,15 +28,15 @@ def environment(spec: ProcessSpec) -> dict[str, str]:
 
 
 def test_each_replica_of_each_option_is_a_process():
-    found = process_specs(plan(1, E=1, L=3, none=0), env={})
+    specs = process_specs(make_plan(1, E=1, L=3, none=0), env={})
 
-    assert list(found) == ["m/E", "m/L", "m/L/1", "m/L/2"]
-    assert [environment(spec)["ID"] for spec in found.values()] == ["m-E-0", "m-L-0", "m-L-1", "m-L-2"]
-    assert all(spec.argv[-2:] == ("-m", "omnibus_llm") for spec in found.values())
+    assert list(specs) == ["m/E", "m/L", "m/L/1", "m/L/2"]
+    assert [read_environment(spec)["ID"] for spec in specs.values()] == ["m-E-0", "m-L-0", "m-L-1", "m-L-2"]
+    assert all(spec.argv[-2:] == ("-m", "omnibus_llm") for spec in specs.values())
 
 
 def test_another_replica_changes_nothing_in_those_that_there_are():
-    one, three = process_specs(plan(1, L=1), env={}), process_specs(plan(2, L=3), env={})
+    one, three = process_specs(make_plan(1, L=1), env={}), process_specs(make_plan(2, L=3), env={})
 
     assert one.items() < three.items()
 
@@ -45,17 +45,17 @@ def test_a_process_is_told_who_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_EXECUTOR_NICE", "4")
     options = {"EL": DeploymentOption(("vision", "thinker"), "llm")}
     tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
-    asked = Plan(1, 0, 0.0, {"m": model(options, context=900, tasks=tasks)})
+    new_plan = Plan(1, 0, 0.0, {"m": make_model(options, context=900, tasks=tasks)})
 
-    assert environment(process_specs(asked, env={})["m/EL"]) == {
+    assert read_environment(process_specs(new_plan, env={})["m/EL"]) == {
         "ID": "m-EL-0", "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "900", "OPTION": "EL",
-        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": asked.models["m"].option_origin("EL"),
+        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": new_plan.models["m"].option_origin("EL"),
         "NICE": "4",
     }  # fmt: skip
 
 
 def test_without_names_of_unit_tasks_the_executor_names_them_itself():
-    assert "TASKS" not in environment(process_specs(plan(1, L=1), env={})["m/L"])
+    assert "TASKS" not in read_environment(process_specs(make_plan(1, L=1), env={})["m/L"])
 
 
 def test_the_environment_of_all_prevails_but_over_the_engine_of_an_option():
@@ -63,12 +63,12 @@ def test_the_environment_of_all_prevails_but_over_the_engine_of_an_option():
         "own": DeploymentOption(("spell",), "generator", engine="a:b"),
         "usual": DeploymentOption(("thinker",), "llm"),
     }
-    asked = Plan(1, 0, 0.0, {"m": model(options)})
+    new_plan = Plan(1, 0, 0.0, {"m": make_model(options)})
 
-    found = process_specs(asked, env={"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
+    specs = process_specs(new_plan, env={"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
 
-    assert [environment(spec)["ENGINE"] for spec in found.values()] == ["a:b", "c:d"]
-    assert [environment(spec)["CONTEXT"] for spec in found.values()] == ["7", "7"]
+    assert [read_environment(spec)["ENGINE"] for spec in specs.values()] == ["a:b", "c:d"]
+    assert [read_environment(spec)["CONTEXT"] for spec in specs.values()] == ["7", "7"]
 
 
 def test_an_option_of_several_gpus_and_of_its_own_batch_says_so_whatever_all_are_told(monkeypatch: pytest.MonkeyPatch):
@@ -79,26 +79,26 @@ def test_an_option_of_several_gpus_and_of_its_own_batch_says_so_whatever_all_are
         "L-own": DeploymentOption(("thinker",), "llm", gpus=2, vllm={"tensor_parallel": 1}),
         "L-b8": DeploymentOption(("thinker",), "llm", batch=8),
     }
-    asked = Plan(1, 0, 0.0, {"m": model(options)})
+    new_plan = Plan(1, 0, 0.0, {"m": make_model(options)})
 
-    found = process_specs(asked, env={"OMNIBUS_EXECUTOR_BATCH": "4"})
-    told = process_specs(asked, env={"OMNIBUS_VLLM_TENSOR_PARALLEL": "1"})
+    specs = process_specs(new_plan, env={"OMNIBUS_EXECUTOR_BATCH": "4"})
+    degree_specs = process_specs(new_plan, env={"OMNIBUS_VLLM_TENSOR_PARALLEL": "1"})
 
-    assert [found[f"m/{name}"].env["OMNIBUS_EXECUTOR_BATCH"] for name in options] == ["4", "4", "4", "4", "8"]
-    degrees = [found[f"m/{name}"].env.get("OMNIBUS_VLLM_TENSOR_PARALLEL") for name in options]
+    assert [specs[f"m/{name}"].env["OMNIBUS_EXECUTOR_BATCH"] for name in options] == ["4", "4", "4", "4", "8"]
+    degrees = [specs[f"m/{name}"].env.get("OMNIBUS_VLLM_TENSOR_PARALLEL") for name in options]
     assert degrees == [None, "2", "2", "1", None]
-    assert {each.env["OMNIBUS_VLLM_TENSOR_PARALLEL"] for each in told.values()} == {"1"}
+    assert {each.env["OMNIBUS_VLLM_TENSOR_PARALLEL"] for each in degree_specs.values()} == {"1"}
 
 
 def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
-    lender = model({"E": DeploymentOption(("vision",), "encoder")})
-    borrower = model(
+    lender = make_model({"E": DeploymentOption(("vision",), "encoder")})
+    borrower = make_model(
         {"m/E": DeploymentOption(("vision",), "encoder", 0, of="m/E"), "L": DeploymentOption(("thinker",), "llm")}
     )
 
-    found = process_specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), env={})
+    specs = process_specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), env={})
 
-    assert list(found) == ["m/E", "n/L"]
+    assert list(specs) == ["m/E", "n/L"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nurseries need Linux")
@@ -108,27 +108,27 @@ def test_the_fork_server_bears_what_has_the_usual_engine_and_nothing_else():
         "usual": DeploymentOption(("thinker",), "llm"),
     }
 
-    found = process_specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, fork_server="/run/fork-server.sock")
+    specs = process_specs(Plan(1, 0, 0.0, {"m": make_model(options)}), env={}, fork_server="/run/fork-server.sock")
 
-    assert "/run/fork-server.sock" in found["m/usual"].argv
-    assert "fork-server" in found["m/usual"].after
-    assert found["m/own"].argv[-2:] == ("-m", "omnibus_generator")
-    assert "fork-server" not in found["m/own"].after
+    assert "/run/fork-server.sock" in specs["m/usual"].argv
+    assert "fork-server" in specs["m/usual"].after
+    assert specs["m/own"].argv[-2:] == ("-m", "omnibus_generator")
+    assert "fork-server" not in specs["m/own"].after
 
 
 def test_only_what_the_operator_declared_is_vital():
     options = {"o": DeploymentOption(("spell",), "generator")}
 
-    found = process_specs(
-        Plan(1, 0, 0.0, {"declared": model(options), "brought": model(options, apps=("poet",))}), env={}
+    specs = process_specs(
+        Plan(1, 0, 0.0, {"declared": make_model(options), "brought": make_model(options, apps=("poet",))}), env={}
     )
 
-    assert found["declared/o"].vital
-    assert not found["brought/o"].vital
+    assert specs["declared/o"].vital
+    assert not specs["brought/o"].vital
 
 
 def test_a_process_is_not_killed_while_it_may_drain():
-    assert process_specs(plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
+    assert process_specs(make_plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
 
 
 @pytest.mark.parametrize("service", ["gateway", "llm", "planner"])
@@ -137,22 +137,22 @@ def test_every_service_has_longer_to_end_than_it_drains_by_default(service: str)
 
 
 def test_a_gateway_drains_longer_than_others_unless_a_setting_says_how_long():
-    default, stated = ServiceSettings(), read_settings(ServiceSettings, {"OMNIBUS_SERVICE_DRAIN": "3"})
+    default, custom_settings = ServiceSettings(), read_settings(ServiceSettings, {"OMNIBUS_SERVICE_DRAIN": "3"})
 
     assert default.drain_seconds("gateway") > default.drain_seconds("llm")
-    assert stated.drain_seconds("gateway") == stated.drain_seconds("llm") == 3.0
+    assert custom_settings.drain_seconds("gateway") == custom_settings.drain_seconds("llm") == 3.0
 
 
 # Following the plan
 
 
-async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house: House):
-    await house.executors.start(plan(1, E=1, L=1), house.store)
+async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house: SupervisorHouse):
+    await house.executors.start(make_plan(1, E=1, L=1), house.store)
     first = await house.until("m/E", "m/L")
 
-    await house.swap(plan(2, E=1, L=3))
+    await house.store_plan(make_plan(2, E=1, L=3))
     more = await house.until("m/E", "m/L", "m/L/1", "m/L/2")
-    await house.swap(plan(3, L=2, X=1))
+    await house.store_plan(make_plan(3, L=2, X=1))
     last = await house.until("m/L", "m/L/1", "m/X")
 
     assert more.items() > first.items()
@@ -160,13 +160,13 @@ async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house
     assert all_gone([first["m/E"], more["m/L/2"]])
 
 
-async def test_what_the_plan_drops_is_no_crash_and_may_come_back(house: House):
-    await house.executors.start(plan(1, E=1, L=1), house.store)
+async def test_what_the_plan_drops_is_no_crash_and_may_come_back(house: SupervisorHouse):
+    await house.executors.start(make_plan(1, E=1, L=1), house.store)
     first = await house.until("m/E", "m/L")
-    await house.swap(plan(2, L=1))
+    await house.store_plan(make_plan(2, L=1))
     await house.until("m/L")
 
-    await house.swap(plan(3, E=1, L=1))
+    await house.store_plan(make_plan(3, E=1, L=1))
     again = await house.until("m/E", "m/L")
 
     assert again["m/L"] == first["m/L"]
@@ -174,27 +174,27 @@ async def test_what_the_plan_drops_is_no_crash_and_may_come_back(house: House):
     assert "restarting" not in house.lines.getvalue()
 
 
-async def test_a_plan_without_executors_is_followed_too(house: House):
-    await house.executors.start(plan(1), house.store)
+async def test_a_plan_without_executors_is_followed_too(house: SupervisorHouse):
+    await house.executors.start(make_plan(1), house.store)
 
-    await house.swap(plan(2, L=1))
+    await house.store_plan(make_plan(2, L=1))
 
     await house.until("m/L")
 
 
-async def test_an_executor_whose_orders_change_is_replaced_by_one_beside_it(house: House):
-    await house.executors.start(plan(1, L=1), house.store)
+async def test_an_executor_whose_orders_change_is_replaced_by_one_beside_it(house: SupervisorHouse):
+    await house.executors.start(make_plan(1, L=1), house.store)
     first = await house.until("m/L")
 
-    other = {"m": replace_model(plan(2, L=1).models["m"], checkpoint="/other")}
+    other = {"m": replace_model(make_plan(2, L=1).models["m"], checkpoint="/other")}
     name = f"m/L@{other['m'].option_origin('L')[:4]}"
-    await house.swap(Plan(2, 0, 2.0, other))
+    await house.store_plan(Plan(2, 0, 2.0, other))
     second = await house.until(name)
-    await house.swap(Plan(3, 0, 3.0, {**other, "n": plan(3, X=1).models["m"]}))
+    await house.store_plan(Plan(3, 0, 3.0, {**other, "n": make_plan(3, X=1).models["m"]}))
     await house.until(name, "n/X")
 
-    assert environment(house.supervisor.specs[name])["CHECKPOINT"] == "/other"
-    assert environment(house.supervisor.specs[name])["ID"] == name.replace("m/L@", "m-L-0-")
+    assert read_environment(house.supervisor.specs[name])["CHECKPOINT"] == "/other"
+    assert read_environment(house.supervisor.specs[name])["ID"] == name.replace("m/L@", "m-L-0-")
     assert all_gone(first.values())
     assert house.pids()[name] == second[name]
 
@@ -205,30 +205,32 @@ def replace_model(model: ModelPlan, **fields: Any) -> ModelPlan:
 
 
 @pytest.fixture
-def gate(house: House, tmp_path: Path) -> Callable[[], object]:
+def open_gate(house: SupervisorHouse, tmp_path: Path) -> Callable[[], object]:
     """A function that ends the drain of the executor E; executors that drain later end at once."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     house.env["GATE"] = str(path)
     house.programs["m/E"] = DRAINS
 
-    def opened() -> None:
+    def open_pipe() -> None:
         path.write_text("")
         path.unlink()
 
-    return opened
+    return open_pipe
 
 
-async def test_others_start_while_one_drains_and_its_name_is_free_only_then(house: House, gate: Callable[[], object]):
-    await house.executors.start(plan(1, E=1), house.store)
+async def test_others_start_while_one_drains_and_its_name_is_free_only_then(
+    house: SupervisorHouse, open_gate: Callable[[], object]
+):
+    await house.executors.start(make_plan(1, E=1), house.store)
     first = await house.until("m/E")
     await house.up("m/E")
 
-    await house.swap(plan(2, L=1))
+    await house.store_plan(make_plan(2, L=1))
     await house.lines.until("draining")
-    await house.swap(plan(3, E=1, L=1, X=1))
+    await house.store_plan(make_plan(3, E=1, L=1, X=1))
     while_draining = await house.until("m/E", "m/L", "m/X")
-    await asyncio.to_thread(gate)
+    await asyncio.to_thread(open_gate)
     second = await house.until("m/E", "m/L", "m/X", but=tuple(first.values()))
     await house.up("m/E", times=2)
 
@@ -237,54 +239,54 @@ async def test_others_start_while_one_drains_and_its_name_is_free_only_then(hous
     assert [(end.name, end.code, end.wanted) for end in house.exits] == [("m/E", 0, True)]
 
 
-async def test_one_that_drains_when_all_is_stopped_may_finish(house: House, gate: Callable[[], object]):
-    await house.executors.start(plan(1, E=1), house.store)
+async def test_one_that_drains_when_all_is_stopped_may_finish(house: SupervisorHouse, open_gate: Callable[[], object]):
+    await house.executors.start(make_plan(1, E=1), house.store)
     await house.up("m/E")
-    await house.swap(plan(2))
+    await house.store_plan(make_plan(2))
     await house.lines.until("draining")
 
     await house.executors.close()
     stopping = asyncio.create_task(house.supervisor.remove("m/E"))
-    await asyncio.to_thread(gate)
+    await asyncio.to_thread(open_gate)
     await asyncio.wait_for(stopping, WITHIN)
 
     assert [(end.name, end.code, end.wanted) for end in house.exits] == [("m/E", 0, True)]
     assert house.lines.getvalue().count("draining") == 1
 
 
-async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_next_plan(house: House):
-    declared = plan(1, L=1).models["m"]
-    brought = model({"o": DeploymentOption(("spell",), "generator")}, apps=("poet",))
+async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_next_plan(house: SupervisorHouse):
+    declared_model = make_plan(1, L=1).models["m"]
+    app_model = make_model({"o": DeploymentOption(("spell",), "generator")}, apps=("poet",))
     house.programs["m/app/o"] = "raise SystemExit('no such poem')"
 
-    await house.executors.start(Plan(1, 0, 1.0, {"m": declared, "m/app": brought}), house.store)
+    await house.executors.start(Plan(1, 0, 1.0, {"m": declared_model, "m/app": app_model}), house.store)
     first = await house.until("m/L")  # between two runs at first, then given up
     await house.lines.until("given up")
     house.programs["m/app/o"] = SLEEPS
-    await house.swap(Plan(2, 0, 2.0, {"m": declared, "m/app": brought}))
+    await house.store_plan(Plan(2, 0, 2.0, {"m": declared_model, "m/app": app_model}))
     second = await house.until("m/L", "m/app/o")
 
     assert "no such poem" in house.lines.getvalue()
     assert second["m/L"] == first["m/L"]
 
 
-async def test_a_store_that_lost_its_plan_stops_nothing(house: House):
-    await house.swap(plan(5, L=1))
-    await house.executors.start(plan(5, L=1), house.store)
+async def test_a_store_that_lost_its_plan_stops_nothing(house: SupervisorHouse):
+    await house.store_plan(make_plan(5, L=1))
+    await house.executors.start(make_plan(5, L=1), house.store)
     first = await house.until("m/L")
 
     os.kill(house.supervisor.pids["valkey"], 9)
     await house.lines.until("valkey *| restarting")
     async with asyncio.timeout(WITHIN):
-        while not await swapped(house, plan(1, E=1, L=1)):
+        while not await try_swap(house, make_plan(1, E=1, L=1)):
             await asyncio.sleep(0.05)
     again = await house.until("m/E", "m/L")
 
     assert again["m/L"] == first["m/L"]
 
 
-async def swapped(house: House, plan: Plan) -> bool:
+async def try_swap(house: SupervisorHouse, plan: Plan) -> bool:
     with contextlib.suppress(Exception):
-        await house.swap(plan)
+        await house.store_plan(plan)
         return True
     return False

@@ -25,7 +25,7 @@ from omnibus.up.fork_servers import EXECUTOR_MODULES
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
-from tests.unit.up.births import ForkServer, numbers
+from tests.unit.up.births import ForkServer, read_pids
 from tests.unit.up.programs import WITHIN, Lines, all_gone, becomes_true, log_to
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def home(tmp_path_factory) -> ForkServer:
 @pytest.fixture(scope="module")
 def process(home) -> Iterator["subprocess.Popen[str]"]:
     """One fork server for tests that do not change it."""
-    with home.running() as process:
+    with home.run_server() as process:
         yield process
 
 
@@ -52,12 +52,12 @@ def test_a_process_has_the_streams_arguments_environment_and_directory_of_its_sp
     environ = {"WHO": "me", "ODD": "=\n", "LC_ALL": "C.UTF-8"}
     end = fork_server_.run("tells", "a", "b c", stdin="hello", env=environ, cwd=tmp_path)
 
-    told = json.loads(end.stdout)
-    assert told["argv"] == ["a", "b c"]
-    assert told["environ"] == environ
-    assert told["cwd"] == told["path"] == str(tmp_path)
-    assert told["in"] == "hello"
-    assert told["main"] == "__main__"
+    report = json.loads(end.stdout)
+    assert report["argv"] == ["a", "b c"]
+    assert report["environ"] == environ
+    assert report["cwd"] == report["path"] == str(tmp_path)
+    assert report["in"] == "hello"
+    assert report["main"] == "__main__"
     assert end.stderr == "a complaint\n"
     assert end.returncode == 0
 
@@ -71,15 +71,15 @@ def test_what_the_fork_server_has_imported_is_shared_and_chance_is_not(fork_serv
 
 
 def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(fork_server_):
-    with fork_server_.proxy("sleeps") as neighbour:
-        numbers(neighbour)
+    with fork_server_.run_proxy("sleeps") as neighbour:
+        read_pids(neighbour)
 
-        told = json.loads(fork_server_.run("tells").stdout)
+        report = json.loads(fork_server_.run("tells").stdout)
 
-    assert told["group"] == told["pid"]
+    assert report["group"] == report["pid"]
     # The standard streams, its lifeline, and the directory that it lists.
-    assert {"0", "1", "2"} < set(told["descriptors"])
-    assert len(told["descriptors"]) == 5
+    assert {"0", "1", "2"} < set(report["descriptors"])
+    assert len(report["descriptors"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_sprout_ends_as_its_process_ends(fork_server_, call, code, says):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_sprout_reaches_the_process(fork_server_, number):
-    with fork_server_.proxy("handles") as process:
+    with fork_server_.run_proxy("handles") as process:
         assert process.stdout.readline() == "up\n"
 
         process.send_signal(number)
@@ -112,8 +112,8 @@ def test_a_signal_to_the_sprout_reaches_the_process(fork_server_, number):
 
 
 def test_a_process_that_handles_no_signal_dies_of_it(fork_server_):
-    with fork_server_.proxy("sleeps") as process:
-        pids = numbers(process)
+    with fork_server_.run_proxy("sleeps") as process:
+        pids = read_pids(process)
 
         process.terminate()
 
@@ -122,8 +122,8 @@ def test_a_process_that_handles_no_signal_dies_of_it(fork_server_):
 
 
 def test_a_killed_process_ends_its_sprout_the_same_way(fork_server_):
-    with fork_server_.proxy("sleeps") as process:
-        (pid,) = numbers(process)
+    with fork_server_.run_proxy("sleeps") as process:
+        (pid,) = read_pids(process)
 
         os.kill(pid, signal.SIGKILL)
 
@@ -131,8 +131,8 @@ def test_a_killed_process_ends_its_sprout_the_same_way(fork_server_):
 
 
 def test_a_killed_sprout_takes_the_process_and_its_children_along(fork_server_):
-    with fork_server_.proxy("family", "stays") as process:
-        pids = numbers(process)
+    with fork_server_.run_proxy("family", "stays") as process:
+        pids = read_pids(process)
 
         process.kill()
 
@@ -140,8 +140,8 @@ def test_a_killed_sprout_takes_the_process_and_its_children_along(fork_server_):
 
 
 def test_a_process_that_ends_leaves_no_child_behind(fork_server_):
-    with fork_server_.proxy("family", "ends") as process:
-        pids = numbers(process)
+    with fork_server_.run_proxy("family", "ends") as process:
+        pids = read_pids(process)
 
         assert process.wait(WITHIN) == 0
         assert all_gone(pids)
@@ -155,10 +155,10 @@ async def test_a_fork_server_answers_who_asks_whether_it_serves(fork_server_, tm
 
 def test_a_sprout_waits_for_a_fork_server_that_starts_again(tmp_path):
     home = ForkServer(tmp_path)
-    with home.running() as killed:
-        killed.kill()
-        killed.wait(WITHIN)
-    with home.proxy("exits", "5") as process, home.running():
+    with home.run_server() as server_process:
+        server_process.kill()
+        server_process.wait(WITHIN)
+    with home.run_proxy("exits", "5") as process, home.run_server():
         assert process.wait(WITHIN) == 5
 
 
@@ -202,30 +202,30 @@ def test_only_its_owner_may_connect(fork_server_):
 
 def test_processes_import_by_themselves_when_an_import_has_started_threads(tmp_path):
     home = ForkServer(tmp_path, "shared_module", "threads")
-    with home.running() as process:
+    with home.run_server() as process:
         end = home.run("tells", "a", stdin="hello", env=home.environ, cwd=tmp_path)
-        with home.proxy("sleeps", env=home.environ) as proxy:
-            pids = numbers(proxy)
+        with home.run_proxy("sleeps", env=home.environ) as proxy:
+            pids = read_pids(proxy)
             process.kill()  # its lifeline alone ends the process then
             process.wait(WITHIN)
             proxy.kill()
             assert all_gone(pids)
 
-    told = json.loads(end.stdout)
-    assert told["imported_by"] == told["pid"] != process.pid
-    assert (told["argv"], told["in"], told["group"]) == (["a"], "hello", told["pid"])
+    report = json.loads(end.stdout)
+    assert report["imported_by"] == report["pid"] != process.pid
+    assert (report["argv"], report["in"], report["group"]) == (["a"], "hello", report["pid"])
 
 
 def test_the_thread_of_an_allocator_that_survives_forks_is_no_hindrance(tmp_path):
     home = ForkServer(tmp_path, "shared_module", "allocates")
-    with home.running() as process:
-        told = json.loads(home.run("tells", env=home.environ, cwd=tmp_path).stdout)
+    with home.run_server() as process:
+        report = json.loads(home.run("tells", env=home.environ, cwd=tmp_path).stdout)
 
-    assert told["imported_by"] == process.pid != told["pid"]
+    assert report["imported_by"] == process.pid != report["pid"]
 
 
 def test_an_import_that_fails_is_named(tmp_path):
-    assert "LookupError: lost" in ForkServer(tmp_path, "raises").fails()
+    assert "LookupError: lost" in ForkServer(tmp_path, "raises").read_error()
 
 
 @pytest.mark.parametrize(
@@ -297,32 +297,32 @@ async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_ar
     two = {"OMP_NUM_THREADS": "2", "OMNIBUS_EXECUTOR_THREADS": "2"}
 
     async with Stack(models, log=log_to(lines), env=two) as stack:
-        first = await born(stack, 3)
-        answers = [await answer(stack, model)]
+        first = await wait_for_children(stack, 3)
+        answers = [await read_answer(stack, model)]
 
         first[0].kill()
-        second = await born(stack, 3, but=first[:1])
+        second = await wait_for_children(stack, 3, but=first[:1])
         assert set(first[1:]) < set(second)
 
-        gone = stack.supervisor.pids["fork-server"]
-        os.kill(gone, signal.SIGKILL)
+        old_pid = stack.supervisor.pids["fork-server"]
+        os.kill(old_pid, signal.SIGKILL)
         async with asyncio.timeout(90):
-            while stack.supervisor.pids.get("fork-server", gone) == gone:
+            while stack.supervisor.pids.get("fork-server", old_pid) == old_pid:
                 await asyncio.sleep(0.05)
         assert all(one.is_running() for one in second)
-        answers.append(await answer(stack, model))
+        answers.append(await read_answer(stack, model))
 
         second[0].kill()  # the new one forks its successor
-        third = await born(stack, 1)
+        third = await wait_for_children(stack, 1)
         await stack.wait_until_ready(90)
-        answers.append(await answer(stack, model))
+        answers.append(await read_answer(stack, model))
         pids = [*stack.supervisor.pids.values(), *(one.pid for one in (*second, *third))]
 
     assert answers[0] == answers[1] == answers[2] != ""
     assert all_gone(pids)
 
 
-async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+async def wait_for_children(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
     """Wait until the fork server has ``count`` live children outside ``but``."""
     async with asyncio.timeout(90):
         while True:
@@ -333,7 +333,7 @@ async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> 
             await asyncio.sleep(0.05)
 
 
-async def answer(stack: Stack, model: str) -> str:
+async def read_answer(stack: Stack, model: str) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20}
     async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
         response = await client.post("/v1/chat/completions", json=body)

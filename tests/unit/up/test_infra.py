@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from omnibus.up import infra
 from omnibus.up.ports import LOOPBACK, free_ports
-from tests.unit.bus.servers import running as owning
+from tests.unit.bus.servers import run_owned_server as owning
 
 
 def can_listen(port: int) -> bool:
@@ -55,15 +55,15 @@ def test_nats_computes_on_a_quarter_of_the_cores(
 
 
 async def test_a_durable_store_has_its_data_after_a_kill(tmp_path):
-    async with owning(infra.prepare_valkey(tmp_path, durable=True)) as owned:
-        store = redis.from_url(owned.server.url, decode_responses=True)
+    async with owning(infra.prepare_valkey(tmp_path, durable=True)) as store_process:
+        store = redis.from_url(store_process.server.url, decode_responses=True)
         await store.set("what", "is written")
         await store.aclose()
 
-        owned.kill()
-        await owned.start()
+        store_process.kill()
+        await store_process.start()
 
-        store = redis.from_url(owned.server.url, decode_responses=True)
+        store = redis.from_url(store_process.server.url, decode_responses=True)
         assert await store.get("what") == "is written"
         await store.aclose()
 

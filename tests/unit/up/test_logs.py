@@ -9,12 +9,12 @@ from omnibus.process.logs import Log
 from omnibus.process.process import copy_lines
 
 
-class Terminal(io.StringIO):
+class TerminalText(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-async def pumped(log: Log, name: str, data: bytes) -> None:
+async def copy_data(log: Log, name: str, data: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
@@ -26,13 +26,13 @@ async def test_each_line_has_the_padded_name_in_front():
     log = Log(stream, {})
     log.register("gateway")
 
-    await pumped(log, "nats", b"one\r\ntwo\nunfinished")
+    await copy_data(log, "nats", b"one\r\ntwo\nunfinished")
 
     assert stream.getvalue() == "nats    | one\nnats    | two\nnats    | unfinished\n"
 
 
 def test_a_terminal_gets_a_colour_per_name():
-    stream = Terminal()
+    stream = TerminalText()
     log = Log(stream, {})
 
     log.write_line("a", "x")
@@ -42,7 +42,7 @@ def test_a_terminal_gets_a_colour_per_name():
 
 
 def test_no_color_is_honoured():
-    stream = Terminal()
+    stream = TerminalText()
 
     Log(stream, {"NO_COLOR": "1"}).write_line("a", "x")
 
@@ -52,7 +52,7 @@ def test_no_color_is_honoured():
 async def test_bytes_that_are_not_text_do_not_stop_the_log():
     stream = io.StringIO()
 
-    await pumped(Log(stream, {}), "a", b"\xff\xfe\nnext\n")
+    await copy_data(Log(stream, {}), "a", b"\xff\xfe\nnext\n")
 
     assert stream.getvalue().endswith("a | next\n")
 
@@ -61,7 +61,7 @@ async def test_a_line_without_end_is_cut_and_nothing_is_lost():
     stream = io.StringIO()
     size = 300_000
 
-    await pumped(Log(stream, {}), "a", b"x" * size)
+    await copy_data(Log(stream, {}), "a", b"x" * size)
 
     lines = stream.getvalue().splitlines()
     assert len(lines) > 1

@@ -27,12 +27,12 @@ SECONDS = 10.0
 def as_nobody(function: Callable[..., str], *arguments: Any) -> str:
     """Return the result of ``function`` in a separate process. If this one is root, that one runs as another user."""
     context = multiprocessing.get_context("fork")
-    ours, its = context.Pipe()
+    parent_pipe, its = context.Pipe()
     process = context.Process(target=_run_as_nobody, args=(its, function, arguments))
     process.start()
     try:
-        assert ours.poll(SECONDS), "no answer"
-        return str(ours.recv())
+        assert parent_pipe.poll(SECONDS), "no answer"
+        return str(parent_pipe.recv())
     finally:
         process.join(SECONDS)
 
@@ -45,17 +45,17 @@ def _run_as_nobody(answer: Connection, function: Callable[..., str], arguments: 
     answer.send(function(*arguments))
 
 
-def talk(port: int, *lines: bytes) -> str:
+def send_lines(port: int, *lines: bytes) -> str:
     """Return all that the server answers to ``lines`` until it is silent."""
     with socket.create_connection((LOOPBACK, port), timeout=1.0) as connection:
         connection.sendall(b"\r\n".join([*lines, b""]))
-        found = b""
+        data = b""
         try:
             while more := connection.recv(4096):
-                found += more
+                data += more
         except TimeoutError:
             pass
-    return found.decode()
+    return data.decode()
 
 
 def read_file(path: str) -> str:
@@ -88,16 +88,18 @@ async def test_the_url_of_the_run_opens_both_servers(servers: tuple[InfraServer,
 def test_another_user_is_served_by_neither(servers: tuple[InfraServer, InfraServer]):
     bus, store = servers
 
-    heard = as_nobody(talk, bus.ports[0], b'CONNECT {"verbose":false}', b"SUB omnibus.> 1", b"PING")
-    guessed = as_nobody(talk, bus.ports[0], b'CONNECT {"user":"omnibus","pass":"guessed"}', b"PING")
-    stored = as_nobody(talk, store.ports[0], b"SET omnibus:app:evil {}", b"AUTH guessed", b"GET omnibus:plan")
+    bus_answer = as_nobody(send_lines, bus.ports[0], b'CONNECT {"verbose":false}', b"SUB omnibus.> 1", b"PING")
+    guess_answer = as_nobody(send_lines, bus.ports[0], b'CONNECT {"user":"omnibus","pass":"guessed"}', b"PING")
+    store_answer = as_nobody(
+        send_lines, store.ports[0], b"SET omnibus:app:evil {}", b"AUTH guessed", b"GET omnibus:plan"
+    )
 
-    assert "Authorization Violation" in heard
-    assert "PONG" not in heard
-    assert "Authorization Violation" in guessed
-    assert "PONG" not in guessed
-    assert stored.count("-NOAUTH") == 2
-    assert "-WRONGPASS" in stored
+    assert "Authorization Violation" in bus_answer
+    assert "PONG" not in bus_answer
+    assert "Authorization Violation" in guess_answer
+    assert "PONG" not in guess_answer
+    assert store_answer.count("-NOAUTH") == 2
+    assert "-WRONGPASS" in store_answer
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")

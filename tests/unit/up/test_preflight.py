@@ -18,9 +18,9 @@ WHOLE = TRAINED / "qwen_image"
 
 def split_thinker(degree: int) -> dict[str, Any]:
     """Return an omni model whose thinker runs in vLLM on ``degree`` GPUs."""
-    made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
-    thinker = {**made["options"]["Th"], "engine": "omnibus_engines:vllm", "gpus": degree}
-    return {**made, "options": {**made["options"], "Th": thinker}}
+    declaration = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
+    thinker = {**declaration["options"]["Th"], "engine": "omnibus_engines:vllm", "gpus": degree}
+    return {**declaration, "options": {**declaration["options"], "Th": thinker}}
 
 
 #: The text of a declarations file, and its error. ``{tmp}`` is the directory of the file.
@@ -95,8 +95,8 @@ async def test_a_mistake_in_declarations_is_said_with_its_file_and_line(director
 
 async def test_a_wrong_scripted_answer_is_said_with_its_file_and_place(tmp_path: Path):
     path = tmp_path / "models.json"
-    declared = {"family": "qwen3", "checkpoint": "./answers.json", "options": {"L": SIMULATED}}
-    path.write_text(json.dumps({"models": {"a": {**declared, "paths": [{"options": ["L"]}]}}}))
+    declaration = {"family": "qwen3", "checkpoint": "./answers.json", "options": {"L": SIMULATED}}
+    path.write_text(json.dumps({"models": {"a": {**declaration, "paths": [{"options": ["L"]}]}}}))
     (tmp_path / "answers.json").write_text('{"default": {"components": {"thinker": {"answers": [{"contains": "x"}]}}}}')
 
     with pytest.raises(BadRequest, match=r"model a: .*answers.json: default, component thinker: .*`\$.answers\[0\]`"):

@@ -10,7 +10,7 @@ import pytest
 from omnibus.plan import Plan
 from omnibus.process.spec import python_path
 from omnibus.up.executor_specs import process_specs
-from tests.unit.up.house import plan
+from tests.unit.up.house import make_plan
 
 AUTOGROUP = Path("/proc/self/autogroup")
 #: Prints the resulting priorities of a process and its session.
@@ -24,7 +24,7 @@ print(os.nice(0), group.split()[-1])
 """
 
 
-def priorities(nice: int) -> tuple[int, int]:
+def read_priorities(nice: int) -> tuple[int, int]:
     """Return the priorities of a process and its session. The process lowered its priority by ``nice``, twice."""
     program = PROGRAM.replace("NICE", str(nice))
     ran = subprocess.run(
@@ -41,25 +41,25 @@ def priorities(nice: int) -> tuple[int, int]:
 
 
 def test_a_process_and_its_session_give_way():
-    assert priorities(7) == (7, 7)
+    assert read_priorities(7) == (7, 7)
 
 
 def test_zero_changes_nothing():
-    assert priorities(0) == (os.nice(0), 0)
+    assert read_priorities(0) == (os.nice(0), 0)
 
 
 @pytest.fixture
-def asked() -> Plan:
-    return plan(1, L=1)
+def executor_plan() -> Plan:
+    return make_plan(1, L=1)
 
 
 def test_executors_of_a_stack_give_way_unless_the_environment_says_otherwise(
-    asked: Plan, monkeypatch: pytest.MonkeyPatch
+    executor_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("OMNIBUS_EXECUTOR_NICE", raising=False)
-    [spec] = process_specs(asked, env={}).values()
+    [spec] = process_specs(executor_plan, env={}).values()
     monkeypatch.setenv("OMNIBUS_EXECUTOR_NICE", "3")
-    [chosen] = process_specs(asked, env={}).values()
-    [given] = process_specs(asked, env={"OMNIBUS_EXECUTOR_NICE": "0"}).values()
+    [nice_spec] = process_specs(executor_plan, env={}).values()
+    [environment_spec] = process_specs(executor_plan, env={"OMNIBUS_EXECUTOR_NICE": "0"}).values()
 
-    assert [each.env["OMNIBUS_EXECUTOR_NICE"] for each in (spec, chosen, given)] == ["10", "3", "0"]
+    assert [each.env["OMNIBUS_EXECUTOR_NICE"] for each in (spec, nice_spec, environment_spec)] == ["10", "3", "0"]

@@ -23,7 +23,7 @@ child.wait()
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 
-def start(program: str) -> tuple[ChildProcess, list[str]]:
+def start_child(program: str) -> tuple[ChildProcess, list[str]]:
     lines: list[str] = []
     return ChildProcess("a test", (sys.executable, "-c", program), lines.append), lines
 
@@ -35,7 +35,7 @@ async def first_line(lines: list[str]) -> str:
     return lines[0]
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return True if the process runs; False for a zombie too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -45,12 +45,12 @@ def runs(pid: int) -> bool:
 
 async def until_gone(pid: int) -> None:
     async with asyncio.timeout(30):
-        while runs(pid):
+        while is_running(pid):
             await asyncio.sleep(0.01)
 
 
 async def test_its_end_is_awaited_while_everything_else_goes_on():
-    child, lines = start(PARENT)
+    child, lines = start_child(PARENT)
     await first_line(lines)
     waiting = asyncio.create_task(child.wait())
     await asyncio.sleep(0)
@@ -65,7 +65,7 @@ async def test_its_end_is_awaited_while_everything_else_goes_on():
 
 
 async def test_a_signal_is_told_as_its_negative():
-    child, _ = start(PARENT)
+    child, _ = start_child(PARENT)
 
     child.kill()
 
@@ -76,7 +76,7 @@ async def test_a_signal_is_told_as_its_negative():
 async def test_what_it_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, watched: bool):
     if not watched:  # another system, or an old kernel
         monkeypatch.delattr(os, "pidfd_open")
-    child, lines = start(PARENT)
+    child, lines = start_child(PARENT)
     grandchild = int(await first_line(lines))
 
     child.terminate()
@@ -86,7 +86,7 @@ async def test_what_it_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, wat
 
 
 async def test_ending_takes_its_last_lines_along_and_is_harmless_twice():
-    child, lines = start("print('first'); print('last', end='')")
+    child, lines = start_child("print('first'); print('last', end='')")
 
     assert await child.wait() == 0
     assert [await child.end(5.0), await child.end(5.0)] == [0, 0]
@@ -95,7 +95,7 @@ async def test_ending_takes_its_last_lines_along_and_is_harmless_twice():
 
 
 async def test_one_that_ignores_its_end_is_killed_after_its_grace():
-    child, lines = start(
+    child, lines = start_child(
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     await first_line(lines)
@@ -104,7 +104,7 @@ async def test_one_that_ignores_its_end_is_killed_after_its_grace():
 
 
 async def test_a_cancelled_end_leaves_no_process_behind():
-    child, lines = start(
+    child, lines = start_child(
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     await first_line(lines)

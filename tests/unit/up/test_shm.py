@@ -24,40 +24,42 @@ def dead_pid() -> int:
     return process.pid
 
 
-def arena(directory: Path, pid: int, suffix: str = "") -> Path:
+def make_arena(directory: Path, pid: int, suffix: str = "") -> Path:
     path = directory / f"omnibus-local-{pid}{suffix}"
     path.write_bytes(b"x")
     return path
 
 
 def test_arenas_of_a_killed_run_are_removed_on_all_its_nodes(tmp_path: Path, dead_pid: int):
-    left = [arena(tmp_path, dead_pid), arena(tmp_path, dead_pid, "-1")]
-    others = [tmp_path / name for name in ("omnibus-local", "omnibus-node-1", f"omnibus-local-{dead_pid}-peers.txt")]
-    for path in others:
+    left = [make_arena(tmp_path, dead_pid), make_arena(tmp_path, dead_pid, "-1")]
+    other_files = [
+        tmp_path / name for name in ("omnibus-local", "omnibus-node-1", f"omnibus-local-{dead_pid}-peers.txt")
+    ]
+    for path in other_files:
         path.write_bytes(b"x")
 
     assert remove_orphaned_arenas(tmp_path) == [path.name for path in left]
-    assert sorted(tmp_path.iterdir()) == sorted(others)
+    assert sorted(tmp_path.iterdir()) == sorted(other_files)
 
 
 def test_an_arena_whose_supervisor_lives_is_kept(tmp_path: Path):
-    kept = arena(tmp_path, os.getpid())
+    arena_path = make_arena(tmp_path, os.getpid())
 
     assert remove_orphaned_arenas(tmp_path) == []
-    assert kept.exists()
+    assert arena_path.exists()
 
 
 def test_an_arena_whose_sidecar_lives_is_kept_whatever_process_ids_say(tmp_path: Path, dead_pid: int):
-    mapped = Arena.create(f"omnibus-local-{dead_pid}", 1 << 16, str(tmp_path))  # as a sidecar does
+    mapped_arena = Arena.create(f"omnibus-local-{dead_pid}", 1 << 16, str(tmp_path))  # as a sidecar does
 
     assert remove_orphaned_arenas(tmp_path) == []
-    mapped.close()
-    assert arena(tmp_path, dead_pid).exists()
+    mapped_arena.close()
+    assert make_arena(tmp_path, dead_pid).exists()
     assert remove_orphaned_arenas(tmp_path) == [f"omnibus-local-{dead_pid}"]
 
 
 def test_a_process_that_has_got_the_id_of_a_killed_one_keeps_nothing(tmp_path: Path):
-    left = arena(tmp_path, os.getpid())
+    left = make_arena(tmp_path, os.getpid())
     before = psutil.Process().create_time() - LATER_SECONDS
     os.utime(left, (before, before))  # it was last used before this process began
 
@@ -75,15 +77,15 @@ def test_links_are_kept(tmp_path: Path, dead_pid: int):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_files_of_other_users_are_kept(tmp_path: Path, dead_pid: int):
-    kept = arena(tmp_path, dead_pid)
-    os.chown(kept, OTHER_USER, OTHER_USER)
+    arena_path = make_arena(tmp_path, dead_pid)
+    os.chown(arena_path, OTHER_USER, OTHER_USER)
 
     assert remove_orphaned_arenas(tmp_path) == []
-    assert kept.exists()
+    assert arena_path.exists()
 
 
 def test_two_commands_at_once_do_not_disturb_each_other(tmp_path: Path, dead_pid: int):
-    left = arena(tmp_path, dead_pid)
+    left = make_arena(tmp_path, dead_pid)
     with left.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 

@@ -29,7 +29,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def variables(process: int) -> dict[str, str]:
+def read_variables(process: int) -> dict[str, str]:
     return psutil.Process(process).environ()
 
 
@@ -40,8 +40,8 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
             answers = [await http.get(f"{url}/readyz") for url in stack.urls]
-        gateways = [variables(pids[name]) for name in ("gateway", "gateway-1")]
-        others = [variables(pids[name]) for name in ("planner", "sidecar")]
+        gateways = [read_variables(pids[name]) for name in ("gateway", "gateway-1")]
+        service_variables = [read_variables(pids[name]) for name in ("planner", "sidecar")]
 
     assert [answer.json()["ready"] for answer in answers] == [True, True]
     assert set(pids) == {"nats", "valkey", "service-fork-server", "planner", "sidecar", "gateway", "gateway-1"}
@@ -53,8 +53,10 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert len(state.admin_token) >= 32
     assert {one["OMNIBUS_GATEWAY_ADMIN_TOKEN"] for one in gateways} == {state.admin_token}
     assert {one["OMNIBUS_GATEWAY_APPS_DIR"] for one in gateways} == {str(tmp_path)}
-    assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in others)
-    assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *others]} == {f"{state.directory}/metrics"}
+    assert not any("OMNIBUS_GATEWAY_ADMIN_TOKEN" in one for one in service_variables)
+    assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *service_variables]} == {
+        f"{state.directory}/metrics"
+    }
     words = [url.partition("@")[0].rpartition(":")[2] for url in (state.nats_url, state.store_url)]
     assert all(len(word) >= 32 and word not in f"{arguments}{lines.getvalue()}" for word in words)
     assert all_gone([*pids.values(), *state.pids.values()])
@@ -64,21 +66,21 @@ async def test_services_are_born_by_their_fork_server_and_come_back_without_it(t
     warm_stack = warm.warm_stack_class(warm.fork_server_socket())
     async with warm_stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
         bearer = psutil.Process(stack.pids["service-fork-server"])
-        born = [psutil.Process(stack.pids[name]) for name in SERVICES]
-        bearers = {one.parent() for one in born}
-        names = {next(word for word in one.cmdline() if word.startswith("omnibus_")) for one in born}
+        processes = [psutil.Process(stack.pids[name]) for name in SERVICES]
+        bearers = {one.parent() for one in processes}
+        names = {next(word for word in one.cmdline() if word.startswith("omnibus_")) for one in processes}
 
-        born[0].kill()
-        second = await other_gateway(stack, but=born[:1])
+        processes[0].kill()
+        second = await other_gateway(stack, but=processes[:1])
         bearer.kill()
         second.kill()
-        third = await other_gateway(stack, but=[*born, second])
-        kept = [one.is_running() for one in born[1:]]
+        third = await other_gateway(stack, but=[*processes, second])
+        running_flags = [one.is_running() for one in processes[1:]]
         pids = [*stack.pids.values(), *stack.supervisor.pids.values()]
 
     assert (bearers, names) == ({bearer}, {f"omnibus_{name}" for name in SERVICES})
-    assert len({born[0], second, third}) == 3
-    assert kept == [True, True]
+    assert len({processes[0], second, third}) == 3
+    assert running_flags == [True, True]
     assert all_gone(pids)
 
 
@@ -97,13 +99,13 @@ async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: 
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))
     async with Stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
-        found = find_gateway(Namespace(url=""))
-        served = await asyncio.to_thread(found.call, "GET", "/v1/models")
-        stranger = Gateway(found.url, "", "")
+        gateway = find_gateway(Namespace(url=""))
+        model_list = await asyncio.to_thread(gateway.call, "GET", "/v1/models")
+        stranger = Gateway(gateway.url, "", "")
         with pytest.raises(StageUnavailable, match="certificate verify failed"):
             await asyncio.to_thread(stranger.call, "GET", "/v1/models")
 
-    assert (found.url, served["data"]) == (stack.url, [])
+    assert (gateway.url, model_list["data"]) == (stack.url, [])
     assert stack.url.startswith("https://")
 
 
@@ -149,8 +151,8 @@ async def test_a_port_that_is_none_is_refused_before_anything_starts(port: int):
 
 async def test_a_port_that_is_taken_is_refused_before_anything_starts():
     lines = Lines()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use"):
             await Stack(NOTHING, port=port, log=log_to(lines)).__aenter__()
 

@@ -36,7 +36,7 @@ class Exits:
         self.seen.append(end)
         self._queue.put_nowait(end)
 
-    async def next(self) -> Exit:
+    async def next_exit(self) -> Exit:
         return await asyncio.wait_for(self._queue.get(), WITHIN)
 
 
@@ -63,7 +63,7 @@ async def test_a_killed_server_comes_back_on_its_port(tmp_path, lines):
 
         os.kill(first, signal.SIGKILL)
 
-        assert await exits.next() == Exit("valkey", first, -signal.SIGKILL, wanted=False)
+        assert await exits.next_exit() == Exit("valkey", first, -signal.SIGKILL, wanted=False)
         await lines.until("restarting in")
         async with asyncio.timeout(WITHIN):
             await infra.valkey_ready(server.ports[0])
@@ -131,10 +131,10 @@ async def test_what_was_told_to_stop_is_not_hurried_by_being_told_again(lines, t
 async def test_a_process_that_ends_before_it_is_ready_stops_the_start_with_its_last_lines(lines):
     exits = Exits()
     fine = python_code("fine", SLEEPS, lines)
-    broken = python_code("broken", "import sys; sys.exit('no such model')", lines, after=("fine",))
+    broken_spec = python_code("broken", "import sys; sys.exit('no such model')", lines, after=("fine",))
 
     with pytest.raises(Fatal, match=r"exit code 1.*\n.*no such model"):
-        async with Supervisor([fine, broken], log=log_to(lines), on_exit=exits):
+        async with Supervisor([fine, broken_spec], log=log_to(lines), on_exit=exits):
             pytest.fail("started although a process is broken")
 
     assert all_gone([end.pid for end in exits.seen])
@@ -164,9 +164,9 @@ async def test_processes_start_after_what_they_need_and_stop_before_it(lines):
     top = python_code("top", SLEEPS, lines, after=("base", "middle"))
 
     async with Supervisor([top, base, middle], log=log_to(lines), on_exit=exits):
-        started = [line.split()[0] for line in lines.getvalue().splitlines() if "ready after" in line]
+        start_order = [line.split()[0] for line in lines.getvalue().splitlines() if "ready after" in line]
 
-    assert started == ["base", "middle", "top"]
+    assert start_order == ["base", "middle", "top"]
     assert [end.name for end in exits.seen] == ["top", "middle", "base"]
     assert all(end.wanted for end in exits.seen)
 
@@ -176,15 +176,15 @@ async def test_processes_are_added_and_removed_while_others_run(lines):
         base = supervisor.pids["base"]
 
         await supervisor.add(python_code("x", SLEEPS, lines, after=("base",)), python_code("y", SLEEPS, lines))
-        added = supervisor.pids
+        added_pids = supervisor.pids
         await supervisor.remove("x")
 
-        assert set(added) == {"base", "x", "y"}
+        assert set(added_pids) == {"base", "x", "y"}
         assert set(supervisor.pids) == {"base", "y"}
         assert supervisor.pids["base"] == base
-        assert all_gone([added["x"]])
+        assert all_gone([added_pids["x"]])
         await supervisor.add(python_code("x", SLEEPS, lines))
-        assert supervisor.pids["x"] != added["x"]
+        assert supervisor.pids["x"] != added_pids["x"]
 
 
 async def test_adding_is_all_or_nothing(lines):
@@ -201,7 +201,7 @@ async def test_a_process_that_need_not_restart_may_end(lines):
     exits = Exits()
     once = python_code("once", "pass", restart=False)
     async with Supervisor([once, python_code("base", SLEEPS, lines)], log=log_to(lines), on_exit=exits) as supervisor:
-        end = await exits.next()
+        end = await exits.next_exit()
 
         assert (end.name, end.code, end.wanted) == ("once", 0, False)
         assert set(supervisor.pids) == {"base"}
@@ -222,11 +222,11 @@ async def test_a_signal_during_the_start_ends_it_without_a_trace(lines):
     exits = Exits()
     never = python_code("never", "print('loading', flush=True); import time; time.sleep(1000)", lines)
 
-    async def interrupt() -> None:
+    async def interrupt_start() -> None:
         await lines.until("loading")
         os.kill(os.getpid(), signal.SIGINT)
 
-    interrupting = asyncio.create_task(interrupt())
+    interrupting = asyncio.create_task(interrupt_start())
     with pytest.raises(SystemExit) as caught:
         async with Supervisor([never], log=log_to(lines), on_exit=exits):
             pytest.fail("started although it was interrupted")

@@ -29,21 +29,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_twin_comes_with_the_model_it_shares_with(cache: Path):
-    declared = json.loads(await tiny_models([TWIN], cache))["models"]
+    declarations = json.loads(await tiny_models([TWIN], cache))["models"]
 
-    assert declared == {
+    assert declarations == {
         VL: catalog.model_declaration("qwen2_5_vl", str(cache / "qwen2_5_vl")),
         TWIN: catalog.shared_encoder_declaration(TWIN, str(cache / TWIN)),
     }
-    made = declarations_file.build_static_plans(msgspec.convert(declared, dict[str, declarations_file.DeclaredModel]))
-    assert made[TWIN].options[f"{VL}/E"].of == f"{VL}/E"
+    plans = declarations_file.build_static_plans(
+        msgspec.convert(declarations, dict[str, declarations_file.DeclaredModel])
+    )
+    assert plans[TWIN].options[f"{VL}/E"].of == f"{VL}/E"
 
 
 async def test_the_twins_checkpoint_differs_in_its_llm(cache: Path):
     reports: list[tuple[str, int, int]] = []
     await tiny_models([VL, TWIN], cache, lambda *report: reports.append(report))
 
-    assert reports == [(BUILDING, built, 2) for built in (0, 1, 2)]
+    assert reports == [(BUILDING, count, 2) for count in (0, 1, 2)]
     markers = [json.loads((cache / name / tiny.MARKER).read_text()) for name in ("qwen2_5_vl", TWIN)]
     assert [marker.get("llm_seed") for marker in markers] == [None, 1]
 
@@ -59,13 +61,13 @@ async def test_checkpoints_that_are_there_are_used_as_they_are(cache: Path):
 
 
 async def test_a_twin_may_be_another_size_behind_the_same_encoder(cache: Path):
-    declared = json.loads(await tiny_models([GEMMAS[1]], cache))["models"]
+    declarations = json.loads(await tiny_models([GEMMAS[1]], cache))["models"]
 
-    configs = [json.loads((Path(declared[name]["checkpoint"]) / "config.json").read_text()) for name in GEMMAS]
+    configs = [json.loads((Path(declarations[name]["checkpoint"]) / "config.json").read_text()) for name in GEMMAS]
     sizes = [config["text_config"]["hidden_size"] for config in configs]
     assert sizes[0] < sizes[1]
     assert configs[0]["vision_config"] == configs[1]["vision_config"]
-    assert declared[GEMMAS[1]]["shares"] == {"vision": GEMMAS[0]}
+    assert declarations[GEMMAS[1]]["shares"] == {"vision": GEMMAS[0]}
 
 
 async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
@@ -80,8 +82,8 @@ async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
 
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
-    known = ", ".join(catalog.LOCAL)
-    with pytest.raises(BadRequest, match=f"unknown tiny model gpt; there is {known}$"):
+    names = ", ".join(catalog.LOCAL)
+    with pytest.raises(BadRequest, match=f"unknown tiny model gpt; there is {names}$"):
         await tiny_models([VL, "gpt"], tmp_path)
 
     assert list(tmp_path.iterdir()) == []

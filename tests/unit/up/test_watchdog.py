@@ -45,7 +45,7 @@ def lines() -> Lines:
 
 
 @asynccontextmanager
-async def watched(
+async def watch_processes(
     lines: Lines, *specs: ProcessSpec, silent: float = SILENT, **limits: float
 ) -> AsyncIterator[Supervisor]:
     async with Supervisor(specs, log=log_to(lines), shm_prefix=f"omnibus-{NODE}") as supervisor:
@@ -54,7 +54,7 @@ async def watched(
         await until_cancelled(watching)
 
 
-async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
+async def wait_for_replacement(supervisor: Supervisor, name: str, pid: int) -> int:
     """Return the process that replaced ``pid`` as ``name``."""
     async with asyncio.timeout(WITHIN):
         while supervisor.pids.get(name, pid) == pid:
@@ -62,7 +62,7 @@ async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
     return supervisor.pids[name]
 
 
-def sidecar(directory: Path) -> ProcessSpec:
+def make_sidecar(directory: Path) -> ProcessSpec:
     """Return a real service with its endpoint."""
     metrics = str(directory / "metrics")
     return ProcessSpec(
@@ -81,8 +81,8 @@ def sidecar(directory: Path) -> ProcessSpec:
 
 
 async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tmp_path, lines):
-    specs = [infra.prepare_nats(tmp_path).spec, infra.prepare_valkey(tmp_path).spec, sidecar(tmp_path)]
-    async with watched(lines, *specs) as supervisor:
+    specs = [infra.prepare_nats(tmp_path).spec, infra.prepare_valkey(tmp_path).spec, make_sidecar(tmp_path)]
+    async with watch_processes(lines, *specs) as supervisor:
         before, first = supervisor.pids, supervisor.pids
         endpoints = Endpoints(str(tmp_path / "metrics"))
         async with asyncio.timeout(WITHIN):
@@ -93,13 +93,13 @@ async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tm
 
         for name, pid in before.items():
             os.kill(pid, signal.SIGSTOP)
-            assert await replaced(supervisor, name, pid) != first[name]
+            assert await wait_for_replacement(supervisor, name, pid) != first[name]
 
         assert lines.getvalue().count("does not answer") == 3
 
 
 async def test_time_in_which_the_supervisor_itself_did_not_run_is_nobodys_silence(tmp_path, lines):
-    async with watched(lines, infra.prepare_valkey(tmp_path).spec) as supervisor:
+    async with watch_processes(lines, infra.prepare_valkey(tmp_path).spec) as supervisor:
         before = supervisor.pids
         await asyncio.sleep(1.5)  # it has answered
 
@@ -111,17 +111,17 @@ async def test_time_in_which_the_supervisor_itself_did_not_run_is_nobodys_silenc
 
 
 async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_path, lines):
-    asked = asyncio.Event()
+    ask_event = asyncio.Event()
 
-    async def never(_: int) -> bool:
-        asked.set()
+    async def hang_forever(_: int) -> bool:
+        ask_event.set()
         await asyncio.Event().wait()
         return True
 
-    loading = ProcessSpec("loading", ("sleep", "1000"), alive=never)
-    async with watched(lines, loading) as supervisor:
+    loading = ProcessSpec("loading", ("sleep", "1000"), alive=hang_forever)
+    async with watch_processes(lines, loading) as supervisor:
         before = supervisor.pids
-        await asyncio.wait_for(asked.wait(), WITHIN)
+        await asyncio.wait_for(ask_event.wait(), WITHIN)
         await asyncio.sleep(2 * SILENT)
 
         assert supervisor.pids == before
@@ -145,26 +145,26 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 def answers_once(directory: Path, does: str) -> ProcessSpec:
-    async def ask(_: int) -> bool:
+    async def ask_port(_: int) -> bool:
         port = directory / f"{does}.there"
         return port.exists() and await fetch_status("127.0.0.1", int(port.read_text()), "/") == "200"
 
     argv = (sys.executable, "-c", ANSWERS_ONCE, does)
-    return ProcessSpec(does, argv, env={"PORT": str(directory / does)}, alive=ask)
+    return ProcessSpec(does, argv, env={"PORT": str(directory / does)}, alive=ask_port)
 
 
 async def test_a_process_that_stands_still_is_frozen_and_one_that_computes_is_not(tmp_path, lines):
     specs = [answers_once(tmp_path, does) for does in ("still", "busy", "blocks")]
     specs[2] = replace(specs[2], blocks=True)
     began = time.monotonic()
-    async with watched(lines, *specs, silent=1000, frozen=2) as supervisor:
+    async with watch_processes(lines, *specs, silent=1000, frozen=2) as supervisor:
         before = supervisor.pids
 
-        await replaced(supervisor, "still", before["still"])
+        await wait_for_replacement(supervisor, "still", before["still"])
 
         if time.monotonic() - began < 4:  # the other one computes as long as that
             assert supervisor.pids["busy"] == before["busy"]
-        await replaced(supervisor, "busy", before["busy"])  # now it hangs as well
+        await wait_for_replacement(supervisor, "busy", before["busy"])  # now it hangs as well
         assert supervisor.pids["blocks"] == before["blocks"]
     assert "stands still" in lines.getvalue()
 
@@ -186,7 +186,7 @@ async def test_seconds_in_which_a_process_waits_for_a_processor_do_not_count(tmp
 
     one_core = {min(os.sched_getaffinity(0))}
     slow = ProcessSpec("slow", (sys.executable, "-c", SPINS), alive=spins_on)
-    async with watched(lines, slow, silent=SILENT, frozen=1000) as supervisor:
+    async with watch_processes(lines, slow, silent=SILENT, frozen=1000) as supervisor:
         async with asyncio.timeout(WITHIN):
             while len(probes) < 2:  # it has answered
                 await asyncio.sleep(0.01)
@@ -217,25 +217,25 @@ while True:
 
 
 async def test_a_process_that_froze_before_its_first_answer_is_started_again(tmp_path, lines):
-    async def never(_: int) -> bool:
+    async def hang_forever(_: int) -> bool:
         await asyncio.Event().wait()
         return True
 
-    starting = ProcessSpec("starting", (sys.executable, "-c", COMES_AND_GOES), alive=never)
+    starting = ProcessSpec("starting", (sys.executable, "-c", COMES_AND_GOES), alive=hang_forever)
     frozen = replace(starting, name="frozen")
-    async with watched(lines, starting, frozen, silent=1000, frozen=2, starting=1.5) as supervisor:
+    async with watch_processes(lines, starting, frozen, silent=1000, frozen=2, starting=1.5) as supervisor:
         before = supervisor.pids
 
         os.kill(before["frozen"], signal.SIGSTOP)
 
-        await replaced(supervisor, "frozen", before["frozen"])
+        await wait_for_replacement(supervisor, "frozen", before["frozen"])
         assert supervisor.pids["starting"] == before["starting"]
     assert "has not begun to answer" in lines.getvalue()
 
 
 async def test_who_watches_another_process_does_not_stand_for_it(tmp_path):
     child = await asyncio.create_subprocess_exec("sleep", "1000")
-    held = os.pidfd_open(child.pid)
+    descriptor = os.pidfd_open(child.pid)
     try:
         assert find_forked_pid(os.getpid()) == os.getpid()
         assert find_forked_pid(child.pid) == child.pid
@@ -243,7 +243,7 @@ async def test_who_watches_another_process_does_not_stand_for_it(tmp_path):
             while (states := read_thread_states(child.pid)) is None or states.wants_to_run:
                 await asyncio.sleep(0.01)
     finally:
-        os.close(held)
+        os.close(descriptor)
         child.kill()
         await child.wait()
     assert read_thread_states(child.pid) is None
@@ -289,6 +289,6 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
 
         for name in (executor, "gateway"):
             await lines.until(rf"{name} +\| does not answer for [\d.]+ s and stands still")
-            await replaced(stack.supervisor, name, first[name])
+            await wait_for_replacement(stack.supervisor, name, first[name])
         await stack.wait_until_ready(90)
         assert {name for name, pid in stack.supervisor.pids.items() if first[name] != pid} == {executor, "gateway"}

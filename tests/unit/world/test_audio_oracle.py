@@ -22,17 +22,17 @@ def test_every_row_of_tones_is_told():
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
 def test_every_sentence_is_told_word_by_word_and_so_is_its_voice(voice: str):
     for text in [" ".join(tone_synth.WORDS), *(scene.caption for scene in scenes.held_out_scenes())]:
-        spoken = tone_synth.synthesize_speech(text, voice)
+        speech = tone_synth.synthesize_speech(text, voice)
 
-        assert audio_oracle.recognize_words(spoken) == text.split()
-        assert audio_oracle.recognize_voice(spoken) == voice
+        assert audio_oracle.recognize_words(speech) == text.split()
+        assert audio_oracle.recognize_voice(speech) == voice
 
 
 def test_noise_under_a_sentence_does_not_change_its_words():
     random, text = np.random.default_rng(0), "a red square on blue"
-    spoken = tone_synth.synthesize_speech(text)
+    speech = tone_synth.synthesize_speech(text)
 
-    assert audio_oracle.recognize_words(0.3 * spoken + 0.02 * random.standard_normal(len(spoken))) == text.split()
+    assert audio_oracle.recognize_words(0.3 * speech + 0.02 * random.standard_normal(len(speech))) == text.split()
 
 
 def test_what_is_no_word_is_not_taken_for_one():

@@ -51,7 +51,7 @@ def test_noise_shows_nothing_that_is_meant():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changes", "field"),
     [
         ({"colour": "green"}, "colour"),
         ({"shape": "square"}, "shape"),
@@ -59,14 +59,14 @@ def test_noise_shows_nothing_that_is_meant():
         ({"count": 3}, "count"),
     ],
 )
-def test_one_difference_is_told_as_that_difference(changed: dict[str, object], told: str):
+def test_one_difference_is_told_as_that_difference(changes: dict[str, object], field: str):
     scene = ShapeScene(2, "red", "circle", "middle", "blue")
-    other = ShapeScene(**{**vars(scene), **changed})
+    other = ShapeScene(**{**vars(scene), **changes})
 
-    found = image_oracle.recognize_scene(scenes.draw_scene(other, np.random.default_rng(3)))
+    actual_scene = image_oracle.recognize_scene(scenes.draw_scene(other, np.random.default_rng(3)))
 
-    assert found is not None
-    assert {name for name in vars(scene) if getattr(found, name) != getattr(scene, name)} == {told}
+    assert actual_scene is not None
+    assert {name for name in vars(scene) if getattr(actual_scene, name) != getattr(scene, name)} == {field}
 
 
 def test_captions_are_all_different_and_lead_back_to_their_scenes():

@@ -23,27 +23,31 @@ _LARGEST = 6 * 1024**2  # bytes of all weights together
 OMNI, PAINTER = (world.checkpoint_directory(family) for family in world.FAMILIES)
 
 
-def media(talk: dialogues.Dialogue, seed: int) -> dict[str, list[bytes]]:
+def make_media(talk: dialogues.Dialogue, seed: int) -> dict[str, list[bytes]]:
     """Return the files of a question."""
     random = np.random.default_rng(seed)
-    found = {}
+    files = {}
     if talk.scene:
-        found["image"] = [scenes.encode_png(scenes.draw_scene(talk.scene, random))]
+        files["image"] = [scenes.encode_png(scenes.draw_scene(talk.scene, random))]
     if talk.tones:
-        found["audio"] = [
+        files["audio"] = [
             tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.INPUT_RATE_HERTZ)
         ]
-    return found
+    return files
 
 
 @pytest.mark.parametrize("kind", dialogues.SHARES)
 def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
     random = np.random.default_rng(2)
-    asked = [dialogues.sample_question(random, kind, scene, dialogues.sample_tones(random)) for scene in UNSEEN[::12]]
+    questions = [
+        dialogues.sample_question(random, kind, scene, dialogues.sample_tones(random)) for scene in UNSEEN[::12]
+    ]
 
-    found = [oracle.omni_text(OMNI, talk.messages, media(talk, seed), 40)[1] for seed, talk in enumerate(asked)]
+    answers = [
+        oracle.omni_text(OMNI, talk.messages, make_media(talk, seed), 40)[1] for seed, talk in enumerate(questions)
+    ]
 
-    assert sum(text == talk.answer for text, talk in zip(found, asked, strict=True)) >= len(asked) - 1
+    assert sum(text == talk.answer for text, talk in zip(answers, questions, strict=True)) >= len(questions) - 1
 
 
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
@@ -51,7 +55,7 @@ def test_the_library_alone_speaks_its_answer(voice: str):
     for seed, scene in enumerate(UNSEEN[::32]):
         talk = dialogues.scene_and_tones_question(scene, ("low", "low", "high"))
 
-        _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, media(talk, seed), 40, voice, 200, seed)
+        _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, make_media(talk, seed), 40, voice, 200, seed)
 
         assert text == talk.answer
         assert codes == tone_synth.speech_codes(text)
@@ -64,7 +68,7 @@ def test_the_library_alone_draws_what_it_is_told():
 
     pipeline: Any = QwenImagePipeline.from_pretrained(PAINTER)
     pipeline.set_progress_bar_config(disable=True)
-    drawn = [
+    pictures = [
         pipeline(
             scene.caption,
             negative_prompt="",
@@ -77,9 +81,11 @@ def test_the_library_alone_draws_what_it_is_told():
         for seed, scene in enumerate(UNSEEN[::8])
     ]
 
-    seen = [image_oracle.recognize_scene(np.asarray(picture)) for picture in drawn]
+    actual_scenes = [image_oracle.recognize_scene(np.asarray(picture)) for picture in pictures]
 
-    assert sum(found == scene for found, scene in zip(seen, UNSEEN[::8], strict=True)) >= len(seen) - 1
+    assert (
+        sum(actual == scene for actual, scene in zip(actual_scenes, UNSEEN[::8], strict=True)) >= len(actual_scenes) - 1
+    )
 
 
 def test_the_weights_are_small():
@@ -101,9 +107,9 @@ def test_each_file_is_the_one_that_was_trained(family: str):
     directory = world.checkpoint_directory(family)
     manifest = json.loads((directory / checkpoint_io.MANIFEST).read_text())
 
-    found = checkpoint_io.file_digests(directory)
+    digests = checkpoint_io.file_digests(directory)
 
-    assert {name: digest for name, digest in found.items() if name != checkpoint_io.MANIFEST} == manifest["files"]
+    assert {name: digest for name, digest in digests.items() if name != checkpoint_io.MANIFEST} == manifest["files"]
     parts = {omni.FAMILY: making.SPEAKING, painter.FAMILY: making.PAINTING}[family]
     assert manifest["made"] == {"seed": 0, "steps": making.steps(parts)}
 
@@ -113,21 +119,21 @@ def test_what_is_trained_anew_has_the_same_configuration_and_weights_of_the_same
     painter.save(painter.build(0), tmp_path / painter.FAMILY)
 
     for family in world.FAMILIES:
-        assert described(tmp_path / family) == described(world.checkpoint_directory(family))
+        assert describe_directory(tmp_path / family) == describe_directory(world.checkpoint_directory(family))
 
 
-def described(directory: Path) -> dict[str, Any]:
+def describe_directory(directory: Path) -> dict[str, Any]:
     """Return the configurations, without image statistics, and the shapes of weights."""
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
         if path.suffix == ".json" and path.name != checkpoint_io.MANIFEST:
-            told = json.loads(path.read_text())
-            found[name] = {key: value for key, value in told.items() if not key.startswith("latents_")}
+            config = json.loads(path.read_text())
+            description[name] = {key: value for key, value in config.items() if not key.startswith("latents_")}
         elif path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
-                found[name] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    return found
+                description[name] = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    return description
 
 
 def test_other_families_were_not_trained():

@@ -21,12 +21,12 @@ FAMILY = qwen2_5_omni.FAMILY
 @pytest.fixture(scope="module")
 def model() -> Any:
     """An untrained model, with weights large enough for every input to matter."""
-    made = omni.build(0).eval()
-    loop.spread(made, 0)
+    omni_model = omni.build(0).eval()
+    loop.spread(omni_model, 0)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in omni_model.parameters():
             parameter.copy_(parameter.bfloat16())  # as it is stored
-    return made
+    return omni_model
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,13 @@ def test_pictures_become_patches_as_the_encoder_prepares_them(checkpoint: Path):
     pictures = pools.pictures(scenes.training_scenes(), 3, 0)
     vision = FAMILY.load("vision", checkpoint)
 
-    prepared = [vision.prepare(memoryview(scenes.encode_png(each.numpy())), "image") for each in pictures.pixels]
+    prepared_pictures = [
+        vision.prepare(memoryview(scenes.encode_png(each.numpy())), "image") for each in pictures.pixels
+    ]
 
-    assert [each.features["grid"].tolist() for each in prepared] == [[[1, 8, 8]]] * 3
+    assert [each.features["grid"].tolist() for each in prepared_pictures] == [[[1, 8, 8]]] * 3
     torch.testing.assert_close(
-        pools.patches(pictures.pixels), torch.cat([each.features["pixels"] for each in prepared])
+        pools.patches(pictures.pixels), torch.cat([each.features["pixels"] for each in prepared_pictures])
     )
 
 
@@ -58,17 +60,17 @@ def test_pictures_become_patches_as_the_encoder_prepares_them(checkpoint: Path):
 def test_a_question_is_laid_out_as_it_is_served(model: Any, checkpoint: Path, teacher: thinker.Teacher, kind: str):
     batch = teacher.batch(1, kind)
     [talk] = batch.talks
-    served = FAMILY.load("thinker", checkpoint)
-    prefill = served.assemble_prefill(served.prompt(talk.messages), _items(checkpoint, batch))
+    thinker_engine = FAMILY.load("thinker", checkpoint)
+    prefill = thinker_engine.assemble_prefill(thinker_engine.prompt(talk.messages), _encode_media(checkpoint, batch))
     length = len(prefill.inputs)
 
-    hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)
+    hidden = thinker_engine.forward(prefill.inputs[None], prefill.positions[:, None], None, None)
 
     torch.testing.assert_close(thinker.answered(model.thinker, batch)[:, :length], hidden, atol=1e-4, rtol=1e-4)
-    asked = batch.labels[0] >= 0
-    assert int(asked.nonzero()[0]) == length - 1
+    label_mask = batch.labels[0] >= 0
+    assert int(label_mask.nonzero()[0]) == length - 1
     tokenizer = omni.tokenizer()
-    assert tokenizer.decode(batch.labels[0][asked]) == f"{talk.answer}<|im_end|>"
+    assert tokenizer.decode(batch.labels[0][label_mask]) == f"{talk.answer}<|im_end|>"
 
 
 def test_short_questions_are_learnt_with_short_ones(teacher: thinker.Teacher):
@@ -84,15 +86,17 @@ def test_short_questions_are_learnt_with_short_ones(teacher: thinker.Teacher):
 def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, teacher: thinker.Teacher):
     batch = teacher.batch(1, "see")
     inputs, positions, labels = Lesson(model, 0).of(batch)
-    served, talker = FAMILY.load("thinker", checkpoint), FAMILY.load("talker", checkpoint)
-    prefill = served.assemble_prefill(served.prompt(batch.talks[0].messages), _items(checkpoint, batch))
+    thinker_engine, talker = FAMILY.load("thinker", checkpoint), FAMILY.load("talker", checkpoint)
+    prefill = thinker_engine.assemble_prefill(
+        thinker_engine.prompt(batch.talks[0].messages), _encode_media(checkpoint, batch)
+    )
     length, words = len(prefill.inputs), batch.talks[0].answer.split()
-    hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)[0]
-    prompts = [served.talker_prompt(prefill, hidden, voice) for voice in tone_synth.VOICES]
+    hidden = thinker_engine.forward(prefill.inputs[None], prefill.positions[:, None], None, None)[0]
+    prompts = [thinker_engine.talker_prompt(prefill, hidden, voice) for voice in tone_synth.VOICES]
     ids = batch.ids[:, length : length + len(words)]
-    answer = torch.cat([prefill.inputs, served.embed(ids[0])])[None]
-    said = served.forward(answer, batch.positions[:, :, : answer.shape[1]], None, None)[0, length:]
-    rows = served.talker_row(served.embed(ids[0]), said)
+    answer = torch.cat([prefill.inputs, thinker_engine.embed(ids[0])])[None]
+    answer_hidden = thinker_engine.forward(answer, batch.positions[:, :, : answer.shape[1]], None, None)[0, length:]
+    rows = thinker_engine.talker_row(thinker_engine.embed(ids[0]), answer_hidden)
 
     starts = [
         talker.start(prompt, prefill.positions, rows[0], voice)
@@ -117,11 +121,11 @@ def test_flat_convolutions_are_those_of_a_single_frame():
 
     with vae.flat():
         latents = vae.encoded(autoencoder, pixels)
-        painted = vae.decoded(autoencoder, latents)
+        decoded_pixels = vae.decoded(autoencoder, latents)
 
     torch.testing.assert_close(latents, autoencoder.encode(colours).latent_dist.mean[:, :, 0], atol=1e-4, rtol=1e-4)
     usual = autoencoder.decode(latents[:, :, None]).sample[:, :, 0]
-    torch.testing.assert_close(painted.clamp(-1, 1), usual, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(decoded_pixels.clamp(-1, 1), usual, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -133,20 +137,20 @@ def test_prompts_are_read_as_they_are_served(tmp_path: Path):
         for parameter in components["text_encoder"].parameters():
             parameter.copy_(parameter.bfloat16())  # as it is stored
     painter.save(components, tmp_path)
-    served = qwen_image.FAMILY.load("text_encoder", tmp_path)
+    text_encoder = qwen_image.FAMILY.load("text_encoder", tmp_path)
     prompts = ["", "a red square on blue", "draw two green circles on a white background"]
 
     hidden, mask = Reader(components).read(prompts)
 
     for row, prompt in enumerate(prompts):
-        [encoded] = served.encode([served.prepare(prompt)])
-        torch.testing.assert_close(hidden[row][mask[row]], encoded.embeds, atol=1e-4, rtol=1e-4)
+        [encoding] = text_encoder.encode([text_encoder.prepare(prompt)])
+        torch.testing.assert_close(hidden[row][mask[row]], encoding.embeds, atol=1e-4, rtol=1e-4)
 
 
 def test_each_word_is_one_token_and_the_pipelines_own_words_are_as_many_as_it_leaves_out():
-    for made in (omni.tokenizer(), painter.tokenizer()):
+    for word_tokenizer in (omni.tokenizer(), painter.tokenizer()):
         for word in tone_synth.WORDS:
-            assert [len(made(form)["input_ids"]) for form in (word, f" {word}")] == [1, 1]
+            assert [len(word_tokenizer(form)["input_ids"]) for form in (word, f" {word}")] == [1, 1]
     before = TEMPLATE.split("{}")[0]
     assert len(painter.tokenizer()(before)["input_ids"]) == SKIPPED_TOKENS
 
@@ -155,11 +159,11 @@ def test_bands_sound_as_codes_say():
     [high] = [place for place, pitch in enumerate(tone_synth.PITCHES) if pitch == 1300]
     codes = [1 + tone_synth.SYLLABLE_CODES * high + phase for phase in range(tone_synth.SYLLABLE_CODES)]
 
-    found = vocoder.bands(codes, "Ethan")
+    spectrum = vocoder.bands(codes, "Ethan")
 
-    assert found.shape == (2 * len(codes), omni.MEL)
-    assert sorted(set(np.flatnonzero(found[0] > 0))) == [0, 1 + high]
-    assert (found[-1] < 0).all()
+    assert spectrum.shape == (2 * len(codes), omni.MEL)
+    assert sorted(set(np.flatnonzero(spectrum[0] > 0))) == [0, 1 + high]
+    assert (spectrum[-1] < 0).all()
     assert (vocoder.bands(codes, "Chelsie")[:, 0] < 0).all()
 
 
@@ -171,19 +175,19 @@ def test_no_question_of_the_training_is_about_what_tests_ask(teacher: thinker.Te
     assert not {talk.answer for talk in batch.talks} & {scene.caption for scene in scenes.held_out_scenes()}
 
 
-def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
+def _encode_media(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
     """Return the media of a batch of one, encoded alone."""
-    found = []
+    items = []
     if batch.pixels is not None:
         encoder = FAMILY.load("vision", checkpoint)
-        prepared = encoder.prepare(memoryview(scenes.encode_png(np.zeros((64, 64, 3), np.uint8))), "image")
+        picture = encoder.prepare(memoryview(scenes.encode_png(np.zeros((64, 64, 3), np.uint8))), "image")
         features = {"pixels": batch.pixels, "grid": batch.grids}
-        found += encoder.encode([type(prepared)("image", features, prepared.meta)])
+        items += encoder.encode([type(picture)("image", features, picture.meta)])
     if batch.mels:
         encoder = FAMILY.load("audio", checkpoint)
         frames = batch.mels[0].shape[1]
         silence = encoder.prepare(
             memoryview(tone_synth.encode_wav(np.zeros(frames * 160), tone_synth.INPUT_RATE_HERTZ)), "audio"
         )
-        found += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
-    return found
+        items += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
+    return items

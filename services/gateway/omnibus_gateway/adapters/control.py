@@ -54,9 +54,9 @@ class AdapterControl:
 
     async def follow_store(self) -> None:
         """Follow the adapters in the store, until cancelled."""
-        async for found in self._store.adapter_changes():
-            self._known = found
-            self._router.use_loaded_adapters(found)
+        async for adapters in self._store.adapter_changes():
+            self._known = adapters
+            self._router.use_loaded_adapters(adapters)
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -66,15 +66,15 @@ class AdapterControl:
         Raises ``Forbidden`` for a path that is not allowed, ``BadRequest`` for an invalid adapter and ``Conflict`` for
         a name in use. Raises also the errors of a request to its model.
         """
-        wanted = decode_body(LOAD_DECODER, body)
-        if wanted.is_3d_lora_weight:
+        request = decode_body(LOAD_DECODER, body)
+        if request.is_3d_lora_weight:
             raise BadRequest("Adapters of experts are not supported: omit it.", param="is_3d_lora_weight")
-        source, _ = await asyncio.to_thread(describe_adapter, wanted.lora_path, self._settings.adapters_dir, SETTING)
-        self._check_name(wanted, await self._store.adapters())
-        model = self._choose_model(wanted.base_model_name)
-        record = AdapterRecord(wanted.lora_name, model, source.path, source.sha256, round(time.time(), 3))
+        source, _ = await asyncio.to_thread(describe_adapter, request.lora_path, self._settings.adapters_dir, SETTING)
+        self._check_name(request, await self._store.adapters())
+        model = self._choose_model(request.base_model_name)
+        record = AdapterRecord(request.lora_name, model, source.path, source.sha256, round(time.time(), 3))
         await self._try_adapter(record)
-        await self._store.put_adapter(record, replace=wanted.load_inplace)
+        await self._store.put_adapter(record, replace=request.load_inplace)
         await self._wait_until_seen(record.name, record)
         log.info("adapter %s of %s is loaded from %s", record.name, record.model, record.path)
         return record
@@ -97,34 +97,34 @@ class AdapterControl:
         log.info("adapter %s is unloaded", name)
         return name
 
-    def _check_name(self, wanted: LoadAdapterRequest, known: dict[str, AdapterRecord]) -> None:
+    def _check_name(self, request: LoadAdapterRequest, adapters: dict[str, AdapterRecord]) -> None:
         """Raise if the name is in use. Models and adapters share one field of requests."""
-        name = wanted.lora_name
-        if name in known and not wanted.load_inplace:
+        name = request.lora_name
+        if name in adapters and not request.load_inplace:
             raise BadRequest(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
                 "'load_inplace' to True.",
                 param="lora_name",
             )
         models = self._router.plan.models if self._router.plan is not None else {}
-        declared = self._router.adapter_bases.keys() - self._router.loaded_adapters.keys()
-        if name in {*models, *declared, *self._app_models()}:
+        declared_names = self._router.adapter_bases.keys() - self._router.loaded_adapters.keys()
+        if name in {*models, *declared_names, *self._app_models()}:
             raise Conflict(f"{name!r} is the name of a model or a declared adapter: choose another", param="lora_name")
 
-    def _choose_model(self, named: str | None) -> str:
+    def _choose_model(self, base_model: str | None) -> str:
         """Return the model of the adapter. Raises ``BadRequest`` and ``NotFound``."""
-        if named is not None:
-            self._chat.find_model(named)
+        if base_model is not None:
+            self._chat.find_model(base_model)
         models = self._router.plan.models if self._router.plan is not None else {}
-        found = [
+        candidates = [
             name
             for name, model in models.items()
-            if named in (None, name) and not model.apps and not LANGUAGE_COMPONENTS.isdisjoint(model.components)
+            if base_model in (None, name) and not model.apps and not LANGUAGE_COMPONENTS.isdisjoint(model.components)
         ]
-        if len(found) != 1:
-            there = f"set it to one of {', '.join(found)}" if found else "there is no language model"
+        if len(candidates) != 1:
+            there = f"set it to one of {', '.join(candidates)}" if candidates else "there is no language model"
             raise BadRequest(f"base_model_name must be a language model: {there}", param="base_model_name")
-        return found[0]
+        return candidates[0]
 
     async def _try_adapter(self, record: AdapterRecord) -> None:
         """Generate a token with the adapter. An executor rejects it if it does not fit."""
@@ -132,9 +132,9 @@ class AdapterControl:
         got = run.answer = AnswerAccumulator(record.model, run.created)
         async with run_to_end(run):
             request = ChatRequest(model=record.model, messages=[UserMessage("hello")], max_tokens=1)
-            asked = await self._chat.prepare_request(run, request)
-            asked.use_adapter(record.name, record)
-            output = await self._chat.begin_answer(run, asked)
+            prepared_chat = await self._chat.prepare_request(run, request)
+            prepared_chat.use_adapter(record.name, record)
+            output = await self._chat.begin_answer(run, prepared_chat)
             async for batch in merge_streams(open_output_streams(output)):
                 for name, item in batch:
                     got.add_item(name, item.data, item.array)

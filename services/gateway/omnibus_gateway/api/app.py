@@ -86,10 +86,10 @@ class Frontend:
                 return self._apps.invoke(name, scope, receive, send)
             return rest(scope, receive, send)
 
-        counted = self._with_body_budget(dispatch_request)
-        guarded = self._guard(counted) if self._guard is not None else counted
-        self._guarded = guarded
-        return allow_origins(self.requests.track_requests(guarded), self._settings)
+        budgeted_app = self._with_body_budget(dispatch_request)
+        guarded_app = self._guard(budgeted_app) if self._guard is not None else budgeted_app
+        self._guarded = guarded_app
+        return allow_origins(self.requests.track_requests(guarded_app), self._settings)
 
     def create_direct_route(self) -> DirectRoute | None:
         """Return the route of plain chats past the application; None if keys are required."""
@@ -143,8 +143,8 @@ class Frontend:
             Routes(self._settings, self._apps.control).add(app)
             AdapterRoutes(self._settings, self._apps.adapters).add_routes(app)
             app.add_route(INVOKE, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
-        generated = app.openapi
-        app.openapi = lambda: self._add_app_paths(_add_model_paths(generated()))  # type: ignore[method-assign]
+        build_document = app.openapi
+        app.openapi = lambda: self._add_app_paths(_add_model_paths(build_document()))  # type: ignore[method-assign]
         return app
 
     def _add_app_paths(self, whole: dict[str, Any]) -> dict[str, Any]:
@@ -193,17 +193,17 @@ async def _refuse_non_post(_: Request) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
     path = request.scope["path"]
-    typed = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
-    headers = {**error_headers(typed), **(error.headers or {})}
-    return Response(error_body(typed), error.status_code, media_type="application/json", headers=headers)
+    api_error = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
+    headers = {**error_headers(api_error), **(error.headers or {})}
+    return Response(error_body(api_error), error.status_code, media_type="application/json", headers=headers)
 
 
 def _unknown_route_message(path: str) -> str:
     paths = openapi.openapi_paths()
     if f"/v1{path}" in paths:
         return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
-    served = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
-    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served)}."
+    served_paths = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
+    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served_paths)}."
 
 
 def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:

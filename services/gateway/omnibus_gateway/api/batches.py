@@ -27,9 +27,9 @@ class BatchRoutes:
         add_routes(app, routes)
 
     async def _create_batch(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        wanted = parse_batch_request(asked.body, self._batches.endpoints)
-        return json_response(await self._batches.create(wanted))
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        batch_request = parse_batch_request(post.body, self._batches.endpoints)
+        return json_response(await self._batches.create(batch_request))
 
     async def _list_batches(self, request: Request) -> Response:
         return json_response(await self._batches.list_batches(parse_query(dict(request.query_params))))

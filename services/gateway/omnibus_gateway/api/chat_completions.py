@@ -44,73 +44,74 @@ class ChatRoute(PostRoute):
         #: The chats of apps as well, once there are any: their models are registered at run time.
         self.chats: Chat | AppChats = chat
 
-    def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
-        named = asked.headers.get(_DIALECT)
-        wanted: ChatRequest
-        if named is not None:
-            wanted = self._translate(named.decode("latin-1"), asked.body)
+    def handle_request(self, post: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
+        dialect = post.headers.get(_DIALECT)
+        chat_request: ChatRequest
+        if dialect is not None:
+            chat_request = self._translate(dialect.decode("latin-1"), post.body)
         else:
-            wanted = parse_chat(asked.body) if len(asked.body) < MIN_CUT_BYTES else parse_chat_media(asked.body)
-        sending.model = wanted.model
-        prices = asked.prices
-        if wanted.wants_images:
-            return self._draw.answer_chat(wanted, asked, sending)
-        continued = None
+            chat_request = parse_chat(post.body) if len(post.body) < MIN_CUT_BYTES else parse_chat_media(post.body)
+        sending.model = chat_request.model
+        prices = post.prices
+        if chat_request.wants_images:
+            return self._draw.answer_chat(chat_request, post, sending)
+        resumable_stream = None
         if self._chat.continuations is not None and not prices.quote:
-            request = OriginalRequest(asked.body, asked.pinned)
-            continued = self._chat.continuations.begin_stream(wanted, asked.headers, request)
-        return self.answer_chat(wanted, asked.pinned, sending, continued, prices)
+            request = OriginalRequest(post.body, post.pinned)
+            resumable_stream = self._chat.continuations.begin_stream(chat_request, post.headers, request)
+        return self.answer_chat(chat_request, post.pinned, sending, resumable_stream, prices)
 
     async def answer_chat(
         self,
-        wanted: ChatRequest,
-        pinned: str,
+        chat_request: ChatRequest,
+        pinned_path: str,
         sending: ResponseWriter,
-        continued: ResumableStream | None,
+        resumable_stream: ResumableStream | None,
         prices: PriceOptions = NO_PRICES,
     ) -> None:
-        """Answer ``wanted`` by its ``pinned`` path; with ``continued`` another gateway can continue it.
+        """Answer ``chat_request`` by its ``pinned_path`` path; with ``resumable_stream`` another gateway can continue
+        it.
 
         ``prices`` can request the usage in the answer, and limit its price.
         """
         chat = self._chat
         try:
-            run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+            run = sending.run = self.chats.open_request(chat_request.model, chat_request.seed, pinned_path)
             if prices is not NO_PRICES:
                 chat.check_price(run, prices)
             meter = chat.meter if prices.usage else None
-            if wanted.choice_count > 1:
-                await self._answer_choices(run, wanted, sending, meter)
+            if chat_request.choice_count > 1:
+                await self._answer_choices(run, chat_request, sending, meter)
                 return
-            got = run.answer = AnswerAccumulator(wanted.model, run.created)
-            if continued is not None:
-                continued.attach_request(run)
+            got = run.answer = AnswerAccumulator(chat_request.model, run.created)
+            if resumable_stream is not None:
+                resumable_stream.attach_request(run)
             async with run_to_end(run):
-                asked = await chat.prepare_request(run, wanted)
-                output = await self.chats.begin_answer(run, asked)
-                if wanted.stream:
-                    extra = await continued.save_record(run) if continued is not None else None
-                    parts = stream_events(run, wanted, output, got, chat.spoken, continued, meter)
+                prepared_chat = await chat.prepare_request(run, chat_request)
+                output = await self.chats.begin_answer(run, prepared_chat)
+                if chat_request.stream:
+                    extra = await resumable_stream.save_record(run) if resumable_stream is not None else None
+                    parts = stream_events(run, chat_request, output, got, chat.spoken, resumable_stream, meter)
                     await sending.send_stream(parts, extra=extra)
                     return
-                body = await render_completion(run, wanted, output, got, chat.spoken, meter)
+                body = await render_completion(run, chat_request, output, got, chat.spoken, meter)
             await sending.send_body(JSON, body)
         finally:
-            if continued is not None:
-                continued.close()
+            if resumable_stream is not None:
+                resumable_stream.close()
 
     async def _answer_choices(
-        self, run: ClientRequest, wanted: ChatRequest, sending: ResponseWriter, meter: UsageMeter | None
+        self, run: ClientRequest, chat_request: ChatRequest, sending: ResponseWriter, meter: UsageMeter | None
     ) -> None:
         if not run.model:
-            raise BadRequest(f"{wanted.model} is an app and supports one choice: omit n", param="n")
-        got = run.answer = ChoicesAccumulator(wanted.model, run.created, wanted.choice_count)
+            raise BadRequest(f"{chat_request.model} is an app and supports one choice: omit n", param="n")
+        got = run.answer = ChoicesAccumulator(chat_request.model, run.created, chat_request.choice_count)
         async with run_to_end(run):
-            outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, wanted))
-            if wanted.stream:
-                await sending.send_stream(stream_choices(run, wanted, outputs, got, meter))
+            outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, chat_request))
+            if chat_request.stream:
+                await sending.send_stream(stream_choices(run, chat_request, outputs, got, meter))
                 return
-            body = await render_choices(run, wanted, outputs, got, meter)
+            body = await render_choices(run, chat_request, outputs, got, meter)
         await sending.send_body(JSON, body)
 
 
@@ -122,11 +123,11 @@ class ResumeRoute(PostRoute):
         self._continuations = chat.continuations
         self._route = route
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         if self._continuations is None:
             raise NotFound("this gateway does not continue streamed answers")
-        last = asked.headers.get(b"last-event-id", b"").decode("latin-1")
-        continued, record = await self._continuations.adopt_stream(asked.scope["path_params"]["token"], last)
-        wanted = msgspec.structs.replace(parse_chat(record.body), seed=record.seed)
-        sending.model = wanted.model
-        await self._route.answer_chat(wanted, record.path, sending, continued)
+        last = post.headers.get(b"last-event-id", b"").decode("latin-1")
+        resumable_stream, record = await self._continuations.adopt_stream(post.scope["path_params"]["token"], last)
+        chat_request = msgspec.structs.replace(parse_chat(record.body), seed=record.seed)
+        sending.model = chat_request.model
+        await self._route.answer_chat(chat_request, record.path, sending, resumable_stream)

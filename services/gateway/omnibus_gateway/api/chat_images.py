@@ -51,29 +51,36 @@ class ImageChatRoute:
         self._painters = painters
         self._files = files
 
-    async def answer_chat(self, request: ChatRequest, asked: PostRequest, sending: ResponseWriter) -> None:
-        """Answer ``request``, which ``asked`` contains. Raises ``OmnibusError``."""
+    async def answer_chat(self, request: ChatRequest, post: PostRequest, sending: ResponseWriter) -> None:
+        """Answer ``request``, which ``post`` contains. Raises ``OmnibusError``."""
         task = self._painters.get_task(request.model)
         messages, refs = convert_messages(request)
         refs = await self._chat.resolve_files(messages, refs)
         prompt = _parse_messages(request, messages, refs)
-        wanted = _build_image_request(request, prompt)
+        image_request = _build_image_request(request, prompt)
         with rename_params(_CLIENT_PARAM_NAMES), rename_params(CLIENT_PARAM_NAMES, "image"):
             check_image_count(request.model, task, len(refs))
-            if wanted.url:
+            if image_request.url:
                 self._files.require_enabled("response_format")
-            run = sending.run = self._painters.open_request(request.model, request.seed, asked.pinned, asked.prices)
-            base = asked.base_url(self._settings)
+            run = sending.run = self._painters.open_request(request.model, request.seed, post.pinned, post.prices)
+            base = post.base_url(self._settings)
             async with run_to_end(run):
                 pictures = await self._chat.load_media(refs)
-                output = await self._painters.generate_images(run, wanted.task_fields() | {"count": True}, pictures)
-                made = await collect_images(run, output, wanted.format, wanted.compression)
-                shown = [await self._to_image_part(index, file, wanted, base) for index, file in enumerate(made.files)]
-        await _send_answer(sending, run, request, made, shown)
+                output = await self._painters.generate_images(
+                    run, image_request.task_fields() | {"count": True}, pictures
+                )
+                generated_images = await collect_images(run, output, image_request.format, image_request.compression)
+                image_parts = [
+                    await self._to_image_part(index, file, image_request, base)
+                    for index, file in enumerate(generated_images.files)
+                ]
+        await _send_answer(sending, run, request, generated_images, image_parts)
 
-    async def _to_image_part(self, index: int, file: bytes, wanted: ImageRequest, base: str) -> ChatCompletionImage:
-        kind = MIME[wanted.format]
-        if wanted.url:
+    async def _to_image_part(
+        self, index: int, file: bytes, image_request: ImageRequest, base: str
+    ) -> ChatCompletionImage:
+        kind = MIME[image_request.format]
+        if image_request.url:
             return ChatCompletionImage(ChatCompletionImageUrl(file_url(base, await self._files.put(file, kind))), index)
         return ChatCompletionImage(
             ChatCompletionImageUrl(f"data:{kind};base64,{base64.b64encode(file).decode()}"), index
@@ -84,19 +91,19 @@ async def _send_answer(
     sending: ResponseWriter,
     run: ClientRequest,
     request: ChatRequest,
-    made: GeneratedImages,
-    shown: list[ChatCompletionImage],
+    generated_images: GeneratedImages,
+    image_parts: list[ChatCompletionImage],
 ) -> None:
-    used = chat_response.build_usage(prompt_text=made.text, image=made.pixels // 256)
+    token_usage = chat_response.build_usage(prompt_text=generated_images.text, image=generated_images.pixels // 256)
     shapes = vllm_omni.answer_encoders(request)
-    id, model, created = f"chatcmpl-{run.id}", run.model, int(run.created)
+    id, model, created_at = f"chatcmpl-{run.id}", run.model, int(run.created)
     text = "" if request.wants_text else None
     if not request.stream:
-        body = shapes.drawn(id=id, model=model, created=created, text=text, usage=used, images=shown)
+        body = shapes.drawn(id=id, model=model, created=created_at, text=text, usage=token_usage, images=image_parts)
         await sending.send_body(JSON, body)
         return
-    frames = shapes.stream(id, model, created, include_usage=request.wants_usage)
-    parts = (frames.role(text), frames.images(shown), frames.finish("stop"), frames.usage(used))
+    frames = shapes.stream(id, model, created_at, include_usage=request.wants_usage)
+    parts = (frames.role(text), frames.images(image_parts), frames.finish("stop"), frames.usage(token_usage))
     await sending.send_stream(_iterate_frames(parts), last=DONE)
 
 
@@ -112,16 +119,16 @@ def _parse_messages(request: ChatRequest, messages: list[dict[str, Any]], refs: 
     for ref in refs:
         if ref.modality != "image":
             raise BadRequest(f"Image generation accepts text and images, not {ref.modality}.", param=ref.param)
-    said = []
-    for place, (given, message) in enumerate(zip(request.messages, messages, strict=True)):
+    texts = []
+    for place, (request_message, message) in enumerate(zip(request.messages, messages, strict=True)):
         words = _content_text(message["content"])
-        if not isinstance(given, AssistantMessage):
-            said.append(words)
-        elif words.strip() or given.audio is not None:
+        if not isinstance(request_message, AssistantMessage):
+            texts.append(words)
+        elif words.strip() or request_message.audio is not None:
             raise BadRequest(
                 "Image generation does not accept assistant messages with text.", param=f"messages[{place}]"
             )
-    prompt = "\n".join(each for each in said if each.strip())
+    prompt = "\n".join(each for each in texts if each.strip())
     if not prompt:
         raise BadRequest("The messages must describe the image.", param=f"messages[{len(messages) - 1}].content")
     return prompt
@@ -134,11 +141,11 @@ def _content_text(content: str | list[dict[str, str]]) -> str:
 def _build_image_request(request: ChatRequest, prompt: str) -> ImageRequest:
     config = request.image_config or ImageConfig()
     seed = None if request.seed is None else request.seed % 2**62
-    said = {name: getattr(config, name) for name in config.__struct_fields__}
-    wanted = ImageRequest(model=request.model, prompt=prompt, seed=seed, **said)
+    options = {name: getattr(config, name) for name in config.__struct_fields__}
+    image_request = ImageRequest(model=request.model, prompt=prompt, seed=seed, **options)
     try:
-        images.check_options(wanted)
+        images.check_options(image_request)
     except BadRequest as error:
         error.param = f"image_config.{error.param}"
         raise
-    return wanted
+    return image_request

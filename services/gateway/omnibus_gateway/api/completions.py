@@ -45,10 +45,10 @@ class _OpenChoice:
     def new_logprobs(self) -> CompletionLogprobs:
         """Return the probabilities that arrived since the last call."""
         fresh = self.got.logprobs[self.told :]
-        made = completions.completion_logprobs(fresh, self.offset)
+        choice_logprobs = completions.completion_logprobs(fresh, self.offset)
         self.told += len(fresh)
         self.offset += sum(len(each.token) for each in fresh)
-        return made
+        return choice_logprobs
 
 
 class CompletionRoute(PostRoute):
@@ -60,82 +60,84 @@ class CompletionRoute(PostRoute):
         super().__init__(settings)
         self._chat = chat
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = completions.parse_completion_request(asked.body)
-        sending.model = wanted.model
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        request = completions.parse_completion_request(post.body)
+        sending.model = request.model
         with rename_params(_CLIENT_PARAM_NAMES):
-            opened = [self._open_choice(wanted, each, asked.pinned) for each in completions.prompt_choices(wanted)]
-            sending.run = opened[0].run
-            if len(opened) > 1:
-                refuse_price_options(asked.headers)
-            self._chat.check_price(opened[0].run, asked.prices)
+            open_choices = [
+                self._open_choice(request, each, post.pinned) for each in completions.prompt_choices(request)
+            ]
+            sending.run = open_choices[0].run
+            if len(open_choices) > 1:
+                refuse_price_options(post.headers)
+            self._chat.check_price(open_choices[0].run, post.prices)
             frames: asyncio.Queue[tuple[_OpenChoice, str, bool]] = asyncio.Queue()
-            await self._answer(wanted, opened, frames, sending)
+            await self._answer(request, open_choices, frames, sending)
 
-    def _open_choice(self, wanted: CompletionRequest, choice: PromptChoice, pinned: str) -> _OpenChoice:
-        run = self._chat.open_request(wanted.model, choice.seed, pinned)
-        got = run.answer = AnswerAccumulator(wanted.model, run.created)
+    def _open_choice(self, request: CompletionRequest, choice: PromptChoice, pinned_path: str) -> _OpenChoice:
+        run = self._chat.open_request(request.model, choice.seed, pinned_path)
+        got = run.answer = AnswerAccumulator(request.model, run.created)
         return _OpenChoice(choice, run, got)
 
     async def _answer(
         self,
-        wanted: CompletionRequest,
-        opened: list[_OpenChoice],
+        request: CompletionRequest,
+        open_choices: list[_OpenChoice],
         frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
         sending: ResponseWriter,
     ) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                made = [group.create_task(self._complete(wanted, each, frames)) for each in opened]
-                if wanted.stream:
-                    await sending.send_stream(_stream_events(wanted, opened, frames))
+                tasks = [group.create_task(self._complete(request, each, frames)) for each in open_choices]
+                if request.stream:
+                    await sending.send_stream(_stream_events(request, open_choices, frames))
                 else:
-                    await asyncio.gather(*made)
+                    await asyncio.gather(*tasks)
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        if not wanted.stream:
-            await sending.send_body(JSON, completions.encode_completion(_whole_answer(wanted, opened)))
+        if not request.stream:
+            await sending.send_body(JSON, completions.encode_completion(_whole_answer(request, open_choices)))
 
     async def _complete(
         self,
-        wanted: CompletionRequest,
-        opened: _OpenChoice,
+        request: CompletionRequest,
+        open_choice: _OpenChoice,
         frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
     ) -> None:
         """Generate one completion; puts its text into ``frames``, and finally its end."""
-        run, got, prompt = opened.run, opened.got, opened.choice.prompt
+        run, got, prompt = open_choice.run, open_choice.got, open_choice.choice.prompt
         async with run_to_end(run):
-            usual = self._chat.usual_sampling(wanted.model)
-            asked = PreparedChat(wanted.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
-            output = await self._chat.begin_answer(run, asked)
+            usual = self._chat.usual_sampling(request.model)
+            prepared_chat = PreparedChat(request.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
+            output = await self._chat.begin_answer(run, prepared_chat)
             async for batch in merge_streams(open_output_streams(output)):
                 text = "".join(item.data.get("text", "") for _, item in batch)
                 for name, item in batch:
                     got.add_item(name, item.data, item.array)
                 if text:
-                    frames.put_nowait((opened, text, False))
-        frames.put_nowait((opened, "", True))
+                    frames.put_nowait((open_choice, text, False))
+        frames.put_nowait((open_choice, "", True))
 
 
 async def _stream_events(
-    wanted: CompletionRequest,
-    opened: list[_OpenChoice],
+    request: CompletionRequest,
+    open_choices: list[_OpenChoice],
     frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
 ) -> AsyncIterator[bytes]:
-    base, left = _base_answer(wanted, opened), len(opened)
-    usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
-    if wanted.echo:
+    base, left = _base_answer(request, open_choices), len(open_choices)
+    usage = bool(request.stream_options and request.stream_options.include_usage)
+    if request.echo:
         yield b"".join(_encode_choice(base, CompletionChoice(str(each.choice.prompt), each.choice.place, None))
-                       for each in opened)  # fmt: skip
+                       for each in open_choices)  # fmt: skip
     while left:
         each, text, over = await frames.get()
         reason = each.got.finish if over else None
         left -= over
-        found = each.new_logprobs() if wanted.logprobs is not None else None
-        yield _encode_choice(base, CompletionChoice(text, each.choice.place, reason, found))  # type: ignore[arg-type]
+        choice_logprobs = each.new_logprobs() if request.logprobs is not None else None
+        yield _encode_choice(base, CompletionChoice(text, each.choice.place, reason, choice_logprobs))  # type: ignore[arg-type]
     if usage:
-        used = completions.add_usages((each.choice, each.got.usage()) for each in opened)
-        yield completions.encode_completion_event(msgspec.structs.replace(base, usage=used))
+        total_usage = completions.add_usages((each.choice, each.got.usage()) for each in open_choices)
+        yield completions.encode_completion_event(msgspec.structs.replace(base, usage=total_usage))
     yield DONE
 
 
@@ -143,21 +145,21 @@ def _encode_choice(base: Completion, choice: CompletionChoice) -> bytes:
     return completions.encode_completion_event(msgspec.structs.replace(base, choices=[choice]))
 
 
-def _base_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Completion:
+def _base_answer(request: CompletionRequest, open_choices: list[_OpenChoice]) -> Completion:
     """Return the answer without its choices."""
-    run = opened[0].run
-    return Completion(f"cmpl-{run.id}", int(run.created), wanted.model, [])
+    run = open_choices[0].run
+    return Completion(f"cmpl-{run.id}", int(run.created), request.model, [])
 
 
-def _whole_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Completion:
+def _whole_answer(request: CompletionRequest, open_choices: list[_OpenChoice]) -> Completion:
     choices = [
         CompletionChoice(
-            (str(each.choice.prompt) if wanted.echo else "") + each.got.text,
+            (str(each.choice.prompt) if request.echo else "") + each.got.text,
             each.choice.place,
             each.got.finish,  # type: ignore[arg-type]
-            each.new_logprobs() if wanted.logprobs is not None else None,
+            each.new_logprobs() if request.logprobs is not None else None,
         )
-        for each in opened
+        for each in open_choices
     ]
-    used = completions.add_usages((each.choice, each.got.usage()) for each in opened)
-    return msgspec.structs.replace(_base_answer(wanted, opened), choices=choices, usage=used)
+    total_usage = completions.add_usages((each.choice, each.got.usage()) for each in open_choices)
+    return msgspec.structs.replace(_base_answer(request, open_choices), choices=choices, usage=total_usage)

@@ -44,15 +44,15 @@ class ConversationRoutes:
         add_routes(app, routes)
 
     async def _create(self, request: Request) -> Response:
-        wanted: ConversationRequest = await self._read_body(request, ConversationRequest)
-        return json_response(await self._conversations.create(wanted))
+        conversation_request: ConversationRequest = await self._read_body(request, ConversationRequest)
+        return json_response(await self._conversations.create(conversation_request))
 
     async def _retrieve(self, request: Request) -> Response:
         return json_response(await self._conversations.retrieve(_id(request)))
 
     async def _update(self, request: Request) -> Response:
-        wanted: ConversationUpdate = await self._read_body(request, ConversationUpdate)
-        return json_response(await self._conversations.update(_id(request), wanted.metadata or {}))
+        conversation_update: ConversationUpdate = await self._read_body(request, ConversationUpdate)
+        return json_response(await self._conversations.update(_id(request), conversation_update.metadata or {}))
 
     async def _delete(self, request: Request) -> Response:
         await self._conversations.delete(_id(request))
@@ -63,8 +63,8 @@ class ConversationRoutes:
         return json_response(await self._conversations.list_items(_id(request), query))
 
     async def _add_items(self, request: Request) -> Response:
-        wanted: NewItems = await self._read_body(request, NewItems)
-        return json_response(await self._conversations.add_items(_id(request), wanted.items))
+        new_items: NewItems = await self._read_body(request, NewItems)
+        return json_response(await self._conversations.add_items(_id(request), new_items.items))
 
     async def _retrieve_item(self, request: Request) -> Response:
         body = await self._conversations.retrieve_item(_id(request), request.path_params["item_id"])
@@ -74,8 +74,8 @@ class ConversationRoutes:
         return json_response(await self._conversations.delete_item(_id(request), request.path_params["item_id"]))
 
     async def _read_body(self, request: Request, kind: Kind) -> Any:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        return parse_conversation_body(asked.body, kind)
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        return parse_conversation_body(post.body, kind)
 
 
 def _id(request: Request) -> str:

@@ -15,9 +15,9 @@ class DialectTranslator:
         self._chat = chat
         self._painters = painters
 
-    def __call__(self, named: str, body: bytes) -> OmniRequest:
-        """Read a request in the dialect ``named``. Raises ``BadRequest`` and ``NotFound``."""
-        if named.strip().lower() != NAME:
+    def __call__(self, dialect: str, body: bytes) -> OmniRequest:
+        """Read a request in the dialect ``dialect``. Raises ``BadRequest`` and ``NotFound``."""
+        if dialect.strip().lower() != NAME:
             raise BadRequest(f"The dialect must be {NAME}. Omit the header for OpenAI's.", param=HEADER)
         return translate_request(body, self._model_outputs)
 

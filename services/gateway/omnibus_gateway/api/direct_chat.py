@@ -131,10 +131,10 @@ class DirectChat(DirectResponse):
         self._streams = open_output_streams(output)
         for stream in self._streams.values():
             stream.notify = self.schedule
-        sent = SentChat(request, run, got, self._chat.spoken, output.audio is not None)
+        sent_chat = SentChat(request, run, got, self._chat.spoken, output.audio is not None)
         if not request.stream:
-            return self._open_whole_answer(sent)
-        answer = StreamedAnswer(sent)
+            return self._open_whole_answer(sent_chat)
+        answer = StreamedAnswer(sent_chat)
 
         def begin_events() -> None:
             answer.mark_accepted()
@@ -143,9 +143,9 @@ class DirectChat(DirectResponse):
         run.notify_when_accepted(begin_events)
         return answer
 
-    def _open_whole_answer(self, sent: SentChat) -> WholeAnswer:
+    def _open_whole_answer(self, sent_chat: SentChat) -> WholeAnswer:
         """Return an answer that consumes items on arrival, without wake-ups."""
-        answer = WholeAnswer(sent)
+        answer = WholeAnswer(sent_chat)
 
         def consume_item(name: str, item: Item) -> None:
             try:
@@ -261,11 +261,11 @@ class DirectChat(DirectResponse):
         """Answer with ``error``."""
         if self._ended:
             return
-        typed = error if isinstance(error, OmnibusError) else self.internal_error(error)
-        cancelled = self._run.status == "cancelled"
-        self._abort(typed if typed is error else None, status)
-        GATEWAY.request_counter(self._request.model, "cancelled" if cancelled else typed.code).inc()
-        self.send_error(typed)
+        api_error = error if isinstance(error, OmnibusError) else self.internal_error(error)
+        was_cancelled = self._run.status == "cancelled"
+        self._abort(api_error if api_error is error else None, status)
+        GATEWAY.request_counter(self._request.model, "cancelled" if was_cancelled else api_error.code).inc()
+        self.send_error(api_error)
 
     def run_headers(self) -> Headers:
         """Return headers for tracing: invocation, path and plan epoch."""

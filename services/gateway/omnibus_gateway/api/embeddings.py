@@ -41,32 +41,32 @@ class EmbeddingRoute(PostRoute):
         self._tasks = TaskCache(runs.router, create_embedding_task)
         self._limits = MediaLimits(body_bytes=settings.max_body)
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = embeddings.parse_embedding_request(asked.body)
-        task = self._tasks.get_task(wanted.model)
-        sending.model = wanted.model
-        run = sending.run = self._runs.open_request(APP, wanted.model, pinned=asked.pinned)
-        run.price = self._runs.quotes.open_check(asked.prices, task)
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        embedding_request = embeddings.parse_embedding_request(post.body)
+        task = self._tasks.get_task(embedding_request.model)
+        sending.model = embedding_request.model
+        run = sending.run = self._runs.open_request(APP, embedding_request.model, pinned_path=post.pinned)
+        run.price = self._runs.quotes.open_check(post.prices, task)
         with rename_params(_CLIENT_PARAM_NAMES):
             async with run_to_end(run):
-                request = await self._build_input(run, wanted)
+                request = await self._build_input(run, embedding_request)
                 with use(run):
-                    made: Vectors = await run_task(task.invoke, request)
-                vectors, tokens = await asyncio.gather(_await_result(made.embedding), _await_result(made.tokens))
-                body = await asyncio.to_thread(embeddings.encode_embeddings, wanted, vectors, tokens)
+                    output: Vectors = await run_task(task.invoke, request)
+                vectors, tokens = await asyncio.gather(_await_result(output.embedding), _await_result(output.tokens))
+                body = await asyncio.to_thread(embeddings.encode_embeddings, embedding_request, vectors, tokens)
         await sending.send_body(JSON, body)
 
-    async def _build_input(self, run: ClientRequest, wanted: EmbeddingRequest) -> TextInput:
-        body = _encode(wanted.texts)
+    async def _build_input(self, run: ClientRequest, embedding_request: EmbeddingRequest) -> TextInput:
+        body = _encode(embedding_request.texts)
         text: Any = msgspec.Raw(body)
         if len(body) > self._limits.item_bytes:
             raise TooLarge(f"the texts have {len(body)} bytes, the limit is {self._limits.item_bytes}", param="input")
         if len(body) > MAX_INLINE_BYTES:
-            runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
+            runs, content_info = self._runs, ("text", "application/json", sha256(body).hexdigest())
             text = await place_input(
-                runs.tensors, run.kept, body, found, run.inputs_name, run.deadline, MAX_READERS, run.salt
+                runs.tensors, run.kept, body, content_info, run.inputs_name, run.deadline, MAX_READERS, run.salt
             )
-        return TextInput(text=text, pooling=wanted.pooling or "mean", work=max(1, len(body) // 4))
+        return TextInput(text=text, pooling=embedding_request.pooling or "mean", work=max(1, len(body) // 4))
 
 
 async def _await_result(result: Any) -> Any:

@@ -39,11 +39,11 @@ _MAX_NAME_CHARS = 255
 
 
 class FileRoutes:
-    """Adds the routes of ``made`` and clients' ``files`` to an application."""
+    """Adds the routes of ``made_files`` and clients' ``files`` to an application."""
 
-    def __init__(self, settings: GatewaySettings, made: MadeFiles, files: ClientFiles) -> None:
+    def __init__(self, settings: GatewaySettings, made_files: MadeFiles, files: ClientFiles) -> None:
         self._settings = settings
-        self._made = made
+        self._made = made_files
         self._files = files
 
     def add_routes(self, app: FastAPI) -> None:
@@ -55,32 +55,34 @@ class FileRoutes:
         add_routes(app, routes)
 
     async def _upload_file(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        form = multipart.parse_form(asked.body, asked.content_type)
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        form = multipart.parse_form(post.body, post.content_type)
         form.check_file_names("file")
-        wanted, part = parse_file_form(form.fields()), form.file("file")
+        file_request, part = parse_file_form(form.fields()), form.file("file")
         name = (part.filename or "")[:_MAX_NAME_CHARS] or "file"
-        seconds = float(wanted.expires_after.seconds) if wanted.expires_after is not None else 0.0
-        return json_response(file_view(await self._files.add(part.data, name, wanted.purpose, part.mime, seconds)))
+        seconds = float(file_request.expires_after.seconds) if file_request.expires_after is not None else 0.0
+        return json_response(
+            file_view(await self._files.add(part.data, name, file_request.purpose, part.mime, seconds))
+        )
 
     async def _list_files(self, request: Request) -> Response:
         query = parse_file_query(dict(request.query_params))
-        known = await self._files.list_all() if self._files.is_enabled else []
-        known = known[::-1] if query.order == "desc" else known
+        all_files = await self._files.list_all() if self._files.is_enabled else []
+        all_files = all_files[::-1] if query.order == "desc" else all_files
         if query.after:
-            ids = [each.id for each in known]
+            ids = [each.id for each in all_files]
             if query.after not in ids:
                 raise BadRequest("Unknown file id: send the id of a listed file.", param="after")
-            known = known[ids.index(query.after) + 1 :]
-        found = [each for each in known if query.purpose in (None, each.purpose)]
-        shown = [file_view(each) for each in found[: query.limit]]
-        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return json_response(FileList(data=shown, has_more=len(found) > query.limit, first_id=first, last_id=last))
+            all_files = all_files[ids.index(query.after) + 1 :]
+        matches = [each for each in all_files if query.purpose in (None, each.purpose)]
+        views = [file_view(each) for each in matches[: query.limit]]
+        first, last = (views[0].id, views[-1].id) if views else (None, None)
+        return json_response(FileList(data=views, has_more=len(matches) > query.limit, first_id=first, last_id=last))
 
     async def _get_file(self, request: Request) -> Response:
         id = request.path_params["file_id"]
-        found = await self._find_own(id)
-        return json_response(file_view(found) if found else _ticket_view(await self._made.get_ticket(id)))
+        client_file = await self._find_own(id)
+        return json_response(file_view(client_file) if client_file else _ticket_view(await self._made.get_ticket(id)))
 
     async def _delete_file(self, request: Request) -> Response:
         id = request.path_params["file_id"]
@@ -92,9 +94,11 @@ class FileRoutes:
 
     async def _get_content(self, request: Request) -> Response:
         id = request.path_params["file_id"]
-        if found := await self._find_own(id):
+        if client_file := await self._find_own(id):
             data = (await self._files.read(id)).data
-            return await _content_response(request, id, data, found.mime, found.expires, found.filename)
+            return await _content_response(
+                request, id, data, client_file.mime, client_file.expires, client_file.filename
+            )
         ticket, data = await self._made.read(id)
         return await _content_response(request, id, data, ticket.mime, ticket.expires, _file_name(ticket))
 
@@ -141,17 +145,17 @@ async def _content_response(request: Request, id: str, data: bytes, mime: str, e
     async def read(begin: int, end: int) -> bytes:
         return data[begin:end]
 
-    shown = mime.startswith(_INLINE_TYPES)
-    quoted = "".join(
+    is_inline = mime.startswith(_INLINE_TYPES)
+    safe_name = "".join(
         letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_" for letter in name
     )
     headers = {
         "cache-control": f"private, max-age={max(0, int(expires - time.time()))}",
-        "content-disposition": f'{"inline" if shown else "attachment"}; filename="{quoted}"',
+        "content-disposition": f'{"inline" if is_inline else "attachment"}; filename="{safe_name}"',
         "x-content-type-options": "nosniff",
     }
     content = Content(len(data), f'"{id}"', read)
-    return await content_response(request, content, mime if shown else "application/octet-stream", headers)
+    return await content_response(request, content, mime if is_inline else "application/octet-stream", headers)
 
 
 def _file_name(ticket: FileTicket) -> str:

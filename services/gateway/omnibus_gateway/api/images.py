@@ -49,74 +49,76 @@ class ImageGenerationRoute(PostRoute):
         self._painters = painters
         self._files = files
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = images.parse_generation(asked.body)
-        await self.send_images(wanted, asked, sending, "image_generation")
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        options = images.parse_generation(post.body)
+        await self.send_images(options, post, sending, "image_generation")
 
     async def send_images(
         self,
-        wanted: ImageOptions,
-        asked: PostRequest,
+        options: ImageOptions,
+        post: PostRequest,
         sending: ResponseWriter,
         kind: Kind,
         count: int = 0,
         load: Callable[[], Awaitable[Sequence[InspectedMedia]]] | None = None,
     ) -> None:
-        """Generate and send the ``wanted`` images, from the ``count`` images of ``load``."""
-        task = self._painters.get_task(wanted.model)
-        sending.model = wanted.model
-        check_image_count(wanted.model, task, count)
-        if wanted.url:
+        """Generate and send the ``options`` images, from the ``count`` images of ``load``."""
+        task = self._painters.get_task(options.model)
+        sending.model = options.model
+        check_image_count(options.model, task, count)
+        if options.url:
             self._files.require_enabled("response_format")
-        wish = self._painters.add_defaults(wanted.model, wanted.task_fields()) | {"count": True}
-        run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned, asked.prices)
+        wish = self._painters.add_defaults(options.model, options.task_fields()) | {"count": True}
+        run = self._painters.open_request(options.model, options.seed, post.pinned, post.prices)
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):
             async with run_to_end(run):
                 pictures = await load() if load is not None else ()
-                if wanted.stream:
-                    wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
-                    await sending.send_stream(self._stream_events(run, wanted, wish, kind, pictures))
+                if options.stream:
+                    wish["previews"] = preview_interval(step_count(task, wish), options.partial_images or 0)
+                    await sending.send_stream(self._stream_events(run, options, wish, kind, pictures))
                     return
-                body = await self._render_response(run, wanted, wish, pictures, asked.base_url(self._settings))
+                body = await self._render_response(run, options, wish, pictures, post.base_url(self._settings))
         await sending.send_body(JSON, body)
 
     async def _render_response(
         self,
         run: ClientRequest,
-        wanted: ImageOptions,
+        options: ImageOptions,
         wish: dict[str, Any],
         pictures: Sequence[InspectedMedia],
         base: str,
     ) -> bytes:
         output = await self._painters.generate_images(run, wish, pictures)
-        made = await collect_images(run, output, wanted.format, wanted.compression)
-        data = [await self._to_image(file, wanted, base) for file in made.files]
-        used = images.image_usage(made.text, made.pixels)
-        return images.encode_response(int(run.created), data, wanted.format, _format_size(*made.size), used)
+        generated_images = await collect_images(run, output, options.format, options.compression)
+        data = [await self._to_image(file, options, base) for file in generated_images.files]
+        token_usage = images.image_usage(generated_images.text, generated_images.pixels)
+        return images.encode_response(
+            int(run.created), data, options.format, _format_size(*generated_images.size), token_usage
+        )
 
-    async def _to_image(self, file: bytes, wanted: ImageOptions, base: str) -> Image:
-        if not wanted.url:
+    async def _to_image(self, file: bytes, options: ImageOptions, base: str) -> Image:
+        if not options.url:
             return Image(b64_json=file)
-        return Image(url=file_url(base, await self._files.put(file, MIME[wanted.format])))
+        return Image(url=file_url(base, await self._files.put(file, MIME[options.format])))
 
     async def _stream_events(
         self,
         run: ClientRequest,
-        wanted: ImageOptions,
+        options: ImageOptions,
         wish: dict[str, Any],
         kind: Kind,
         pictures: Sequence[InspectedMedia],
     ) -> AsyncIterator[bytes]:
         output = await self._painters.generate_images(run, wish, pictures)
-        extent = wanted.extent
+        extent = options.extent
         for previews in output.previews:
             index = 0
             async for preview in previews:
                 if preview.array is None:
                     continue
                 size = extent or _full_size(preview.array)
-                file = await encode_image(preview.array, wanted.format, wanted.compression, size)
+                file = await encode_image(preview.array, options.format, options.compression, size)
                 yield images.encode_event(
                     PartialImage(
                         f"{kind}.partial_image",  # type: ignore[arg-type]
@@ -124,19 +126,19 @@ class ImageGenerationRoute(PostRoute):
                         index,
                         int(time.time()),
                         _format_size(*size),
-                        wanted.format,
+                        options.format,
                     )
                 )
                 index += 1
-        made = await collect_images(run, output, wanted.format, wanted.compression)
+        generated_images = await collect_images(run, output, options.format, options.compression)
         yield images.encode_event(
             CompletedImage(
                 f"{kind}.completed",  # type: ignore[arg-type]
-                made.files[0],
+                generated_images.files[0],
                 int(time.time()),
-                _format_size(*made.size),
-                wanted.format,
-                images.image_usage(made.text, made.pixels),
+                _format_size(*generated_images.size),
+                options.format,
+                images.image_usage(generated_images.text, generated_images.pixels),
             )
         )
 
@@ -148,38 +150,40 @@ class ImageEditRoute(ImageGenerationRoute):
         super().__init__(settings, painters, files)
         self._chat = chat
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        if asked.content_type.partition(";")[0].strip().lower() == "application/json":
-            await self._edit_named(images.parse_edit_json(asked.body), asked, sending)
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        if post.content_type.partition(";")[0].strip().lower() == "application/json":
+            await self._edit_named(images.parse_edit_json(post.body), post, sending)
             return
-        form = multipart.parse_form(asked.body, asked.content_type)
+        form = multipart.parse_form(post.body, post.content_type)
         form.check_file_names("image", "mask", "markup")
-        wanted = images.parse_edit(form.fields())
-        task = self._painters.get_task(wanted.model)
+        edit_request = images.parse_edit(form.fields())
+        task = self._painters.get_task(edit_request.model)
         for name in ("mask", "markup"):
             if form.files(name):
-                raise BadRequest(f"{wanted.model} edits only whole images: omit the {name}", param=name)
+                raise BadRequest(f"{edit_request.model} edits only whole images: omit the {name}", param=name)
         files = [(part.data, part.mime) for part in form.files("image")]
         if not files:
             raise BadRequest("Missing required parameter: 'image'.", param="image")
-        check_image_count(wanted.model, task, len(files))
+        check_image_count(edit_request.model, task, len(files))
         load = partial(inspect_files, files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
-        await self.send_images(wanted, asked, sending, "image_edit", len(files), load)
+        await self.send_images(edit_request, post, sending, "image_edit", len(files), load)
 
-    async def _edit_named(self, wanted: EditRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+    async def _edit_named(self, edit_request: EditRequest, post: PostRequest, sending: ResponseWriter) -> None:
         """Answer an edit whose input images the request refers to."""
-        check_image_count(wanted.model, self._painters.get_task(wanted.model), len(wanted.images))
+        check_image_count(edit_request.model, self._painters.get_task(edit_request.model), len(edit_request.images))
         refs = [
             MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
-            for index, each in enumerate(wanted.images)
+            for index, each in enumerate(edit_request.images)
         ]
-        await self.send_images(wanted, asked, sending, "image_edit", len(refs), partial(self._chat.load_media, refs))
+        await self.send_images(
+            edit_request, post, sending, "image_edit", len(refs), partial(self._chat.load_media, refs)
+        )
 
 
 class ImageVariationRoute(PostRoute):
     """Rejects variations, with advice."""
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         raise NotFound("variations are not supported: send the image and a prompt to /v1/images/edits")
 
 

@@ -57,27 +57,29 @@ class InvocationRoutes:
         read = {"inputs": self._contents.read_input, "outputs": self._contents.read_output}.get(side)
         if read is None:
             raise NotFound("unknown edge: the path must contain inputs or outputs of a node")
-        found = await read(id, node, name)
+        edge = await read(id, node, name)
         # Users' content is displayed, and never executed.
         headers = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff"}
-        return Response(found.body, media_type=found.mime, headers=headers)
+        return Response(edge.body, media_type=edge.mime, headers=headers)
 
 
 def _parse_filters(request: Request) -> Query:
-    given = parse_query(request, "q", "model", "app", "status", "since", "until", "min_ms", "max_ms", "limit", "before")
-    status = given.get("status", "")
+    filters = parse_query(
+        request, "q", "model", "app", "status", "since", "until", "min_ms", "max_ms", "limit", "before"
+    )
+    status = filters.get("status", "")
     if status not in _STATUSES:
         raise BadRequest(f"status must be one of {', '.join(_STATUSES[1:])}", param="status")
-    until, longest = parse_number(given, "until", 0, 0, 1 << 40), parse_number(given, "max_ms", 0, 0, 1 << 40)
+    until, longest = parse_number(filters, "until", 0, 0, 1 << 40), parse_number(filters, "max_ms", 0, 0, 1 << 40)
     return Query(
-        words=tuple(given.get("q", "").split()),
-        model=given.get("model", ""),
-        app=given.get("app", ""),
+        words=tuple(filters.get("q", "").split()),
+        model=filters.get("model", ""),
+        app=filters.get("app", ""),
         status=status,
-        since=parse_number(given, "since", 0, 0, 1 << 40),
+        since=parse_number(filters, "since", 0, 0, 1 << 40),
         until=until or math.inf,
-        min_seconds=parse_number(given, "min_ms", 0, 0, 1 << 40) / 1000,
+        min_seconds=parse_number(filters, "min_ms", 0, 0, 1 << 40) / 1000,
         max_seconds=longest / 1000 or math.inf,
-        limit=parse_number(given, "limit", 50, 1, MAX_LISTED),
-        before=parse_number(given, "before", 0, 0, 1 << 62),
+        limit=parse_number(filters, "limit", 50, 1, MAX_LISTED),
+        before=parse_number(filters, "before", 0, 0, 1 << 62),
     )

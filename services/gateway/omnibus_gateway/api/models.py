@@ -42,13 +42,13 @@ class ModelRoutes:
 
     async def _get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        found = (await self._available_models()).get(name)
-        if found is None:
+        model = (await self._available_models()).get(name)
+        if model is None:
             self._check_read()
             raise NotFound(
                 f"The model '{name[:256]}' does not exist here: /v1/models lists those that do.", param="model"
             )
-        return json_response(found)
+        return json_response(model)
 
     def _check_read(self) -> None:
         """Raise ``StageUnavailable`` until this gateway has read the apps."""
@@ -56,16 +56,16 @@ class ModelRoutes:
             self._registry.check_read()
 
     async def _available_models(self) -> dict[str, ModelObject]:
-        known = dict(await self._planned_models())
-        for name, loaded in self._router.loaded_adapters.items():
-            root = Path(loaded.path).name or name
-            more = {"id": name, "root": root, "parent": loaded.model, "created": int(loaded.created)}
-            if (base := known.get(loaded.model)) is not None:
-                known[name] = msgspec.structs.replace(base, **more)
+        model_objects = dict(await self._planned_models())
+        for name, adapter in self._router.loaded_adapters.items():
+            root = Path(adapter.path).name or name
+            more = {"id": name, "root": root, "parent": adapter.model, "created": int(adapter.created)}
+            if (base := model_objects.get(adapter.model)) is not None:
+                model_objects[name] = msgspec.structs.replace(base, **more)
         for app in self._registry.model_records() if self._registry is not None else ():
-            brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
-            known.setdefault(app.model, brought)
-        return known
+            app_model = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
+            model_objects.setdefault(app.model, app_model)
+        return model_objects
 
     async def _planned_models(self) -> dict[str, ModelObject]:
         """Return the operator's models, described once per plan."""
@@ -76,15 +76,15 @@ class ModelRoutes:
 
 
 def _describe_models(plan: Plan) -> dict[str, ModelObject]:
-    found = {}
+    model_objects = {}
     for name, model in plan.models.items():
         if model.apps:
             continue
-        found[name] = base = _describe_model(name, plan)
+        model_objects[name] = base = _describe_model(name, plan)
         for adapter, checkpoint in model.adapters.items():
             root = checkpoint if is_id(checkpoint) else Path(checkpoint).name  # do not expose paths of machines
-            found[adapter] = msgspec.structs.replace(base, id=adapter, root=root, parent=name)
-    return found
+            model_objects[adapter] = msgspec.structs.replace(base, id=adapter, root=root, parent=name)
+    return model_objects
 
 
 def _describe_model(name: str, plan: Plan) -> ModelObject:

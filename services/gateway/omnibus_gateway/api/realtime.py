@@ -43,19 +43,19 @@ class RealtimeRoute:
         self._secrets = secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection, accepted = WebSocketConnection(receive, send), False
+        connection, is_accepted = WebSocketConnection(receive, send), False
         try:
             if scope["path"] != PATH:
                 raise NotFound("there is no WebSocket at this path")
-            opened = await self._open_session(scope)
+            session = await self._open_session(scope)
             with self._realtime.admit():
                 await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
-                accepted = True
-                if opened.restored is None:
-                    GATEWAY.realtime_sessions.labels(opened.config.model).inc()
-                await self._realtime.serve(connection, opened, scope.get(KEY_LIMITS))
+                is_accepted = True
+                if session.restored is None:
+                    GATEWAY.realtime_sessions.labels(session.config.model).inc()
+                await self._realtime.serve(connection, session, scope.get(KEY_LIMITS))
         except OmnibusError as error:
-            if accepted:  # later errors are events, as long as the client reads them
+            if is_accepted:  # later errors are events, as long as the client reads them
                 log.warning("a realtime session ended: %s", error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)
@@ -93,9 +93,9 @@ def _choose_kind(intent: str, update: SessionUpdate | None) -> SessionKind:
     return "transcription" if intent else update.type if update is not None else "realtime"
 
 
-def _choose_model(named: str, update: SessionUpdate | None, kind: SessionKind) -> str:
+def _choose_model(model_name: str, update: SessionUpdate | None, kind: SessionKind) -> str:
     """Return the model of a session; a transcription may name it later."""
-    model = named or (update.model if update is not None and update.model else "")
+    model = model_name or (update.model if update is not None and update.model else "")
     if not model and kind == "realtime":
         raise BadRequest("Missing required parameter: 'model'.", param="model")
     return str(model)
@@ -113,14 +113,14 @@ class ClientSecretRoute(PostRoute):
         self._realtime = realtime
         self._secrets = secrets
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = parse_client_secret_request(asked.body)
-        update = wanted.session or SessionUpdate(type="realtime")
-        shown: dict[str, Any] = {"type": update.type, "object": "realtime.session"}
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        secret_request = parse_client_secret_request(post.body)
+        update = secret_request.session or SessionUpdate(type="realtime")
+        session_view: dict[str, Any] = {"type": update.type, "object": "realtime.session"}
         if update.model or update.type == "transcription":
             config, _ = self._realtime.begin_config(update.model or "", update, update.type)
-            shown = config.to_event(None, 0)
+            session_view = config.to_event(None, 0)
         else:
             check_update(update)
-        secret = await self._secrets.create(wanted, shown)
+        secret = await self._secrets.create(secret_request, session_view)
         await sending.send_body(JSON, encode_client_secret(secret))

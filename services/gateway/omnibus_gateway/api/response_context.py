@@ -18,12 +18,12 @@ class InputTokensRoute(PostRoute):
         super().__init__(settings)
         self._context = context
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = parse_context_request(asked.body, InputTokensRequest)
-        loaded = await self._context.load(wanted)
-        run = sending.run = self._context.open_request(wanted.model, pinned=asked.pinned)
-        sending.model = wanted.model
-        await sending.send_body(JSON, _encode(await self._context.count_tokens(loaded, run)))
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        context_request = parse_context_request(post.body, InputTokensRequest)
+        loaded_context = await self._context.load(context_request)
+        run = sending.run = self._context.open_request(context_request.model, pinned_path=post.pinned)
+        sending.model = context_request.model
+        await sending.send_body(JSON, _encode(await self._context.count_tokens(loaded_context, run)))
 
 
 class CompactRoute(PostRoute):
@@ -33,9 +33,9 @@ class CompactRoute(PostRoute):
         super().__init__(settings)
         self._context = context
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = parse_context_request(asked.body, CompactRequest)
-        loaded = await self._context.load(wanted)
-        run = sending.run = self._context.open_request(wanted.model, wanted.seed, asked.pinned)
-        sending.model = wanted.model
-        await sending.send_body(JSON, _encode(await self._context.compact(loaded, run)))
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        context_request = parse_context_request(post.body, CompactRequest)
+        loaded_context = await self._context.load(context_request)
+        run = sending.run = self._context.open_request(context_request.model, context_request.seed, post.pinned)
+        sending.model = context_request.model
+        await sending.send_body(JSON, _encode(await self._context.compact(loaded_context, run)))

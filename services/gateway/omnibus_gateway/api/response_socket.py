@@ -22,16 +22,16 @@ class ResponseSocketRoute:
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection, accepted = WebSocketConnection(receive, send), False
+        connection, is_accepted = WebSocketConnection(receive, send), False
         try:
             if bearer_token(sent_authorization(scope)).startswith(SECRET_PREFIX):
                 raise Unauthorized("a client secret is only for realtime sessions: send an API key")
             with self._sockets.admit():
                 await connection.accept(None)
-                accepted = True
+                is_accepted = True
                 await self._sockets.serve(connection, scope.get(KEY_LIMITS))
         except OmnibusError as error:
-            if accepted:  # later errors are events, as long as the client reads them
+            if is_accepted:  # later errors are events, as long as the client reads them
                 log.warning("a connection of responses ended: %s", error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)

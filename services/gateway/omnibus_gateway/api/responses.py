@@ -28,17 +28,17 @@ class ResponseRoute(PostRoute):
         super().__init__(settings)
         self._responses = responses
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = parse_response_request(asked.body)
-        sending.model = self._responses.metric_label(wanted.model)  # it is looked up after the earlier input
-        production = await self._responses.create(wanted, asked.body, asked.pinned, asked.prices)
-        if wanted.background and not wanted.stream:
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        response_request = parse_response_request(post.body)
+        sending.model = self._responses.metric_label(response_request.model)  # it is looked up after the earlier input
+        production = await self._responses.create(response_request, post.body, post.pinned, post.prices)
+        if response_request.background and not response_request.stream:
             await sending.send_body(JSON, encode_response(production.response))
             return
-        if not wanted.background:
+        if not response_request.background:
             sending.run = production.run
         with production.followed():
-            if wanted.stream:
+            if response_request.stream:
                 await sending.send_stream(_event_frames(production))
                 return
             response = await production.wait_finished()

@@ -56,24 +56,26 @@ class RouteTable:
         files: MadeFiles,
         videos: Videos,
         responses: Responses,
-        deferred: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
         self.runs, self.chat = runs, chat
         settings, painters = runs.settings, ImageTasks(runs)
-        drawn = ImageChatRoute(settings, chat, painters, files)
+        image_chat_route = ImageChatRoute(settings, chat, painters, files)
         translate = DialectTranslator(runs.router, chat, painters)
-        answered = ChatRoute(settings, chat, drawn, translate)
-        spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
+        chat_route = ChatRoute(settings, chat, image_chat_route, translate)
+        speech_route, transcription_route = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
         context = ResponseContext(videos.store, chat)
-        self._chatting = answered, spoken, written
-        self.sessions = Realtime(settings, chat, runs.records.bus, deferred.events if deferred is not None else None)
+        self._chatting = chat_route, speech_route, transcription_route
+        self.sessions = Realtime(
+            settings, chat, runs.records.bus, deferred_work.events if deferred_work is not None else None
+        )
         secrets = ClientSecrets(settings, videos.store)
         #: Answers WebSockets, except those of ``response_sockets``.
         self.realtime = RealtimeRoute(self.sessions, secrets)
         self.response_sockets = ResponseSockets(settings, responses)
         self._response_socket = ResponseSocketRoute(self.response_sockets)
         self.posts: dict[str, PostRoute] = {
-            openapi.PATH: answered,
+            openapi.PATH: chat_route,
             response_requests.PATH: ResponseRoute(settings, responses),
             INPUT_TOKENS: InputTokensRoute(settings, context),
             COMPACT: CompactRoute(settings, context),
@@ -82,12 +84,12 @@ class RouteTable:
             pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
             pictures.VARIATIONS: ImageVariationRoute(settings),
             embeddings.PATH: EmbeddingRoute(settings, runs),
-            speech.PATH: spoken,
-            transcriptions.PATH: written,
+            speech.PATH: speech_route,
+            transcriptions.PATH: transcription_route,
             CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),
         }
         #: Continues streamed chats.
-        self.resume = ResumeRoute(settings, chat, answered)
+        self.resume = ResumeRoute(settings, chat, chat_route)
         self.files = FileRoutes(settings, files, chat.files)
         self.uploads = UploadRoutes(settings, chat.files)
         self.videos = VideoRoutes(settings, videos, chat)
@@ -95,7 +97,7 @@ class RouteTable:
         responses.specs.drawers = ImageDrawers(runs.router, chat, painters)
         self.responses = ResponseRoutes(responses)
         self.conversations = ConversationRoutes(settings, responses.conversations)
-        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes(), deferred)
+        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes(), deferred_work)
         self.batch_routes = BatchRoutes(settings, self.batches)
         self.invocations = InvocationRoutes(
             settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)

@@ -45,36 +45,36 @@ class SpeechRoute(PostRoute):
         self._chat = chat
         self.chats: Chat | AppChats = chat
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        wanted = speech.parse_speech_request(asked.body)
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        speech_request = speech.parse_speech_request(post.body)
         with rename_params(_CLIENT_PARAM_NAMES):
-            await self._send_speech(wanted, asked, sending)
+            await self._send_speech(speech_request, post, sending)
 
-    async def _send_speech(self, wanted: SpeechRequest, asked: PostRequest, sending: ResponseWriter) -> None:
-        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
+    async def _send_speech(self, speech_request: SpeechRequest, post: PostRequest, sending: ResponseWriter) -> None:
+        run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
         if not run.model:
             raise BadRequest(
-                f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
+                f"{speech_request.model} is an app, which has no text-to-speech: use chat completions", param="model"
             )
-        sending.model = wanted.model
-        self._chat.check_price(run, asked.prices)
-        voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
+        sending.model = speech_request.model
+        self._chat.check_price(run, post.prices)
+        voice = self._chat.resolve_voice(speech_request.voice_name, speech_request.model)
         got = run.answer = AnswerAccumulator(run.model_name, run.created)
         async with run_to_end(run):
             output = await self._chat.begin_answer(
-                run, _prepare_chat(wanted, voice, self._chat.usual_sampling(wanted.model))
+                run, _prepare_chat(speech_request, voice, self._chat.usual_sampling(speech_request.model))
             )
-            files = self._encode_file(wanted, output, got)
-            if wanted.stream_format == "sse":
+            files = self._encode_file(speech_request, output, got)
+            if speech_request.stream_format == "sse":
                 await sending.send_stream(_stream_events(files, got))
             else:
-                await sending.send_stream(files, MIME[wanted.format].encode())
+                await sending.send_stream(files, MIME[speech_request.format].encode())
 
     async def _encode_file(
-        self, wanted: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
+        self, speech_request: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
     ) -> AsyncIterator[bytes]:
         """Yield the file, in pieces that are not empty."""
-        sounding = AudioFileStream(wanted.format, wanted.speed or 1.0)
+        sounding = AudioFileStream(speech_request.format, speech_request.speed or 1.0)
         async for batch in merge_streams(open_output_streams(output)):
             for name, item in batch:
                 got.add_item(name, item.data, item.array)
@@ -91,22 +91,24 @@ async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) ->
     async with aclosing(files):  # type: ignore[type-var]
         async for data in files:
             yield speech.encode_event(SpeechDelta(data))
-    used = got.usage()
-    sound = used.completion_tokens_details.audio_tokens
-    yield speech.encode_event(SpeechDone(SpeechUsage(used.prompt_tokens, sound, used.prompt_tokens + sound)))
+    token_usage = got.usage()
+    sound = token_usage.completion_tokens_details.audio_tokens
+    yield speech.encode_event(
+        SpeechDone(SpeechUsage(token_usage.prompt_tokens, sound, token_usage.prompt_tokens + sound))
+    )
 
 
-def _prepare_chat(wanted: SpeechRequest, voice: str, usual: ModelSampling) -> AskedOfModel:
-    system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
+def _prepare_chat(speech_request: SpeechRequest, voice: str, usual: ModelSampling) -> AskedOfModel:
+    system = f"{SYSTEM} {speech_request.instructions}" if speech_request.instructions else SYSTEM
     request = ChatRequest(
-        model=wanted.model,
-        messages=[UserMessage(content=wanted.input)],
+        model=speech_request.model,
+        messages=[UserMessage(content=speech_request.input)],
         modalities=["text", "audio"],
-        audio=AudioOutput(voice=voice, format=wanted.format, max_tokens=wanted.max_tokens),
-        temperature=wanted.temperature,
+        audio=AudioOutput(voice=voice, format=speech_request.format, max_tokens=speech_request.max_tokens),
+        temperature=speech_request.temperature,
     )
     messages = [
         {"role": "system", "content": system},
-        {"role": "user", "content": USER.format(text=wanted.input)},
+        {"role": "user", "content": USER.format(text=speech_request.input)},
     ]
-    return AskedOfModel(request, messages, [], voice, wanted.input, usual=usual)
+    return AskedOfModel(request, messages, [], voice, speech_request.input, usual=usual)

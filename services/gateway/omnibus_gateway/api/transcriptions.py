@@ -44,35 +44,35 @@ class TranscriptionRoute(PostRoute):
         self._chat = chat
         self.chats: Chat | AppChats = chat
 
-    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        form = multipart.parse_form(asked.body, asked.content_type)
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        form = multipart.parse_form(post.body, post.content_type)
         form.check_file_names("file")
-        wanted = transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
-        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
+        transcription_form = transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
+        run = sending.run = self.chats.open_request(transcription_form.model, transcription_form.seed, post.pinned)
         if run.model:
             self._chat.require_encoder(run.model_name, "audio")
-        self._chat.check_price(run, asked.prices)
-        sending.model = wanted.model
+        self._chat.check_price(run, post.prices)
+        sending.model = transcription_form.model
         part = form.file("file")
         limits = MediaLimits(body_bytes=self._settings.max_body)
         [item] = await inspect_files([(part.data, part.mime)], "audio", limits, "file")
         with rename_params(_CLIENT_PARAM_NAMES):
-            await self._send_transcription(wanted, item, run, sending)
+            await self._send_transcription(transcription_form, item, run, sending)
 
     async def _send_transcription(
-        self, wanted: TranscriptionForm, item: InspectedMedia, run: ClientRequest, sending: ResponseWriter
+        self, transcription_form: TranscriptionForm, item: InspectedMedia, run: ClientRequest, sending: ResponseWriter
     ) -> None:
-        got = run.answer = AnswerAccumulator(wanted.model, run.created)
+        got = run.answer = AnswerAccumulator(transcription_form.model, run.created)
         async with run_to_end(run):
-            output = await self.chats.begin_answer(run, _prepare_chat(wanted, item))
+            output = await self.chats.begin_answer(run, _prepare_chat(transcription_form, item))
             if output.text is None:
                 raise BadRequest(f"the app {run.app} writes no text: choose another model", param="model")
-            if wanted.stream:
+            if transcription_form.stream:
                 await sending.send_stream(_stream_events(output, got))
                 return
             async for _ in _text_chunks(output, got):
                 pass
-        await sending.send_body(*_render_body(wanted, got, item))
+        await sending.send_body(*_render_body(transcription_form, got, item))
 
 
 async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncIterator[str]:
@@ -90,22 +90,26 @@ async def _stream_events(output: ChatOutput, got: AnswerAccumulator) -> AsyncIte
     yield transcriptions.encode_done(got.text, got.usage())
 
 
-def _render_body(wanted: TranscriptionForm, got: AnswerAccumulator, item: InspectedMedia) -> tuple[bytes, bytes]:
+def _render_body(
+    transcription_form: TranscriptionForm, got: AnswerAccumulator, item: InspectedMedia
+) -> tuple[bytes, bytes]:
     """Return the content type and the body."""
-    if wanted.response_format == "text":
+    if transcription_form.response_format == "text":
         return TEXT, got.text.encode()
-    if wanted.response_format == "verbose_json":
-        return JSON, transcriptions.encode_verbose(got.text, wanted.language, item.info.seconds)
+    if transcription_form.response_format == "verbose_json":
+        return JSON, transcriptions.encode_verbose(got.text, transcription_form.language, item.info.seconds)
     return JSON, transcriptions.encode_transcription(got.text, got.usage())
 
 
-def _prepare_chat(wanted: TranscriptionForm, item: InspectedMedia) -> AskedOfModel:
-    said = instruct_transcription(wanted.language, wanted.prompt)
+def _prepare_chat(transcription_form: TranscriptionForm, item: InspectedMedia) -> AskedOfModel:
+    instructions = instruct_transcription(transcription_form.language, transcription_form.prompt)
     request = ChatRequest(
-        model=wanted.model,
-        messages=[UserMessage(content=said)],
-        temperature=wanted.temperature or 0.0,
-        max_completion_tokens=wanted.max_tokens,
+        model=transcription_form.model,
+        messages=[UserMessage(content=instructions)],
+        temperature=transcription_form.temperature or 0.0,
+        max_completion_tokens=transcription_form.max_tokens,
     )
-    heard: list[dict[str, Any]] = [{"type": "text", "text": said}, {"type": "audio"}]
-    return AskedOfModel(request, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": heard}], [item])
+    content_parts: list[dict[str, Any]] = [{"type": "text", "text": instructions}, {"type": "audio"}]
+    return AskedOfModel(
+        request, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content_parts}], [item]
+    )

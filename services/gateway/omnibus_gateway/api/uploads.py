@@ -44,25 +44,29 @@ class UploadRoutes:
         )
 
     async def _begin_upload(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        wanted = parse_upload_request(asked.body)
-        seconds = float(wanted.expires_after.seconds) if wanted.expires_after is not None else 0.0
-        upload = await self._uploads.begin(wanted.filename, wanted.purpose, wanted.mime_type, wanted.bytes, seconds)
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        upload_request = parse_upload_request(post.body)
+        seconds = float(upload_request.expires_after.seconds) if upload_request.expires_after is not None else 0.0
+        upload = await self._uploads.begin(
+            upload_request.filename, upload_request.purpose, upload_request.mime_type, upload_request.bytes, seconds
+        )
         return json_response(upload_view(upload))
 
     async def _add_part(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        form = multipart.parse_form(asked.body, asked.content_type)
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        form = multipart.parse_form(post.body, post.content_type)
         form.check_file_names("data")
         id = request.path_params["upload_id"]
         part = await self._uploads.add_part(id, form.file("data").data)
         return json_response(UploadPartObject(id=part, created_at=int(time.time()), upload_id=id))
 
     async def _complete_upload(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        wanted = parse_complete_request(asked.body)
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        complete_request = parse_complete_request(post.body)
         id = request.path_params["upload_id"]
-        return json_response(upload_view(await self._uploads.complete(id, wanted.part_ids, wanted.md5 or "")))
+        return json_response(
+            upload_view(await self._uploads.complete(id, complete_request.part_ids, complete_request.md5 or ""))
+        )
 
     async def _cancel_upload(self, request: Request) -> Response:
         return json_response(upload_view(await self._uploads.cancel(request.path_params["upload_id"])))

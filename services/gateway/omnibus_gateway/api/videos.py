@@ -52,23 +52,23 @@ class VideoRoutes:
         add_routes(app, routes)
 
     async def _create_video(self, request: Request) -> Response:
-        asked = await read_request(request.scope, request.receive, self._settings.max_body)
-        wanted = videos.parse_video_request(asked.body, asked.content_type)
-        if wanted.has_image:
-            self._videos.require_first_frame(wanted.request.model)
-        first = await self._load_image(wanted)
-        return json_response(await self._videos.create(wanted.request, asked.pinned, asked.prices, first))
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        order = videos.parse_video_request(post.body, post.content_type)
+        if order.has_image:
+            self._videos.require_first_frame(order.request.model)
+        first = await self._load_image(order)
+        return json_response(await self._videos.create(order.request, post.pinned, post.prices, first))
 
-    async def _load_image(self, wanted: VideoOrder) -> InspectedMedia | None:
+    async def _load_image(self, order: VideoOrder) -> InspectedMedia | None:
         """Return the first frame of the video. Raises ``BadMedia``, ``TooLarge``, and as ``Chat.load_media``."""
         limits = MediaLimits(body_bytes=self._settings.max_body)
-        if wanted.file is not None:
-            [found] = await inspect_files([(wanted.file.data, wanted.file.mime)], "image", limits, REFERENCE)
-            return found
-        if wanted.image_ref is not None:
+        if order.file is not None:
+            [first_frame] = await inspect_files([(order.file.data, order.file.mime)], "image", limits, REFERENCE)
+            return first_frame
+        if order.image_ref is not None:
             with rename_params({"file_id": REFERENCE}):
-                [found] = await self._chat.load_media([wanted.image_ref])
-            return found
+                [first_frame] = await self._chat.load_media([order.image_ref])
+            return first_frame
         return None
 
     async def _list_videos(self, request: Request) -> Response:
@@ -84,16 +84,16 @@ class VideoRoutes:
 
     async def _get_content(self, request: Request) -> Response:
         variant = videos.parse_variant(dict(request.query_params))
-        job, found = await self._videos.find_content(request.path_params["video_id"], variant)
+        job, content = await self._videos.find_content(request.path_params["video_id"], variant)
         headers = {
             "cache-control": f"private, max-age={max(0, int(job.expires - time.time()))}",
             "x-content-type-options": "nosniff",
         }
         name = f"{job.id}{FILE_EXTENSIONS[variant]}"
-        if isinstance(found, Path):
-            return FileResponse(found, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")
+        if isinstance(content, Path):
+            return FileResponse(content, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")
         headers["content-disposition"] = f'inline; filename="{name}"'
-        return await content_response(request, found, MIME[variant], headers)
+        return await content_response(request, content, MIME[variant], headers)
 
 
 async def _refuse_change(_: Request) -> Response:

@@ -27,17 +27,22 @@ class Call:
     """
 
     def __init__(
-        self, process: WorkerProcess, run: SegmentRunner, kind: str, issued: frozenset[bytes], cancel_within: float
+        self,
+        process: WorkerProcess,
+        run: SegmentRunner,
+        kind: str,
+        issued_literals: frozenset[bytes],
+        cancel_within: float,
     ) -> None:
         self._process = process
         self._run = run
         self._kind = kind
-        self._placed = bool(issued)
+        self._placed = bool(issued_literals)
         self.log: AppCallLog | None = None  # once it was sent, if the run has a log
         self._cancel_within = cancel_within
         self._loop = asyncio.get_running_loop()
         self._id = process.add_request(self)
-        self._segments = SegmentSubmissions(process, self._id, run, issued)
+        self._segments = SegmentSubmissions(process, self._id, run, issued_literals)
         self._answer: bytes | None = None
         self._outputs: dict[str, ItemStream] | None = None
         self._parts: deque[tuple[bytes, int]] = deque()
@@ -167,8 +172,8 @@ class Call:
     def _fail(self, error: OmnibusError) -> None:
         """Fail with ``error``: readers get it after the parts that have arrived."""
         self._failure = self._failure or error
-        for given in self._open_outputs():
-            given.fail(error)
+        for output in self._open_outputs():
+            output.fail(error)
         if not self._ended and self._outputs is None:  # readers of outputs get the error from them
             self._run.fail(error)
             self._end_run(_end_status(error))
@@ -230,14 +235,14 @@ class Call:
         self._news.set()
 
     def _on_give(self, message: protocol.Give, nbytes: int) -> None:
-        given = (self._outputs or {}).get(message.name)
-        if not isinstance(given, AppOutputStream):
+        output = (self._outputs or {}).get(message.name)
+        if not isinstance(output, AppOutputStream):
             raise ProtocolError(f"{message.name[:80]!r} is not an expected output")
         if message.ended:
-            given.end()
+            output.end()
         else:
             self._count_bytes(nbytes)
-            given.add_items(unpack_items(message.items), nbytes)
+            output.add_items(unpack_items(message.items), nbytes)
 
     def _on_end(self, _: protocol.RequestEnd, __: int) -> None:
         self._mark_ended()

@@ -48,25 +48,29 @@ class ReplayedCall(msgspec.Struct, frozen=True):
 
 
 async def replay_call(
-    worker: WorkerSupervisor, request: MirroredRequest, recorded: RecordedCall, media: MediaStore
+    worker: WorkerSupervisor, request: MirroredRequest, recorded_call: RecordedCall, media: MediaStore
 ) -> ReplayedCall:
-    """Send ``recorded`` to ``worker`` as ``request``, and end that on every exit.
+    """Send ``recorded_call`` to ``worker`` as ``request``, and end that on every exit.
 
     Raises if the call cannot be sent. An error of the app or of a stage is in the result.
     """
     try:
-        body, issued = await request.restore_body(media)
+        body, issued_literals = await request.restore_body(media)
         await worker.warm_up()
-        call = worker.serve_again(request, body, recorded.call, issued)
+        call = worker.serve_again(request, body, recorded_call.call, issued_literals)
     except BaseException:
         request.end("failed")
         raise
     try:
-        if recorded.call.kind == protocol.CHAT:
-            answered = ReplayedCall(streams=await _read_chat(call, request, bool(recorded.answer.audio_sha256)))
+        if recorded_call.call.kind == protocol.CHAT:
+            replayed_call = ReplayedCall(
+                streams=await _read_chat(call, request, bool(recorded_call.answer.audio_sha256))
+            )
         else:
             parts = await _read_parts(call, streams=worker.description.streams)
-            answered = ReplayedCall(_join_texts(parts), call.log.answer.hexdigest() if call.log is not None else "")
+            replayed_call = ReplayedCall(
+                _join_texts(parts), call.log.answer.hexdigest() if call.log is not None else ""
+            )
     except OmnibusError as error:
         request.end("failed")
         return ReplayedCall(failure=error)
@@ -75,7 +79,7 @@ async def replay_call(
         call.close()
         raise
     await request.wait_settled()
-    return msgspec.structs.replace(answered, **_collect_outputs(request))
+    return msgspec.structs.replace(replayed_call, **_collect_outputs(request))
 
 
 async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
@@ -88,30 +92,30 @@ async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
 async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
     streams = await call.wait_for_outputs()
     names = ("text", "audio") if with_audio else ("text",)  # audio only if the client requested it
-    found: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
+    chunks: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
     try:
         async with asyncio.timeout(max(0.0, request.deadline - time.time())):
-            async for batch in merge_streams({name: streams[name] for name in found}):
+            async for batch in merge_streams({name: streams[name] for name in chunks}):
                 for name, item in batch:
-                    found[name].append(RecordedChunk(item.data, item.array))
+                    chunks[name].append(RecordedChunk(item.data, item.array))
     except TimeoutError:
         raise app_deadline_error(request.app) from None
     finally:
         call.close()
     request.end("done")
-    return found
+    return chunks
 
 
 def _join_texts(parts: Sequence[bytes]) -> list[Any]:
     """Decode parts, and join consecutive texts."""
-    found: list[Any] = []
+    values: list[Any] = []
     for part in parts:
         value = msgspec.json.decode(part)
-        if isinstance(value, str) and found and isinstance(found[-1], str):
-            found[-1] += value
+        if isinstance(value, str) and values and isinstance(values[-1], str):
+            values[-1] += value
         else:
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
@@ -128,17 +132,19 @@ def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
 # Comparisons
 
 
-def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
+def is_as_recorded(recorded_call: RecordedCall, replayed_call: ReplayedCall) -> bool:
     """Return True if the answer and outputs equal the recorded ones.
 
     False if the answer and the outputs that both have are all empty.
     """
-    digests = _recorded_digests(recorded, tried)
-    if any(not _is_recorded_output(tried.outputs.get(key), digest) for key, digest in digests.items()):
+    digests = _recorded_digests(recorded_call, replayed_call)
+    if any(not _is_recorded_output(replayed_call.outputs.get(key), digest) for key, digest in digests.items()):
         return False
-    if recorded.call.kind == protocol.CHAT:
-        return _is_recorded_chat(recorded.answer, tried.streams) and (_has_speech(tried) or bool(digests))
-    return tried.digest == recorded.call.answer_sha256 and (bool(tried.parts) or bool(digests))
+    if recorded_call.call.kind == protocol.CHAT:
+        return _is_recorded_chat(recorded_call.answer, replayed_call.streams) and (
+            _has_speech(replayed_call) or bool(digests)
+        )
+    return replayed_call.digest == recorded_call.call.answer_sha256 and (bool(replayed_call.parts) or bool(digests))
 
 
 def _is_recorded_output(chunks: Sequence[RecordedChunk] | None, digest: str) -> bool:
@@ -148,21 +154,21 @@ def _is_recorded_output(chunks: Sequence[RecordedChunk] | None, digest: str) -> 
 
 def _is_recorded_chat(answer: RecordedAnswer, streams: Mapping[str, Sequence[RecordedChunk]]) -> bool:
     """Return True if text, calls, reasoning and audio equal the recorded ones."""
-    said = {name: "".join(chunk.data.get(name, "") for chunk in streams.get("text", ())) for name in _TEXTS}
-    expected = (answer.text_sha256, answer.calls_sha256, answer.reasoning_sha256)
-    found = (_text_digest(said["text"]), *(_text_digest(said[name]) if said[name] else "" for name in _TEXTS[1:]))
+    texts = {name: "".join(chunk.data.get(name, "") for chunk in streams.get("text", ())) for name in _TEXTS}
+    expected_digests = (answer.text_sha256, answer.calls_sha256, answer.reasoning_sha256)
+    digests = (_text_digest(texts["text"]), *(_text_digest(texts[name]) if texts[name] else "" for name in _TEXTS[1:]))
     audio = _audio_digest(streams["audio"]) if answer.audio_sha256 and "audio" in streams else ""
-    return found == expected and audio == answer.audio_sha256
+    return digests == expected_digests and audio == answer.audio_sha256
 
 
-def _has_speech(tried: ReplayedCall) -> bool:
-    return any(map(has_content, tried.streams.values()))
+def _has_speech(replayed_call: ReplayedCall) -> bool:
+    return any(map(has_content, replayed_call.streams.values()))
 
 
-def has_comparison(control: ReplayedCall, tried: ReplayedCall) -> bool:
+def has_comparison(control: ReplayedCall, replayed_call: ReplayedCall) -> bool:
     """Return True if there is something to compare: a non-empty answer, or a common output."""
-    answered = any(call.parts or _has_speech(call) for call in (control, tried))
-    return answered or count_comparable(control.outputs, tried.outputs) > 0
+    has_answer = any(call.parts or _has_speech(call) for call in (control, replayed_call))
+    return has_answer or count_comparable(control.outputs, replayed_call.outputs) > 0
 
 
 def _text_digest(text: str) -> str:
@@ -173,33 +179,33 @@ def _audio_digest(chunks: Sequence[RecordedChunk]) -> str:
     return sha256(b"".join(to_pcm16(chunk.array) for chunk in chunks if chunk.array is not None)).hexdigest()
 
 
-def _recorded_digests(recorded: RecordedCall, tried: ReplayedCall) -> dict[OutputKey, str]:
+def _recorded_digests(recorded_call: RecordedCall, replayed_call: ReplayedCall) -> dict[OutputKey, str]:
     """Return the recorded digests of outputs with the same component in both."""
-    found = {}
-    for step, record in recorded.segments:
+    digests = {}
+    for step, record in recorded_call.segments:
         for name, digest in (record.ended.outputs if record.ended is not None else {}).items():
             node, _, output = name.partition(".")
             key = (step, int(node), output)
-            if digest and tried.components.get(key) == record.invocation.nodes[int(node)].component:
-                found[key] = digest
-    return found
+            if digest and replayed_call.components.get(key) == record.invocation.nodes[int(node)].component:
+                digests[key] = digest
+    return digests
 
 
-def describe_call_difference(control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> tuple[str, str]:
+def describe_call_difference(control: ReplayedCall, replayed_call: ReplayedCall, rules: GateRules) -> tuple[str, str]:
     """Describe the first difference: its component, empty for the answer, and a text.
 
     Both are empty if the two calls are equal under ``rules``.
     """
-    for key in sorted(control.outputs.keys() & tried.outputs.keys()):
-        component = tried.components[key]
+    for key in sorted(control.outputs.keys() & replayed_call.outputs.keys()):
+        component = replayed_call.components[key]
         if control.components[key] != component:
             continue
-        what = describe_difference(control.outputs[key], tried.outputs[key], rules)
-        if what:
-            return component, f"{component}.{key[2]}: {what}"
-    for name in sorted(control.streams.keys() | tried.streams.keys()):
-        what = describe_difference(control.streams.get(name, ()), tried.streams.get(name, ()), rules)
-        if what:
-            return "", f"answer.{name}: {what}"
-    one, other = (call.parts[0] if len(call.parts) == 1 else list(call.parts) for call in (control, tried))
+        difference = describe_difference(control.outputs[key], replayed_call.outputs[key], rules)
+        if difference:
+            return component, f"{component}.{key[2]}: {difference}"
+    for name in sorted(control.streams.keys() | replayed_call.streams.keys()):
+        difference = describe_difference(control.streams.get(name, ()), replayed_call.streams.get(name, ()), rules)
+        if difference:
+            return "", f"answer.{name}: {difference}"
+    one, other = (call.parts[0] if len(call.parts) == 1 else list(call.parts) for call in (control, replayed_call))
     return "", describe_json_difference("answer", one, other, rules)

@@ -49,116 +49,122 @@ class AppCanary:
         self._media = runs.records.media
 
     async def prove(
-        self, name: str, asked: AppCanaryRequest, tried: WorkerSupervisor, serving: WorkerSupervisor | None
+        self, name: str, request: AppCanaryRequest, candidate: WorkerSupervisor, serving: WorkerSupervisor | None
     ) -> AppCanaryView:
-        """Send the last calls of app ``name`` to ``tried``.
+        """Send the last calls of app ``name`` to ``candidate``.
 
         Raises ``CanaryConflict`` if a call differs, or if none can be compared; its message has a table of them.
         """
-        recorded = await find_calls(self._runs.records.bus, name, asked.last)
-        found: list[ComparedCall] = []
-        rules = GateRules(asked.tolerance, asked.score)
+        calls = await find_calls(self._runs.records.bus, name, request.last)
+        comparisons: list[ComparedCall] = []
+        rules = GateRules(request.tolerance, request.score)
         try:
-            async with asyncio.timeout(asked.within):
-                for each in recorded:
-                    compared = await self._compare(each, rules, tried, serving)
-                    found.append(compared)
+            async with asyncio.timeout(request.within):
+                for each in calls:
+                    comparison = await self._compare(each, rules, candidate, serving)
+                    comparisons.append(comparison)
         except TimeoutError:
             raise CanaryConflict(
-                f"the new version of the app {name!r} does not serve: only {len(found)} of {len(recorded)} recorded "
-                f"calls ran in {asked.within:g} s. There was no spare room, or they take longer: allow more seconds"
+                f"the new version of the app {name!r} does not serve: only {len(comparisons)} of {len(calls)} recorded "
+                f"calls ran in {request.within:g} s. There was no spare room, or they take longer: allow more seconds"
             ) from None
-        _check_calls(name, found)
-        return AppCanaryView(sum(each.outcome == SAME for each in found), tuple(found))
+        _check_calls(name, comparisons)
+        return AppCanaryView(sum(each.outcome == SAME for each in comparisons), tuple(comparisons))
 
     async def _compare(
-        self, recorded: RecordedCall, rules: GateRules, tried: WorkerSupervisor, serving: WorkerSupervisor | None
+        self,
+        recorded_call: RecordedCall,
+        rules: GateRules,
+        candidate: WorkerSupervisor,
+        serving: WorkerSupervisor | None,
     ) -> ComparedCall:
         try:
-            found = await self._run_in_room(recorded, tried)
+            replayed_call = await self._run_in_room(recorded_call, candidate)
         except OmnibusError as error:  # its media are gone, or it was recorded as digests
-            return ComparedCall(recorded.id, SKIPPED, error.message[:MAX_ROW_CHARS])
-        if isinstance(found.failure, Overloaded):
-            return ComparedCall(recorded.id, SKIPPED, "the executors had no room for it")
-        if found.failure is None and is_as_recorded(recorded, found):
-            return ComparedCall(recorded.id, SAME)
-        control = await self._run_control(recorded, serving)
+            return ComparedCall(recorded_call.id, SKIPPED, error.message[:MAX_ROW_CHARS])
+        if isinstance(replayed_call.failure, Overloaded):
+            return ComparedCall(recorded_call.id, SKIPPED, "the executors had no room for it")
+        if replayed_call.failure is None and is_as_recorded(recorded_call, replayed_call):
+            return ComparedCall(recorded_call.id, SAME)
+        control = await self._run_control(recorded_call, serving)
         if control.failure is not None:
-            return ComparedCall(recorded.id, SKIPPED, f"the current version fails as well: {control.failure.message}")
-        if found.failure is not None:
-            what = f"{found.failure.code}: {found.failure.message}"
-            return ComparedCall(recorded.id, FAILED, what, found.failure.stage)
-        return _compare_answers(recorded.id, control, found, rules)
+            return ComparedCall(
+                recorded_call.id, SKIPPED, f"the current version fails as well: {control.failure.message}"
+            )
+        if replayed_call.failure is not None:
+            description = f"{replayed_call.failure.code}: {replayed_call.failure.message}"
+            return ComparedCall(recorded_call.id, FAILED, description, replayed_call.failure.stage)
+        return _compare_answers(recorded_call.id, control, replayed_call, rules)
 
-    async def _run_control(self, recorded: RecordedCall, serving: WorkerSupervisor | None) -> ReplayedCall:
+    async def _run_control(self, recorded_call: RecordedCall, serving: WorkerSupervisor | None) -> ReplayedCall:
         """Send the same call to the current version."""
         if serving is None:
             return ReplayedCall(failure=Conflict("no version serves at this gateway"))
         try:
-            return await self._run_in_room(recorded, serving)
+            return await self._run_in_room(recorded_call, serving)
         except OmnibusError as error:
             return ReplayedCall(failure=error)
 
     # Room
 
-    async def _run_in_room(self, recorded: RecordedCall, worker: WorkerSupervisor) -> ReplayedCall:
+    async def _run_in_room(self, recorded_call: RecordedCall, worker: WorkerSupervisor) -> ReplayedCall:
         """Run a call while there is spare capacity; cancel and repeat it when client requests need the capacity."""
         while True:
-            places = self._known_places(recorded)
+            places = self._known_places(recorded_call)
             while not self._room.is_free(places):  # noqa: ASYNC110 users come and go on their own
                 await asyncio.sleep(LOOK_SECONDS)
-            request = MirroredRequest(self._runs, recorded)
-            found = await self._run_until_crowded(recorded, worker, request)
-            if found is not None:
-                return found
+            request = MirroredRequest(self._runs, recorded_call)
+            replayed_call = await self._run_until_crowded(recorded_call, worker, request)
+            if replayed_call is not None:
+                return replayed_call
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _run_until_crowded(
-        self, recorded: RecordedCall, worker: WorkerSupervisor, request: MirroredRequest
+        self, recorded_call: RecordedCall, worker: WorkerSupervisor, request: MirroredRequest
     ) -> ReplayedCall | None:
-        work = asyncio.get_running_loop().create_task(replay_call(worker, request, recorded, self._media))
+        work = asyncio.get_running_loop().create_task(replay_call(worker, request, recorded_call, self._media))
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=LOOK_SECONDS)
-                if not work.done() and not self._room.is_free(request.places, mine=request.running_count):
+                if not work.done() and not self._room.is_free(request.places, own_count=request.running_count):
                     return None
             return work.result()
         finally:
             await until_cancelled(work)
 
-    def _known_places(self, recorded: RecordedCall) -> list[Place]:
+    def _known_places(self, recorded_call: RecordedCall) -> list[Place]:
         """Return the places where the call was recorded that still have executors."""
-        found = []
-        for model, option in recorded.places:
+        live_places = []
+        for model, option in recorded_call.places:
             try:
                 if self._runs.router.serving_executors(model, option):
-                    found.append((model, option))
+                    live_places.append((model, option))
             except OmnibusError:  # the plan no longer has this model
                 continue
-        return found
+        return live_places
 
 
-def _compare_answers(id: str, control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> ComparedCall:
-    if not has_comparison(control, tried):
+def _compare_answers(id: str, control: ReplayedCall, replayed_call: ReplayedCall, rules: GateRules) -> ComparedCall:
+    if not has_comparison(control, replayed_call):
         return ComparedCall(id, SKIPPED, "its answer is empty, and no output of its graphs is in both")
-    stage, what = describe_call_difference(control, tried, rules)
-    return ComparedCall(id, DIFFERED, what, stage) if what else ComparedCall(id, SAME)
+    stage, difference = describe_call_difference(control, replayed_call, rules)
+    return ComparedCall(id, DIFFERED, difference, stage) if difference else ComparedCall(id, SAME)
 
 
-def _check_calls(name: str, found: Sequence[ComparedCall]) -> None:
+def _check_calls(name: str, comparisons: Sequence[ComparedCall]) -> None:
     """Raise ``CanaryConflict`` unless at least one call was compared, and none differs."""
-    bad = [each for each in found if each.outcome in (DIFFERED, FAILED)]
-    compared = sum(each.outcome != SKIPPED for each in found)
+    bad = [each for each in comparisons if each.outcome in (DIFFERED, FAILED)]
+    count = sum(each.outcome != SKIPPED for each in comparisons)
     if bad:
         raise CanaryConflict(
-            f"the new version of the app {name!r} does not serve: {len(bad)} of {compared} recorded calls were not "
+            f"the new version of the app {name!r} does not serve: {len(bad)} of {count} recorded calls were not "
             f"answered as before\n{_format_table(bad)}"
         )
-    if not compared:
+    if not count:
         raise CanaryConflict(
-            f"the new version of the app {name!r} does not serve: none of {len(found)} recorded calls could be "
+            f"the new version of the app {name!r} does not serve: none of {len(comparisons)} recorded calls could be "
             "compared. Set OMNIBUS_GATEWAY_RECORD=full, or omit the canary"
-            + (f"\n{_format_table(found)}" if found else "")
+            + (f"\n{_format_table(comparisons)}" if comparisons else "")
         )
 
 

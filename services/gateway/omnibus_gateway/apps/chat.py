@@ -31,16 +31,16 @@ class AppChats:
         self._chat = chat
         self._registry = registry
 
-    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """Open a request to ``model``, or to the app that serves it; ``pinned`` names its path.
+    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
+        """Open a request to ``model``, or to the app that serves it; ``pinned_path`` names its path.
 
         Raises ``NotFound``, ``Overloaded``, and ``StageUnavailable`` without a worker or before the store was read.
         """
         app = self._find_app(model)
         if not app:
-            return self._chat.open_request(model, seed, pinned)
+            return self._chat.open_request(model, seed, pinned_path)
         self._registry.worker(app)  # raises before media are fetched
-        run = self._runs.open_request(app, seed=seed, pinned=pinned)
+        run = self._runs.open_request(app, seed=seed, pinned_path=pinned_path)
         run.model_name = model  # the name that the client uses
         return run
 
@@ -56,19 +56,19 @@ class AppChats:
             self._registry.check_read()
         return app
 
-    async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
-        """Start the prepared chat ``asked``; return the streams of the answer once they are known.
+    async def begin_answer(self, run: ClientRequest, prepared_chat: PreparedChat) -> ChatOutput:
+        """Start the prepared chat ``prepared_chat``; return the streams of the answer once they are known.
 
         Raises as ``Chat.begin_answer``, and ``AppFailed``, ``DeadlineExceeded`` and the errors of the app.
         """
         if run.model:
-            return await self._chat.begin_answer(run, asked)
-        call = await self._call_app(run, asked, protocol.CHAT)
+            return await self._chat.begin_answer(run, prepared_chat)
+        call = await self._call_app(run, prepared_chat, protocol.CHAT)
         run.call, run.on_end = call.log, call.close
         streams: dict[str, Any] = await call.wait_for_outputs()
-        speaks = asked.input.speech is not None
+        speaks = prepared_chat.input.speech is not None
         if speaks and "audio" not in streams:
-            raise BadRequest(f"{asked.model} has no audio output: omit modalities", param="modalities")
+            raise BadRequest(f"{prepared_chat.model} has no audio output: omit modalities", param="modalities")
         sound = streams.get("audio") if speaks else None  # only if the client requested it
         return ChatOutput(text=streams.get("text"), audio=sound)
 
@@ -76,13 +76,13 @@ class AppChats:
         """Send ``request`` to the run's app, which returns any JSON."""
         return await self._call_app(run, await self._chat.prepare_chat(request, None), protocol.JSON)
 
-    async def _call_app(self, run: ClientRequest, asked: PreparedChat, kind: str) -> Call:
-        wanted = asked.input
-        if asked.needs_arena:
-            wanted = await self._chat.place_inputs(asked, run, run.inputs_name, MAX_READERS)
+    async def _call_app(self, run: ClientRequest, prepared_chat: PreparedChat, kind: str) -> Call:
+        chat_input = prepared_chat.input
+        if prepared_chat.needs_arena:
+            chat_input = await self._chat.place_inputs(prepared_chat, run, run.inputs_name, MAX_READERS)
         # Look it up now: it may have been replaced while media were fetched.
         _, worker = await self._registry.warm_worker(run.app, run.deadline)
-        return worker.invoke_chat(run, wanted, kind)
+        return worker.invoke_chat(run, chat_input, kind)
 
 
 def parse_app_chat(record: AppRecord, body: bytes) -> ChatRequest:

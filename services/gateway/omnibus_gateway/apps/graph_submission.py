@@ -47,11 +47,11 @@ class SegmentRunner(Protocol):
 class SegmentSubmissions:
     """Graphs of request ``id``, and their outputs that the worker reads."""
 
-    def __init__(self, process: WorkerProcess, id: int, run: SegmentRunner, issued: frozenset[bytes]) -> None:
+    def __init__(self, process: WorkerProcess, id: int, run: SegmentRunner, issued_literals: frozenset[bytes]) -> None:
         self._process = process
         self._id = id
         self._run = run
-        self._issued = set(issued)
+        self._issued = set(issued_literals)
         self._media = PlacedMedia(run)
         self._placing: set[int] = set()
         self._steps: set[int] = set()
@@ -118,8 +118,8 @@ class SegmentSubmissions:
         try:
             items = await output.next_items()
             output.busy = False
-            ended = not items or output.is_exhausted  # sent with the last items, which saves a request
-            self._process.send(protocol.Items(*place, pack_items(items), ended))
+            is_last = not items or output.is_exhausted  # sent with the last items, which saves a request
+            self._process.send(protocol.Items(*place, pack_items(items), is_last))
         except Exception as error:  # noqa: BLE001 - as above
             self._process.send(protocol.Items(*place, (), True, self._typed_error(error).to_problem()))
         await self._process.drain()
@@ -151,17 +151,17 @@ def handle_literals(value: Any) -> Iterator[bytes]:
             yield from handle_literals(element)
 
 
-def check_segment(segment: Segment, issued: Set[bytes]) -> None:
+def check_segment(segment: Segment, issued_literals: Set[bytes]) -> None:
     """Raise ``ProtocolError`` unless the SDK could have recorded ``segment`` in this request.
 
-    ``issued`` are the complete literals with handles of the request. A handle with a wrong content hash would put one
-    client's image into a cache under the hash of another client's image.
+    ``issued_literals`` are the complete literals with handles of the request. A handle with a wrong content hash would
+    put one client's image into a cache under the hash of another client's image.
     """
     count = len(segment.nodes)
     if not count or any(len(each) not in (0, count) for each in (segment.work, segment.pins)):
         raise ProtocolError(f"a segment of {count} calls with {len(segment.work)} loads and {len(segment.pins)} pins")
     for node in segment.nodes:
-        _check_node(node, issued)
+        _check_node(node, issued_literals)
     if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > MAX_OUTPUTS:
         raise ProtocolError(f"a segment of {count} calls requests {len(segment.outputs)} outputs of unknown calls")
     if (
@@ -174,8 +174,8 @@ def check_segment(segment: Segment, issued: Set[bytes]) -> None:
         )
 
 
-def _check_node(node: GraphNode, issued: Set[bytes]) -> None:
-    if not issued >= set(handle_literals(node.inputs)):
+def _check_node(node: GraphNode, issued_literals: Set[bytes]) -> None:
+    if not issued_literals >= set(handle_literals(node.inputs)):
         raise ProtocolError(f"a call of {node.task} names media that this request was not given")
     if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), MAX_SALT):
         raise ProtocolError(f"a call of {node.task} does not match its digest")

@@ -25,20 +25,20 @@ class FreezeDetector:
     def record_pong(self) -> None:
         self._answered = True
 
-    async def wait_until_frozen(self, gone: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
-        """Ping every ``ping_seconds`` until the process is ``gone``; return True as soon as it is frozen.
+    async def wait_until_frozen(self, exit_event: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
+        """Ping every ``ping_seconds`` until the process is ``exit_event``; return True as soon as it is frozen.
 
         Frozen means that it neither answered nor computed for ``answer_within`` seconds. This counts pings, not
         seconds: a gateway that was frozen itself must not attribute that to the worker.
         """
-        most, missed, used = ceil(answer_within / ping_seconds), 0, 0.0
-        while not await _wait_for_event(gone, ping_seconds):
+        most, missed_count, cpu_used = ceil(answer_within / ping_seconds), 0, 0.0
+        while not await _wait_for_event(exit_event, ping_seconds):
             if self._answered:
-                missed, used = 0, cpu_seconds(self._pid)
-            elif (missed := missed + 1) >= most:
-                if cpu_seconds(self._pid) - used < _IDLE_CPU_SECONDS:
+                missed_count, cpu_used = 0, cpu_seconds(self._pid)
+            elif (missed_count := missed_count + 1) >= most:
+                if cpu_seconds(self._pid) - cpu_used < _IDLE_CPU_SECONDS:
                     return True
-                missed, used = 0, cpu_seconds(self._pid)
+                missed_count, cpu_used = 0, cpu_seconds(self._pid)
             self._answered = False
             self._ping()
         return False

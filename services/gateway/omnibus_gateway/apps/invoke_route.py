@@ -46,23 +46,23 @@ class InvokeRoute:
         sending = ResponseWriter(send)
         async with RequestOutcome(sending) as outcome:
             self._registry.worker(name)  # an unknown app is rejected before the body is read
-            asked = await read_request(scope, receive, self._settings.max_body)
-            refuse_price_options(asked.headers)
-            check_values(asked.body)
+            post = await read_request(scope, receive, self._settings.max_body)
+            refuse_price_options(post.headers)
+            check_values(post.body)
             async with ConnectedClient(scope, receive):
-                await self._send_answer(name, asked, sending)
+                await self._send_answer(name, post, sending)
         # An app that is now gone counts under the empty name: clients can send any name.
         GATEWAY.app_counter(name if self._registry.worker_view(name) is not None else "", outcome.code).inc()
 
-    async def _send_answer(self, name: str, asked: PostRequest, sending: ResponseWriter) -> None:
+    async def _send_answer(self, name: str, post: PostRequest, sending: ResponseWriter) -> None:
         record, _ = self._registry.worker(name)
-        chat = parse_app_chat(record, asked.body) if record.chat else None
-        run = self._runs.open_request(name, seed=chat.seed if chat is not None else None, pinned=asked.pinned)
+        chat = parse_app_chat(record, post.body) if record.chat else None
+        run = self._runs.open_request(name, seed=chat.seed if chat is not None else None, pinned_path=post.pinned)
         sending.run = run
         async with run_to_end(run):
             if chat is None:
                 record, worker = await self._registry.warm_worker(name, run.deadline)
-                call = worker.invoke(run, asked.body)
+                call = worker.invoke(run, post.body)
             else:
                 call = await self._chats.invoke_app(run, chat)
             run.call = call.log

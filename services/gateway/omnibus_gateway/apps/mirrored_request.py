@@ -36,14 +36,14 @@ _PLACED_FIELDS = ("media", "messages")
 
 
 class MirroredRequest:
-    """One run of ``recorded``, a ``omnibus_gateway.apps.graph_submission.SegmentRunner``."""
+    """One run of ``recorded_call``, a ``omnibus_gateway.apps.graph_submission.SegmentRunner``."""
 
-    def __init__(self, runs: RequestFactory, recorded: RecordedCall) -> None:
+    def __init__(self, runs: RequestFactory, recorded_call: RecordedCall) -> None:
         self._runs = runs
-        self._recorded = recorded
-        self._steps = {segment.step: segment.record.invocation for segment in recorded.segments}
+        self._recorded = recorded_call
+        self._steps = {segment.step: segment.record.invocation for segment in recorded_call.segments}
         self.id = runs.router.new_id(app_letters(self.app))
-        self.deadline = time.time() + recorded.seconds_allowed
+        self.deadline = time.time() + recorded_call.seconds_allowed
         self.segments: list[InflightInvocation] = []
         self._settled: list[asyncio.Event] = []
         self._over = False
@@ -75,19 +75,19 @@ class MirroredRequest:
         body = call.body.encode() or await media.get(call.body_sha256)
         if not call.placed:
             return body, frozenset()
-        asked = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body)
         for name in _PLACED_FIELDS:
-            asked[name] = await self._restore(asked.get(name), media)
-        placed = [asked[name] for name in _PLACED_FIELDS if name == "media" or isinstance(asked[name], dict)]
-        return msgspec.json.encode(asked), frozenset(handle_literals(placed))
+            fields[name] = await self._restore(fields.get(name), media)
+        placed_values = [fields[name] for name in _PLACED_FIELDS if name == "media" or isinstance(fields[name], dict)]
+        return msgspec.json.encode(fields), frozenset(handle_literals(placed_values))
 
     async def _restore(self, value: Any, media: MediaStore) -> Any:
         if isinstance(value, list):
             return [await self._restore(each, media) for each in value]
         if not isinstance(value, dict) or HANDLE not in value:
             return value
-        found = await restore_input(self._runs.tensors, media, value, self._inputs_name, self.deadline, MAX_READERS)
-        return {**found, "salt": self.id}
+        literal = await restore_input(self._runs.tensors, media, value, self._inputs_name, self.deadline, MAX_READERS)
+        return {**literal, "salt": self.id}
 
     # Requests of its worker
 
@@ -148,8 +148,8 @@ class MirroredRequest:
     def _recorded_path(self, step: int, assignment: Assignment) -> str:
         """Return the path of the recorded graph, for equal results; empty if it is unavailable."""
         before = self._steps.get(step)
-        taken = (before.model, before.type) if before is not None else None
-        if before is None or len(assignment.parts) > 1 or taken != (assignment.model, assignment.kind):
+        previous_key = (before.model, before.type) if before is not None else None
+        if before is None or len(assignment.parts) > 1 or previous_key != (assignment.model, assignment.kind):
             return ""
         paths = self._runs.router.find_all_paths(assignment.parts[0])
         return before.path if any(path.name == before.path for path in paths) else ""
@@ -181,5 +181,5 @@ class MirroredRequest:
 
     async def wait_settled(self) -> None:
         """Wait until its stages have reported, or for the time limit."""
-        for settled in self._settled:
-            await settled.wait()
+        for settle_event in self._settled:
+            await settle_event.wait()

@@ -45,8 +45,8 @@ _FAILURES_OF_A_CALL = {
 def add_app_routes(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
     """Copy ``document``, and add the routes of apps."""
     apps = list(apps)
-    shown = (*_SHAPES, AppChatRequest) if any(app.chat for app in apps) else _SHAPES
-    _, components = msgspec.json.schema_components(shown, ref_template=_REF)
+    shapes = (*_SHAPES, AppChatRequest) if any(app.chat for app in apps) else _SHAPES
+    _, components = msgspec.json.schema_components(shapes, ref_template=_REF)
     paths = {**document.get("paths", {}), **_control_paths()}
     schemas = {**document.get("components", {}).get("schemas", {}), **components}
     for app in apps:
@@ -54,8 +54,8 @@ def add_app_routes(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[
             _move_definitions(schema, f"{app.name}.{side}", schemas)
             for schema, side in ((app.request, "request"), (app.response, "response"))
         )
-        asked = _schema_ref("AppChatRequest") if app.chat else request
-        paths[f"{APPS}/{app.name}/invoke"] = _invoke_path(app, asked, response)
+        request_schema = _schema_ref("AppChatRequest") if app.chat else request
+        paths[f"{APPS}/{app.name}/invoke"] = _invoke_path(app, request_schema, response)
     return {**document, "paths": paths, "components": {**document.get("components", {}), "schemas": schemas}}
 
 
@@ -131,8 +131,8 @@ def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, An
         if isinstance(definitions, dict)
         else {}
     )
-    for name, moved in names.items():
-        schemas[moved] = _rewrite_references(schema["$defs"][name], names, 0)
+    for name, moved_name in names.items():
+        schemas[moved_name] = _rewrite_references(schema["$defs"][name], names, 0)
     return dict(_rewrite_references({key: value for key, value in schema.items() if key != "$defs"}, names, 0))
 
 
@@ -145,12 +145,12 @@ def _rewrite_references(value: Any, names: dict[str, str], depth: int) -> Any:
     if not isinstance(value, dict):
         return value
     left = {key: entry for key, entry in value.items() if key != "$ref" and not _is_discriminator(entry)}
-    found = {key: _rewrite_references(entry, names, depth + 1) for key, entry in left.items()}
+    entries = {key: _rewrite_references(entry, names, depth + 1) for key, entry in left.items()}
     target = value.get("$ref")
     if isinstance(target, str):
         name = names.get(target.removeprefix("#/$defs/"))
-        return {**found, **_schema_ref(name)} if name is not None else found
-    return found
+        return {**entries, **_schema_ref(name)} if name is not None else entries
+    return entries
 
 
 def _is_discriminator(value: Any) -> bool:

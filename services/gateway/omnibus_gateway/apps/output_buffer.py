@@ -106,12 +106,12 @@ class AppOutputStream(ItemStream):
 def output_names(body: bytes) -> list[str]:
     """Return the outputs that the answer of a chat names. Raises ``ProtocolError``."""
     try:
-        found = msgspec.json.decode(body, type=list[str])
+        names = msgspec.json.decode(body, type=list[str])
     except UNREADABLE as error:
         raise ProtocolError(f"a chat's answer names no outputs: {error}") from error
-    if len(set(found)) != len(found) or not set(found) <= _KINDS.keys():
-        raise ProtocolError(f"a chat's answer must name {', '.join(_KINDS)}, not {', '.join(found)[:80]!r}")
-    return found
+    if len(set(names)) != len(names) or not set(names) <= _KINDS.keys():
+        raise ProtocolError(f"a chat's answer must name {', '.join(_KINDS)}, not {', '.join(names)[:80]!r}")
+    return names
 
 
 def check_json_line(body: bytes) -> bytes:

@@ -39,16 +39,16 @@ class PendingVersions:
     async def put_record(self, record: AppRecord, state: str) -> AppRecord:
         """Store ``record`` under a unique name."""
         name = f"{record.name}{VERSION_SEPARATOR}{record.version}-{secrets.token_hex(4)}"
-        kept = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
-        await self._store.put_app(kept, 0)
-        return kept
+        stored_record = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
+        await self._store.put_app(stored_record, 0)
+        return stored_record
 
-    async def drop_record(self, kept: AppRecord) -> None:
+    async def drop_record(self, stored_record: AppRecord) -> None:
         """Remove a record before it expires; if the store fails, it expires later."""
         try:
-            await self._store.drop_app(kept.name, kept.version)
+            await self._store.drop_app(stored_record.name, stored_record.version)
         except OmnibusError as error:
-            log.info("%s: %s", kept.name, error)
+            log.info("%s: %s", stored_record.name, error)
 
     def update_records(self, records: Mapping[str, AppRecord]) -> None:
         """Replace the known records by ``records``, and schedule the removal of each."""

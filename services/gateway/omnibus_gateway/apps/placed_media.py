@@ -35,8 +35,8 @@ class PlacedMedia:
         self._count_file(len(message.data))
         modality = message.modality or sniff_content(message.data).partition("/")[0]
         if modality not in _MODALITIES:
-            accepted = " ".join(map(accepted_text, sorted(_MODALITIES)))
-            raise BadMedia(f"The file is empty or in an unknown format. {accepted}", param="media")
+            accepted_formats = " ".join(map(accepted_text, sorted(_MODALITIES)))
+            raise BadMedia(f"The file is empty or in an unknown format. {accepted_formats}", param="media")
         info = await _inspect_file(message.data, modality)
         return await self._run.place_input(message.data, (info.modality, info.mime, info.sha256))
 

@@ -46,21 +46,21 @@ class RecordedCall(NamedTuple):
 
 async def find_calls(bus: Bus, app: str, count: int) -> list[RecordedCall]:
     """Return the last ``count`` answered calls of ``app`` on record, newest first."""
-    found: list[RecordedCall] = []
+    calls: list[RecordedCall] = []
     below = read = 0
     while read < MAX_READ_RECORDS:
-        stored = await bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
-        for each in reversed(stored):
+        messages = await bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
+        for each in reversed(messages):
             below = each.number
-            ended = _decode_call(each.data, app)
-            if ended is not None and (recorded := await _read_call(bus, ended)) is not None:
-                found.append(recorded)
-            if len(found) == count:
-                return found
-        read += len(stored)
-        if not stored or below <= 1:
+            end_record = _decode_call(each.data, app)
+            if end_record is not None and (recorded_call := await _read_call(bus, end_record)) is not None:
+                calls.append(recorded_call)
+            if len(calls) == count:
+                return calls
+        read += len(messages)
+        if not messages or below <= 1:
             break
-    return found
+    return calls
 
 
 def _decode_call(body: bytes, app: str) -> EndRecord | None:
@@ -68,19 +68,23 @@ def _decode_call(body: bytes, app: str) -> EndRecord | None:
     if _CALL_KEY not in body:
         return None
     try:
-        ended = records.decode_message(body).ended
+        end_record = records.decode_message(body).ended
     except OmnibusError:  # of another version
         return None
-    return ended if ended is not None and isinstance(ended.call, AppCall) and ended.call.app == app else None
+    return (
+        end_record
+        if end_record is not None and isinstance(end_record.call, AppCall) and end_record.call.app == app
+        else None
+    )
 
 
-async def _read_call(bus: Bus, ended: EndRecord) -> RecordedCall | None:
+async def _read_call(bus: Bus, end_record: EndRecord) -> RecordedCall | None:
     """Read all records of a call; None if one of them is gone."""
-    if not isinstance(ended.call, AppCall):
+    if not isinstance(end_record.call, AppCall):
         return None
     try:
-        found = [await records.find_record(bus, id) for id in (ended.inv, *ended.segments)]
+        call_records = [await records.find_record(bus, id) for id in (end_record.inv, *end_record.segments)]
     except NotFound:
         return None
-    segments = tuple(RecordedSegment(record.invocation.step, record) for record in found)
-    return RecordedCall(ended.call, ended.answer, segments)
+    segments = tuple(RecordedSegment(record.invocation.step, record) for record in call_records)
+    return RecordedCall(end_record.call, end_record.answer, segments)

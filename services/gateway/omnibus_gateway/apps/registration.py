@@ -90,69 +90,69 @@ class AppControl:
         version of the app of that name, and takes over if the canary finds no difference. Raises ``Rejected`` for an
         app that cannot be served, ``Conflict`` for one that would affect others, and ``DeadlineExceeded``.
         """
-        asked = source_policy.parse_request(body)
-        given, canary = source_policy.parse_source(asked, self._settings), asked.canary
-        if given is None:
+        request = source_policy.parse_request(body)
+        submission, canary = source_policy.parse_source(request, self._settings), request.canary
+        if submission is None:
             raise BadRequest("Missing required parameter: 'source'.", param="source")
-        async with self._load_worker(given.source, given.text) as worker:
-            source = await self._store_source(given)
+        async with self._load_worker(submission.source, submission.text) as worker:
+            source = await self._store_source(submission)
             apps = await self._store.apps()
-            known = apps.get(worker.description.name)
-            record = _next_record(worker.description, source, known)
-            if known is None:
+            registered_app = apps.get(worker.description.name)
+            record = _next_record(worker.description, source, registered_app)
+            if registered_app is None:
                 try:
                     await self._publish_record(record, None, apps, worker)
                 except AppConflict:  # another gateway was faster, perhaps with the same app
-                    known = (await self._store.apps()).get(record.name)
-                    if known is None:
+                    registered_app = (await self._store.apps()).get(record.name)
+                    if registered_app is None:
                         raise
-            if known is None:
+            if registered_app is None:
                 return self._app_detail(record), True
             if canary is not None:  # the same source may have other code
-                proof = await self._publish_record(record, known, apps, worker, canary)
+                proof = await self._publish_record(record, registered_app, apps, worker, canary)
                 return self._app_detail(record, proof), False
-        if not _is_same_app(record, known):
+        if not _is_same_app(record, registered_app):
             raise Conflict(
-                f"another app {known.name!r} is registered at version {known.version}: "
-                f"update it with PUT /v1/apps/{known.name}, or choose another name for yours",
+                f"another app {registered_app.name!r} is registered at version {registered_app.version}: "
+                f"update it with PUT /v1/apps/{registered_app.name}, or choose another name for yours",
                 param="name",
             )
-        return self._app_detail(known), False
+        return self._app_detail(registered_app), False
 
     async def update(self, name: str, body: bytes) -> AppDetail:
         """Reload app ``name``, from the source in ``body`` if given. The old version serves in the meantime."""
-        asked = source_policy.parse_request(body)
-        given, canary = source_policy.parse_source(asked, self._settings), asked.canary
+        request = source_policy.parse_request(body)
+        submission, canary = source_policy.parse_source(request, self._settings), request.canary
         apps = await self._store.apps()
-        known = apps.get(name)
-        if known is None:
+        registered_app = apps.get(name)
+        if registered_app is None:
             how = "register it with POST /v1/apps, or `omnibus app register`"
             raise NotFound(f"unknown app {name[:80]!r}: {how}", param="name")
-        if given is None:
-            source_policy.check_allowed(known.source, self._settings)
-            text = await self._store.source(known.source.sha256) if known.source.sha256 else ""
-            given = source_policy.SubmittedSource(known.source, text)
-        async with self._load_worker(given.source, given.text) as worker:
-            called = worker.description.name
-            if called != name:
+        if submission is None:
+            source_policy.check_allowed(registered_app.source, self._settings)
+            text = await self._store.source(registered_app.source.sha256) if registered_app.source.sha256 else ""
+            submission = source_policy.SubmittedSource(registered_app.source, text)
+        async with self._load_worker(submission.source, submission.text) as worker:
+            app_name = worker.description.name
+            if app_name != name:
                 raise BadRequest(
-                    f"the source has the app {called[:80]!r}, not {name!r}: register it with POST /v1/apps",
+                    f"the source has the app {app_name[:80]!r}, not {name!r}: register it with POST /v1/apps",
                     param="name",
                 )
-            record = _next_record(worker.description, await self._store_source(given), known)
-            proof = await self._publish_record(record, known, apps, worker, canary)
+            record = _next_record(worker.description, await self._store_source(submission), registered_app)
+            proof = await self._publish_record(record, registered_app, apps, worker, canary)
         return self._app_detail(record, proof)
 
     async def unregister(self, name: str) -> AppDeleted:
         """Remove app ``name``: requests in flight finish, new ones are rejected. Raises ``NotFound``."""
         if base_app_name(name) != name:
             raise NotFound(f"unknown app {name[:80]!r}", param="name")
-        known = (await self._store.apps()).get(name)
-        if known is not None and task_bindings.own_tasks(known):
-            await self._aside.put_record(known, DRAINING)
-        await self._store.drop_app(name, known.version if known is not None else None)
+        registered_app = (await self._store.apps()).get(name)
+        if registered_app is not None and task_bindings.own_tasks(registered_app):
+            await self._aside.put_record(registered_app, DRAINING)
+        await self._store.drop_app(name, registered_app.version if registered_app is not None else None)
         await self.registry.wait_until(lambda apps: name not in apps, SYNC_TIMEOUT_SECONDS)
-        return AppDeleted(name=name, version=known.version if known is not None else None)
+        return AppDeleted(name=name, version=registered_app.version if registered_app is not None else None)
 
     @asynccontextmanager
     async def _load_worker(self, source: AppSource, text: str) -> AsyncIterator[WorkerSupervisor]:
@@ -167,11 +167,11 @@ class AppControl:
             if not self.registry.has_worker(worker):
                 await worker.stop()
 
-    async def _store_source(self, given: source_policy.SubmittedSource) -> AppSource:
+    async def _store_source(self, submission: source_policy.SubmittedSource) -> AppSource:
         """Return the source for the record; store the text of an upload."""
-        if given.source.kind != UPLOAD:
-            return given.source
-        return msgspec.structs.replace(given.source, sha256=await self._store.put_source(given.text))
+        if submission.source.kind != UPLOAD:
+            return submission.source
+        return msgspec.structs.replace(submission.source, sha256=await self._store.put_source(submission.text))
 
     async def _publish_record(
         self,
@@ -185,17 +185,20 @@ class AppControl:
         if record.model in self._router.loaded_adapters:
             raise Conflict(f"{record.model!r} is an adapter: give the app's model another name", param="model")
         task_bindings.check_app(record, self._router.plan, apps)
-        mine, theirs = task_bindings.own_tasks(record), task_bindings.own_tasks(before) if before is not None else {}
-        new = any(theirs.get(name) != task for name, task in mine.items())
-        kept = await self._aside.put_record(record, STARTING) if new else None
+        new_tasks, old_tasks = (
+            task_bindings.own_tasks(record),
+            task_bindings.own_tasks(before) if before is not None else {},
+        )
+        new = any(old_tasks.get(name) != task for name, task in new_tasks.items())
+        pending_record = await self._aside.put_record(record, STARTING) if new else None
         try:
-            if kept is not None:
+            if pending_record is not None:
                 task_bindings.check_app(record, self._router.plan, await self._store.apps())  # for concurrent changes
                 await self._until_bound(record)
             proof = (
                 await self._prove(record.name, canary, worker) if before is not None and canary is not None else None
             )
-            if before is not None and theirs.keys() - mine.keys():
+            if before is not None and old_tasks.keys() - new_tasks.keys():
                 await self._aside.put_record(before, DRAINING)
             self.registry.expect_record(record, worker)
             try:
@@ -204,8 +207,8 @@ class AppControl:
             finally:
                 self.registry.withdraw_record(record)
         finally:
-            if kept is not None:
-                await self._aside.drop_record(kept)
+            if pending_record is not None:
+                await self._aside.drop_record(pending_record)
         log.info("app %s version %d is registered", record.name, record.version)
         return proof
 
@@ -265,12 +268,12 @@ class AppControl:
         )
 
 
-def _next_record(description: Description, source: AppSource, known: AppRecord | None) -> AppRecord:
+def _next_record(description: Description, source: AppSource, registered_app: AppRecord | None) -> AppRecord:
     """Build the next record of an app, as read from the store."""
     now = time.time()
-    made = AppRecord(
+    record = AppRecord(
         name=description.name,
-        version=known.version + 1 if known is not None else 1,
+        version=registered_app.version + 1 if registered_app is not None else 1,
         source=source,
         route=description.route,
         model=description.model,
@@ -280,10 +283,10 @@ def _next_record(description: Description, source: AppSource, known: AppRecord |
         streams=description.streams,
         doc=description.doc,
         chat=description.chat,
-        created=known.created if known is not None else now,
+        created=registered_app.created if registered_app is not None else now,
         updated=now,
     )
-    body = records.encode_app_record(made)
+    body = records.encode_app_record(record)
     if len(body) > MAX_RECORD_BYTES:
         raise TooLarge(
             f"the description of the app has {len(body)} bytes, at most {MAX_RECORD_BYTES} are allowed: simplify its "
@@ -292,12 +295,12 @@ def _next_record(description: Description, source: AppSource, known: AppRecord |
     return records.decode_app_record(body)
 
 
-def _is_same_app(record: AppRecord, known: AppRecord) -> bool:
+def _is_same_app(record: AppRecord, registered_app: AppRecord) -> bool:
     """Return True if the app is already registered in this form."""
-    when = {"version": known.version, "created": known.created, "updated": known.updated}
-    return msgspec.structs.replace(record, **when) == known
+    when = {"version": registered_app.version, "created": registered_app.created, "updated": registered_app.updated}
+    return msgspec.structs.replace(record, **when) == registered_app
 
 
-def _has_version(seen: Mapping[str, AppRecord], record: AppRecord) -> bool:
-    found = seen.get(record.name)
-    return found is not None and found.version >= record.version
+def _has_version(apps: Mapping[str, AppRecord], record: AppRecord) -> bool:
+    stored_record = apps.get(record.name)
+    return stored_record is not None and stored_record.version >= record.version

@@ -73,7 +73,7 @@ class Registry:
     @property
     def records(self) -> dict[str, AppRecord]:
         """All registered apps, as of the last read of the store."""
-        return {name: served.record for name, served in self._apps.items()}
+        return {name: served_app.record for name, served_app in self._apps.items()}
 
     @property
     def all_records(self) -> dict[str, AppRecord]:
@@ -83,26 +83,28 @@ class Registry:
     @property
     def starting_apps(self) -> list[str]:
         """Apps that are starting here for the first time; ``?`` before the store was read."""
-        return ["?"] if not self._read else [name for name, served in self._apps.items() if not served.is_settled]
+        return (
+            ["?"] if not self._read else [name for name, served_app in self._apps.items() if not served_app.is_settled]
+        )
 
     def worker_view(self, name: str) -> WorkerView | None:
-        served = self._apps.get(name)
-        return served.worker_view() if served is not None else None
+        served_app = self._apps.get(name)
+        return served_app.worker_view() if served_app is not None else None
 
     def worker(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
         """Return the record and the worker that serve app ``name``.
 
         Raises ``NotFound`` with the known names, and ``StageUnavailable`` with the reason why it cannot serve now.
         """
-        served = self._apps.get(name)
-        if served is None:
+        served_app = self._apps.get(name)
+        if served_app is None:
             self.check_read()
             there = ", ".join(sorted(self._apps)) or "none"
             raise NotFound(f"unknown app {name[:80]!r} (registered apps: {there})", param="name")
-        if served.worker is None or not served.worker.is_ready:
-            why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
-            raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
-        return served.serving, served.worker
+        if served_app.worker is None or not served_app.worker.is_ready:
+            why = f": {served_app.problem.message}" if served_app.problem is not None else ", try again in a moment"
+            raise StageUnavailable(f"the app {name} is {served_app.state} at this gateway{why}", stage=name)
+        return served_app.serving, served_app.worker
 
     async def warm_worker(self, name: str, deadline: float) -> tuple[AppRecord, WorkerSupervisor]:
         """Return the result of ``worker`` once that worker has a process.
@@ -163,7 +165,7 @@ class Registry:
 
     def withdraw_record(self, record: AppRecord) -> None:
         """Stop expecting ``record``."""
-        self._expected = [expected for expected in self._expected if expected[0] is not record]
+        self._expected = [entry for entry in self._expected if entry[0] is not record]
 
     def has_worker(self, worker: WorkerSupervisor) -> bool:
         """Return True if ``worker`` serves an app here, or is draining."""
@@ -196,61 +198,64 @@ class Registry:
         for name in self._apps.keys() - current.keys():
             self._remove_app(name)
         for name, record in current.items():
-            served = self._apps.get(name)
-            if served is None or served.record != record:
-                self._change_app(served or ServedApp(record), record)
+            served_app = self._apps.get(name)
+            if served_app is None or served_app.record != record:
+                self._change_app(served_app or ServedApp(record), record)
         self._aside.update_records({name: record for name, record in apps.items() if VERSION_SEPARATOR in name})
         self._read = True
         self._update_routes()
 
     def _remove_app(self, name: str) -> None:
         log.info("app %s is unregistered", name)
-        served = self._apps.pop(name)
-        if served.starting is not None:
-            served.starting.cancel()
-        if served.worker is not None:
-            self._start_task(self._retire_worker(served.worker))
+        served_app = self._apps.pop(name)
+        if served_app.starting is not None:
+            served_app.starting.cancel()
+        if served_app.worker is not None:
+            self._start_task(self._retire_worker(served_app.worker))
 
-    def _change_app(self, served: ServedApp, record: AppRecord) -> None:
-        self._apps[record.name] = served
-        served.record = record
-        served.problem = None
-        if served.starting is not None:
-            served.starting.cancel()
-        worker = next((worker for expected, worker in self._expected if expected == record), None)
+    def _change_app(self, served_app: ServedApp, record: AppRecord) -> None:
+        self._apps[record.name] = served_app
+        served_app.record = record
+        served_app.problem = None
+        if served_app.starting is not None:
+            served_app.starting.cancel()
+        worker = next((worker for expected_record, worker in self._expected if expected_record == record), None)
         if worker is not None:
             self.withdraw_record(record)
-            self._switch_worker(served, worker)
+            self._switch_worker(served_app, worker)
         else:
-            served.starting = self._start_task(self._start_with_retries(served, record))
+            served_app.starting = self._start_task(self._start_with_retries(served_app, record))
 
-    def _switch_worker(self, served: ServedApp, worker: WorkerSupervisor) -> None:
-        old, served.worker = served.worker, worker
+    def _switch_worker(self, served_app: ServedApp, worker: WorkerSupervisor) -> None:
+        old, served_app.worker = served_app.worker, worker
         self._workers.add(worker)
-        served.serving, served.problem = served.record, None
-        log.info("app %s version %d is ready", served.record.name, served.record.version)
+        served_app.serving, served_app.problem = served_app.record, None
+        log.info("app %s version %d is ready", served_app.record.name, served_app.record.version)
         if old is not None:
             self._start_task(self._retire_worker(old))
         self._update_routes()
 
     def _update_routes(self) -> None:
         """Rebuild the routes from the serving records; an app that never started has those of its latest record."""
-        found = [served.serving if served.worker is not None else served.record for served in self._apps.values()]
-        self._routes = {(record.route, record.model): record.name for record in found if record.route}
+        app_records = [
+            served_app.serving if served_app.worker is not None else served_app.record
+            for served_app in self._apps.values()
+        ]
+        self._routes = {(record.route, record.model): record.name for record in app_records if record.route}
         self._turn.set()
         self._turn = asyncio.Event()
 
-    def _mark_broken(self, served: ServedApp | None, worker: WorkerSupervisor, error: OmnibusError) -> None:
+    def _mark_broken(self, served_app: ServedApp | None, worker: WorkerSupervisor, error: OmnibusError) -> None:
         """Mark the app as broken: ``worker`` did not start for a call. Retries the start."""
-        if served is None or served.worker is not worker:
+        if served_app is None or served_app.worker is not worker:
             return
-        served.worker = None
+        served_app.worker = None
         self._workers.discard(worker)
-        served.starting = self._start_task(self._start_with_retries(served, served.record, error))
-        self._set_problem(served, served.record, error)
+        served_app.starting = self._start_task(self._start_with_retries(served_app, served_app.record, error))
+        self._set_problem(served_app, served_app.record, error)
 
     async def _start_with_retries(
-        self, served: ServedApp, record: AppRecord, failure: OmnibusError | None = None
+        self, served_app: ServedApp, record: AppRecord, failure: OmnibusError | None = None
     ) -> None:
         """Start the worker of ``record``, and retry after errors. ``failure`` is an error of a previous start."""
         backoff = Backoff(BROKEN_APP_RETRIES)
@@ -258,7 +263,7 @@ class Registry:
             if failure is not None:
                 await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(failure, Retryable) else backoff.next_delay())
             try:
-                worker = await self._start_worker(served, record)
+                worker = await self._start_worker(served_app, record)
                 break
             except Exception as error:  # code of an app may raise anything
                 if not isinstance(error, OmnibusError):
@@ -266,20 +271,20 @@ class Registry:
                 failure = (
                     error if isinstance(error, OmnibusError) else Fatal("its worker cannot be started: see the log")
                 )
-                self._set_problem(served, record, failure)
-        self._switch_worker(served, worker)
+                self._set_problem(served_app, record, failure)
+        self._switch_worker(served_app, worker)
 
-    def _set_problem(self, served: ServedApp, record: AppRecord, error: OmnibusError) -> None:
-        served.problem = error.to_problem()
+    def _set_problem(self, served_app: ServedApp, record: AppRecord, error: OmnibusError) -> None:
+        served_app.problem = error.to_problem()
         log.error("app %s version %d does not start here: %s", record.name, record.version, error)
         self._update_routes()
 
-    async def _start_worker(self, served: ServedApp, record: AppRecord) -> WorkerSupervisor:
+    async def _start_worker(self, served_app: ServedApp, record: AppRecord) -> WorkerSupervisor:
         """Create a worker of ``record``: cold if the pool is full, unless it replaces a warm one."""
         source_policy.check_allowed(record.source, self._settings)
         text = await self._store.source(record.source.sha256) if record.source.sha256 else ""
-        was_warm = served.worker is not None and not served.worker.is_cold
-        if not self._warm.has_room and not was_warm and served.problem is None:
+        was_warm = served_app.worker is not None and not served_app.worker.is_cold
+        if not self._warm.has_room and not was_warm and served_app.problem is None:
             return self._hire(record.source, text, pool=self._warm, description=describe_record(record))
         worker = await self.load_worker(record.source, text)
         if worker.description.tasks != record.tasks:

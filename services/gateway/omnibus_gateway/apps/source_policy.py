@@ -100,11 +100,11 @@ def _resolve_directory(directory: str, settings: GatewaySettings) -> Path:
     root = Path(settings.apps_dir).resolve()
     try:
         path = (root / directory).resolve()
-        found = path.is_dir()
+        is_directory = path.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, or a cycle of links
-        path, found = root, False
+        path, is_directory = root, False
     if not path.is_relative_to(root):
         raise Forbidden(f"{directory[:80]!r} is not below OMNIBUS_GATEWAY_APPS_DIR", param="source.directory")
-    if not found:
+    if not is_directory:
         raise BadRequest(f"there is no directory {directory[:80]!r} in the apps' directory", param="source.directory")
     return path

@@ -53,8 +53,8 @@ def _check_names(record: AppRecord) -> None:
 
 
 def _check_model(record: AppRecord, plan: Plan) -> None:
-    taken = {*plan.models, *(adapter for model in plan.models.values() for adapter in model.adapters)}
-    if record.model and record.model in taken:
+    model_names = {*plan.models, *(adapter for model in plan.models.values() for adapter in model.adapters)}
+    if record.model and record.model in model_names:
         raise Conflict(f"{record.model!r} is a model of the plan: give the app's model another name", param="model")
 
 
@@ -70,19 +70,19 @@ def _check_bound(record: AppRecord, plan: Plan) -> None:
 
 
 def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> None:
-    mine = own_tasks(record)
+    record_tasks = own_tasks(record)
     owners = plan.task_owners()
-    for name in mine:
+    for name in record_tasks:
         models = [model for model, _ in owners.get(name, ()) if not plan.models[model].apps]
         if models:
             raise Conflict(f"the unit task {name} is the model {models[0]!r}'s already: give yours another `kind`")
     for other in apps.values():
         if base_app_name(other.name) == record.name:
             continue
-        for name, theirs in own_tasks(other).items():
-            if name in mine and not mine[name].equals(theirs):
+        for name, other_task in own_tasks(other).items():
+            if name in record_tasks and not record_tasks[name].equals(other_task):
                 raise Conflict(
-                    f"the app {base_app_name(other.name)!r} brings another unit task {name} ({theirs.cls}): equal "
+                    f"the app {base_app_name(other.name)!r} brings another unit task {name} ({other_task.cls}): equal "
                     "names are one and the same task, so give yours another `kind`"
                 )
 
@@ -96,21 +96,21 @@ def missing_executor_reason(record: AppRecord, router: Router) -> str:
         if not any(_has_ready_executor(task, model, component, router) for model, component in owners[name]):
             faults = (router.members.start_fault(model) for model, _ in owners[name])
             fault = next(filter(None, faults), "")
-            ended = f"its executor ended with {fault}" if fault else "see the planner's and the executors' log"
-            return f"the unit task {name} has no executor: {ended}"
+            reason = f"its executor ended with {fault}" if fault else "see the planner's and the executors' log"
+            return f"the unit task {name} has no executor: {reason}"
     return ""
 
 
 def _has_ready_executor(task: TaskRecord, model: str, component: str, router: Router) -> bool:
     """Return True if an executor with this code of ``task`` is ready."""
-    planned = router.get_model(model)
-    if task.code not in planned.checkpoint or router.stage_states(model).get(component) != "ok":
+    model_plan = router.get_model(model)
+    if task.code not in model_plan.checkpoint or router.stage_states(model).get(component) != "ok":
         return False
     return any(
         status.model == model
         and component in status.components
-        and status.option in planned.options
-        and status.origin == planned.option_origin(status.option)
+        and status.option in model_plan.options
+        and status.origin == model_plan.option_origin(status.option)
         for status in router.members.statuses()
         if status.state == "ready"
     )
@@ -126,14 +126,14 @@ def list_task_views(router: Router, apps: Mapping[str, AppRecord]) -> tuple[Task
         for task in app.tasks:
             users.setdefault(task.name, set()).add(base_app_name(app.name))
             kinds[task.name] = task
-    found = []
+    views = []
     for name in sorted(owners.keys() | kinds.keys()):
         bound = owners.get(name, ())
-        used = users.get(name, set())
+        task_users = users.get(name, set())
         if plan is not None and any(not plan.models[model].apps for model, _ in bound):
-            used = used | {CHAT}
+            task_users = task_users | {CHAT}
         model, component = bound[0] if bound else (kinds[name].model, kinds[name].component)
-        found.append(
+        views.append(
             TaskView(
                 name=name,
                 kind=kinds[name].kind if name in kinds else name.removesuffix(subject_token(f"-{model}-{component}")),
@@ -141,33 +141,33 @@ def list_task_views(router: Router, apps: Mapping[str, AppRecord]) -> tuple[Task
                 model=model,
                 component=component,
                 models=tuple(sorted({model for model, _ in bound})),
-                users=tuple(sorted(used)),
+                users=tuple(sorted(task_users)),
                 executors=_executor_views(router, plan, bound),
             )
         )
-    return tuple(found)
+    return tuple(views)
 
 
 def _executor_views(router: Router, plan: Plan | None, bound: tuple[tuple[str, str], ...]) -> tuple[ExecutorView, ...]:
     options = {
-        served
+        model_option
         for model, component in bound
         if plan is not None
-        for served in _executor_options(model, plan.models[model], component)
+        for model_option in _executor_options(model, plan.models[model], component)
     }
     now = time.monotonic()
-    found = []
+    views = []
     for status in router.members.statuses():
         member = router.members.get(status.id)
         if member is not None and (status.model, status.option) in options:
             state = status.state if status.state != "ready" else member.health_state(now)
-            found.append(ExecutorView(status.id, status.model, status.option, state))
-    return tuple(sorted(found, key=lambda executor: executor.id))
+            views.append(ExecutorView(status.id, status.model, status.option, state))
+    return tuple(sorted(views, key=lambda executor: executor.id))
 
 
 def _executor_options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
     """Yield the model and option of each executor that runs ``component``."""
-    for option, deployed in model.options.items():
-        if component in deployed.components:
-            lender, _, lent = deployed.of.rpartition("/")
-            yield (lender, lent) if deployed.of else (name, option)
+    for option, option_plan in model.options.items():
+        if component in option_plan.components:
+            lender, _, lent = option_plan.of.rpartition("/")
+            yield (lender, lent) if option_plan.of else (name, option)

@@ -60,18 +60,18 @@ class WorkerProcess:
     @classmethod
     async def spawn(cls, source: AppSource, text: str, memory: int, show_errors: bool = False) -> "WorkerProcess":
         """Start a worker that loads ``source``. Raises ``Fatal`` if no process can be started."""
-        mine, theirs = socket.socketpair()
+        own_socket, worker_socket = socket.socketpair()
         try:
-            made = cls(source, theirs.fileno())
+            process = cls(source, worker_socket.fileno())
         except BaseException:
-            mine.close()
+            own_socket.close()
             raise
         finally:
-            theirs.close()
-        mine.setblocking(False)
-        made._link = await WorkerLink.open(mine, made._handle_message, made._on_link_lost)
-        made._link.send(framing.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
-        return made
+            worker_socket.close()
+        own_socket.setblocking(False)
+        process._link = await WorkerLink.open(own_socket, process._handle_message, process._on_link_lost)
+        process._link.send(framing.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
+        return process
 
     @property
     def pid(self) -> int:
@@ -210,7 +210,7 @@ def _execute_worker(source: AppSource, link: int, log_line: Callable[[str], None
         raise Fatal(f"no process can be started for {source.module}: {error.strerror}") from error
 
 
-def worker_environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker: variables of the gateway contain passwords.
 
     An upload gets only the path where Python finds this SDK, and the thread limits of every worker.
@@ -218,6 +218,6 @@ def worker_environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
     path = str(Path(omnibus.__file__).resolve().parents[1])
     if kind == UPLOAD:
         return {**_SINGLE_THREAD_ENV, "PYTHONPATH": path}
-    kept = {name: value for name, value in mine.items() if not name.startswith("OMNIBUS_")}
-    more = [kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else []
-    return {**_SINGLE_THREAD_ENV, **kept, "PYTHONPATH": os.pathsep.join([path, *more])}
+    variables = {name: value for name, value in environment.items() if not name.startswith("OMNIBUS_")}
+    more = [variables["PYTHONPATH"]] if variables.get("PYTHONPATH") else []
+    return {**_SINGLE_THREAD_ENV, **variables, "PYTHONPATH": os.pathsep.join([path, *more])}

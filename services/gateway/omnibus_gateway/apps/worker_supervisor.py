@@ -179,18 +179,20 @@ class WorkerSupervisor:
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
         long = isinstance(request.messages, dict) and HANDLE in request.messages
-        issued = graph_submission.handle_literals([request.media, request.messages if long else None])
-        return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued))
+        issued_literals = graph_submission.handle_literals([request.media, request.messages if long else None])
+        return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued_literals))
 
-    def serve_again(self, run: SegmentRunner, body: bytes, recorded: AppCall, issued: frozenset[bytes]) -> Call:
-        """Serve ``body`` of a ``recorded`` call; ``issued`` are the literals of its media.
+    def serve_again(
+        self, run: SegmentRunner, body: bytes, recorded_call: AppCall, issued_literals: frozenset[bytes]
+    ) -> Call:
+        """Serve ``body`` of a ``recorded_call`` call; ``issued_literals`` are the literals of its media.
 
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
-        return self._start_call(run, body, recorded.kind, issued, recorded.number)
+        return self._start_call(run, body, recorded_call.kind, issued_literals, recorded_call.number)
 
     def _start_call(
-        self, run: SegmentRunner, body: bytes, kind: str, issued: frozenset[bytes], number: int = -1
+        self, run: SegmentRunner, body: bytes, kind: str, issued_literals: frozenset[bytes], number: int = -1
     ) -> Call:
         """Start a call; ``number`` is that of a recorded call, otherwise the next one."""
         process = self._process
@@ -199,7 +201,7 @@ class WorkerSupervisor:
             state = "is being replaced" if self._draining else "starts again after a crash"
             raise StageUnavailable(f"the app {self._app_name} {state}: try again in a moment", stage=self._app_name)
         self._pool.touch(self)
-        call = Call(process, run, kind, issued, self._rules.cancel_within)
+        call = Call(process, run, kind, issued_literals, self._rules.cancel_within)
         call.send_to_worker(body, number if number >= 0 else next(self._numbers))
         return call
 

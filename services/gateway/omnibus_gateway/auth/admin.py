@@ -64,8 +64,8 @@ def check_token(settings: GatewaySettings) -> None:
 
 def bearer_token(authorization: str) -> str:
     """Return the token of an ``Authorization`` header; "" if it has none."""
-    scheme, _, given = authorization.partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def is_loopback(host: str) -> bool:
@@ -80,8 +80,8 @@ def is_loopback(host: str) -> bool:
 
 def _is_local_client(headers: Mapping[str, str]) -> bool:
     """Return whether the host is loopback, and the same as the origin's."""
-    called = headers.get("host", "")
-    if not is_loopback(urlsplit(f"//{called}").hostname or ""):
+    host = headers.get("host", "")
+    if not is_loopback(urlsplit(f"//{host}").hostname or ""):
         return False
     origin = headers.get("origin", "")
-    return not origin or urlsplit(origin).netloc == called
+    return not origin or urlsplit(origin).netloc == host

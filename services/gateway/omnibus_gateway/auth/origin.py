@@ -32,11 +32,11 @@ class SameOriginMiddleware:
     """Checks requests to ``application`` by headers that a page cannot set: Host, Origin, Sec-Fetch-Site."""
 
     def __init__(self, application: ASGIApp, settings: GatewaySettings) -> None:
-        given = {name.strip().lower() for name in settings.allowed_hosts.split(",")}
+        host_names = {name.strip().lower() for name in settings.allowed_hosts.split(",")}
         self._application = application
         self._admin = AdminAuth(settings)
         #: Names that an operator set. Names of this machine are excluded, because its other ports serve other pages.
-        self._given = (given | {_parse_hostname(settings.public_url)}) - {""}
+        self._given = (host_names | {_parse_hostname(settings.public_url)}) - {""}
         #: Origins with pages that are allowed.
         self._origins = frozenset(cors_origins(settings))
         self._names = self._given | {settings.host, socket.gethostname().lower()}

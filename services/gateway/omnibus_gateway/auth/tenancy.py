@@ -84,8 +84,8 @@ class Tenancy:
             await until_cancelled(task)
 
     async def _follow_profiles(self) -> None:
-        async for found in self._store.profile_changes():
-            self._costs.profiles = found
+        async for cost_profiles in self._store.profile_changes():
+            self._costs.profiles = cost_profiles
 
 
 async def _repeat_every(seconds: float, do: Callable[[], None]) -> None:

@@ -60,7 +60,7 @@ def batch_view(job: JobRecord, cancelled: bool) -> Batch:
     spec = decode_spec(job)
     status, outcome = _status(job, cancelled)
     progress = _decode_progress(job) if outcome is None else BatchProgress(counts=outcome.counts, began=outcome.began)
-    ended = int(job.ended)
+    ended_at = int(job.ended)
     return Batch(
         id=job.id,
         endpoint=spec.endpoint,
@@ -70,10 +70,10 @@ def batch_view(job: JobRecord, cancelled: bool) -> Batch:
         expires_at=int(job.until),
         request_counts=progress.counts,
         in_progress_at=int(progress.began) or None,
-        completed_at=ended if status == "completed" else None,
-        failed_at=ended if status == "failed" else None,
-        expired_at=ended if status == "expired" else None,
-        cancelled_at=ended if status == "cancelled" else None,
+        completed_at=ended_at if status == "completed" else None,
+        failed_at=ended_at if status == "failed" else None,
+        expired_at=ended_at if status == "expired" else None,
+        cancelled_at=ended_at if status == "cancelled" else None,
         output_file_id=outcome.output_file_id if outcome is not None else None,
         error_file_id=outcome.error_file_id if outcome is not None else None,
         errors=BatchErrors(data=outcome.errors) if outcome is not None and outcome.errors else None,

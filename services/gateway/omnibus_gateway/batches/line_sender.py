@@ -24,9 +24,9 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 class LineSender:
     """Sends lines to ``routes``, which handle POST requests by path. A line counts as a request of its batch's key."""
 
-    def __init__(self, routes: Mapping[str, ASGIApp], deferred: DeferredWork) -> None:
+    def __init__(self, routes: Mapping[str, ASGIApp], deferred_work: DeferredWork) -> None:
         self._routes = routes
-        self._deferred = deferred
+        self._deferred = deferred_work
         self._calling: set[asyncio.Task[Any] | None] = set()
 
     def is_calling(self, task: asyncio.Task[Any]) -> bool:
@@ -66,7 +66,7 @@ class LineSender:
     async def _call_route(self, line: BatchLine) -> tuple[int, dict[bytes, bytes], bytes]:
         body = bytes(line.body)
         messages = [{"type": "http.request", "body": body, "more_body": False}]
-        sent: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
             if messages:
@@ -75,7 +75,7 @@ class LineSender:
             raise AssertionError
 
         async def send(message: Any) -> None:
-            sent.append(message)
+            events.append(message)
 
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         scope = {
@@ -84,9 +84,9 @@ class LineSender:
             "client": None, ON_LEFT: None, BODY_COMPLETE: True,
         }  # fmt: skip
         await self._routes[line.url](scope, receive, send)
-        if not sent:
+        if not events:
             raise Fatal(f"{line.url} sent no response")
-        return sent[0]["status"], dict(sent[0]["headers"]), b"".join(each.get("body", b"") for each in sent[1:])
+        return events[0]["status"], dict(events[0]["headers"]), b"".join(each.get("body", b"") for each in events[1:])
 
 
 def failed_line(line: BatchLine, code: str, message: str) -> ResultLine:
@@ -104,5 +104,5 @@ def _response(status: int, headers: dict[bytes, bytes], body: bytes) -> LineResp
 
 
 def _retry_after(headers: dict[bytes, bytes]) -> float:
-    told = headers.get(b"retry-after", b"0")
-    return float(told) if told.isdigit() else 0.0
+    header = headers.get(b"retry-after", b"0")
+    return float(header) if header.isdigit() else 0.0

@@ -28,8 +28,8 @@ class BatchResults:
         """Read the results that earlier workers wrote."""
         for piece in await self._files.storage.list(f"{self._prefix}/results"):
             for text in (await self._files.storage.get(piece.key)).splitlines():
-                found = _decode(text)
-                self._done[found.custom_id] = found
+                result = _decode(text)
+                self._done[result.custom_id] = result
 
     def missing(self, lines: list[BatchLine]) -> list[BatchLine]:
         """Return the lines of ``lines`` that have no result yet."""
@@ -52,9 +52,9 @@ class BatchResults:
 
     async def close(self, lines: list[BatchLine], seconds: float) -> tuple[str | None, str | None]:
         """Write the results to files in the order of ``lines``. Returns the ids of the output and error files."""
-        ordered = [self._done[line.custom_id] for line in lines if line.custom_id in self._done]
-        good = [each for each in ordered if is_success(each)]
-        bad = [each for each in ordered if not is_success(each)]
+        results = [self._done[line.custom_id] for line in lines if line.custom_id in self._done]
+        good = [each for each in results if is_success(each)]
+        bad = [each for each in results if not is_success(each)]
         output = await self._write_file(good, "output", seconds)
         return output, await self._write_file(bad, "error", seconds)
 
@@ -75,8 +75,8 @@ class BatchResults:
         if not results:
             return None
         data, file = _join_lines(results), f"{self._id}_{name}.jsonl"
-        made = await self._files.add(data, file, "batch_output", "application/jsonl", seconds, limited=False)
-        return made.id
+        output_file = await self._files.add(data, file, "batch_output", "application/jsonl", seconds, limited=False)
+        return output_file.id
 
 
 def is_success(result: ResultLine) -> bool:

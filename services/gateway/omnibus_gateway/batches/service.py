@@ -50,14 +50,14 @@ class Batches:
         store: Store,
         files: ClientFiles,
         routes: Mapping[str, ASGIApp],
-        deferred: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._files = files
         self.endpoints = tuple(routes)
-        deferred = deferred or DeferredWork()
-        self._worker = BatchWorker(settings, store, files, LineSender(routes, deferred), deferred)
+        deferred_work = deferred_work or DeferredWork()
+        self._worker = BatchWorker(settings, store, files, LineSender(routes, deferred_work), deferred_work)
         self._tasks: list[asyncio.Task[None]] = []
 
     def startup(self) -> None:
@@ -71,21 +71,23 @@ class Batches:
         for task in self._tasks:
             await until_cancelled(task)
 
-    async def create(self, asked: BatchRequest) -> Batch:
+    async def create(self, batch_request: BatchRequest) -> Batch:
         """Store a batch, which runs later. Raises ``OmnibusError``."""
         if not self._settings.batch_parallel:
             raise Forbidden("batches are disabled: set OMNIBUS_GATEWAY_BATCH_PARALLEL to more than 0")
         try:
-            await self._files.get(asked.input_file_id)
+            await self._files.get(batch_request.input_file_id)
         except NotFound as error:
             error.param = "input_file_id"
             raise
         tenant, now = current_tenant(), time.time()
         spec = BatchSpec(
-            endpoint=asked.endpoint,
-            input_file_id=asked.input_file_id,
-            metadata=asked.metadata,
-            output_seconds=float(asked.output_expires_after.seconds) if asked.output_expires_after is not None else 0.0,
+            endpoint=batch_request.endpoint,
+            input_file_id=batch_request.input_file_id,
+            metadata=batch_request.metadata,
+            output_seconds=float(batch_request.output_expires_after.seconds)
+            if batch_request.output_expires_after is not None
+            else 0.0,
             tenant=tenant.name,
             weight=tenant.weight,
         )
@@ -110,17 +112,17 @@ class Batches:
     async def list_batches(self, query: BatchQuery) -> BatchList:
         """List the tenant's batches, newest first. Raises ``NotFound`` for an unknown ``after``."""
         after = (await self._find_job(query.after)).id if query.after else ""
-        shown: list[Batch] = []
+        views: list[Batch] = []
         more = True
-        while more and len(shown) < query.limit:  # skips those of other tenants
-            found = await self._store.jobs(KIND, query.limit - len(shown), after)
-            if found is None:
+        while more and len(views) < query.limit:  # skips those of other tenants
+            page = await self._store.jobs(KIND, query.limit - len(views), after)
+            if page is None:
                 raise batch_not_found()
-            shown += [await self._view(job) for job in found.jobs if _is_own(job)]
-            more = found.more and bool(found.jobs)
-            after = found.jobs[-1].id if found.jobs else after
-        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return BatchList(data=shown, has_more=more, first_id=first, last_id=last)
+            views += [await self._view(job) for job in page.jobs if _is_own(job)]
+            more = page.more and bool(page.jobs)
+            after = page.jobs[-1].id if page.jobs else after
+        first, last = (views[0].id, views[-1].id) if views else (None, None)
+        return BatchList(data=views, has_more=more, first_id=first, last_id=last)
 
     async def cancel(self, id: str) -> Batch:
         """Cancel a batch, with the results so far. Raises ``NotFound``, and ``Conflict`` if it has ended."""

@@ -23,16 +23,17 @@ class TurnOver(Exception):
 
 
 class BatchTurn:
-    """Sends the lines of ``job`` without a result through ``sender``. ``revoked`` is set when its key is revoked."""
+    """Sends the lines of ``job`` without a result through ``sender``. ``revoked_event`` is set when its key is
+    revoked."""
 
     def __init__(
-        self, store: Store, sender: LineSender, job: JobRecord, results: BatchResults, revoked: asyncio.Event
+        self, store: Store, sender: LineSender, job: JobRecord, results: BatchResults, revoked_event: asyncio.Event
     ) -> None:
         self._store = store
         self._sender = sender
         self._job = job
         self._results = results
-        self._revoked = revoked
+        self._revoked = revoked_event
         self._end = time.monotonic() + TURN_SECONDS
         self._is_over = False
 
@@ -40,13 +41,15 @@ class BatchTurn:
         """Send ``lines``, ``parallel`` at a time. Returns the final status. Raises ``TurnOver``."""
         waiting = iter(self._results.missing(lines))
         sending = {asyncio.create_task(self._send_in_turn(waiting)) for _ in range(parallel)}
-        revoked = asyncio.create_task(self._revoked.wait())
+        revoked_task = asyncio.create_task(self._revoked.wait())
         try:
             while sending:
                 seconds = max(0.0, min(_LOOK_SECONDS, self._job.until - time.time()))
-                done, _ = await asyncio.wait({*sending, revoked}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                sending -= done
-                _raise_errors(done - {revoked})
+                done_tasks, _ = await asyncio.wait(
+                    {*sending, revoked_task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                sending -= done_tasks
+                _raise_errors(done_tasks - {revoked_task})
                 if status := await self._find_end():
                     return status
                 await self._check_turn(sending)
@@ -54,7 +57,7 @@ class BatchTurn:
                 raise TurnOver
             return "completed"
         finally:
-            for task in (*sending, revoked):
+            for task in (*sending, revoked_task):
                 await until_cancelled(task)
             await self._results.write()
 
@@ -83,7 +86,7 @@ class BatchTurn:
                 return
 
 
-def _raise_errors(done: Iterable["asyncio.Task[Any]"]) -> None:
-    for task in done:
+def _raise_errors(done_tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    for task in done_tasks:
         if not task.cancelled():
             task.result()

@@ -40,9 +40,14 @@ class BatchWorker:
     """Takes due batches and sends their lines through ``sender``."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, files: ClientFiles, sender: LineSender, deferred: DeferredWork
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        files: ClientFiles,
+        sender: LineSender,
+        deferred_work: DeferredWork,
     ) -> None:
-        self._deferred = deferred
+        self._deferred = deferred_work
         self._settings = settings
         self._store = store
         self._files = files
@@ -77,11 +82,11 @@ class BatchWorker:
                 log.info("retrying %s: %s", job.id, error)
                 await self._release(job, lease, _RETRY_SECONDS)
             except Exception as error:
-                typed = (
+                api_error = (
                     error if isinstance(error, OmnibusError) else Fatal("internal error: the gateway's log has more")
                 )
                 log.exception("%s failed", job.id)
-                await self._end(job, lease, _failed([BatchError(code=typed.code, message=typed.message)]))
+                await self._end(job, lease, _failed([BatchError(code=api_error.code, message=api_error.message)]))
 
     async def _next_job(self) -> tuple[JobRecord, JobLease]:
         loop = asyncio.get_running_loop()
@@ -89,10 +94,10 @@ class BatchWorker:
             self._news.clear()
             since, owner, wait = loop.time(), token_hex(8), _POLL_SECONDS
             with suppress(StoreUnavailable):
-                found = await self._store.take_job(KIND, owner, _LEASE_SECONDS)
-                if isinstance(found, JobRecord):
-                    return found, JobLease(self._store, KIND, found, owner, _LEASE_SECONDS, since)
-                wait = min(max(found, 0.01), REREAD_SECONDS)
+                job_or_wait = await self._store.take_job(KIND, owner, _LEASE_SECONDS)
+                if isinstance(job_or_wait, JobRecord):
+                    return job_or_wait, JobLease(self._store, KIND, job_or_wait, owner, _LEASE_SECONDS, since)
+                wait = min(max(job_or_wait, 0.01), REREAD_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
@@ -100,11 +105,11 @@ class BatchWorker:
     async def _run_job(self, job: JobRecord, lease: JobLease) -> None:
         """Run a job while its lease and its key are valid."""
         spec = decode_spec(job)
-        tenant, revoked = self._find_tenant(job, spec)
+        tenant, revoked_event = self._find_tenant(job, spec)
         with acting_as(tenant):
-            working = asyncio.create_task(self._work(job, spec, lease, revoked))
+            working = asyncio.create_task(self._work(job, spec, lease, revoked_event))
             holding = asyncio.create_task(lease.hold_until_lost())
-            watching = asyncio.create_task(self._watch_key(tenant, revoked))
+            watching = asyncio.create_task(self._watch_key(tenant, revoked_event))
             try:
                 await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
                 if working.done():
@@ -123,19 +128,21 @@ class BatchWorker:
 
         Raises ``Retryable`` while the keys are unknown.
         """
-        revoked = asyncio.Event()
+        revoked_event = asyncio.Event()
         try:
             tenant = self._deferred.find_tenant(spec.tenant, spec.weight, job.key)
         except KeyRevoked:
             tenant = Tenant(spec.tenant, spec.weight)
-            revoked.set()
-        return tenant._replace(weight=tenant.weight * _WEIGHT, queue=f"{spec.tenant} batch"), revoked
+            revoked_event.set()
+        return tenant._replace(weight=tenant.weight * _WEIGHT, queue=f"{spec.tenant} batch"), revoked_event
 
-    async def _watch_key(self, tenant: Tenant, revoked: asyncio.Event) -> None:
+    async def _watch_key(self, tenant: Tenant, revoked_event: asyncio.Event) -> None:
         await self._deferred.wait_revoked(tenant)
-        revoked.set()
+        revoked_event.set()
 
-    async def _work(self, job: JobRecord, spec: BatchSpec, lease: JobLease, revoked: asyncio.Event) -> BatchOutcome:
+    async def _work(
+        self, job: JobRecord, spec: BatchSpec, lease: JobLease, revoked_event: asyncio.Event
+    ) -> BatchOutcome:
         data = (await self._files.read(spec.input_file_id)).data
         lines, errors = await asyncio.to_thread(parse_lines, data, spec.endpoint, MAX_LINES)
         if errors:
@@ -143,30 +150,30 @@ class BatchWorker:
         results, began = BatchResults(self._files, job.id), time.time()
         await results.load()
         lease.set_trace(lambda: encode(BatchProgress(counts=results.counts(len(lines)), began=began)))
-        turn = BatchTurn(self._store, self._sender, job, results, revoked)
+        turn = BatchTurn(self._store, self._sender, job, results, revoked_event)
         status = await turn.send_lines(lines, self._settings.batch_parallel)
-        ended = revoked_error() if status == "failed" else None
+        job_error = revoked_error() if status == "failed" else None
         if status != "completed":
-            code, message = (ended.code, ended.message) if ended else (f"batch_{status}", _MESSAGES[status])
+            code, message = (job_error.code, job_error.message) if job_error else (f"batch_{status}", _MESSAGES[status])
             for line in results.missing(lines):
                 results.add(failed_line(line, code, message))
         await lease.confirm()
-        output, failed = await results.close(lines, spec.output_seconds)
+        output, error_file = await results.close(lines, spec.output_seconds)
         return BatchOutcome(
             status=status,
             counts=results.counts(len(lines)),
             began=began,
             output_file_id=output,
-            error_file_id=failed,
-            errors=[BatchError(code=ended.code, message=ended.message)] if ended else [],
+            error_file_id=error_file,
+            errors=[BatchError(code=job_error.code, message=job_error.message)] if job_error else [],
         )
 
     async def _end(self, job: JobRecord, lease: JobLease, outcome: BatchOutcome) -> None:
         over = "failed" if outcome.status == "failed" else "completed"
-        kept = self._settings.upload_seconds
+        retention = self._settings.upload_seconds
         while True:
             try:
-                await self._store.end_job(KIND, job.id, lease.owner, over, encode(outcome), kept)  # type: ignore[arg-type]
+                await self._store.end_job(KIND, job.id, lease.owner, over, encode(outcome), retention)  # type: ignore[arg-type]
                 return
             except StoreUnavailable as away:
                 log.warning("%s is %s, but the store does not have this yet: %s", job.id, outcome.status, away)

@@ -65,15 +65,15 @@ class _Counts:
         self.start = bucket.start
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
         for text, count in bucket.counts.items():
-            what, model, of = _decode_name(text)
-            self._counts.setdefault((what, model), {})[of] = count
+            metric, model, of = _decode_name(text)
+            self._counts.setdefault((metric, model), {})[of] = count
 
     @property
     def models(self) -> Iterator[str]:
         return (model for _, model in self._counts)
 
-    def of(self, what: str, model: str) -> dict[str, int]:
-        return self._counts.get((what, model), {})
+    def of(self, metric: str, model: str) -> dict[str, int]:
+        return self._counts.get((metric, model), {})
 
 
 def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
 
 
 def _stage_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
-    def read_column(what: str, stage: str, scale: float = 1) -> list[float]:
-        return [each.of(what, model).get(stage, 0) / scale for each in buckets]
+    def read_column(metric: str, stage: str, scale: float = 1) -> list[float]:
+        return [each.of(metric, model).get(stage, 0) / scale for each in buckets]
 
     return {
         stage: {
@@ -126,15 +126,15 @@ def _quantile(counts: dict[str, int], part: float) -> float | None:
     Values are interpolated linearly within a bucket. For a value above the last bound, that bound is returned.
     """
     bounds = sorted((float(bound), count) for bound, count in counts.items() if count > 0)
-    rank, passed, last = part * sum(count for _, count in bounds), 0, 0.0
+    rank, count_below, last = part * sum(count for _, count in bounds), 0, 0.0
     for bound, count in bounds:
         lower = _lower_bound(bound)
         if bound == float("inf"):
             return lower
         last = bound
-        if passed + count >= rank:
-            return lower + (bound - lower) * (rank - passed) / count
-        passed += count
+        if count_below + count >= rank:
+            return lower + (bound - lower) * (rank - count_below) / count
+        count_below += count
     return last if bounds else None
 
 

@@ -37,8 +37,8 @@ class ConsoleKeys:
         Raises ``StoreUnavailable`` if this gateway does not follow the keys of the store and cannot read them.
         """
         view = self._view()
-        stored = () if view.follows_store else (await self._store.keys()).values()
-        return describe_keys(view, stored)
+        key_records = () if view.follows_store else (await self._store.keys()).values()
+        return describe_keys(view, key_records)
 
     async def create_key(self, body: bytes) -> dict[str, Any]:
         """Create a key from ``body``, JSON with the fields of a ``KeyRecord``. ``tenant`` is required.
@@ -61,15 +61,15 @@ class ConsoleKeys:
             raise BadRequest("the id of a key must be at least the first 12 hex digits of its SHA-256", param="id")
         if any(sha256.startswith(id) for sha256 in self._view().of_file):
             raise Conflict(f"the key {id} is in the file of keys (OMNIBUS_GATEWAY_KEYS_FILE): remove it there")
-        gone = await self._store.drop_key(id)
-        log.info("API key %s of %s revoked in the console", gone.id, gone.tenant)
-        return _key_values(gone, "store")
+        key = await self._store.drop_key(id)
+        log.info("API key %s of %s revoked in the console", key.id, key.tenant)
+        return _key_values(key, "store")
 
 
-def describe_keys(view: KeyView, stored: Iterable[KeyRecord]) -> dict[str, Any]:
-    """Describe the keys of ``view``, and those only in ``stored``."""
-    known = {each.sha256: each for each in (*stored, *view.records)}
-    keys = sorted(known.values(), key=lambda each: (each.tenant, each.created, each.id))
+def describe_keys(view: KeyView, stored_keys: Iterable[KeyRecord]) -> dict[str, Any]:
+    """Describe the keys of ``view``, and those only in ``stored_keys``."""
+    keys_by_hash = {each.sha256: each for each in (*stored_keys, *view.records)}
+    keys = sorted(keys_by_hash.values(), key=lambda each: (each.tenant, each.created, each.id))
     sources = ("file" if each.sha256 in view.of_file else "store" for each in keys)
     data = [_key_values(each, source) for each, source in zip(keys, sources, strict=True)]
     return {"required": view.required, "follows_store": view.follows_store, "data": data}
@@ -83,11 +83,11 @@ def _key_values(record: KeyRecord, source: str) -> dict[str, Any]:
 def _parse_record(body: bytes, sha256: str) -> KeyRecord:
     """Raises ``BadRequest`` with the name of the field."""
     try:
-        given = msgspec.json.decode(body, type=dict[str, Any])
+        fields = msgspec.json.decode(body, type=dict[str, Any])
         for name in _OWN_FIELDS:
-            if name in given:
+            if name in fields:
                 raise BadRequest(f"{name} is set by the gateway: omit it", param=name)
-        wanted = {**given, "sha256": sha256, "created": round(time.time(), 3)}
-        return api_key.check_key_record(msgspec.convert(wanted, KeyRecord))
+        values = {**fields, "sha256": sha256, "created": round(time.time(), 3)}
+        return api_key.check_key_record(msgspec.convert(values, KeyRecord))
     except UNREADABLE as error:
         raise BadRequest(f"invalid key record: {error}") from error

@@ -27,9 +27,9 @@ async def read_log_tail(path: str, process: str, lines: int) -> dict[str, Any]:
         text = await asyncio.to_thread(_read_tail, Path(path))
     except OSError as error:
         raise NotFound(f"the log file of OMNIBUS_GATEWAY_LOG_FILE cannot be read: {error.strerror}") from error
-    named = [(line.split(" ", 1)[0], line) for line in text.splitlines() if line.strip()]
-    found = [line for name, line in named if not process or name == process or name.startswith(f"{process}/")]
-    return {"processes": sorted({name for name, _ in named}), "lines": found[-lines:]}
+    named_lines = [(line.split(" ", 1)[0], line) for line in text.splitlines() if line.strip()]
+    matches = [line for name, line in named_lines if not process or name == process or name.startswith(f"{process}/")]
+    return {"processes": sorted({name for name, _ in named_lines}), "lines": matches[-lines:]}
 
 
 def _read_tail(path: Path) -> str:

@@ -24,9 +24,9 @@ MAX_LETTERS = 200
 def describe_executors(members: ExecutorTable) -> list[dict[str, Any]]:
     """Return all known executors, ordered by model, option and id."""
     now = time.monotonic()
-    found = [member for status in members.statuses() if (member := members.get(status.id)) is not None]
-    found.sort(key=lambda each: (each.status.model, each.status.option, each.status.id))
-    return [_executor_values(each, now) for each in found]
+    entries = [member for status in members.statuses() if (member := members.get(status.id)) is not None]
+    entries.sort(key=lambda each: (each.status.model, each.status.option, each.status.id))
+    return [_executor_values(each, now) for each in entries]
 
 
 def describe_executor(members: ExecutorTable, id: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def describe_executor(members: ExecutorTable, id: str) -> dict[str, Any]:
 
 def _executor_values(member: ExecutorEntry, now: float) -> dict[str, Any]:
     status = member.status
-    busy, done = _padded(status.busy, status.components), _padded(status.done, status.components)
-    stages = zip(status.components, busy, done, strict=True)
+    busy, jobs_done = _padded(status.busy, status.components), _padded(status.done, status.components)
+    stages = zip(status.components, busy, jobs_done, strict=True)
     return {
         "id": status.id,
         "model": status.model,
@@ -59,7 +59,9 @@ def _executor_values(member: ExecutorEntry, now: float) -> dict[str, Any]:
         "gpu_bytes": status.gpu_bytes,
         "reconnects": status.reconnects,
         "origin": status.origin,
-        "stages": [{"component": name, "busy_seconds": spent, "jobs": jobs} for name, spent, jobs in stages],
+        "stages": [
+            {"component": name, "busy_seconds": busy_seconds, "jobs": jobs} for name, busy_seconds, jobs in stages
+        ],
     }
 
 
@@ -73,10 +75,10 @@ async def list_letters(bus: Bus, limit: int, before: int) -> dict[str, Any]:
 
     Letters of another version are skipped, so a page may have fewer than ``limit``.
     """
-    stored = await dead_letters.list_dead_letters(bus, limit, before)
-    below = stored[-1].number if stored else 0
-    found = [_letter_values(letter) for letter in _decoded(each.data for each in stored)]
-    return {"data": found, "next": below if len(stored) == limit and below > 1 else None}
+    messages = await dead_letters.list_dead_letters(bus, limit, before)
+    below = messages[-1].number if messages else 0
+    letters = [_letter_values(letter) for letter in _decoded(each.data for each in messages)]
+    return {"data": letters, "next": below if len(messages) == limit and below > 1 else None}
 
 
 async def show_letter(bus: Bus, id: str) -> dict[str, Any]:
@@ -113,7 +115,9 @@ def _letter_values(letter: DeadLetter) -> dict[str, Any]:
 
 def describe_settings(environ: Callable[[], dict[str, str]] = lambda: dict(os.environ)) -> list[dict[str, Any]]:
     """Return all settings of a gateway with defaults and values. Secrets are shown as ``(set)``."""
-    given = environ()
+    environment = environ()
     return [
-        {"area": area.area, **variable._asdict()} for area in SETTING_AREAS for variable in area_variables(area, given)
+        {"area": area.area, **variable._asdict()}
+        for area in SETTING_AREAS
+        for variable in area_variables(area, environment)
     ]

@@ -27,25 +27,25 @@ async def describe_plans(store: Store) -> dict[str, Any]:
         store.plan_state(), store.plan_problems(), store.plan_history(MAX_PAST_EPOCHS)
     )
     plan = await store.plan(stand.epoch) if stand.epoch else None
-    staged = await store.staged_plan() if stand.staged else None
+    next_plan = await store.staged_plan() if stand.staged else None
     score = await store.plan_score(stand.epoch) if stand.epoch else None
     return {
         "plan": msgspec.to_builtins(plan),
-        "staged": msgspec.to_builtins(staged),
+        "staged": msgspec.to_builtins(next_plan),
         "pin": stand.pin,
         "score": msgspec.to_builtins(score),
         "problems": msgspec.to_builtins(problems),
-        "changes": _plan_changes(plan, staged, past),
+        "changes": _plan_changes(plan, next_plan, past),
         "history": [_summarize_epoch(each) for each in past],
         "models": describe_models(plan.models if plan is not None else {}),
     }
 
 
-def describe_models(known: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
+def describe_models(models: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
     """Return the inputs, outputs, voices and apps of each model."""
     return {
         name: {**_describe_modalities(model), "voices": list(model.voices), "apps": list(model.apps)}
-        for name, model in known.items()
+        for name, model in models.items()
     }
 
 
@@ -60,11 +60,11 @@ def _describe_modalities(model: ModelPlan) -> dict[str, list[str]]:
     return {"takes": catalog.input_kinds({**family, "encoders": model.encoders}), "gives": gives}
 
 
-def _plan_changes(plan: Plan | None, staged: Plan | None, past: Sequence[PlanHistoryEntry]) -> list[list[str]]:
+def _plan_changes(plan: Plan | None, next_plan: Plan | None, past: Sequence[PlanHistoryEntry]) -> list[list[str]]:
     if plan is None:
         return []
-    if staged is not None:
-        return list(plan_differences(plan, staged))
+    if next_plan is not None:
+        return list(plan_differences(plan, next_plan))
     before = next((each.plan for each in past if each.epoch < plan.epoch), None)
     return list(plan_differences(before, plan)) if before is not None else []
 

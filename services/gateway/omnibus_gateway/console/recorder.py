@@ -86,14 +86,14 @@ def _read_counters() -> Iterator[tuple[Name, float]]:
             yield (outcome, sample.labels["model"], sample.labels["type"]), sample.value
     for sample in _samples(GATEWAY.requests, "_total"):
         yield ("code", sample.labels["model"], sample.labels["code"]), sample.value
-    for what, histogram in (("first", GATEWAY.first), ("total", GATEWAY.total)):
-        found: dict[Name, float] = {}
+    for metric, histogram in (("first", GATEWAY.first), ("total", GATEWAY.total)):
+        counts: dict[Name, float] = {}
         below: dict[str, float] = {}
         for sample in _samples(histogram, "_bucket"):  # bounds of one series are consecutive and ascending
-            series, name = str({**sample.labels, "le": ""}), (what, sample.labels["model"], sample.labels["le"])
-            found[name] = found.get(name, 0.0) + sample.value - below.get(series, 0.0)
+            series, name = str({**sample.labels, "le": ""}), (metric, sample.labels["model"], sample.labels["le"])
+            counts[name] = counts.get(name, 0.0) + sample.value - below.get(series, 0.0)
             below[series] = sample.value
-        yield from found.items()
+        yield from counts.items()
     for sample in _samples(GATEWAY.stage_failures, "_total"):
         yield ("lost", sample.labels["model"], sample.labels["stage"]), sample.value
 
@@ -117,27 +117,29 @@ class _StageCounts:
 
         An executor that was unknown at the last mark has no new counts yet.
         """
-        known, now = {status.id: status for status in statuses}, time.monotonic()
+        statuses_by_id, now = {status.id: status for status in statuses}, time.monotonic()
         counts: dict[Name, float] = {}
-        for status in known.values():
+        for status in statuses_by_id.values():
             _add_new_work(counts, self._known.get(status.id), status, now - self._at)
 
         def mark_read() -> None:
-            self._known, self._at = known, now
+            self._known, self._at = statuses_by_id, now
 
         return {name: round(value) for name, value in counts.items()}, mark_read
 
 
-def _add_new_work(counts: dict[Name, float], old: ExecutorStatus | None, status: ExecutorStatus, passed: float) -> None:
-    """Add an executor's work since ``old``, ``passed`` seconds ago, to ``counts``."""
+def _add_new_work(
+    counts: dict[Name, float], old: ExecutorStatus | None, status: ExecutorStatus, elapsed: float
+) -> None:
+    """Add an executor's work since ``old``, ``elapsed`` seconds ago, to ``counts``."""
     if old is None or old.components != status.components or len(old.busy) != len(status.busy):
         return
     same = status.pid == old.pid  # after a restart, its counts began at 0
     for place, component in enumerate(status.components[: min(len(status.busy), len(status.done))]):
-        for what, value in (
+        for metric, value in (
             ("busy", 1000 * (status.busy[place] - (old.busy[place] if same else 0.0))),
             ("jobs", status.done[place] - (old.done[place] if same else 0)),
-            ("up", 1000 * passed * (status.state == "ready")),
+            ("up", 1000 * elapsed * (status.state == "ready")),
         ):
-            name = (what, status.model, component)
+            name = (metric, status.model, component)
             counts[name] = counts.get(name, 0.0) + value

@@ -36,13 +36,13 @@ class ConsoleReplays:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def stream_replay(self, id: str, given: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    async def stream_replay(self, id: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield the output of ``omnibus replay``: where it runs, then the answer and the comparison.
 
-        ``from``, ``path`` and ``route`` of ``given`` are the headers of ``omnibus_gateway.replay.options``. Raises
+        ``from``, ``path`` and ``route`` of ``query`` are the headers of ``omnibus_gateway.replay.options``. Raises
         ``BadRequest`` for other parameters, and ``NotFound``.
         """
-        headers = _replay_headers(given)
+        headers = _replay_headers(query)
         record = await records.find_record(self._bus, id)
         async for part in self._run(record.invocation, headers):
             yield part
@@ -54,12 +54,12 @@ class ConsoleReplays:
         ``NotFound``.
         """
         try:
-            wanted = msgspec.json.decode(body, type=ForkRequest)
+            fork_request = msgspec.json.decode(body, type=ForkRequest)
         except UNREADABLE as error:
             raise BadRequest(f"invalid fork: {error}") from error
         record = await records.find_record(self._bus, id)
-        node = forks.find_node(record.invocation, str(wanted.node))
-        fork = forks.fork_invocation(record.invocation, node, wanted.changes, wanted.seed)
+        node = forks.find_node(record.invocation, str(fork_request.node))
+        fork = forks.fork_invocation(record.invocation, node, fork_request.changes, fork_request.seed)
         async for part in self._run(fork, forks.start_headers(*record, node)):
             yield part
 
@@ -71,10 +71,10 @@ class ConsoleReplays:
 
 def _replay_headers(query: Mapping[str, str]) -> dict[str, str]:
     """Raises ``BadRequest`` for unknown parameters and values that cannot be headers."""
-    given = {name: value for name, value in query.items() if value}
-    for name, value in given.items():
+    headers = {name: value for name, value in query.items() if value}
+    for name, value in headers.items():
         if name not in REPLAY_PARAMS or not (value.isascii() and value.isprintable()):
             raise BadRequest(
                 f"a replay accepts only {', '.join(REPLAY_PARAMS)}, with printable ASCII values", param=name[:80]
             )
-    return {f"Omnibus-{name}": value for name, value in given.items()}
+    return {f"Omnibus-{name}": value for name, value in headers.items()}

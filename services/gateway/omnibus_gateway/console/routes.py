@@ -107,9 +107,9 @@ class Console:
         return await self._keys.revoke_key(request.path_params["id"])
 
     async def _get_letters(self, request: Request) -> Any:
-        given = parse_query(request, "limit", "before")
-        limit = parse_number(given, "limit", 50, 1, operations.MAX_LETTERS)
-        return await operations.list_letters(self._bus, limit, parse_number(given, "before", 0, 0, 1 << 62))
+        query = parse_query(request, "limit", "before")
+        limit = parse_number(query, "limit", 50, 1, operations.MAX_LETTERS)
+        return await operations.list_letters(self._bus, limit, parse_number(query, "before", 0, 0, 1 << 62))
 
     async def _get_letter(self, request: Request) -> Any:
         return await operations.show_letter(self._bus, request.path_params["id"])
@@ -118,14 +118,14 @@ class Console:
         return {"data": operations.describe_settings()}
 
     async def _get_logs(self, request: Request) -> Any:
-        given = parse_query(request, "process", "lines")
-        lines = parse_number(given, "lines", 200, 1, MAX_LINES)
-        return await read_log_tail(self._settings.log_file, given.get("process", ""), lines)
+        query = parse_query(request, "process", "lines")
+        lines = parse_number(query, "lines", 200, 1, MAX_LINES)
+        return await read_log_tail(self._settings.log_file, query.get("process", ""), lines)
 
     async def _get_history(self, request: Request) -> Any:
-        given = parse_query(request, "seconds", "until")
-        seconds = parse_number(given, "seconds", 3600, 60, MAX_SPAN_SECONDS)
-        return await read_history(self._store, seconds, parse_number(given, "until", 0, 0, 1 << 40) or time.time())
+        query = parse_query(request, "seconds", "until")
+        seconds = parse_number(query, "seconds", 3600, 60, MAX_SPAN_SECONDS)
+        return await read_history(self._store, seconds, parse_number(query, "until", 0, 0, 1 << 40) or time.time())
 
     def _stream_states(self, _: Request, __: bytes) -> AsyncGenerator[bytes, None]:
         return self.live.stream_states()

@@ -66,13 +66,13 @@ class ConsoleFile(NamedTuple):
 @functools.cache
 def read_files(directory: Path = STATIC) -> Mapping[str, ConsoleFile]:
     """Return the files by name, read and compressed once per process."""
-    found = {}
+    files = {}
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
             body = path.read_bytes()
-            packed = gzip.compress(body, mtime=0)
-            found[path.name] = ConsoleFile(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
-    return MappingProxyType(found)
+            gzip_body = gzip.compress(body, mtime=0)
+            files[path.name] = ConsoleFile(body, gzip_body, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
+    return MappingProxyType(files)
 
 
 class ConsolePages:

@@ -74,8 +74,8 @@ class OutputCapture:
         if array is not None:
             self.last = array
             self._nbytes += array.nbytes
-        known = array is None or array.dtype.name in ITEMSIZE
-        self._fit = self._fit and known and self._nbytes <= MAX_OUTPUT_BYTES and chunk.seq == len(self._pieces)
+        is_known = array is None or array.dtype.name in ITEMSIZE
+        self._fit = self._fit and is_known and self._nbytes <= MAX_OUTPUT_BYTES and chunk.seq == len(self._pieces)
         if self._fit:
             self._pieces.append(RecordedChunk(chunk.data, array, chunk.last, chunk.empty))
         else:
@@ -128,8 +128,8 @@ class OutputCapture:
 
 def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
     """Return the outputs that nodes read of each other and may capture."""
-    found = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
-    return (use for use in found if use[1] not in UNCAPTURED_OUTPUTS)
+    output_uses = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
+    return (use for use in output_uses if use[1] not in UNCAPTURED_OUTPUTS)
 
 
 def create_captures(invocation: Invocation, tensors: TensorClient, whole: bool) -> dict[tuple[int, str], OutputCapture]:

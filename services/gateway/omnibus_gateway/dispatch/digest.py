@@ -62,7 +62,7 @@ class Fingerprint:
     @property
     def lengths(self) -> dict[str, int]:
         """Numbers of elements of the lists, by key."""
-        return {key: len(found) for key, found in self._lists.items()}
+        return {key: len(elements) for key, elements in self._lists.items()}
 
     @property
     def values(self) -> int:
@@ -72,8 +72,8 @@ class Fingerprint:
     @property
     def has_content(self) -> bool:
         """True if anything but the closing chunk of an answer arrived."""
-        told = self._texts.keys() - _CLOSING or self._lists or self._nbytes
-        return bool(told or any(each.keys() - _CLOSING for each in self._chunks))
+        content_keys = self._texts.keys() - _CLOSING or self._lists or self._nbytes
+        return bool(content_keys or any(each.keys() - _CLOSING for each in self._chunks))
 
     def hexdigest(self, *, cached: bool = False) -> str:
         """Return 64 hex digits, or the empty string without content.

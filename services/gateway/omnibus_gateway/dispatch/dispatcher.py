@@ -152,8 +152,8 @@ class Dispatcher:
         running.charge_executors()
         running.sent = time.monotonic()
         if running.tapes:
-            asked = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
-            invocation = msgspec.structs.replace(invocation, outputs=asked)
+            output_keys = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
+            invocation = msgspec.structs.replace(invocation, outputs=output_keys)
         elif len(invocation.nodes) > 1 or invocation.attempt:
             invocation = running.invocation = self._restarts.prepare_invocation(running, invocation)
         body = running.body = graph.encode_invocation(running.with_places(invocation, self._tensors.node))
@@ -163,12 +163,14 @@ class Dispatcher:
                 "shorten its fields"
             )
         headers = running.headers if running.tenant or running.span is not None else None
-        sent = set()
+        receivers = set()
         for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
-            if executor not in sent and executor not in running.absent and invocation.starts_node(index):
-                sent.add(executor)
-                refused = subjects.refused_subject(self._gateway, invocation.id, invocation.attempt, executor)
-                self._bus.publish(subjects.task_subject(node.task, executor), body, reply=refused, headers=headers)
+            if executor not in receivers and executor not in running.absent and invocation.starts_node(index):
+                receivers.add(executor)
+                refusal_subject = subjects.refused_subject(self._gateway, invocation.id, invocation.attempt, executor)
+                self._bus.publish(
+                    subjects.task_subject(node.task, executor), body, reply=refusal_subject, headers=headers
+                )
         if running.on_sent is not None:
             running.on_sent(running)
 
@@ -282,13 +284,13 @@ class Dispatcher:
         except OmnibusError as error:  # freed memory, or no sidecar
             running.fail(error)
 
-    def _on_failed(self, running: InflightInvocation, failed: NodeFailed) -> None:
-        error = from_problem(failed.problem)
-        running.failed = failed.node
+    def _on_failed(self, running: InflightInvocation, failure: NodeFailed) -> None:
+        error = from_problem(failure.problem)
+        running.failed = failure.node
         if isinstance(error, StageUnavailable):  # the process is alive but its engine is not: others can take the work
             self._reroute(running, error.executor, error, "unavailable")
         elif isinstance(error, NodeUnreachable):
-            self._avoid_node(running, error, running.executors[failed.node])
+            self._avoid_node(running, error, running.executors[failure.node])
         elif (
             isinstance(error, StaleHandle | ProtocolError | SequenceGap)
             and running.invocation.attempt + 1 < MAX_ATTEMPTS
@@ -310,14 +312,14 @@ class Dispatcher:
 
     def _avoid_node(self, running: InflightInvocation, error: NodeUnreachable, reader: str) -> None:
         """Rerun without the unreachable node, or else without ``reader``, an executor."""
-        for others in (running.executors_on(error.node), frozenset({reader} - {""})):
-            if not others:
+        for executors in (running.executors_on(error.node), frozenset({reader} - {""})):
+            if not executors:
                 continue
             try:
-                running.again(frozenset(running.lost | others))
+                running.again(frozenset(running.lost | executors))
             except OmnibusError:
                 continue
-            running.lost |= others
+            running.lost |= executors
             self._reroute(running, "", error, "node")
             return
         running.fail(error)
@@ -327,8 +329,8 @@ class Dispatcher:
         if not delivery.refused:
             return
         invocation, attempt, executor = subjects.parse_refused_subject(delivery.subject)
-        gone, running = self._watcher.handle_refusal(invocation, attempt, executor), self._running.get(invocation)
-        if running is None or gone is None or not (gone or running.has_alternative(executor)):
+        is_gone, running = self._watcher.handle_refusal(invocation, attempt, executor), self._running.get(invocation)
+        if running is None or is_gone is None or not (is_gone or running.has_alternative(executor)):
             return  # it may only be changing servers, and no other executor can take the work
         if running.invocation.attempt == attempt and executor not in running.lost:
             self._reroute(running, executor, running.gone_error(executor), "gone")
@@ -362,19 +364,19 @@ class Dispatcher:
             running.lost.add(executor)
         if running.over or running.failure is not None or running.on_settled is not None:
             return  # no node is missing any more
-        refused = self._quarantine.refusal_error(running)
-        if refused is not None or running.invocation.attempt + 1 >= MAX_ATTEMPTS:
+        refusal = self._quarantine.refusal_error(running)
+        if refusal is not None or running.invocation.attempt + 1 >= MAX_ATTEMPTS:
             running.record_failed_attempt(reason, error)
-            running.fail(refused or error)
+            running.fail(refusal or error)
             return
         self._quarantine.schedule_move(running, partial(self._retry, running, error, reason))
 
     def _retry(self, running: InflightInvocation, error: OmnibusError, reason: str) -> None:
         running.record_failed_attempt(reason, error)
-        lost = frozenset[int]()
+        lost_nodes = frozenset[int]()
         if reason in _EXECUTOR_LOSS_REASONS:  # of all deaths since the last attempt: a move may have been queued
-            lost = lost.union(*map(running.unfinished_nodes, running.lost))
-        again = self._restarts.nodes_to_restart(running, lost)
+            lost_nodes = lost_nodes.union(*map(running.unfinished_nodes, running.lost))
+        again = self._restarts.nodes_to_restart(running, lost_nodes)
         try:
             route = self._quarantine.find_route(running)
         except OmnibusError as none:

@@ -64,8 +64,8 @@ class FailureDetector:
     @property
     def is_returning(self) -> bool:
         """True just after a reconnect, when executors may only be reconnecting."""
-        stalled = time.monotonic() - self._stalled_at < RECONNECT_GRACE_SECONDS
-        return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS) or stalled
+        was_stalled = time.monotonic() - self._stalled_at < RECONNECT_GRACE_SECONDS
+        return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS) or was_stalled
 
     def handle_refusal(self, invocation: str, attempt: int, executor: str) -> bool | None:
         """Handle the server's reply that ``executor`` has no subscriber.
@@ -75,17 +75,17 @@ class FailureDetector:
         frozen. Our connection survived, but those of others may not have.
         """
         running = self._inflight.get(invocation)
-        sent = attempt / 1000 if invocation == PROBE else inf
+        sent_at = attempt / 1000 if invocation == PROBE else inf
         if running is not None and running.invocation.attempt == attempt:
-            sent = running.sent
-        if time.monotonic() - sent > MAX_REFUSAL_SECONDS:
+            sent_at = running.sent
+        if time.monotonic() - sent_at > MAX_REFUSAL_SECONDS:
             self._stalled_at = time.monotonic()
         if self.is_returning:
             return None
-        gone = self._refusals.confirms_loss(executor)
-        if gone:
+        is_gone = self._refusals.confirms_loss(executor)
+        if is_gone:
             self._on_gone(executor)
-        return gone
+        return is_gone
 
     def handle_status(self, status: ExecutorStatus) -> bool:
         """Apply a status event; returns True if the executor just left.
@@ -93,8 +93,8 @@ class FailureDetector:
         In a cluster, the executor's server may fail while ours does not. So its status counts its reconnects.
         """
         self._refusals.note_sign_of_life(status.id)
-        known = self._members.get(status.id)
-        if known is not None and known.status.reconnects != status.reconnects:
+        entry = self._members.get(status.id)
+        if entry is not None and entry.status.reconnects != status.reconnects:
             self._returned.add(status.id)
             self._returned_at = time.monotonic()
         return self._members.handle_status(status)
@@ -126,8 +126,8 @@ class FailureDetector:
             self._retry_returned()
             late = self._members.silent_executors(EXECUTOR_PROBE_SECONDS)
             for executor in {*late, *self._refusals.overdue_peers()}:
-                refused = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
-                self._publish_query(subjects.edge_subject(executor), b"", refused)
+                refusal_subject = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
+                self._publish_query(subjects.edge_subject(executor), b"", refusal_subject)
             self._replace_silent()
             self.replace_overdue()
 
@@ -146,11 +146,11 @@ class FailureDetector:
         """Rerun invocations sent to executors before they disconnected, once all have reconnected."""
         if not self._returned or time.monotonic() - self._returned_at < RECONNECT_GRACE_SECONDS:
             return
-        returned, self._returned = self._returned, set()
+        returned_executors, self._returned = self._returned, set()
         self._retry_running(
             running
             for running in list(self._inflight.values())
-            if running.sent <= self._returned_at and not returned.isdisjoint(running.invocation.route)
+            if running.sent <= self._returned_at and not returned_executors.isdisjoint(running.invocation.route)
         )
 
     def _retry_running(self, invocations: Iterable[InflightInvocation]) -> None:
@@ -160,12 +160,12 @@ class FailureDetector:
 
     def _replace_silent(self) -> None:
         """Move the work of executors that accepted it and then fell silent."""
-        lost, hopeless = (
+        lost_executors, hopeless = (
             set(self._members.silent_executors(EXECUTOR_LOST_SECONDS)),
             set(self._members.silent_executors(EXECUTOR_LAST_RESORT_SECONDS)),
         )
-        for running in list(self._inflight.values()) if lost else ():
-            holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
+        for running in list(self._inflight.values()) if lost_executors else ():
+            holders = (executor for executor in lost_executors & running.accepted if running.waits_for(executor))
             silent = next((each for each in holders if each in hopeless or running.has_alternative(each)), None)
             if silent is not None:
                 self._move(running, silent, running.gone_error(silent), "silent")

@@ -332,9 +332,9 @@ def token_resume_states(
     nodes: Sequence[GraphNode], outputs: Sequence[Key], tokens: Sequence[int]
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield the state from which an answer's language model resumes after ``tokens``."""
-    written = [node for node, output in outputs if output == TEXT]
-    if tokens and len(written) == 1:
-        for each in _with_cache_source(nodes, written[0]):
+    text_nodes = [node for node, output in outputs if output == TEXT]
+    if tokens and len(text_nodes) == 1:
+        for each in _with_cache_source(nodes, text_nodes[0]):
             yield each, TEXT, {"ids": list(tokens)}
 
 

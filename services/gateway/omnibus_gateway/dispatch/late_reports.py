@@ -39,29 +39,29 @@ class LateReports:
         if not nodes or running.id in self._ended:
             then()
             return
-        ended = self._ended[running.id] = _Ended(running, nodes, then)
-        ended.timer = asyncio.get_running_loop().call_later(REPORT_SECONDS, self._finish, running.id)
+        ended_invocation = self._ended[running.id] = _Ended(running, nodes, then)
+        ended_invocation.timer = asyncio.get_running_loop().call_later(REPORT_SECONDS, self._finish, running.id)
 
     def add_report(self, hop: Hop) -> None:
         """Add a report of an invocation that is not running."""
-        ended = self._ended.get(hop.inv)
-        if ended is None:
+        ended_invocation = self._ended.get(hop.inv)
+        if ended_invocation is None:
             return
         if hop.attempt < 0:
-            ended.running.add_unfinished(hop)
-            ended.nodes.discard((hop.node, ~hop.attempt))
-        elif ended.running.is_current(hop.node, hop.attempt):  # it finished before it received the end
-            ended.running.hops[hop.node] = hop
-            ended.nodes.discard((hop.node, hop.attempt))
-        if not ended.nodes:
+            ended_invocation.running.add_unfinished(hop)
+            ended_invocation.nodes.discard((hop.node, ~hop.attempt))
+        elif ended_invocation.running.is_current(hop.node, hop.attempt):  # it finished before it received the end
+            ended_invocation.running.hops[hop.node] = hop
+            ended_invocation.nodes.discard((hop.node, hop.attempt))
+        if not ended_invocation.nodes:
             self._finish(hop.inv)
 
     def _finish(self, id: str) -> None:
-        ended = self._ended.pop(id, None)
-        if ended is not None:
-            if ended.timer is not None:
-                ended.timer.cancel()
-            ended.then()
+        ended_invocation = self._ended.pop(id, None)
+        if ended_invocation is not None:
+            if ended_invocation.timer is not None:
+                ended_invocation.timer.cancel()
+            ended_invocation.then()
 
     def close(self) -> None:
         """Stop waiting for reports."""

@@ -72,10 +72,10 @@ class Quarantine:
 
     def refuse_inputs(self, culprit: Iterable[str], now: float) -> None:
         """Refuse inputs with all of ``culprit``, for example as another gateway does."""
-        refused = frozenset(culprit)
-        if refused and self._seconds:
-            self._refused[refused] = now + self._seconds
-            self._refused.move_to_end(refused)
+        refused_keys = frozenset(culprit)
+        if refused_keys and self._seconds:
+            self._refused[refused_keys] = now + self._seconds
+            self._refused.move_to_end(refused_keys)
             while len(self._refused) > MAX_REFUSED_INPUTS:
                 self._refused.popitem(last=False)
 
@@ -89,16 +89,16 @@ class Quarantine:
         member = self._members.get(executor)
         if member is None:
             return
-        held = {
+        held_keys = {
             running: _unfinished_keys(running, executor)
             for running in inflight
             if running.waits_for(executor) and not running.mirrored
         }
-        for running in held:
+        for running in held_keys:
             running.died_with.append(frozenset(member.status.components))
-        if not self._seconds or not held:
+        if not self._seconds or not held_keys:
             return
-        suspects: Culprit = frozenset().union(*held.values())
+        suspects: Culprit = frozenset().union(*held_keys.values())
         self._dead[executor] = member.status, suspects
         while len(self._dead) > MAX_DEAD_EXECUTORS:
             self._dead.popitem(last=False)
@@ -107,7 +107,7 @@ class Quarantine:
             self._suspects.move_to_end(key)
         while len(self._suspects) > MAX_SUSPECTS:
             self._suspects.popitem(last=False)
-        self._judge_suspects(held, now)
+        self._judge_suspects(held_keys, now)
 
     def note_status(self, status: ExecutorStatus) -> None:
         """Revoke the death of an executor if the same process reconnected."""
@@ -132,12 +132,14 @@ class Quarantine:
         for culprit in [each for each in self._refused if key in each]:
             del self._refused[culprit]
 
-    def _judge_suspects(self, held: Mapping[InflightInvocation, Culprit], now: float) -> None:
+    def _judge_suspects(self, held_keys: Mapping[InflightInvocation, Culprit], now: float) -> None:
         """Refuse the input with the most deaths; if there are several, make each run alone."""
-        deaths = max((self._suspects.get(key, 0) for keys in held.values() for key in keys), default=0)
+        deaths = max((self._suspects.get(key, 0) for keys in held_keys.values() for key in keys), default=0)
         if deaths < MAX_DEATHS:
             return
-        worst = {run: frozenset(key for key in keys if self._suspects.get(key) == deaths) for run, keys in held.items()}
+        worst = {
+            run: frozenset(key for key in keys if self._suspects.get(key) == deaths) for run, keys in held_keys.items()
+        }
         culprits = {keys for keys in worst.values() if keys}
         for running, keys in worst.items():
             if keys and len(culprits) == 1:
@@ -157,14 +159,14 @@ class Quarantine:
 
         These run more components than an executor that died with it. Raises as ``running.again`` does.
         """
-        lost = frozenset(running.lost)
+        lost_executors = frozenset(running.lost)
         larger = frozenset[str]().union(*map(self._members.larger_executors, running.died_with))
         if larger:
             try:
-                return running.again(lost | larger)
+                return running.again(lost_executors | larger)
             except StageUnavailable:  # there are no others
                 pass
-        return running.again(lost)
+        return running.again(lost_executors)
 
     def schedule_move(self, running: InflightInvocation, move: Callable[[], None]) -> None:
         """Call ``move`` now; if ``running`` must run alone, after the other ones that must."""

@@ -56,12 +56,12 @@ class RemoteChunks:
 
     async def _pull_in_order(self, running: InflightInvocation, key: tuple[int, str]) -> None:
         waiting = running.arriving[key]
-        opened: Handle | None = None
+        open_handle: Handle | None = None
         try:
             while waiting:
                 chunk = waiting[0]
                 if running.attempts.get(chunk.node) == chunk.attempt:
-                    opened = await self._open_tensor(running, chunk, opened)
+                    open_handle = await self._open_tensor(running, chunk, open_handle)
                     self._feed(running, chunk)
                 waiting.popleft()
         except OmnibusError as error:
@@ -69,16 +69,18 @@ class RemoteChunks:
         finally:
             del running.arriving[key]
 
-    async def _open_tensor(self, running: InflightInvocation, chunk: Chunk, opened: Handle | None) -> Handle | None:
+    async def _open_tensor(
+        self, running: InflightInvocation, chunk: Chunk, open_handle: Handle | None
+    ) -> Handle | None:
         """Pull the bytes of ``chunk``; returns the handle whose read is open."""
         handle, rows = chunk.handle, chunk.rows
         if handle is None or self._tensors.is_local(handle):
-            return opened
+            return open_handle
         if running.pull_log is None:
             running.pull_log = PullLog(self._tensors.node)
         invocation, deadline = running.id, running.invocation.deadline
         with running.pull_log.measure_pull((chunk.node, chunk.output), handle, rows):
-            if rows is not None and handle == opened:
+            if rows is not None and handle == open_handle:
                 await self._tensors.extend_read(handle, rows, invocation=invocation, deadline=deadline)
             else:
                 running.pulled = True

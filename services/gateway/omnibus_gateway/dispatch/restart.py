@@ -62,27 +62,30 @@ class StageRestarts:
 
     # Which nodes
 
-    def nodes_to_restart(self, running: InflightInvocation, lost: frozenset[int]) -> frozenset[int]:
-        """Return the nodes that restart with the ``lost`` ones; all of them without retention."""
+    def nodes_to_restart(self, running: InflightInvocation, lost_nodes: frozenset[int]) -> frozenset[int]:
+        """Return the nodes that restart with the ``lost_nodes`` ones; all of them without retention."""
         everything = frozenset(range(len(running.attempts)))
-        if not running.records or not lost:
+        if not running.records or not lost_nodes:
             return everything
         usable = {}
         for key, record in running.records.items():
-            alive = key[0] not in lost and running.executors[key[0]] not in running.lost
+            alive = key[0] not in lost_nodes and running.executors[key[0]] not in running.lost
             usable[key] = (record.whole or alive) and self.retention.is_usable(record)
-        return affected_nodes(running.invocation, lost, running.hops, usable)
+        return affected_nodes(running.invocation, lost_nodes, running.hops, usable)
 
     def end_messages(self, running: InflightInvocation, again: frozenset[int]) -> Iterable[tuple[str, InvocationEnd]]:
         """Yield each executor of the nodes ``again`` and its ``InvocationEnd`` message."""
         invocation = running.invocation
         for executor in dict.fromkeys(running.executors[node] for node in sorted(again)):
             own = frozenset(node for node, by in enumerate(running.executors) if by == executor)
-            others = running.unfinished_nodes(executor) - again
+            remaining_nodes = running.unfinished_nodes(executor) - again
             yield (
                 executor,
                 InvocationEnd(
-                    invocation.id, "moved", invocation.attempt, nodes=tuple(sorted(own & again)) if others else ()
+                    invocation.id,
+                    "moved",
+                    invocation.attempt,
+                    nodes=tuple(sorted(own & again)) if remaining_nodes else (),
                 ),
             )
 

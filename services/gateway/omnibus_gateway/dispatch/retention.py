@@ -55,8 +55,8 @@ class OutputRecord:
         """Return the concatenated lists of this name: ``MAX_RESUMED_VALUES`` numbers at most."""
         if not self.intact:
             return []
-        joined = [value for chunk in self.chunks for value in chunk.data.get(key, ())]
-        return joined[: MAX_RESUMED_VALUES // max(1, _numbers_in(joined[:1]))]
+        values = [value for chunk in self.chunks for value in chunk.data.get(key, ())]
+        return values[: MAX_RESUMED_VALUES // max(1, _numbers_in(values[:1]))]
 
     def restart(self) -> None:
         """Prepare for its node, which restarts from the retained chunks."""
@@ -78,24 +78,24 @@ class OutputRetention:
         shape = tuple([(node.task, node.uses) for node in invocation.nodes])
         attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
         key = (self.policy, shape, invocation.route, invocation.outputs, attempt)
-        found = self._known.get(key)
-        if found is None:
+        output_keys = self._known.get(key)
+        if output_keys is None:
             if len(self._known) >= MAX_SHAPES:
                 self._known.clear()
-            found = self._known[key] = tuple(self._find_retained(invocation))
-        return found
+            output_keys = self._known[key] = tuple(self._find_retained(invocation))
+        return output_keys
 
     def _find_retained(self, invocation: Invocation) -> Iterator[Key]:
         if self.policy == OFF or (len(invocation.nodes) == 1 and not _leaves_checkpoints(invocation, 0)):
             return
-        route, chosen = invocation.route, set()
+        route, chosen_uses = invocation.route, set()
         for reader, node in enumerate(invocation.nodes):
             if _leaves_checkpoints(invocation, reader) and invocation.starts_node(reader):
                 yield reader, CHECKPOINT
             for use in node.uses:
                 near = self.policy != ALL and use[1] != CODES and route[use[0]] == route[reader]
-                if not (near or use in chosen or use[1] in UNRETAINED_OUTPUTS or use in invocation.outputs):
-                    chosen.add(use)
+                if not (near or use in chosen_uses or use[1] in UNRETAINED_OUTPUTS or use in invocation.outputs):
+                    chosen_uses.add(use)
                     if invocation.starts_node(use[0]):
                         yield use
 
@@ -193,19 +193,19 @@ def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:
 
 
 def affected_nodes(
-    invocation: Invocation, lost: Iterable[int], finished: Iterable[int], usable: Mapping[Key, bool]
+    invocation: Invocation, lost_nodes: Iterable[int], finished_nodes: Iterable[int], usable: Mapping[Key, bool]
 ) -> frozenset[int]:
-    """Return the nodes that restart when ``lost`` nodes do.
+    """Return the nodes that restart when ``lost_nodes`` nodes do.
 
-    These are the dependents that are not ``finished``, and the producers whose outputs are not ``usable``.
+    These are the dependents that are not ``finished_nodes``, and the producers whose outputs are not ``usable``.
     """
-    again, done = set(lost), set(finished)
+    again, done_nodes = set(lost_nodes), set(finished_nodes)
     while True:
         more = set()
         for index, node in enumerate(invocation.nodes):
             if index in again:
                 more |= {use[0] for use in node.uses if not usable.get(use, False)}
-            elif index not in done and any(source in again for source, _ in node.uses):
+            elif index not in done_nodes and any(source in again for source, _ in node.uses):
                 more.add(index)
         if more <= again:
             return frozenset(again)

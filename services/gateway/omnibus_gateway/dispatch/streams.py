@@ -40,15 +40,15 @@ class _RepeatableOutput:
         self.again: dict[_Key, Any] = {}  # the rest that this attempt must repeat
 
     def restart(self) -> None:
-        self.again = {key: _join_values(told) for key, told in self._pieces.items()}
-        self._pieces = {key: [told] for key, told in self.again.items()}
+        self.again = {key: _join_values(pieces) for key, pieces in self._pieces.items()}
+        self._pieces = {key: [joined_value] for key, joined_value in self.again.items()}
         self._repeated = 0
 
     def number_lists(self) -> dict[str, list[int]]:
         """Return the first ``MAX_RESUMED_VALUES`` elements of each list of whole numbers."""
-        found = {key: _join_values(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
+        lists = {key: _join_values(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
         return {
-            key: all_[:MAX_RESUMED_VALUES] for key, all_ in found.items() if all(type(each) is int for each in all_)
+            key: all_[:MAX_RESUMED_VALUES] for key, all_ in lists.items() if all(type(each) is int for each in all_)
         }
 
     @property
@@ -63,25 +63,25 @@ class _RepeatableOutput:
         if type(data.get(KEY)) is list and len(data) == 1:
             return self._skip_repeated_chunk(data)  # a list that is a whole part
         grows = [key for key, value in data.items() if type(value) in _GROWING_TYPES]
-        told = [key for key in grows if data[key]]
-        if not told and data and (not grows or any(data.values())):
+        grown_keys = [key for key in grows if data[key]]
+        if not grown_keys and data and (not grows or any(data.values())):
             return self._skip_repeated_chunk(data)
         fresh = {key: self._skip_repeated_value(key, value) for key, value in data.items()} if self.again else data
-        if told and not any(fresh[key] for key in told):
+        if grown_keys and not any(fresh[key] for key in grown_keys):
             return {}  # repeated, with all other fields of the chunk
-        for key in told:
+        for key in grown_keys:
             if fresh[key]:
                 self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
         return fresh
 
     def _add_pieces(self, data: dict[str, Any]) -> bool:
         """Remember the text and lists of ``data``, which are new; returns True if there are any."""
-        told = False
+        has_new = False
         for key, value in data.items():
             if value and type(value) in _GROWING_TYPES:
-                told = True
+                has_new = True
                 self._pieces.setdefault((key, type(value)), []).append(value)
-        return told
+        return has_new
 
     def _skip_repeated_chunk(self, data: dict[str, Any]) -> dict[str, Any]:
         """Skip a chunk without text or lists, which repeats unchanged."""
@@ -94,13 +94,13 @@ class _RepeatableOutput:
         return {}
 
     def _skip_repeated_value(self, key: str, value: Any) -> Any:
-        told = self.again.get((key, type(value)))
-        if not told or type(value) not in _GROWING_TYPES:
+        known_value = self.again.get((key, type(value)))
+        if not known_value or type(value) not in _GROWING_TYPES:
             return value
-        if told[: len(value)] != value[: len(told)]:
+        if known_value[: len(value)] != value[: len(known_value)]:
             raise StageFailed(_DIVERGED_MESSAGE)
-        self.again[key, type(value)] = told[len(value) :]
-        return value[len(told) :]
+        self.again[key, type(value)] = known_value[len(value) :]
+        return value[len(known_value) :]
 
 
 _Key = tuple[str, type]
@@ -266,11 +266,11 @@ class ResultStream(ItemStream):
             self._skip = max(0, self.samples - data.pop(RESUMED_AT))
             if not len(array):
                 return
-        dropped = min(self._skip, len(array))
-        self._skip -= dropped
-        if len(array) > dropped or not len(array):
-            self.samples += len(array) - dropped
-            self.add_item(Item(data, array[dropped:]))
+        skip_count = min(self._skip, len(array))
+        self._skip -= skip_count
+        if len(array) > skip_count or not len(array):
+            self.samples += len(array) - skip_count
+            self.add_item(Item(data, array[skip_count:]))
 
     def restart(self) -> None:
         """Expect the output again, because the invocation restarts elsewhere."""
@@ -283,8 +283,8 @@ class ResultStream(ItemStream):
 
         It consists of lists of numbers, and the number of rows of arrays.
         """
-        found: dict[str, Any] = self._told.number_lists()
-        return {**found, "rows": self.samples} if self.samples else found
+        state: dict[str, Any] = self._told.number_lists()
+        return {**state, "rows": self.samples} if self.samples else state
 
 
 async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:

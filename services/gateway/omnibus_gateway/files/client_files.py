@@ -150,25 +150,25 @@ class ClientFiles:
         limits = self._settings
         if nbytes > limits.file_largest:
             raise TooLarge(f"the file has {nbytes} bytes, and the limit is {limits.file_largest}", param="file")
-        reserved = await self.room.reserve(member, nbytes, seconds, most)
+        account_total = await self.room.reserve(member, nbytes, seconds, most)
         try:
-            await self._check_room(reserved)
+            await self._check_room(account_total)
         except BaseException:
             await self.room.release(member)
             raise
 
-    async def _check_room(self, reserved: AccountTotal) -> None:
+    async def _check_room(self, account_total: AccountTotal) -> None:
         """Raises ``StorageFull`` if the reservations and the stored files leave no room."""
         most = self._settings.upload_bytes
-        kept = await self.storage.list(_prefix("data"))
+        stored_files = await self.storage.list(_prefix("data"))
         for look in ("as it is", "without what has expired"):
             if look != "as it is":
-                kept = await self._remove_expired(kept)
-            used = sum(each.nbytes for each in kept)
-            if len(kept) + reserved.members <= MAX_FILES and used + reserved.bytes <= most:
+                stored_files = await self._remove_expired(stored_files)
+            used_bytes = sum(each.nbytes for each in stored_files)
+            if len(stored_files) + account_total.members <= MAX_FILES and used_bytes + account_total.bytes <= most:
                 return
         raise StorageFull(
-            f"your files have {used} of {most} bytes, {reserved.bytes} more are reserved, and the limit is "
+            f"your files have {used_bytes} of {most} bytes, {account_total.bytes} more are reserved, and the limit is "
             f"{MAX_FILES} files: delete some"
         )
 
@@ -176,10 +176,10 @@ class ClientFiles:
         """Return the description of a file. Raises ``NotFound``, also for an expired file."""
         if not is_file_id(id):
             raise _not_found_error()
-        found = await self._read_about(id)
-        if found is None or found.expires <= time.time():
+        file = await self._read_about(id)
+        if file is None or file.expires <= time.time():
             raise _not_found_error()
-        return found
+        return file
 
     async def read(self, id: str) -> FileContent:
         """Return a file with its bytes. Raises ``NotFound``."""
@@ -197,11 +197,11 @@ class ClientFiles:
     async def list_all(self) -> list[ClientFile]:
         """List the tenant's files, oldest first."""
         names = [each.key.rpartition("/")[2] for each in await self.storage.list(_prefix("about"))]
-        found: list[ClientFile] = []
+        files: list[ClientFile] = []
         for at in range(0, len(names), _MAX_READS):
-            found += filter(None, await asyncio.gather(*map(self._read_about, names[at : at + _MAX_READS])))
+            files += filter(None, await asyncio.gather(*map(self._read_about, names[at : at + _MAX_READS])))
         now = time.time()
-        return sorted((each for each in found if each.expires > now), key=lambda each: (each.created, each.id))
+        return sorted((each for each in files if each.expires > now), key=lambda each: (each.created, each.id))
 
     async def _read_about(self, id: str) -> ClientFile | None:
         try:
@@ -209,11 +209,11 @@ class ClientFiles:
         except (NotFound, msgspec.MsgspecError):
             return None
 
-    async def _remove_expired(self, kept: Sequence[StoredObject]) -> list[StoredObject]:
-        """Remove expired and abandoned files. Returns the remaining ones of ``kept``."""
+    async def _remove_expired(self, stored_files: Sequence[StoredObject]) -> list[StoredObject]:
+        """Remove expired and abandoned files. Returns the remaining ones of ``stored_files``."""
         good = {each.id for each in await self.list_all()}
         left: list[StoredObject] = []
-        for each in kept:
+        for each in stored_files:
             id = each.key.rpartition("/")[2]
             if id in good:
                 left.append(each)

@@ -64,14 +64,14 @@ class FileObjects:
 
     async def put_named(self, files: Sequence[UnwrittenFile]) -> dict[str, OmnibusError]:
         """Store ``files`` under their own ids. Returns the errors of failed files by id."""
-        ended = await asyncio.gather(*map(self._write, files), return_exceptions=True)
-        failed: dict[str, OmnibusError] = {}
-        for file, error in zip(files, ended, strict=True):
+        results = await asyncio.gather(*map(self._write, files), return_exceptions=True)
+        errors: dict[str, OmnibusError] = {}
+        for file, error in zip(files, results, strict=True):
             if isinstance(error, OmnibusError):
-                failed[file.id] = error
+                errors[file.id] = error
             elif isinstance(error, BaseException):
                 raise error
-        return failed
+        return errors
 
     async def get_ticket(self, id: str) -> FileTicket:
         """Return the ticket of ``id``. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
@@ -79,12 +79,12 @@ class FileObjects:
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
         """Return a file and its bytes. Raises like ``get_ticket``."""
-        found = await self._find(id)
+        stored_file = await self._find(id)
         try:
-            data = await self._storage.get(found.key)
+            data = await self._storage.get(stored_file.key)
         except NotFound:
             raise file_not_found_error() from None
-        return self._ticket(id, found), data
+        return self._ticket(id, stored_file), data
 
     async def remove(self, id: str) -> None:
         """Revoke ``id``. Raises like ``get_ticket``."""
@@ -104,14 +104,16 @@ class FileObjects:
 
     async def _find(self, id: str) -> StoredObject:
         """Return the object of ``id``, for any owner. Raises ``NotFound``."""
-        found = await self._storage.list(f"{PREFIX}/{id}") if is_file_id(id) else []
-        if not found or found[0].modified + self._seconds <= time.time():
+        stored_files = await self._storage.list(f"{PREFIX}/{id}") if is_file_id(id) else []
+        if not stored_files or stored_files[0].modified + self._seconds <= time.time():
             raise file_not_found_error()
-        return found[0]
+        return stored_files[0]
 
-    def _ticket(self, id: str, found: StoredObject) -> FileTicket:
-        owner, mime = _parse_name(found.key)
-        return FileTicket(id, mime, "", found.nbytes, found.modified, found.modified + self._seconds, owner)
+    def _ticket(self, id: str, stored_file: StoredObject) -> FileTicket:
+        owner, mime = _parse_name(stored_file.key)
+        return FileTicket(
+            id, mime, "", stored_file.nbytes, stored_file.modified, stored_file.modified + self._seconds, owner
+        )
 
     async def _sweep(self) -> None:
         """Remove expired files and surplus ones, at most once per interval.
@@ -129,23 +131,25 @@ class FileObjects:
             log.warning("cannot remove expired files yet: %s", error)
 
 
-def surplus(kept: Sequence[StoredObject], oldest: float, limit: int) -> list[StoredObject]:
-    """Return the objects of ``kept`` to remove: those older than ``oldest``, then surplus ones.
+def surplus(stored_files: Sequence[StoredObject], oldest: float, limit: int) -> list[StoredObject]:
+    """Return the objects of ``stored_files`` to remove: those older than ``oldest``, then surplus ones.
 
     While there are more than ``limit`` bytes, the oldest object of the largest owner is surplus.
     """
-    leaving = [each for each in kept if each.modified < oldest]
+    leaving = [each for each in stored_files if each.modified < oldest]
     queues: dict[str, list[StoredObject]] = defaultdict(list)
-    used: dict[str, int] = defaultdict(int)
-    for each in sorted(kept, key=lambda each: each.modified, reverse=True):  # the next to remove is the last of a list
+    used_bytes: dict[str, int] = defaultdict(int)
+    for each in sorted(
+        stored_files, key=lambda each: each.modified, reverse=True
+    ):  # the next to remove is the last of a list
         if each.modified >= oldest:
             owner, _ = _parse_name(each.key)
             queues[owner].append(each)
-            used[owner] += each.nbytes
-    while sum(used.values()) > limit:
-        owner = max(used, key=used.__getitem__)
+            used_bytes[owner] += each.nbytes
+    while sum(used_bytes.values()) > limit:
+        owner = max(used_bytes, key=used_bytes.__getitem__)
         leaving.append(queues[owner].pop())
-        used[owner] -= leaving[-1].nbytes
+        used_bytes[owner] -= leaving[-1].nbytes
     return leaving
 
 

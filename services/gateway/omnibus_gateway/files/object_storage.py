@@ -83,10 +83,10 @@ class ObjectStorage:
     async def find(self, key: str) -> StoredObject | None:
         """Return an object's size and age, or None. Raises like ``put``."""
         try:
-            found = await self._run(obstore.head_async(self._store, key))
+            metadata = await self._run(obstore.head_async(self._store, key))
         except NotFound:
             return None
-        return StoredObject(key, found["size"], found["last_modified"].timestamp())
+        return StoredObject(key, metadata["size"], metadata["last_modified"].timestamp())
 
     async def get_range(self, key: str, begin: int, end: int) -> bytes:
         """Read an object from ``begin`` to before ``end``. Raises like ``get``."""
@@ -97,8 +97,8 @@ class ObjectStorage:
     async def get(self, key: str) -> bytes:
         """Read an object. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
         with self._typed_errors():
-            found = await obstore.get_async(self._store, key)
-            return bytes(await found.bytes_async())
+            response = await obstore.get_async(self._store, key)
+            return bytes(await response.bytes_async())
 
     async def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
@@ -107,11 +107,13 @@ class ObjectStorage:
 
     async def list(self, prefix: str) -> "list[StoredObject]":
         """List all objects in the directory ``prefix``."""
-        found: list[StoredObject] = []
+        objects: list[StoredObject] = []
         with self._typed_errors():
             async for page in obstore.list(self._store, prefix=prefix):
-                found += [StoredObject(each["path"], each["size"], each["last_modified"].timestamp()) for each in page]
-        return found
+                objects += [
+                    StoredObject(each["path"], each["size"], each["last_modified"].timestamp()) for each in page
+                ]
+        return objects
 
     async def _run(self, operation: Awaitable[Result]) -> Result:
         with self._typed_errors():

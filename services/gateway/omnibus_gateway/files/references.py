@@ -20,11 +20,11 @@ async def resolve_files(
 
     Raises ``NotFound`` for an unknown file, and ``BadRequest`` for a file that is not an image, audio or video.
     """
-    found = [ref if ref.modality != FILE_PART else await _resolve_file(ref, files) for ref in refs]
+    resolved_refs = [ref if ref.modality != FILE_PART else await _resolve_file(ref, files) for ref in refs]
     parts = [part for message in messages for part in _media_parts(message)]
-    for part, ref in zip(parts, found, strict=True):
+    for part, ref in zip(parts, resolved_refs, strict=True):
         part["type"] = ref.modality
-    return found
+    return resolved_refs
 
 
 async def _resolve_file(ref: MediaRef, files: ClientFiles) -> MediaRef:

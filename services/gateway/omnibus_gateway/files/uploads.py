@@ -94,10 +94,10 @@ class FileUploads:
         if not data:
             raise BadRequest("A part is empty: send its bytes.", param="data")
         parts = await self._storage.list(_parts_prefix(id))
-        received = sum(part.nbytes for part in parts)
-        if received + len(data) > upload.nbytes:
+        size = sum(part.nbytes for part in parts)
+        if size + len(data) > upload.nbytes:
             raise TooLarge(
-                f"the upload was announced with {upload.nbytes} bytes, and has {received + len(data)} with this part",
+                f"the upload was announced with {upload.nbytes} bytes, and has {size + len(data)} with this part",
                 param="data",
             )
         if len(parts) >= MAX_PARTS:
@@ -150,37 +150,37 @@ class FileUploads:
             upload.seconds,
             claim,
         )
-        done = msgspec.structs.replace(upload, status="completed", file=file)
-        await self._write(done)
+        completed_upload = msgspec.structs.replace(upload, status="completed", file=file)
+        await self._write(completed_upload)
         await self._files.room.release(_room_member(id))
         await self._remove_parts(id)
-        return done
+        return completed_upload
 
     async def cancel(self, id: str) -> FileUpload:
         """Cancel an upload and remove its parts. Raises ``NotFound``, and ``Conflict`` if it has ended."""
-        ended = msgspec.structs.replace(await self._get_pending(id), status="cancelled")
-        await self._claim_end(ended)
-        await self._write(ended)
+        cancelled_upload = msgspec.structs.replace(await self._get_pending(id), status="cancelled")
+        await self._claim_end(cancelled_upload)
+        await self._write(cancelled_upload)
         await self._remove_parts(id)
         await self._files.room.release(_room_member(id))
-        return ended
+        return cancelled_upload
 
-    async def _claim_end(self, ended: FileUpload) -> None:
-        """Make ``ended`` the end of an upload. Raises ``Conflict`` if it already has another end."""
-        if await self._storage.create(_end_key(ended.id), _encode(ended)):
+    async def _claim_end(self, ended_upload: FileUpload) -> None:
+        """Make ``ended_upload`` the end of an upload. Raises ``Conflict`` if it already has another end."""
+        if await self._storage.create(_end_key(ended_upload.id), _encode(ended_upload)):
             return
-        first = msgspec.json.decode(await self._storage.get(_end_key(ended.id)), type=FileUpload)
-        if first != ended:  # equal: this one was created, and the storage's answer was lost
+        first = msgspec.json.decode(await self._storage.get(_end_key(ended_upload.id)), type=FileUpload)
+        if first != ended_upload:  # equal: this one was created, and the storage's answer was lost
             await self._finish_end(first)
             raise _over_error(first)
 
-    async def _finish_end(self, ended: FileUpload) -> None:
+    async def _finish_end(self, ended_upload: FileUpload) -> None:
         """Finish the end of an upload, if its gateway failed before that."""
-        known = await self._read(ended.id)
-        if known is not None and known.status == "pending":
-            if ended.file is not None:
-                await self._files.reveal(ended.file)
-            await self._write(ended)
+        stored_upload = await self._read(ended_upload.id)
+        if stored_upload is not None and stored_upload.status == "pending":
+            if ended_upload.file is not None:
+                await self._files.reveal(ended_upload.file)
+            await self._write(ended_upload)
 
     async def _read_parts(
         self, id: str, part_ids: Sequence[str], digest: "hashlib._Hash", md5: str
@@ -206,17 +206,17 @@ class FileUploads:
 
     async def _list_pending(self) -> list[FileUpload]:
         """List pending uploads, and remove those that ended long ago."""
-        found: list[FileUpload] = []
+        uploads: list[FileUpload] = []
         for each in await self._storage.list(f"{owner_prefix()}/uploads"):
             id = each.key.rpartition("/")[2]
             upload = await self._read(id)
             if upload is not None and upload.current_status == "pending":
-                found.append(upload)
+                uploads.append(upload)
             elif each.modified < time.time() - UPLOAD_SECONDS:
                 await self._remove_parts(id)
                 await self._storage.delete(_key(id))
                 await self._storage.delete(_end_key(id))
-        return found
+        return uploads
 
     async def _read(self, id: str) -> FileUpload | None:
         try:

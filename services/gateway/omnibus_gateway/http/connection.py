@@ -169,9 +169,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _expected_bytes(self) -> int:
         """Return the remaining bytes of the current body; 0 if its head has no length."""
-        given = {} if self._in_head else dict(self.headers)
-        length = given.get(b"content-length", b"")
-        return int(length) - self._body_bytes if length.isdigit() and b"transfer-encoding" not in given else 0
+        header_map = {} if self._in_head else dict(self.headers)
+        length = header_map.get(b"content-length", b"")
+        return int(length) - self._body_bytes if length.isdigit() and b"transfer-encoding" not in header_map else 0
 
     def _feed_in_pieces(self, data: memoryview) -> None:
         while data and not self._refused and not self.transport.is_closing():

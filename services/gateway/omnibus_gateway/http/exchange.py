@@ -63,17 +63,17 @@ class PostRoute(ABC):
         self._settings = settings
 
     @abstractmethod
-    def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
+    def handle_request(self, post: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
         """Answer one request. Raises ``OmnibusError``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = ResponseWriter(send)
         async with RequestOutcome(sending) as outcome:
-            asked = await read_request(scope, receive, self._settings.max_body)
+            post = await read_request(scope, receive, self._settings.max_body)
             if not self.reads_prices:
-                refuse_price_options(asked.headers)
+                refuse_price_options(post.headers)
             async with ConnectedClient(scope, receive):
-                await self.handle_request(asked, sending)
+                await self.handle_request(post, sending)
         GATEWAY.request_counter(sending.model, outcome.code).inc()
 
 
@@ -94,14 +94,14 @@ class RequestOutcome:
         if error is None or not isinstance(error, Exception):
             return False
         sending = self._sending
-        ended = sending.run.status if sending.run is not None else ""
+        final_status = sending.run.status if sending.run is not None else ""
         if isinstance(error, QuoteReady):
             sending.run = None  # the request did not run
             await sending.send_body(JSON, error.body)
         elif isinstance(error, ClientLeft):
-            self.code = "ok" if ended == "done" else "cancelled"
+            self.code = "ok" if final_status == "done" else "cancelled"
         elif isinstance(error, OmnibusError):
-            self.code = error.code if ended != "cancelled" else "cancelled"
+            self.code = error.code if final_status != "cancelled" else "cancelled"
             if isinstance(error, NotFound):
                 sending.model = ""
             await sending.send_error(error)
@@ -161,8 +161,8 @@ class ConnectedClient:
             self._scope[ON_LEFT] = None
         task, self._task = self._task, None
         if self._left and task is not None:
-            others = task.uncancel() > self._cancelled  # other cancellations of the task
-            if kind is asyncio.CancelledError and not others:
+            is_cancelled = task.uncancel() > self._cancelled  # other cancellations of the task
+            if kind is asyncio.CancelledError and not is_cancelled:
                 raise ClientLeft from None
 
     async def _watch_connection(self) -> None:

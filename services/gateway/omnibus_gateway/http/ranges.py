@@ -25,32 +25,32 @@ async def content_response(request: Request, content: Content, mime: str, header
 
     Several ranges and invalid ones are ignored: the response has the whole content.
     """
-    told = {**headers, "accept-ranges": "bytes", "etag": content.etag}
-    wanted = find_range(request.headers, content)
-    if wanted is None:
+    response_headers = {**headers, "accept-ranges": "bytes", "etag": content.etag}
+    byte_range = find_range(request.headers, content)
+    if byte_range is None:
         begin, end, status = 0, content.nbytes, 200
-    elif wanted[0] >= wanted[1]:
-        return Response(status_code=416, headers={**told, "content-range": f"bytes */{content.nbytes}"})
+    elif byte_range[0] >= byte_range[1]:
+        return Response(status_code=416, headers={**response_headers, "content-range": f"bytes */{content.nbytes}"})
     else:
-        (begin, end), status = wanted, 206
-        told["content-range"] = f"bytes {begin}-{end - 1}/{content.nbytes}"
-    told["content-length"] = str(end - begin)
+        (begin, end), status = byte_range, 206
+        response_headers["content-range"] = f"bytes {begin}-{end - 1}/{content.nbytes}"
+    response_headers["content-length"] = str(end - begin)
     if request.method == "HEAD":
-        return Response(status_code=status, headers=told, media_type=mime)
+        return Response(status_code=status, headers=response_headers, media_type=mime)
     first = await content.read(begin, min(end, begin + PART_BYTES))  # errors must occur before the response begins
-    return StreamingResponse(_read_parts(content, first, begin, end), status, told, mime)
+    return StreamingResponse(_read_parts(content, first, begin, end), status, response_headers, mime)
 
 
 def find_range(headers: Mapping[str, str], content: Content) -> tuple[int, int] | None:
     """Return the range in ``headers``, its end excluded; None for all, empty if unsatisfiable."""
-    found = _RANGE.fullmatch(headers.get("range", "").strip())
-    if found is None or not (found[1] or found[2]) or headers.get("if-range", content.etag) != content.etag:
+    match = _RANGE.fullmatch(headers.get("range", "").strip())
+    if match is None or not (match[1] or match[2]) or headers.get("if-range", content.etag) != content.etag:
         return None
     size = content.nbytes
-    if not found[1]:
-        return max(0, size - int(found[2])), size
-    begin, last = int(found[1]), int(found[2]) if found[2] else size - 1
-    if last < begin and found[2]:
+    if not match[1]:
+        return max(0, size - int(match[2])), size
+    begin, last = int(match[1]), int(match[2]) if match[2] else size - 1
+    if last < begin and match[2]:
         return None
     return begin, min(last + 1, size)
 

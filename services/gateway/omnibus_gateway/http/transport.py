@@ -47,14 +47,14 @@ class TurnTransport:
 
     def flush(self) -> None:
         """Send pending data, before any other operation on the connection."""
-        held, self._held, large = self._held, [], self._nbytes > MAX_HELD_BYTES
+        pieces, self._held, large = self._held, [], self._nbytes > MAX_HELD_BYTES
         self._nbytes = 0
-        if not held or self._transport.is_closing():
+        if not pieces or self._transport.is_closing():
             return
         if large:  # joining would copy much
-            self._transport.writelines(held)
+            self._transport.writelines(pieces)
         else:
-            self._transport.write(b"".join(held))
+            self._transport.write(b"".join(pieces))
 
     def write_eof(self) -> None:
         """Close the writing half after pending data; a later write is a programming error."""

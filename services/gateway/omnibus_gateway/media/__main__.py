@@ -15,18 +15,18 @@ from omnibus.process import run_module
 from omnibus_gateway.media.inspect import inspect_media
 
 
-def inspect_files(named: Sequence[str]) -> list[dict[str, Any]]:
+def inspect_files(file_names: Sequence[str]) -> list[dict[str, Any]]:
     """Return facts about files, each named as ``modality=path``. Raises ``BadRequest`` that starts with the path."""
-    found = []
-    for each in named:
+    infos = []
+    for each in file_names:
         modality, _, path = each.partition("=")
         try:
-            found.append(msgspec.to_builtins(inspect_media(Path(path).read_bytes(), modality)))
+            infos.append(msgspec.to_builtins(inspect_media(Path(path).read_bytes(), modality)))
         except OSError as error:
             raise BadRequest(f"{path}: {error.strerror}") from error
         except Rejected as error:
             raise BadRequest(f"{path}: {error.message}") from error
-    return found
+    return infos
 
 
 if __name__ == "__main__":

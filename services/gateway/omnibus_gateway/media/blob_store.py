@@ -129,28 +129,28 @@ class MediaStore:
 
     def _list_files(self) -> list[tuple[float, int, Path]]:
         """Return age, size and path of all files."""
-        found = []
+        files = []
         for path in self._root.glob("??/*"):
             with suppress(FileNotFoundError):  # another gateway has renamed or removed it meanwhile
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return found
+                files.append((status.st_mtime, status.st_size, path))
+        return files
 
     def _total_bytes(self) -> int:
         return sum(size for _, size, _ in self._list_files())
 
     def _evict_oldest(self) -> None:
         """Remove the oldest files until three quarters of the limit remain."""
-        owned: dict[str, deque[tuple[int, Path]]] = {}
+        files_by_owner: dict[str, deque[tuple[int, Path]]] = {}
         totals: Counter[str] = Counter()
         for _, size, path in sorted(self._list_files()):
             owner = path.name.partition("-")[2]
-            owned.setdefault(owner, deque()).append((size, path))
+            files_by_owner.setdefault(owner, deque()).append((size, path))
             totals[owner] += size
         self._total = totals.total()
         while self._total > self._limit * 3 // 4:
             largest = max(totals, key=totals.__getitem__)
-            size, path = owned[largest].popleft()
+            size, path = files_by_owner[largest].popleft()
             path.unlink(missing_ok=True)
             totals[largest] -= size
             self._total -= size
@@ -158,7 +158,7 @@ class MediaStore:
 
 def _write_parts(descriptor: int, parts: Sequence[bytes]) -> None:
     """Write ``parts``, usually with one system call."""
-    written = os.writev(descriptor, parts)
-    if written < sum(map(len, parts)):  # the kernel writes at most 2 GiB at once, and less on a nearly full disk
+    written_bytes = os.writev(descriptor, parts)
+    if written_bytes < sum(map(len, parts)):  # the kernel writes at most 2 GiB at once, and less on a nearly full disk
         with open(descriptor, "wb", closefd=False) as file:
-            file.write(b"".join(parts)[written:])
+            file.write(b"".join(parts)[written_bytes:])

@@ -71,8 +71,8 @@ def decode_data_url(url: str, limit: int, param: str = "") -> Inline:
 
 def _is_dense(text: str | memoryview) -> bool:
     """Return True if every character of ``text`` is part of its data."""
-    encoded = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
-    return not any(each in encoded for each in b"%" + _WHITESPACE)
+    data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
+    return not any(each in data for each in b"%" + _WHITESPACE)
 
 
 def _decode_loosely(text: str | memoryview, param: str, in_url: bool) -> bytes:
@@ -83,8 +83,8 @@ def _decode_loosely(text: str | memoryview, param: str, in_url: bool) -> bytes:
             data = bytes(text)
             if _CONTROL.search(data):
                 raise BadRequest("The request body is not valid JSON in UTF-8.")
-        for escaped, byte in _ESCAPES.items() if in_url and b"%" in data else ():
-            data = data.replace(escaped, byte)
+        for escape, byte in _ESCAPES.items() if in_url and b"%" in data else ():
+            data = data.replace(escape, byte)
         data = data.translate(None, _WHITESPACE)
         if not (b"+" in data or b"/" in data):
             data = data.translate(_URL_ALPHABET)

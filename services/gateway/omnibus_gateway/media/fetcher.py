@@ -53,8 +53,8 @@ class FetchRules(urls.UrlRules, frozen=True):
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
     """Return every address of ``host``, from the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
@@ -129,18 +129,18 @@ class Fetcher:
     async def _resolve_addresses(self, target: urls.UrlTarget, param: str) -> Sequence[str]:
         if target.address is not None:
             return [target.host]
-        found = await self._resolve(target.host, target.port)
+        addresses = await self._resolve(target.host, target.port)
         private = self._rules.allow_private
-        if not found or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in found):
-            log.warning("media host refused: %.100s resolves to %.200s", target.host, found)
+        if not addresses or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in addresses):
+            log.warning("media host refused: %.100s resolves to %.200s", target.host, addresses)
             raise BadRequest("The media URL's host is not reachable from here.", param=param)
-        return found[:_MAX_ADDRESSES]
+        return addresses[:_MAX_ADDRESSES]
 
-    async def _open_connection(self, target: urls.UrlTarget, pinned: Sequence[str]) -> Streams:
+    async def _open_connection(self, target: urls.UrlTarget, addresses: Sequence[str]) -> Streams:
         tls = self._tls if target.scheme == "https" else None
         name = target.host if tls else None
         failure: OSError | None = None
-        for address in pinned:
+        for address in addresses:
             try:
                 async with asyncio.timeout(self._rules.connect_timeout):
                     return await self._connect(address, target.port, tls, name)
@@ -194,12 +194,12 @@ class _HttpExchange:
 
     async def _read_body(self) -> bytes:
         parts: list[bytes] = []
-        received = 0
+        received_bytes = 0
         while isinstance(event := await self._next_event(), h11.Data):
             parts.append(event.data)
-            received += len(event.data)
-            self._check_size(received)
-            self._check_framing(len(parts), received)
+            received_bytes += len(event.data)
+            self._check_size(received_bytes)
+            self._check_framing(len(parts), received_bytes)
         if not isinstance(event, h11.EndOfMessage):
             raise h11.RemoteProtocolError("the body ended early")
         return b"".join(parts)
@@ -215,13 +215,13 @@ class _HttpExchange:
             await asyncio.sleep(0)  # buffered bytes would be read without a turn for other tasks
         return event
 
-    def _check_framing(self, chunks: int, received: int) -> None:
+    def _check_framing(self, chunks: int, received_bytes: int) -> None:
         """Raise ``BadMedia`` for a body whose framing costs too much.
 
         The pieces of such a body cost far more than its bytes.
         """
-        small = chunks > _UNCHECKED_CHUNK_COUNT and received < chunks * _MIN_MEAN_CHUNK_BYTES
-        if small or self._raw > received * (1 + _FRAMING_FRACTION) + _FRAMING_BYTES + _MAX_HEADER_BYTES:
+        small = chunks > _UNCHECKED_CHUNK_COUNT and received_bytes < chunks * _MIN_MEAN_CHUNK_BYTES
+        if small or self._raw > received_bytes * (1 + _FRAMING_FRACTION) + _FRAMING_BYTES + _MAX_HEADER_BYTES:
             raise BadMedia("The media URL's server sends its file in pieces that are too small.", param=self._param)
 
     def _redirect_location(self, headers: dict[bytes, str]) -> str:

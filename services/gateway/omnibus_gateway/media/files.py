@@ -75,10 +75,10 @@ class FileStore:
         if len(data) > self._largest:
             raise file_too_large_error(len(data), self._largest)
         now = time.time()
-        found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_sha256_hex, data)
+        digest = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_sha256_hex, data)
         owner = owner_hash(current_tenant().name)
-        ticket = FileTicket(new_secret_id("file-"), mime, found, len(data), now, now + self._seconds, owner)
-        await self._keep.store(found, data, owner)
+        ticket = FileTicket(new_secret_id("file-"), mime, digest, len(data), now, now + self._seconds, owner)
+        await self._keep.store(digest, data, owner)
         try:
             await asyncio.to_thread(self._write_ticket, ticket)
         except OSError as error:
@@ -97,9 +97,9 @@ class FileStore:
 
         Raises ``NotFound`` for an unknown or expired id, and as ``MediaPeers.find`` does.
         """
-        found = await self._find_local(id)
-        if found is not None:
-            return found.ticket
+        ticket_file = await self._find_local(id)
+        if ticket_file is not None:
+            return ticket_file.ticket
         answer = await self.peers.find(FILE, id) if self.peers is not None and _ID.fullmatch(id) else None
         if answer is None:
             raise file_not_found_error()
@@ -107,10 +107,10 @@ class FileStore:
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
         """Return a file's ticket and its bytes. Raises ``NotFound``, also if newer files have evicted it."""
-        found = await self._find_local(id)
+        ticket_file = await self._find_local(id)
         try:
-            if found is not None:
-                return found.ticket, await self._read_local(found)
+            if ticket_file is not None:
+                return ticket_file.ticket, await self._read_local(ticket_file)
             if self.peers is not None and _ID.fullmatch(id):
                 return await self._read_peer(self.peers, id)
         except (NotFound, FileNotFoundError):
@@ -126,28 +126,28 @@ class FileStore:
 
     async def remove_local(self, id: str) -> bool:
         """Revoke ``id`` if it is in this directory; returns True if it was."""
-        found = await self._find_local(id)
-        if found is None:
+        ticket_file = await self._find_local(id)
+        if ticket_file is None:
             return False
         with suppress(OSError):
-            await asyncio.to_thread(found.path.unlink)
+            await asyncio.to_thread(ticket_file.path.unlink)
         return True
 
     async def locate(self, id: str) -> KeptFile | None:
         """Return a file in this directory, for other gateways."""
-        found = await self._find_local(id)
-        if found is None:
+        ticket_file = await self._find_local(id)
+        if ticket_file is None:
             return None
-        ticket = found.ticket
-        path = found.path if found.has_content else await self._keep.locate(ticket.sha256, ticket.owner)
+        ticket = ticket_file.ticket
+        path = ticket_file.path if ticket_file.has_content else await self._keep.locate(ticket.sha256, ticket.owner)
         return KeptFile(path, msgspec.to_builtins(ticket), ticket.nbytes) if path is not None else None
 
     async def _find_local(self, id: str) -> TicketFile | None:
         """Return this directory's file with the valid ticket of ``id``, if any."""
         if not self._on or not _ID.fullmatch(id):
             return None
-        found = await asyncio.to_thread(self._find_ticket, id)
-        return found if found is not None and found.ticket.expires > time.time() else None
+        ticket_file = await asyncio.to_thread(self._find_ticket, id)
+        return ticket_file if ticket_file is not None and ticket_file.ticket.expires > time.time() else None
 
     def _find_ticket(self, id: str) -> TicketFile | None:
         path = self._tickets / id
@@ -155,10 +155,10 @@ class FileStore:
             return TicketFile(path, msgspec.json.decode(path.read_bytes(), type=FileTicket), has_content=False)
         return self._named.find(id)
 
-    async def _read_local(self, found: TicketFile) -> bytes:
-        ticket = found.ticket
-        if found.has_content:
-            return await asyncio.to_thread(_read_beginning, found.path, ticket.nbytes)
+    async def _read_local(self, ticket_file: TicketFile) -> bytes:
+        ticket = ticket_file.ticket
+        if ticket_file.has_content:
+            return await asyncio.to_thread(_read_beginning, ticket_file.path, ticket.nbytes)
         return await self._keep.get(ticket.sha256, ticket.owner)
 
     async def _read_peer(self, peers: MediaPeers, id: str) -> tuple[FileTicket, bytes]:
@@ -182,7 +182,7 @@ class FileStore:
         self._sweep_directory(ticket.created)
 
     def _write_named(self, files: Sequence[UnwrittenFile]) -> dict[str, OmnibusError]:
-        failed: dict[str, OmnibusError] = {}
+        errors: dict[str, OmnibusError] = {}
         now = time.time()
         for id, mime, data, tenant in files:
             owner, digest = owner_hash(tenant), sha256(data).hexdigest()
@@ -191,11 +191,11 @@ class FileStore:
                     raise file_too_large_error(len(data), self._largest)
                 self._named.write(FileTicket(id, mime, digest, len(data), now, now + self._seconds, owner), data)
             except TooLarge as error:
-                failed[id] = error
+                errors[id] = error
             except OSError as error:
-                failed[id] = storage_error("the media directory", error)
+                errors[id] = storage_error("the media directory", error)
         self._sweep_directory(now)
-        return failed
+        return errors
 
     def _sweep_directory(self, now: float) -> None:
         if now >= self._swept + _SWEEP_SECONDS:

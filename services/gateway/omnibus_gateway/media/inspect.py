@@ -66,17 +66,17 @@ class InspectedMedia(Struct, frozen=True):
 
 
 def inspect_media(
-    data: bytes, modality: str, declared: str = "", *, limits: MediaLimits = DEFAULT_LIMITS, param: str = ""
+    data: bytes, modality: str, declared_mime: str = "", *, limits: MediaLimits = DEFAULT_LIMITS, param: str = ""
 ) -> MediaInfo:
     """Check one item of ``modality`` (image, video, audio) by its header.
 
-    ``declared`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia`` (unknown or unexpected
-    format, unreadable header, empty) and ``TooLarge``, with fixed text.
+    ``declared_mime`` is a MIME type or a short format name; "" declares nothing. Raises ``BadMedia`` (unknown or
+    unexpected format, unreadable header, empty) and ``TooLarge``, with fixed text.
     """
     if len(data) > limits.item_bytes:
         raise TooLarge(f"A media item has {len(data)} bytes; at most {limits.item_bytes} are accepted.", param=param)
     mime = sniff_mime(data)
-    _check_kind(mime, modality, declared, param)
+    _check_kind(mime, modality, declared_mime, param)
     extent = _read_header(data, mime, modality, param)
     _check_extent(extent, modality, limits, param)
     digest = hashlib.sha256(data).hexdigest()
@@ -136,16 +136,16 @@ async def _load_item(
     ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget, read_file: FileReader | None
 ) -> InspectedMedia:
     if ref.data[:5].lower() == "data:":
-        data, declared = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
+        data, declared_mime = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
     elif ref.file_id and read_file is not None:
-        data, declared = await read_file(ref.file_id), ""
+        data, declared_mime = await read_file(ref.file_id), ""
     elif ref.data:
-        data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
+        data, declared_mime = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
     else:
-        found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
-        data, declared = found.data, found.declared
+        response = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
+        data, declared_mime = response.data, response.declared
     budget.take_bytes(len(data), ref.param)
-    return await _inspect_item(data, ref.modality, declared, limits, ref.param)
+    return await _inspect_item(data, ref.modality, declared_mime, limits, ref.param)
 
 
 async def inspect_files(
@@ -157,32 +157,34 @@ async def inspect_files(
     bytes together.
     """
     budget = _Budget(limits.request_bytes)
-    found = []
-    for data, declared in files:
+    items = []
+    for data, declared_mime in files:
         budget.take_bytes(len(data), param)
-        found.append(await _inspect_item(data, modality, declared, limits, param))
-    return found
+        items.append(await _inspect_item(data, modality, declared_mime, limits, param))
+    return items
 
 
-async def _inspect_item(data: bytes, modality: str, declared: str, limits: MediaLimits, param: str) -> InspectedMedia:
+async def _inspect_item(
+    data: bytes, modality: str, declared_mime: str, limits: MediaLimits, param: str
+) -> InspectedMedia:
     if len(data) < _MAX_INLINE_BYTES[modality]:
-        return InspectedMedia(data, inspect_media(data, modality, declared, limits=limits, param=param))
-    info = await asyncio.to_thread(inspect_media, data, modality, declared, limits=limits, param=param)
+        return InspectedMedia(data, inspect_media(data, modality, declared_mime, limits=limits, param=param))
+    info = await asyncio.to_thread(inspect_media, data, modality, declared_mime, limits=limits, param=param)
     return InspectedMedia(data, info)
 
 
-def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
-    sniffed = mime.partition("/")[0]
-    fits = sniffed == modality or (modality == "audio" and mime in AUDIO_OR_VIDEO)
+def _check_kind(mime: str, modality: str, declared_mime: str, param: str) -> None:
+    sniffed_family = mime.partition("/")[0]
+    fits = sniffed_family == modality or (modality == "audio" and mime in AUDIO_OR_VIDEO)
     if not fits:
-        found = f"is {FORMATS[mime].name}" if mime else "is empty or in an unknown format"
-        raise BadMedia(f"The {modality} item {found}. {accepted_text(modality)}", param=param)
-    family, slash, _ = declared.partition("/")
+        problem = f"is {FORMATS[mime].name}" if mime else "is empty or in an unknown format"
+        raise BadMedia(f"The {modality} item {problem}. {accepted_text(modality)}", param=param)
+    family, slash, _ = declared_mime.partition("/")
     if slash:
         # A JPEG declared as PNG is common and harmless; audio declared as an image is not.
-        agrees = family in (modality, sniffed, "application", "binary")
+        agrees = family in (modality, sniffed_family, "application", "binary")
     else:
-        agrees = not declared or declared in FORMATS[mime].short
+        agrees = not declared_mime or declared_mime in FORMATS[mime].short
     if not agrees:
         instead = "" if slash else f": its format is one of {', '.join(FORMATS[mime].short)}"
         raise BadMedia(f"The {modality} item is {mime}, not what its declared type says{instead}.", param=param)

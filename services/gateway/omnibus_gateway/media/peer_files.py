@@ -92,25 +92,25 @@ class FileResponder:
     async def _answer_query(self, delivery: Delivery) -> None:
         query = media_messages.decode_query(delivery.data)
         if query.gateway != self._gateway and delivery.reply:
-            found = await self._find_file(query)
-            self._bus.publish(delivery.reply, _encode(found or MediaAnswer(self._gateway)))
+            answer = await self._find_file(query)
+            self._bus.publish(delivery.reply, _encode(answer or MediaAnswer(self._gateway)))
 
     async def _find_file(self, query: MediaQuery) -> MediaAnswer | None:
         source = self._sources.get(query.kind)
         if source is None:
             return None
         if query.remove:
-            removed = source.remove is not None and await source.remove(query.name)
-            return MediaAnswer(self._gateway, nbytes=0) if removed else None
-        kept = await source.locate(query.name)
-        if kept is None:
+            was_removed = source.remove is not None and await source.remove(query.name)
+            return MediaAnswer(self._gateway, nbytes=0) if was_removed else None
+        kept_file = await source.locate(query.name)
+        if kept_file is None:
             return None
         try:
-            status = await asyncio.to_thread(kept.path.stat)
+            status = await asyncio.to_thread(kept_file.path.stat)
         except OSError:  # it was removed meanwhile
             return None
-        nbytes = status.st_size if kept.nbytes < 0 else kept.nbytes
-        return MediaAnswer(self._gateway, nbytes, file_version(status), dict(kept.about))
+        nbytes = status.st_size if kept_file.nbytes < 0 else kept_file.nbytes
+        return MediaAnswer(self._gateway, nbytes, file_version(status), dict(kept_file.about))
 
     async def _answer_read(self, delivery: Delivery) -> None:
         read = media_messages.decode_read(delivery.data)
@@ -128,8 +128,8 @@ class FileResponder:
                 f"cannot read {read.nbytes} bytes from {read.offset}: at most {PART_BYTES} are read at once"
             )
         source = self._sources.get(read.kind)
-        kept = await source.locate(read.name) if source is not None else None
-        if kept is None:
+        kept_file = await source.locate(read.name) if source is not None else None
+        if kept_file is None:
             raise NotFound(f"{read.name[:80]} is no longer kept here")
         invocation = f"media-{self._gateway}-{next(self._parts)}"
         async with self._reads:
@@ -137,7 +137,7 @@ class FileResponder:
                 read.nbytes, invocation=invocation, deadline=time.time() + PART_SECONDS, readers=1
             )
             try:
-                await asyncio.to_thread(_read_part, kept.path, read, block.array)
+                await asyncio.to_thread(_read_part, kept_file.path, read, block.array)
             except BaseException:
                 block.discard()
                 raise

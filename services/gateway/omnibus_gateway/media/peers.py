@@ -33,13 +33,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MediaPeers:
-    """Reads files of other gateways. ``others`` counts the live ones: no more answers are awaited."""
+    """Reads files of other gateways. ``peer_count`` counts the live ones: no more answers are awaited."""
 
-    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, others: Callable[[], int]) -> None:
+    def __init__(self, gateway: str, bus: Bus, tensors: TensorClient, peer_count: Callable[[], int]) -> None:
         self._gateway = gateway
         self._bus = bus
         self._tensors = tensors
-        self._others = others
+        self._others = peer_count
         self._started = time.monotonic()
         self._queries = asyncio.Semaphore(_MAX_QUERIES)
         self._transfers = asyncio.Semaphore(_MAX_TRANSFERS)
@@ -74,9 +74,9 @@ class MediaPeers:
         the reason, such as ``NodeUnreachable``. Errors of ``start`` and ``write`` are raised as well.
         """
         problem: OmnibusError = NotFound(f"no gateway has {name[:80]}")
-        tried: set[str] = set()
+        tried_gateways: set[str] = set()
         async with _turn(self._transfers):
-            while answer := await self._ask_all(MediaQuery(self._gateway, kind, name), tried):
+            while answer := await self._ask_all(MediaQuery(self._gateway, kind, name), tried_gateways):
                 await asyncio.to_thread(start, answer)
                 try:
                     await self._read_parts(kind, name, answer, write)
@@ -84,13 +84,13 @@ class MediaPeers:
                 except OmnibusError as error:
                     log.warning("%s of gateway %s was not read: %s", name[:80], answer.gateway, error)
                     problem = error
-                    tried.add(answer.gateway)
+                    tried_gateways.add(answer.gateway)
         raise problem
 
     async def _ask_all(self, query: MediaQuery, without: Container[str] = ()) -> MediaAnswer | None:
         """Return the first answer of a gateway that has the file; ends when all have answered."""
-        settled = time.monotonic() - self._started > 2 * GATEWAY_HEARTBEAT_SECONDS
-        missing: float = self._others() if settled else math.inf
+        is_settled = time.monotonic() - self._started > 2 * GATEWAY_HEARTBEAT_SECONDS
+        missing: float = self._others() if is_settled else math.inf
         if missing < 1:
             return None
         with suppress(TimeoutError, DeadlineExceeded, NotFound):

@@ -36,8 +36,10 @@ class _Unwritten:
 
     __slots__ = ("_then", "file", "said", "until")
 
-    def __init__(self, said: SpokenAnswer, file: UnwrittenFile, then: Callable[[], None], until: float) -> None:
-        self.said = said
+    def __init__(
+        self, spoken_answer: SpokenAnswer, file: UnwrittenFile, then: Callable[[], None], until: float
+    ) -> None:
+        self.said = spoken_answer
         self.file = file
         self.until = until
         self._then: Callable[[], None] | None = then
@@ -74,23 +76,23 @@ class SpokenAnswers:
 
     async def store_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         """Keep an answer; waits no longer than ``STORE_WAIT_SECONDS``, and raises nothing."""
-        written = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
 
         def set_written() -> None:
-            if not written.done():
-                written.set_result(None)
+            if not future.done():
+                future.set_result(None)
 
         self.keep_answer(id, transcript, sound, format, set_written)
-        await written
+        await future
 
     def keep_answer(
         self, id: str, transcript: str, sound: bytes, format: SoundFormat, then: Callable[[], None]
     ) -> None:
         """Keep an answer, then call ``then``, after at most ``STORE_WAIT_SECONDS``; ``then`` must not raise."""
         loop, tenant = asyncio.get_running_loop(), tenants.current_tenant().name
-        said = SpokenAnswer(transcript, time.time() + self.seconds, tenant)
+        spoken_answer = SpokenAnswer(transcript, time.time() + self.seconds, tenant)
         file = UnwrittenFile(id, MIME[format], sound, tenant)
-        answer = _Unwritten(said, file, then, loop.time() + STORE_WAIT_SECONDS)
+        answer = _Unwritten(spoken_answer, file, then, loop.time() + STORE_WAIT_SECONDS)
         self._waiting.append(answer)
         self._unreleased.append(answer)
         if self._writing is None:
@@ -129,26 +131,26 @@ class SpokenAnswers:
         sounds = [each.file for each in answers if each.file.data]  # an answer may have no audio
         files = self._files.put_named(sounds) if sounds and self._files.is_enabled else None
         try:
-            said = await self._reserve_bytes({each.file.id: each.said for each in answers})
-            if said:
-                await self._store.put_spoken_answers(said, self.seconds)
+            spoken_answers = await self._reserve_bytes({each.file.id: each.said for each in answers})
+            if spoken_answers:
+                await self._store.put_spoken_answers(spoken_answers, self.seconds)
         except OmnibusError as error:
             log.warning("%s not kept: %s", ", ".join(each.file.id for each in answers), error)
         if files is not None:
             for id, failure in (await files).items():
                 log.warning("the audio of %s is not kept: %s", id, failure)
 
-    async def _reserve_bytes(self, said: dict[str, SpokenAnswer]) -> dict[str, SpokenAnswer]:
+    async def _reserve_bytes(self, answers: dict[str, SpokenAnswer]) -> dict[str, SpokenAnswer]:
         """Return the answers that fit their tenants' limits. Without keys nothing is counted."""
-        named = {id: each for id, each in said.items() if each.tenant}
-        reserved = await asyncio.gather(*(self._reserve_answer(id, each) for id, each in named.items()))
-        full = {id for id, fits in zip(named, reserved, strict=True) if not fits}
-        return {id: each for id, each in said.items() if id not in full}
+        tenant_answers = {id: each for id, each in answers.items() if each.tenant}
+        results = await asyncio.gather(*(self._reserve_answer(id, each) for id, each in tenant_answers.items()))
+        full = {id for id, fits in zip(tenant_answers, results, strict=True) if not fits}
+        return {id: each for id, each in answers.items() if id not in full}
 
-    async def _reserve_answer(self, id: str, said: SpokenAnswer) -> bool:
-        nbytes = len(said.transcript.encode()) + OVERHEAD_BYTES
+    async def _reserve_answer(self, id: str, spoken_answer: SpokenAnswer) -> bool:
+        nbytes = len(spoken_answer.transcript.encode()) + OVERHEAD_BYTES
         try:
-            await self._store.reserve(self._account(said.tenant), f"audio:{id}", nbytes, self.seconds)
+            await self._store.reserve(self._account(spoken_answer.tenant), f"audio:{id}", nbytes, self.seconds)
         except LimitReached as error:
             log.warning("the transcript of %s is not kept: %s", id, error)
             return False
@@ -159,16 +161,16 @@ class SpokenAnswers:
 
         Raises ``BadRequest`` that names an unknown or expired id, and ``StoreUnavailable``.
         """
-        wanted = dict(answer_references(request))
-        if not wanted:
+        references = dict(answer_references(request))
+        if not references:
             return request
-        found = await self._store.spoken_answers(list(dict.fromkeys(wanted.values())))
+        answers = await self._store.spoken_answers(list(dict.fromkeys(references.values())))
         messages: list[Message] = list(request.messages)
-        who = tenants.current_tenant()
-        for index, id in wanted.items():
-            if id not in found or found[id].expires <= time.time() or not who.owns(found[id].tenant):
+        client_tenant = tenants.current_tenant()
+        for index, id in references.items():
+            if id not in answers or answers[id].expires <= time.time() or not client_tenant.owns(answers[id].tenant):
                 raise unknown_audio_error(index)
-            messages[index] = AssistantMessage(content=found[id].transcript)
+            messages[index] = AssistantMessage(content=answers[id].transcript)
         return msgspec.structs.replace(request, messages=messages)
 
 

@@ -107,8 +107,8 @@ def _parse_path(match: re.Match[str]) -> str:
 def _check_host(target: UrlTarget, rules: UrlRules, param: str) -> None:
     address = target.address
     if address is None:
-        refused = ssrf.is_local_name(target.host) and not rules.allow_private
+        is_refused = ssrf.is_local_name(target.host) and not rules.allow_private
     else:
-        refused = not ssrf.is_allowed(address, allow_private=rules.allow_private)
-    if refused:
+        is_refused = not ssrf.is_allowed(address, allow_private=rules.allow_private)
+    if is_refused:
         raise BadRequest("The media URL's host is not reachable from here.", param=param)

@@ -12,14 +12,15 @@ _STEP = re.compile(r"\[(?P<item>[^\]]*)\]|\.?(?P<field>[^.\[]+)")
 _MAX_LISTED = 40
 
 
-def accepted_values(body: Any, path: str, sent: Any = None) -> tuple[str, ...]:
+def accepted_values(body: Any, path: str, sent_body: Any = None) -> tuple[str, ...]:
     """Return the strings that ``path`` (as ``messages[0].role``) accepts in ``body``.
 
-    ``body`` is the type of the request's body. ``sent`` is the value from the client, as JSON or decoded. It selects
+    ``body`` is the type of the request's body. ``sent_body`` is the value from the client, as JSON or decoded. It
+    selects
     the struct of a union: a tool message has other parts than a user message. Returns () if the field is not a choice
     among strings.
     """
-    types, value = [inspect.type_info(body)], _decode(sent)
+    types, value = [inspect.type_info(body)], _decode(sent_body)
     for step in _STEP.finditer(path):
         parents = [each for kind in types for each in _matching_types(kind, value)]
         types = [inner for each in parents for inner in _inner_types(each, step["field"])]
@@ -30,11 +31,11 @@ def accepted_values(body: Any, path: str, sent: Any = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(options))[:_MAX_LISTED]
 
 
-def _decode(sent: Any) -> Any:
-    if not isinstance(sent, bytes | bytearray | memoryview):
-        return sent
+def _decode(sent_body: Any) -> Any:
+    if not isinstance(sent_body, bytes | bytearray | memoryview):
+        return sent_body
     try:
-        return msgspec.json.decode(sent)
+        return msgspec.json.decode(sent_body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -42,7 +43,7 @@ def _decode(sent: Any) -> Any:
 def _matching_types(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
     """Yield the alternative of ``kind`` with ``value``'s tag, else all of them."""
     kinds = list(_alternatives(kind))
-    named = [
+    tagged_types = [
         each
         for each in kinds
         if isinstance(each, inspect.StructType)
@@ -50,15 +51,15 @@ def _matching_types(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
         and each.tag is not None
         and value.get(each.tag_field) == each.tag
     ]
-    yield from named or kinds
+    yield from tagged_types or kinds
 
 
 def _step_into(value: Any, step: re.Match[str]) -> Any:
     if step["field"] is not None:
         return value.get(step["field"]) if isinstance(value, dict) else None
     item = step["item"]
-    known = isinstance(value, list) and item.isdigit() and int(item) < len(value)
-    return value[int(item)] if known else None
+    is_item = isinstance(value, list) and item.isdigit() and int(item) < len(value)
+    return value[int(item)] if is_item else None
 
 
 def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
@@ -67,7 +68,7 @@ def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type
         if field is None and isinstance(each, inspect.ListType):
             yield each.item_type
         elif isinstance(each, inspect.StructType):
-            yield from (known.type for known in each.fields if known.encode_name == field)
+            yield from (field_info.type for field_info in each.fields if field_info.encode_name == field)
 
 
 def _tags(types: list[inspect.Type], field: str) -> Iterator[str]:

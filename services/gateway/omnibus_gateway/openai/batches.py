@@ -144,7 +144,7 @@ def parse_lines(data: bytes, endpoint: str, most: int) -> tuple[list[BatchLine],
     """Return the lines of an input file, and at most 100 errors."""
     lines: list[BatchLine] = []
     errors: list[BatchError] = []
-    known: set[str] = set()
+    custom_ids: set[str] = set()
     for number, text in enumerate(data.split(b"\n"), 1):
         if not text.strip() or len(errors) >= 100:
             continue
@@ -155,9 +155,9 @@ def parse_lines(data: bytes, endpoint: str, most: int) -> tuple[list[BatchLine],
             continue
         if line.url != endpoint:
             errors.append(_line_error("mismatched_url", f"url must be {endpoint}", number, "url"))
-        elif line.custom_id in known:
+        elif line.custom_id in custom_ids:
             errors.append(_line_error("duplicate_custom_id", "another line has this custom_id", number, "custom_id"))
-        known.add(line.custom_id)
+        custom_ids.add(line.custom_id)
         lines.append(line)
     if not errors and not lines:
         errors.append(BatchError(code="empty_file", message="the input file has no lines"))

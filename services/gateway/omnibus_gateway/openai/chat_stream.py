@@ -79,7 +79,7 @@ class ChatStream:
         self,
         id: str,
         model: str,
-        created: int,
+        created_at: int,
         *,
         include_usage: bool = False,
         fingerprint: str = "",
@@ -89,7 +89,7 @@ class ChatStream:
         self._calls = CallReader()
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
             _json(id),
-            created,
+            created_at,
             _json(model),
         )
         self._head += b'"system_fingerprint":%b,"choices":[' % _json(fingerprint or None)
@@ -128,17 +128,17 @@ class ChatStream:
         """Build the frames of further tool calls, in the format of ``omnibus.structured.calls``."""
         return b"".join(self.call_frames(text))
 
-    def call_frames(self, text: str, known: str = "") -> list[bytes]:
-        """Build the frames of ``text``, further tool calls. The client already has the text ``known`` before it."""
-        for _ in self._calls.read(known):
+    def call_frames(self, text: str, known_text: str = "") -> list[bytes]:
+        """Build the frames of ``text``, further tool calls. The client already has ``known_text`` before it."""
+        for _ in self._calls.read(known_text):
             pass
         deltas = [_call_delta(self._answer, part) for part in self._calls.read(text)]
         return [b"".join((self._open, b'{"tool_calls":[', _json(each), b"]", self._end_text)) for each in deltas]
 
     def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
         """Build a frame with the probabilities of the preceding tokens."""
-        found = _json(ChoiceLogprobs(tokens))
-        return b"".join((self._open, b'{},"logprobs":', found, b',"finish_reason":null}]', self._tail))
+        logprobs_json = _json(ChoiceLogprobs(tokens))
+        return b"".join((self._open, b'{},"logprobs":', logprobs_json, b',"finish_reason":null}]', self._tail))
 
     def audio_start(self, audio_id: str) -> bytes:
         return b"".join((self._audio, b'"id":', _json(audio_id), self._end_audio))
@@ -157,8 +157,8 @@ class ChatStream:
 
     def spoken_text(self, *deltas: str) -> bytes:
         """Build a frame for each piece of text. It is both content and transcript of the audio."""
-        begin, middle, end, said = self._text, b',"audio":{"transcript":', self._end_audio, map(_json, deltas)
-        return b"".join([part for each in said for part in (begin, each, middle, each, end)])
+        begin, middle, end, encoded_deltas = self._text, b',"audio":{"transcript":', self._end_audio, map(_json, deltas)
+        return b"".join([part for each in encoded_deltas for part in (begin, each, middle, each, end)])
 
     def audio_end(self, expires_at: int) -> bytes:
         """Build the last two frames of audio: the remaining bytes, if any, and the expiry (Unix seconds)."""

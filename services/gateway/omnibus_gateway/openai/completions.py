@@ -83,13 +83,13 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises ``BadRequest`` for a list that mixes them."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if all(isinstance(each, int) for each in given):
-            return [given]  # type: ignore[list-item]
-        if all(isinstance(each, str) for each in given) or all(isinstance(each, list) for each in given):
-            return given  # type: ignore[return-value]
+        raw_prompt = self.prompt
+        if isinstance(raw_prompt, str):
+            return [raw_prompt]
+        if all(isinstance(each, int) for each in raw_prompt):
+            return [raw_prompt]  # type: ignore[list-item]
+        if all(isinstance(each, str) for each in raw_prompt) or all(isinstance(each, list) for each in raw_prompt):
+            return raw_prompt  # type: ignore[return-value]
         raise BadRequest("prompt must be a text, a list of texts, of token ids, or of lists of these", param="prompt")
 
     def to_chat(self) -> ChatRequest:
@@ -164,41 +164,41 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
-    wanted = decode_body(_DECODER, body)
+    request = decode_body(_DECODER, body)
     for name, harmless in _HARMLESS.items():
-        value = getattr(wanted, name)
+        value = getattr(request, name)
         if value is not None and value not in harmless:
             raise BadRequest(f"The value of '{name}' is not supported: omit it.", param=name)
-    if wanted.logprobs is not None and wanted.echo:
+    if request.logprobs is not None and request.echo:
         raise BadRequest("Prompts have no logprobs: omit echo or logprobs.", param="logprobs")
-    if wanted.best_of is not None and wanted.best_of != wanted.choices_per_prompt:
+    if request.best_of is not None and request.best_of != request.choices_per_prompt:
         raise BadRequest("best_of must equal n: all generated completions are returned.", param="best_of")
-    if wanted.stream_options is not None and not wanted.stream:
+    if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-    check_vllm_params(wanted)
-    _check_prompts(wanted)
-    return wanted
+    check_vllm_params(request)
+    _check_prompts(request)
+    return request
 
 
-def _check_prompts(wanted: CompletionRequest) -> None:
-    prompts = wanted.prompts()
-    if len(prompts) * wanted.choices_per_prompt > MAX_CHOICES:
+def _check_prompts(request: CompletionRequest) -> None:
+    prompts = request.prompts()
+    if len(prompts) * request.choices_per_prompt > MAX_CHOICES:
         raise TooLarge(f"A request must have at most {MAX_CHOICES} completions: its prompts times n.", param="prompt")
     if any(not prompt for prompt in prompts):
         raise BadRequest("A prompt is empty: send a text or token ids.", param="prompt")
-    if wanted.echo and not all(isinstance(prompt, str) for prompt in prompts):
+    if request.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise BadRequest("echo must not be used with token ids: send the prompts as texts.", param="echo")
 
 
-def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
+def prompt_choices(request: CompletionRequest) -> Iterator[PromptChoice]:
     """Yield the completions of a request in order: all of the first prompt, then those of the next.
 
     Each has its own seed, so that the completions of one prompt differ.
     """
     index = 0
-    for prompt in wanted.prompts():
-        for number in range(wanted.choices_per_prompt):
-            seed = None if wanted.seed is None else (wanted.seed + number) & (2**63 - 1)
+    for prompt in request.prompts():
+        for number in range(request.choices_per_prompt):
+            seed = None if request.seed is None else (request.seed + number) & (2**63 - 1)
             yield PromptChoice(index, prompt, seed, number == 0)
             index += 1
 
@@ -220,9 +220,9 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Completi
 def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:
     """Add the tokens of all completions. A prompt counts once, even if it has several completions."""
     prompt = text = 0
-    for choice, used in usages:
-        prompt += used.prompt_tokens if choice.counts_prompt else 0
-        text += used.completion_tokens
+    for choice, usage in usages:
+        prompt += usage.prompt_tokens if choice.counts_prompt else 0
+        text += usage.completion_tokens
     return build_usage(prompt_text=prompt, text=text)
 
 

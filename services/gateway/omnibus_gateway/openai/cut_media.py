@@ -52,12 +52,12 @@ def parse_chat_media(body: bytes) -> ChatRequest:
 def _find_cuts(body: bytes) -> Iterator[_Cut]:
     at = 0
     for _ in range(MAX_PLACES):
-        found = body.find(_BASE64, at)
-        if found < 0:
+        offset = body.find(_BASE64, at)
+        if offset < 0:
             return
-        begin = found + len(_BASE64)
-        quote = body.rfind(b'"', max(at, found - MAX_HEADER_CHARS), found)
-        if quote < 0 or not body.startswith(_BEGIN, quote) or body.find(b"\\", max(0, quote - 1), found) >= 0:
+        begin = offset + len(_BASE64)
+        quote = body.rfind(b'"', max(at, offset - MAX_HEADER_CHARS), offset)
+        if quote < 0 or not body.startswith(_BEGIN, quote) or body.find(b"\\", max(0, quote - 1), offset) >= 0:
             at = begin
             continue
         at = end = body.find(b'"', begin)

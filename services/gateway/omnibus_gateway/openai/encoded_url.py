@@ -31,16 +31,16 @@ class EncodedUrl(str):
     __slots__ = ("encoded",)
     encoded: memoryview
 
-    def __new__(cls, header: str, encoded: memoryview) -> "EncodedUrl":
-        made = super().__new__(cls, header)
-        made.encoded = encoded
-        return made
+    def __new__(cls, header: str, data: memoryview) -> "EncodedUrl":
+        url = super().__new__(cls, header)
+        url.encoded = data
+        return url
 
 
 def parse_header(url: str) -> UrlHeader | None:
     """Read the header of a data URL; None if it is malformed. A comma inside a base64 parameter does not end it."""
     head = url[:MAX_HEADER_CHARS]
-    found, is_base64 = _BASE64.match(head), True
-    if found is None:
-        found, is_base64 = _PLAIN.match(head), False
-    return UrlHeader((found["mime"] or "").lower(), is_base64, found.end()) if found else None
+    header_match, is_base64 = _BASE64.match(head), True
+    if header_match is None:
+        header_match, is_base64 = _PLAIN.match(head), False
+    return UrlHeader((header_match["mime"] or "").lower(), is_base64, header_match.end()) if header_match else None

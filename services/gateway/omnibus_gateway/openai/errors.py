@@ -43,12 +43,12 @@ def error_headers(error: OmnibusError | ProblemDetails) -> dict[str, str]:
 
     Clients of OpenAI retry each 408, 409, 429 and 5xx twice, unless ``x-should-retry`` is ``false``.
     """
-    typed = _typed_error(error)
-    wait = ceil(getattr(typed, "retry_after", 0.0))
-    headers = {"x-should-retry": "true" if typed.retry_helps and wait <= _MAX_WAIT_SECONDS else "false"}
+    api_error = _typed_error(error)
+    wait = ceil(getattr(api_error, "retry_after", 0.0))
+    headers = {"x-should-retry": "true" if api_error.retry_helps and wait <= _MAX_WAIT_SECONDS else "false"}
     if wait:
         headers["Retry-After"] = str(min(wait, MAX_RETRY_AFTER_SECONDS))
-    if isinstance(typed, Unauthorized):
+    if isinstance(api_error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return headers
 

@@ -71,9 +71,11 @@ class FileDeleted(Struct, frozen=True, kw_only=True):
 
 def parse_file_form(fields: Mapping[str, Any]) -> FileForm:
     """Check the fields of an upload. Raises ``BadRequest`` with ``param``."""
-    nested = {name[len(_EXPIRES) + 1 : -1]: value for name, value in fields.items() if name.startswith(f"{_EXPIRES}[")}
+    expiry_fields = {
+        name[len(_EXPIRES) + 1 : -1]: value for name, value in fields.items() if name.startswith(f"{_EXPIRES}[")
+    }
     plain = {name: value for name, value in fields.items() if not name.startswith(f"{_EXPIRES}[")}
-    return _convert({**plain, **({_EXPIRES: nested} if nested else {})}, FileForm)
+    return _convert({**plain, **({_EXPIRES: expiry_fields} if expiry_fields else {})}, FileForm)
 
 
 def parse_file_query(query: Mapping[str, str]) -> FileQuery:

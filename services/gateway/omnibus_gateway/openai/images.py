@@ -76,13 +76,13 @@ class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def extent(self) -> tuple[int, int] | None:
         """Width and height; None if the model or an input image sets them."""
-        found = _SIZE.fullmatch(self.size or "auto")
-        return (int(found[1]), int(found[2])) if found else None
+        match = _SIZE.fullmatch(self.size or "auto")
+        return (int(match[1]), int(match[2])) if match else None
 
     def task_fields(self) -> dict[str, Any]:
         """Return the fields that the client set, by the names of ``omnibus.task.library.DrawInput``."""
         width, height = self.extent or (None, None)
-        said = {
+        fields = {
             "prompt": self.prompt,
             "negative_prompt": self.negative_prompt,
             "width": width,
@@ -92,7 +92,7 @@ class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "guidance": next((each for each in self._guidance_values if each is not None), None),
             "seed": self.seed,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def _guidance_values(self) -> tuple[float | None, ...]:
@@ -195,20 +195,24 @@ def image_usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
 
     The prompt has ``text`` and ``images`` tokens. The generated images have ``pixels`` in total.
     """
-    made = pixels // 256
+    output_tokens = pixels // 256
     return ImageUsage(
-        text + images, made, text + images + made, InputDetails(images, text), OutputDetails(image_tokens=made)
+        text + images,
+        output_tokens,
+        text + images + output_tokens,
+        InputDetails(images, text),
+        OutputDetails(image_tokens=output_tokens),
     )
 
 
-def encode_response(created: int, data: list[Image], format: PictureFormat, size: str, used: ImageUsage) -> bytes:
+def encode_response(created: int, data: list[Image], format: PictureFormat, size: str, usage: ImageUsage) -> bytes:
     """Encode the body of a complete response."""
-    return _encode(ImagesResponse(created, data, format, size, used))
+    return _encode(ImagesResponse(created, data, format, size, usage))
 
 
-def encode_event(said: PartialImage | CompletedImage) -> bytes:
+def encode_event(event: PartialImage | CompletedImage) -> bytes:
     """Encode one server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (said.type.encode(), _encode(said))
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encode(event))
 
 
 # Requests
@@ -269,9 +273,11 @@ def check_options(request: ImageOptions) -> None:
 
 
 def _check_once(request: ImageOptions, *names: str) -> None:
-    said = [name for name in names if getattr(request, name) is not None]
-    if len(said) > 1:
-        raise BadRequest(f"'{said[0]}' and '{said[1]}' are synonyms: send only one of them.", param=said[1])
+    set_names = [name for name in names if getattr(request, name) is not None]
+    if len(set_names) > 1:
+        raise BadRequest(
+            f"'{set_names[0]}' and '{set_names[1]}' are synonyms: send only one of them.", param=set_names[1]
+        )
 
 
 def _check_stream(request: ImageOptions) -> None:

@@ -51,16 +51,16 @@ def convert_messages(request: ChatRequest) -> tuple[list[dict[str, Any]], list[M
     ``developer`` becomes ``system``. Raises ``BadRequest`` for unsupported parts.
     """
     items: list[MediaRef] = []
-    called: dict[str, str] = {}  # names of functions, by the ids of their calls
+    function_names: dict[str, str] = {}  # names of functions, by the ids of their calls
     messages = []
     for index, message in enumerate(request.messages):
         param = f"messages[{index}]"
-        made = _convert_message(message, param, items)
+        fields = _convert_message(message, param, items)
         if isinstance(message, ToolMessage):
-            made |= _convert_tool_result(message, called, param)
+            fields |= _convert_tool_result(message, function_names, param)
         elif isinstance(message, AssistantMessage):
-            made |= _convert_assistant(message, called, param)
-        messages.append(made)
+            fields |= _convert_assistant(message, function_names, param)
+        messages.append(fields)
     return messages, items
 
 
@@ -74,8 +74,8 @@ def _convert_message(message: Message, param: str, items: list[MediaRef]) -> dic
     return {"role": role, "content": _convert_parts(content, param, items)}
 
 
-def _convert_assistant(message: AssistantMessage, called: dict[str, str], param: str) -> dict[str, Any]:
-    """Return the fields other than the content that chat templates read. Adds the calls to ``called``."""
+def _convert_assistant(message: AssistantMessage, function_names: dict[str, str], param: str) -> dict[str, Any]:
+    """Return the fields other than the content that chat templates read. Adds the calls to ``function_names``."""
     more: dict[str, Any] = {}
     if message.reasoning_content:
         more["reasoning_content"] = message.reasoning_content
@@ -83,7 +83,7 @@ def _convert_assistant(message: AssistantMessage, called: dict[str, str], param:
         more["tool_calls"] = [
             _convert_call(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ]
-        called.update({call.id: call.function.name for call in message.tool_calls})
+        function_names.update({call.id: call.function.name for call in message.tool_calls})
     return more
 
 
@@ -97,13 +97,13 @@ def _convert_call(call: ToolCall, param: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _convert_tool_result(message: ToolMessage, called: dict[str, str], param: str) -> dict[str, Any]:
-    if message.tool_call_id not in called:
+def _convert_tool_result(message: ToolMessage, function_names: dict[str, str], param: str) -> dict[str, Any]:
+    if message.tool_call_id not in function_names:
         raise BadRequest(
             "Unknown tool_call_id: it must be the id of a call in an earlier assistant message.",
             param=f"{param}.tool_call_id",
         )
-    return {"tool_call_id": message.tool_call_id, "name": called[message.tool_call_id]}
+    return {"tool_call_id": message.tool_call_id, "name": function_names[message.tool_call_id]}
 
 
 def _convert_parts(content: Sequence[Struct], param: str, items: list[MediaRef]) -> list[dict[str, str]]:

@@ -40,26 +40,26 @@ class Form:
 
     def file(self, name: str) -> FormPart:
         """Return the only file called ``name``. Raises ``BadRequest``."""
-        found = self.files(name)
-        if len(found) != 1:
-            said = f"Missing required parameter: '{name}'." if not found else f"Send one '{name}', not {len(found)}."
-            raise BadRequest(said, param=name)
-        return found[0]
+        parts = self.files(name)
+        if len(parts) != 1:
+            message = f"Missing required parameter: '{name}'." if not parts else f"Send one '{name}', not {len(parts)}."
+            raise BadRequest(message, param=name)
+        return parts[0]
 
     def fields(self, *lists: str) -> dict[str, str | list[str]]:
         """Return the fields except files, as text; those of ``lists`` as lists. Raises ``BadRequest``."""
-        found: dict[str, str | list[str]] = {}
+        values: dict[str, str | list[str]] = {}
         for part in self._parts:
             if part.filename is not None:
                 continue
             text = _decode_text(part)
             if part.name in lists:
-                found.setdefault(part.name, []).append(text)  # type: ignore[union-attr]
-            elif part.name in found:
+                values.setdefault(part.name, []).append(text)  # type: ignore[union-attr]
+            elif part.name in values:
                 raise BadRequest(f"The field '{part.name}' appears twice: send it once.", param=part.name)
             else:
-                found[part.name] = text
-        return found
+                values[part.name] = text
+        return values
 
     def check_file_names(self, *names: str) -> None:
         """Raises ``BadRequest`` for a file with any other name."""
@@ -70,8 +70,8 @@ class Form:
 
 def parse_form(body: bytes, kind: str) -> Form:
     """Read a form. ``kind`` is the request's content type. Raises ``BadRequest`` and ``TooLarge``."""
-    found = _KIND.match(kind)
-    boundary = (found[1] or found[2]) if found else ""
+    kind_match = _KIND.match(kind)
+    boundary = (kind_match[1] or kind_match[2]) if kind_match else ""
     if not _BOUNDARY.fullmatch(boundary):
         raise BadRequest("The request must be a form: send multipart/form-data with a boundary.")
     return Form([_parse_part(body, *each) for each in _split_parts(body, b"--" + boundary.encode("ascii"))])
@@ -99,13 +99,13 @@ def _parse_part(body: bytes, start: int, end: int) -> FormPart:
     if head_end < 0:
         raise _malformed_error()
     headers = dict(_parse_headers(body[start:head_end]))
-    told = headers.get("content-disposition", "")
-    named = {found["key"].lower(): _unescape_name(found["value"]) for found in _NAMED.finditer(told)}
-    if not _FORM_DATA.fullmatch(told) or not named.get("name"):
+    disposition = headers.get("content-disposition", "")
+    parameters = {match["key"].lower(): _unescape_name(match["value"]) for match in _NAMED.finditer(disposition)}
+    if not _FORM_DATA.fullmatch(disposition) or not parameters.get("name"):
         raise _malformed_error()
-    name = named["name"].removesuffix("[]")
+    name = parameters["name"].removesuffix("[]")
     mime = headers.get("content-type", "").partition(";")[0].strip()
-    return FormPart(name, body[head_end + 4 : end], named.get("filename"), mime)
+    return FormPart(name, body[head_end + 4 : end], parameters.get("filename"), mime)
 
 
 def _parse_headers(block: bytes) -> Iterator[tuple[str, str]]:

@@ -150,27 +150,27 @@ def _edit_operation() -> dict[str, Any]:
 
 
 def _images_response() -> dict[str, Any]:
-    said = "The images. With `stream`: server-sent events of partial images, then the completed one."
+    description = "The images. With `stream`: server-sent events of partial images, then the completed one."
     return {
-        "description": said,
+        "description": description,
         "content": {**json_content("ImagesResponse"), **event_content("PartialImage", "CompletedImage")},
     }
 
 
 def _embeddings_operation() -> dict[str, Any]:
-    made = {"description": "One vector per text.", "content": json_content("EmbeddingList")}
-    return post_operation("create_embedding", "Embed texts.", "Embeddings", json_content("EmbeddingRequest"), made)
+    response = {"description": "One vector per text.", "content": json_content("EmbeddingList")}
+    return post_operation("create_embedding", "Embed texts.", "Embeddings", json_content("EmbeddingRequest"), response)
 
 
 def _speech_operation() -> dict[str, Any]:
     sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
-    said = "The audio, sent while it is generated. With `stream_format` sse: events with pieces of it."
+    description = "The audio, sent while it is generated. With `stream_format` sse: events with pieces of it."
     return post_operation(
         "create_speech",
         "Synthesize speech from a text.",
         "Audio",
         json_content("SpeechRequest"),
-        {"description": said, "content": {**sound, **event_content("SpeechDelta", "SpeechDone")}},
+        {"description": description, "content": {**sound, **event_content("SpeechDelta", "SpeechDone")}},
     )
 
 
@@ -192,68 +192,83 @@ def _transcription_operation() -> dict[str, Any]:
 
 
 def _model_paths() -> dict[str, Any]:
-    listed = {"description": "The models of the plan and of apps.", "content": json_content("ModelList")}
+    list_response = {"description": "The models of the plan and of apps.", "content": json_content("ModelList")}
     about = {"description": "The model.", "content": json_content("ModelObject")}
-    gone = {"404": failure_response("The model is unknown.")}
+    not_found = {"404": failure_response("The model is unknown.")}
     return {
         models.PATH: {
-            "get": operation("list_models", "List the models that this gateway serves.", "Models", {"200": listed})
+            "get": operation(
+                "list_models", "List the models that this gateway serves.", "Models", {"200": list_response}
+            )
         },
         models.MODEL: {
             "parameters": [id_parameter("model")],
-            "get": operation("show_model", "Retrieve a model.", "Models", {"200": about, **gone}),
+            "get": operation("show_model", "Retrieve a model.", "Models", {"200": about, **not_found}),
         },
     }
 
 
 def _file_paths() -> dict[str, Any]:
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
-    gone = {"404": failure_response("The file was not found, or has expired.")}
+    not_found = {"404": failure_response("The file was not found, or has expired.")}
     about = {"description": "The file's metadata.", "content": json_content("FileObject")}
-    removed = {"description": "The file is removed.", "content": json_content("FileDeleted")}
+    delete_response = {"description": "The file is removed.", "content": json_content("FileDeleted")}
     page = {"description": "Your files.", "content": json_content("FileList")}
     wrong = {"400": failure_response("The request is invalid; `param` names the field.")}
-    made = post_operation("upload_file", "Upload a file.", "Files", form_content("FileForm"), about)
-    listed = operation("list_files", "List your files.", "Files", {"200": page, **wrong})
+    upload_operation = post_operation("upload_file", "Upload a file.", "Files", form_content("FileForm"), about)
+    list_operation = operation("list_files", "List your files.", "Files", {"200": page, **wrong})
     return {
-        files.FILES: {"post": made, "get": {**listed, "parameters": query_parameters(files.FileQuery)}},
+        files.FILES: {
+            "post": upload_operation,
+            "get": {**list_operation, "parameters": query_parameters(files.FileQuery)},
+        },
         files.FILE: {
             "parameters": [id_parameter("file_id")],
-            "get": operation("show_file", "Retrieve a file's metadata.", "Files", {"200": about, **gone}),
-            "delete": operation("remove_file", "Remove a file.", "Files", {"200": removed, **gone}),
+            "get": operation("show_file", "Retrieve a file's metadata.", "Files", {"200": about, **not_found}),
+            "delete": operation("remove_file", "Remove a file.", "Files", {"200": delete_response, **not_found}),
         },
         files.CONTENT: {
             "parameters": [id_parameter("file_id")],
-            "get": operation("fetch_file", "Download a file.", "Files", {"200": bytes_, **gone}),
+            "get": operation("fetch_file", "Download a file.", "Files", {"200": bytes_, **not_found}),
         },
     }
 
 
 def _video_paths() -> dict[str, Any]:
-    gone = {"404": failure_response("The video was not found, or has expired.")}
+    not_found = {"404": failure_response("The video was not found, or has expired.")}
     job = {"description": "The video and its progress.", "content": json_content("Video")}
     page = {"description": "Videos in the order of their requests.", "content": json_content("VideoList")}
-    removed = {
+    delete_response = {
         "description": "The video is removed; if it was still being generated, its generation is cancelled.",
         "content": json_content("VideoDeleted"),
     }
     file = {"video/mp4": {"schema": _FILE}, "image/webp": {"schema": _FILE}}
-    fetched = {"description": "The file. With a `Range` header: status 206 and that part of it.", "content": file}
-    early = {"400": failure_response("The video is not completed."), **gone}
+    content_response = {
+        "description": "The file. With a `Range` header: status 206 and that part of it.",
+        "content": file,
+    }
+    early = {"400": failure_response("The video is not completed."), **not_found}
     body = {**json_content("VideoRequest"), **form_content("VideoRequest")}
-    made = post_operation("create_video", "Start a job that generates a video from a prompt.", "Videos", body, job)
+    create_operation = post_operation(
+        "create_video", "Start a job that generates a video from a prompt.", "Videos", body, job
+    )
     wrong = {"400": failure_response("The query is invalid; `param` names the field.")}
-    listed = operation("list_videos", "List videos.", "Videos", {"200": page, **wrong, **gone})
+    list_operation = operation("list_videos", "List videos.", "Videos", {"200": page, **wrong, **not_found})
     return {
-        videos.PATH: {"post": made, "get": {**listed, "parameters": query_parameters(videos.ListQuery)}},
+        videos.PATH: {
+            "post": create_operation,
+            "get": {**list_operation, "parameters": query_parameters(videos.ListQuery)},
+        },
         videos.VIDEO: {
             "parameters": [id_parameter("video_id")],
-            "get": operation("show_video", "Retrieve a video's progress.", "Videos", {"200": job, **gone}),
-            "delete": operation("remove_video", "Remove a video, complete or not.", "Videos", {"200": removed, **gone}),
+            "get": operation("show_video", "Retrieve a video's progress.", "Videos", {"200": job, **not_found}),
+            "delete": operation(
+                "remove_video", "Remove a video, complete or not.", "Videos", {"200": delete_response, **not_found}
+            ),
         },
         videos.CONTENT: {
             "parameters": [id_parameter("video_id"), *query_parameters(videos.ContentQuery)],
-            "get": operation("fetch_video", "Download a video.", "Videos", {"200": fetched, **early}),
+            "get": operation("fetch_video", "Download a video.", "Videos", {"200": content_response, **early}),
         },
     }
 

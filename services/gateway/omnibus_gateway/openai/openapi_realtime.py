@@ -13,15 +13,21 @@ REALTIME_SHAPES = (client_secrets.ClientSecretRequest, client_secrets.ClientSecr
 
 def realtime_paths() -> dict[str, Any]:
     """Return the path items."""
-    opened = {
+    open_responses = {
         "101": {"description": "A WebSocket with events in both directions."},
         "426": failure_response("The request must open a WebSocket."),
     }
     text, kinds = {"type": "string"}, {"resumable": {"type": "boolean"}}
     names = ("model", "intent", "resumable", "resume", "last_event_id")
     parameters = [{"name": name, "in": "query", "schema": kinds.get(name, text)} for name in names]
-    opening = {**operation("open_realtime", "Open or resume a session.", "Realtime", opened), "parameters": parameters}
-    made = {"description": "The secret and the configuration of its session.", "content": json_content("ClientSecret")}
+    opening = {
+        **operation("open_realtime", "Open or resume a session.", "Realtime", open_responses),
+        "parameters": parameters,
+    }
+    secret_response = {
+        "description": "The secret and the configuration of its session.",
+        "content": json_content("ClientSecret"),
+    }
     return {
         client_secrets.PATH: {"get": opening},
         client_secrets.CLIENT_SECRETS: {
@@ -30,7 +36,7 @@ def realtime_paths() -> dict[str, Any]:
                 "Create a key for a browser.",
                 "Realtime",
                 json_content("ClientSecretRequest"),
-                made,
+                secret_response,
             )
         },
     }

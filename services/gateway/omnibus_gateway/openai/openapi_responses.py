@@ -48,8 +48,8 @@ _SLOW = {
 def with_optional_types(components: dict[str, Any]) -> dict[str, Any]:
     """Make the ``type`` of messages optional in ``components``."""
     message = components["InputMessage"]
-    required = [name for name in message.get("required", ()) if name != "type"]
-    return {**components, "InputMessage": {**message, "required": required}}
+    required_fields = [name for name in message.get("required", ()) if name != "type"]
+    return {**components, "InputMessage": {**message, "required": required_fields}}
 
 
 def response_paths() -> dict[str, Any]:
@@ -126,12 +126,15 @@ def _connect_operation() -> dict[str, Any]:
 
 
 def _retrieve_operation() -> dict[str, Any]:
-    said = "The response in its current state. With `stream`: its events after `starting_after`, as they arrive."
-    answer = {"description": said, "content": {**json_content("ResponseObject"), **event_content("ResponseEvent")}}
-    made = operation(
+    description = "The response in its current state. With `stream`: its events after `starting_after`, as they arrive."
+    answer = {
+        "description": description,
+        "content": {**json_content("ResponseObject"), **event_content("ResponseEvent")},
+    }
+    base_operation = operation(
         "retrieve_response", "Retrieve a stored response.", "Responses", {"200": answer, **_GONE, **_WRONG, **_SLOW}
     )
-    return {**made, "parameters": query_parameters(RetrieveQuery)}
+    return {**base_operation, "parameters": query_parameters(RetrieveQuery)}
 
 
 def _conversation_paths() -> dict[str, Any]:
@@ -171,16 +174,19 @@ def _conversation_paths() -> dict[str, Any]:
 
 def _item_operation() -> dict[str, Any]:
     content = {"application/json": {"schema": {"type": "object"}}}
-    found = {"description": "The item.", "content": content}
+    item_response = {"description": "The item.", "content": content}
     return operation(
-        "retrieve_conversation_item", "Retrieve an item of a conversation.", "Conversations", {"200": found, **_GONE}
+        "retrieve_conversation_item",
+        "Retrieve an item of a conversation.",
+        "Conversations",
+        {"200": item_response, **_GONE},
     )
 
 
 def _answer(id: str, summary: str, answer: str, failures: dict[str, Any]) -> dict[str, Any]:
     tag = "Conversations" if "conversation" in id else "Responses"
-    found = {"description": summary, "content": json_content(answer)}
-    return operation(id, summary, tag, {"200": found, **failures})
+    success_response = {"description": summary, "content": json_content(answer)}
+    return operation(id, summary, tag, {"200": success_response, **failures})
 
 
 def _with_body(

@@ -77,15 +77,15 @@ _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | None = None) -> bytes:
+async def read_body(chunks: AsyncIterable[bytes], limit: int, declared_size: int | None = None) -> bytes:
     """Collect a request body of at most ``limit`` bytes.
 
-    ``declared`` is the Content-Length, if any: a body that is too large is rejected before it is read.
+    ``declared_size`` is the Content-Length, if any: a body that is too large is rejected before it is read.
     Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` if this gateway currently has no room for it.
     """
     upload = body_budget.current_upload()
-    _check_body(declared or 0, limit)
-    upload.check_declared_size(declared or 0)
+    _check_body(declared_size or 0, limit)
+    upload.check_declared_size(declared_size or 0)
     if upload.whole:
         return await _collect_body(chunks, limit, upload)
     pace = upload.start_clock()
@@ -103,11 +103,11 @@ async def _collect_body(
 ) -> bytes:
     """Join the pieces at the end. Small ones share a buffer: a million single bytes would take 40 times the memory."""
     pieces: list[bytes | bytearray] = []
-    received = 0
+    received_bytes = 0
     async for chunk in chunks:
-        before, received = received, received + len(chunk)
-        _check_body(received, limit)
-        upload.count_bytes(before, received)
+        before, received_bytes = received_bytes, received_bytes + len(chunk)
+        _check_body(received_bytes, limit)
+        upload.count_bytes(before, received_bytes)
         if len(chunk) >= _OWN_PIECE_BYTES or not before:
             pieces.append(chunk)
         elif isinstance(pieces[-1], bytearray):
@@ -115,8 +115,8 @@ async def _collect_body(
         else:
             pieces.append(bytearray(chunk))
         if before:
-            on_more(received)
-    await upload.take_turn(received)
+            on_more(received_bytes)
+    await upload.take_turn(received_bytes)
     whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return bytes(whole)
 
@@ -145,14 +145,14 @@ def decode_json(decoder: msgspec.json.Decoder[Body], body: bytes | bytearray | m
     return decoder.decode(msgspec.json.encode(_INTEGRAL_DECODER.decode(body)))
 
 
-def convert_json(found: Any, kind: type[Body]) -> Body:
+def convert_json(value: Any, kind: type[Body]) -> Body:
     """Convert decoded JSON to ``kind``, with integers as in ``decode_json``. Raises the errors of ``msgspec``."""
     try:
-        return msgspec.convert(found, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         if not _INTEGER_IS_FLOAT.match(str(error)):
             raise
-    return msgspec.convert(_INTEGRAL_DECODER.decode(msgspec.json.encode(found)), kind)
+    return msgspec.convert(_INTEGRAL_DECODER.decode(msgspec.json.encode(value)), kind)
 
 
 def _as_number(text: str) -> int | float:
@@ -212,16 +212,16 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, which is the limit.")
 
 
-def invalid_request(complaint: str, body: Any = None, sent: Any = None) -> BadRequest:
+def invalid_request(complaint: str, body: Any = None, sent_body: Any = None) -> BadRequest:
     """Convert the decoder's message to OpenAI's wording and style of paths.
 
-    ``body`` is the type of the value ``sent``, which is JSON or decoded. The accepted values are read from both.
+    ``body`` is the type of the value ``sent_body``, which is JSON or decoded. The accepted values are read from both.
     """
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
     field = _FIELD.fullmatch(text)
     if field is None:
-        values = accepted_values(body, param, sent) if body is not None and text.startswith(_WRONG_CHOICE) else ()
+        values = accepted_values(body, param, sent_body) if body is not None and text.startswith(_WRONG_CHOICE) else ()
         hint = f": it must be one of {', '.join(values)}" if values else ""
         return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}{hint}.", param=param[:_MAX_QUOTED_CHARS])
     name = field["name"][:_MAX_QUOTED_CHARS]
@@ -287,8 +287,8 @@ def _check_message(message: Message, param: str, draws: bool) -> None:
         )
     if isinstance(message, AssistantMessage):
         _check_assistant(message, param)
-        said = (message.content, message.refusal, message.audio, message.tool_calls or None)
-        if not draws and all(each is None for each in said):
+        contents = (message.content, message.refusal, message.audio, message.tool_calls or None)
+        if not draws and all(each is None for each in contents):
             raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 

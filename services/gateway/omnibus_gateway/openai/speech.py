@@ -72,6 +72,6 @@ def parse_speech_request(body: bytes) -> SpeechRequest:
     return decode_body(_DECODER, body)
 
 
-def encode_event(said: SpeechDelta | SpeechDone) -> bytes:
+def encode_event(event: SpeechDelta | SpeechDone) -> bytes:
     """Encode one server-sent event."""
-    return b"data: %b\n\n" % _encode(said)
+    return b"data: %b\n\n" % _encode(event)

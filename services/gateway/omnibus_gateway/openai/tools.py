@@ -116,13 +116,13 @@ def tool_params(tools: list[FunctionTool], choice: ToolChoice | None, *, paralle
     """
     if not tools or choice == "none":
         return {}
-    mode, allowed = _read_choice(tools, choice)
-    listed = [tool for tool in tools if not allowed or tool.function.name in allowed]
-    shown = tools if isinstance(choice, NamedToolChoice) else listed
-    made = {"tools": msgspec.to_builtins(shown), "tool_choice": mode, "parallel_tool_calls": parallel}
+    mode, allowed_names = _read_choice(tools, choice)
+    allowed_tools = [tool for tool in tools if not allowed_names or tool.function.name in allowed_names]
+    prompt_tools = tools if isinstance(choice, NamedToolChoice) else allowed_tools
+    params = {"tools": msgspec.to_builtins(prompt_tools), "tool_choice": mode, "parallel_tool_calls": parallel}
     if isinstance(choice, NamedToolChoice):
-        made |= {"allowed_tools": allowed, "parallel_tool_calls": False}
-    return made
+        params |= {"allowed_tools": allowed_names, "parallel_tool_calls": False}
+    return params
 
 
 def check_tools(tools: list[FunctionTool] | None, choice: ToolChoice | None) -> None:
@@ -149,16 +149,16 @@ def check_response_format(format: ResponseFormat | None) -> None:
 
 def _read_choice(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[str, list[str]]:
     """Return the mode and the names of ``choice``. An empty list of names allows all tools."""
-    named: list[str] = []
+    names: list[str] = []
     mode = "auto"
     if isinstance(choice, NamedToolChoice):
-        mode, named = "required", [choice.function.name]
+        mode, names = "required", [choice.function.name]
     elif isinstance(choice, AllowedToolChoice):
-        mode, named = choice.allowed_tools.mode, [each.function.name for each in choice.allowed_tools.tools]
+        mode, names = choice.allowed_tools.mode, [each.function.name for each in choice.allowed_tools.tools]
     elif choice is not None:
         mode = choice
-    known = {tool.function.name for tool in tools}
-    for name in named:
-        if name not in known:
+    tool_names = {tool.function.name for tool in tools}
+    for name in names:
+        if name not in tool_names:
             raise BadRequest(f"Unknown tool '{name}' in tool_choice: it must be one of tools.", param="tool_choice")
-    return mode, named
+    return mode, names

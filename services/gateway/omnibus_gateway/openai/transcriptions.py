@@ -107,10 +107,10 @@ _encode = msgspec.json.Encoder().encode
 
 def instruct_transcription(language: str | None, prompt: str | None) -> str:
     """Build the instruction to the model, with the client's language and subject."""
-    said = USER
+    instructions = USER
     if language:
-        said += LANGUAGE.format(language=language)
-    return said + PROMPT.format(prompt=prompt) if prompt else said
+        instructions += LANGUAGE.format(language=language)
+    return instructions + PROMPT.format(prompt=prompt) if prompt else instructions
 
 
 def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
@@ -133,9 +133,9 @@ def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
     return form
 
 
-def encode_transcription(text: str, used: Usage) -> bytes:
+def encode_transcription(text: str, usage: Usage) -> bytes:
     """Encode the body of a JSON response."""
-    return _encode(Transcription(text, convert_usage(used)))
+    return _encode(Transcription(text, convert_usage(usage)))
 
 
 def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
@@ -149,19 +149,19 @@ def encode_delta(text: str) -> bytes:
     return b"data: %b\n\n" % _encode(TranscriptDelta(text))
 
 
-def encode_done(text: str, used: Usage) -> bytes:
+def encode_done(text: str, usage: Usage) -> bytes:
     """Encode the last server-sent event."""
-    return b"data: %b\n\n" % _encode(TranscriptDone(text, convert_usage(used)))
+    return b"data: %b\n\n" % _encode(TranscriptDone(text, convert_usage(usage)))
 
 
-def convert_usage(used: Usage) -> TranscriptionUsage:
+def convert_usage(usage: Usage) -> TranscriptionUsage:
     """Convert the usage of a chat to that of a transcription."""
-    sound = used.prompt_tokens_details.audio_tokens
+    sound = usage.prompt_tokens_details.audio_tokens
     return TranscriptionUsage(
-        used.prompt_tokens,
-        used.completion_tokens,
-        used.total_tokens,
-        TokenDetails(sound, used.prompt_tokens - sound),
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        TokenDetails(sound, usage.prompt_tokens - sound),
     )
 
 

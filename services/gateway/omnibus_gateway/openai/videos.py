@@ -60,7 +60,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def task_fields(self) -> dict[str, Any]:
         """Return the fields that the client set, by the names of ``omnibus.task.library.VideoInput``."""
         width, height = map(int, self.size.split("x")) if self.size else (None, None)
-        said = {
+        fields = {
             "prompt": self.prompt,
             "negative_prompt": self.negative_prompt,
             "width": width,
@@ -72,7 +72,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "seed": self.seed,
             "sound": self.sound,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class VideoOrder(NamedTuple):
@@ -88,10 +88,10 @@ class VideoOrder(NamedTuple):
     @property
     def image_ref(self) -> MediaRef | None:
         """The image to fetch, if it is a reference."""
-        named = self.request.input_reference
-        if named is None:
+        reference = self.request.input_reference
+        if reference is None:
             return None
-        return MediaRef("image", url=named.image_url or "", file_id=named.file_id or "", param=REFERENCE)
+        return MediaRef("image", url=reference.image_url or "", file_id=reference.file_id or "", param=REFERENCE)
 
 
 class VideoFault(Struct, frozen=True, kw_only=True):
@@ -164,7 +164,9 @@ def parse_video_request(body: bytes, kind: str) -> VideoOrder:
     is_form = kind.lower().startswith("multipart/")
     order = _parse_form(body, kind) if is_form else VideoOrder(decode_body(_DECODER, body))
     request = order.request
-    if (named := request.input_reference) is not None and (named.file_id is None) == (named.image_url is None):
+    if (reference := request.input_reference) is not None and (reference.file_id is None) == (
+        reference.image_url is None
+    ):
         raise BadRequest(f"'{REFERENCE}' must have either an 'image_url' or a 'file_id'.", param=REFERENCE)
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
         if getattr(request, first) is not None and getattr(request, second) is not None:
@@ -174,10 +176,10 @@ def parse_video_request(body: bytes, kind: str) -> VideoOrder:
 
 def parse_variant(query: dict[str, str]) -> Variant:
     """Return the variant to fetch. Raises ``BadRequest`` with ``param``."""
-    asked = _convert_fields(query, ContentQuery).variant
-    if asked == "spritesheet":
+    video_variant = _convert_fields(query, ContentQuery).variant
+    if video_variant == "spritesheet":
         raise _unsupported_value("variant", "use 'video' or 'thumbnail'")
-    return asked
+    return video_variant
 
 
 def parse_list_query(query: dict[str, str]) -> ListQuery:
@@ -189,9 +191,9 @@ def _parse_form(body: bytes, kind: str) -> VideoOrder:
     form = multipart.parse_form(body, kind)
     form.check_file_names(REFERENCE)
     fields: dict[str, Any] = dict(form.fields())
-    named = {name: fields.pop(f"{REFERENCE}[{name}]", None) for name in ImageReference.__struct_fields__}
-    if said := {name: value for name, value in named.items() if value is not None}:
-        fields[REFERENCE] = said
+    reference_fields = {name: fields.pop(f"{REFERENCE}[{name}]", None) for name in ImageReference.__struct_fields__}
+    if present_fields := {name: value for name, value in reference_fields.items() if value is not None}:
+        fields[REFERENCE] = present_fields
     file = _reference_file(form)
     if file is not None and REFERENCE in fields:
         raise BadRequest(f"'{REFERENCE}' must be a file or a reference, not both.", param=REFERENCE)

@@ -65,21 +65,21 @@ class OmniRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def translate_request(body: bytes, about: About) -> OmniRequest:
     """Decode, translate and check a request. Raises ``BadRequest`` with ``param``, and the errors of ``about``."""
-    said = _merge_extra_body(_decode_object(body))
-    model = said.get("model")
-    said["model"], made = about(model if isinstance(model, str) else "")
-    if said.get("modalities") is None:
-        said["modalities"] = made
-    wanted = said["modalities"] if isinstance(said["modalities"], list) else []
-    _translate_sampling(said, "audio" in wanted)
-    if "image" in wanted:
-        _translate_images(said)
-    if "audio" in wanted:
-        _translate_audio(said)
+    fields = _merge_extra_body(_decode_object(body))
+    model = fields.get("model")
+    fields["model"], default_modalities = about(model if isinstance(model, str) else "")
+    if fields.get("modalities") is None:
+        fields["modalities"] = default_modalities
+    modalities = fields["modalities"] if isinstance(fields["modalities"], list) else []
+    _translate_sampling(fields, "audio" in modalities)
+    if "image" in modalities:
+        _translate_images(fields)
+    if "audio" in modalities:
+        _translate_audio(fields)
     try:
-        request = convert_json(said, OmniRequest)
+        request = convert_json(fields, OmniRequest)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), OmniRequest, said) from None
+        raise invalid_request(str(error), OmniRequest, fields) from None
     check_chat(request)
     if request.choice_count > 1:
         raise BadRequest("n must be 1 in this dialect: omit it.", param="n")
@@ -91,56 +91,56 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
 def _decode_object(body: bytes) -> dict[str, Any]:
     check_values(body)
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise BadRequest("The request body must be a JSON object.")
-    return found
+    return document
 
 
-def _merge_extra_body(said: dict[str, Any]) -> dict[str, Any]:
+def _merge_extra_body(fields: dict[str, Any]) -> dict[str, Any]:
     """Merge ``extra_body``, which the ``openai`` client puts next to the other fields."""
-    more = said.pop("extra_body", None) or {}
+    more = fields.pop("extra_body", None) or {}
     if not isinstance(more, dict):
         raise BadRequest("extra_body must be an object with more fields of the request.", param="extra_body")
-    for name in more.keys() & said.keys():
+    for name in more.keys() & fields.keys():
         raise BadRequest(f"'{name}' is in the request and in its extra_body: send it once.", param=f"extra_body.{name}")
-    return {**more, **said}
+    return {**more, **fields}
 
 
-def _translate_images(said: dict[str, Any]) -> None:
-    width, height = said.pop("width", None), said.pop("height", None)
+def _translate_images(fields: dict[str, Any]) -> None:
+    width, height = fields.pop("width", None), fields.pop("height", None)
     if width is not None or height is not None:
-        if said.get("size") is not None or not (_is_count(width) and _is_count(height)):
+        if fields.get("size") is not None or not (_is_count(width) and _is_count(height)):
             raise BadRequest("Send either width and height as positive integers, or size.", param="size")
-        said["size"] = f"{width}x{height}"
-    wish = said["image_config"] = said.get("image_config") or {}
-    for name, called in _IMAGE_FIELDS.items():
-        value = said.pop(name, None)
+        fields["size"] = f"{width}x{height}"
+    wish = fields["image_config"] = fields.get("image_config") or {}
+    for name, field_name in _IMAGE_FIELDS.items():
+        value = fields.pop(name, None)
         if value is not None and isinstance(wish, dict):
-            if called in wish:
+            if field_name in wish:
                 raise BadRequest(f"Duplicate field '{name}': send it once.", param=name)
-            wish[called] = value
+            wish[field_name] = value
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _translate_audio(said: dict[str, Any]) -> None:
-    speaker = said.pop("speaker", None)
-    spoken = said.get("audio") or {}
-    if isinstance(spoken, dict):
-        said["audio"] = {"voice": "alloy" if speaker is None else speaker, "format": "wav", **spoken}
+def _translate_audio(fields: dict[str, Any]) -> None:
+    speaker = fields.pop("speaker", None)
+    audio = fields.get("audio") or {}
+    if isinstance(audio, dict):
+        fields["audio"] = {"voice": "alloy" if speaker is None else speaker, "format": "wav", **audio}
 
 
-def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
+def _translate_sampling(fields: dict[str, Any], speaks: bool) -> None:
     """Move sampling of text to the request, and of audio to ``audio``.
 
     A vocoder has no sampling.
     """
-    stages = said.pop("sampling_params_list", None)
+    stages = fields.pop("sampling_params_list", None)
     if stages is None:
         return
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -153,11 +153,11 @@ def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
     if len(seeds) > 1:
         raise BadRequest("All stages must have the same seed.", param="sampling_params_list")
     first, second = [*stages, {}, {}][:2]
-    _merge_fields(said, {**_sampling_fields(first), **({"seed": seeds.pop()} if seeds else {})})
+    _merge_fields(fields, {**_sampling_fields(first), **({"seed": seeds.pop()} if seeds else {})})
     if speaks and _sampling_fields(second):
-        spoken = said["audio"] = said.get("audio") or {}
-        if isinstance(spoken, dict):
-            _merge_fields(spoken, _sampling_fields(second))
+        audio = fields["audio"] = fields.get("audio") or {}
+        if isinstance(audio, dict):
+            _merge_fields(audio, _sampling_fields(second))
 
 
 def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
@@ -172,9 +172,9 @@ def _sampling_fields(stage: dict[str, Any]) -> dict[str, Any]:
     return {name: stage[name] for name in _SAMPLING_FIELDS if stage.get(name) is not None}
 
 
-def _merge_fields(said: dict[str, Any], more: dict[str, Any]) -> None:
+def _merge_fields(fields: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
-        if said.setdefault(name, value) != value:
+        if fields.setdefault(name, value) != value:
             raise BadRequest(f"'{name}' has two different values: send it once.", param="sampling_params_list")
 
 
@@ -207,9 +207,9 @@ def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by 
 
 
 def _text_choice(id: str, text: str, reason: FinishReason, parts: StructuredParts) -> ChatCompletionChoice:
-    made = chat_response.build_choice(id, text, None, reason, parts)
-    said = msgspec.structs.asdict(made.message)
-    return msgspec.structs.replace(made, message=OmniMessage(**said))
+    choice = chat_response.build_choice(id, text, None, reason, parts)
+    message_fields = msgspec.structs.asdict(choice.message)
+    return msgspec.structs.replace(choice, message=OmniMessage(**message_fields))
 
 
 def encode_image_completion(

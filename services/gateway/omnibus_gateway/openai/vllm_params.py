@@ -146,36 +146,37 @@ def check_vllm_params(request: Any) -> None:
 
 
 def _check_shape(request: Any) -> None:
-    given = [name for name in _SHAPES if getattr(request, name) is not None]
-    if not given:
+    constraints = [name for name in _SHAPES if getattr(request, name) is not None]
+    if not constraints:
         return
     if getattr(request, "response_format", None) is not None:
-        given.append("response_format")
-    if len(given) > 1:
-        raise BadRequest(f"Only one constraint is allowed: send one of {', '.join(given)}.", param=given[1])
-    wanted = request.structured_outputs
-    if wanted is not None:
-        _check_structured_outputs(wanted)
+        constraints.append("response_format")
+    if len(constraints) > 1:
+        raise BadRequest(f"Only one constraint is allowed: send one of {', '.join(constraints)}.", param=constraints[1])
+    outputs = request.structured_outputs
+    if outputs is not None:
+        _check_structured_outputs(outputs)
     shape = vllm_shape(request) or {}
     if "grammar" in shape and getattr(request, "tools", None):
         raise BadRequest(
-            "tools are not supported with a grammar, which constrains the whole answer: omit tools.", param=given[0]
+            "tools are not supported with a grammar, which constrains the whole answer: omit tools.",
+            param=constraints[0],
         )
     for name in ("ignore_eos", "min_tokens"):
         if getattr(request, name):
             raise BadRequest(f"{name} is not supported for structured answers: omit it.", param=name)
 
 
-def _check_structured_outputs(wanted: StructuredOutputs) -> None:
+def _check_structured_outputs(outputs: StructuredOutputs) -> None:
     for name, instead in (
         ("structural_tag", "use tools with tool_choice, or grammar"),
         ("whitespace_pattern", "answers have spaces only after commas and colons; omit it"),
         ("disable_additional_properties", "set additionalProperties to false in the schema"),
     ):
-        if getattr(wanted, name):
+        if getattr(outputs, name):
             raise BadRequest(f"The value of '{name}' is not supported: {instead}.", param=f"structured_outputs.{name}")
-    given = [kind for kind in _KINDS if getattr(wanted, kind)]
-    if len(given) != 1:
+    kinds = [kind for kind in _KINDS if getattr(outputs, kind)]
+    if len(kinds) != 1:
         raise BadRequest(
             f"structured_outputs must have exactly one of {', '.join(_KINDS)}.", param="structured_outputs"
         )
@@ -183,10 +184,10 @@ def _check_structured_outputs(wanted: StructuredOutputs) -> None:
 
 def vllm_shape(request: Any) -> dict[str, Any] | None:
     """Return the constraint in ``omnibus.structured.shapes`` format, or None. Raises ``BadRequest``."""
-    wanted = request.structured_outputs
-    if wanted is not None:
+    outputs = request.structured_outputs
+    if outputs is not None:
         for kind in _KINDS:
-            if value := getattr(wanted, kind):
+            if value := getattr(outputs, kind):
                 return {kind: _read_schema(value, "structured_outputs.json") if kind == "json" else value}
     for name, kind in GUIDED.items():
         if (value := getattr(request, name)) is not None:
@@ -207,17 +208,17 @@ def _read_schema(value: Any, param: str) -> dict[str, Any]:
 
 def vllm_params(request: Any) -> dict[str, Any]:
     """Return the fields of ``TextParams`` for vLLM's parameters."""
-    sent = {
+    params = {
         name: value
         for name, harmless in _SENT.items()
         if (value := getattr(request, name)) is not None and value != harmless
     }
     if shape := vllm_shape(request):
-        sent["structured_outputs"] = shape
-    return sent
+        params["structured_outputs"] = shape
+    return params
 
 
 def template_places(request: Any) -> dict[str, bool]:
     """Return the chat template's options for where the answer begins."""
-    said = {name: value for name in _PLACES if (value := getattr(request, name)) is not None}
-    return {"add_generation_prompt": False, **said} if said.get("continue_final_message") else said
+    options = {name: value for name in _PLACES if (value := getattr(request, name)) is not None}
+    return {"add_generation_prompt": False, **options} if options.get("continue_final_message") else options

@@ -64,8 +64,8 @@ class StageFit:
         scale = np.sqrt(np.diag(self._squares))
         scale[scale == 0.0] = 1.0  # sizes that were never observed
         matrix = self._squares / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
-        found = np.linalg.solve(matrix, self._products / scale) / scale
-        return max(0.0, float(found @ self._select_row(sizes)))
+        coefficients = np.linalg.solve(matrix, self._products / scale) / scale
+        return max(0.0, float(coefficients @ self._select_row(sizes)))
 
     def _select_row(self, sizes: Sequence[float]) -> NDArray[np.float64]:
         return np.array([1.0, *[sizes[column] for column in self._columns]])
@@ -97,10 +97,10 @@ class CostFits:
 
     def observe_answer(self, model: str, kind: str, quantities: Sequence[float]) -> None:
         """Add the length of an answer to the means."""
-        tokens, spoken = quantities[COMPLETION], quantities[SPEECH]
+        tokens, speech_seconds = quantities[COMPLETION], quantities[SPEECH]
         if not tokens:
             return
-        newest = [tokens, spoken / tokens]
+        newest = [tokens, speech_seconds / tokens]
         before = self._answers.get((model, kind), newest)
         self._answers[model, kind] = [
             each + _NEWEST_WEIGHT * (new - each) for each, new in zip(before, newest, strict=True)
@@ -108,9 +108,9 @@ class CostFits:
 
     def expected_answer(self, model: str, kind: str, limit: float, *, whole: bool) -> tuple[float, float]:
         """Return the expected tokens, up to ``limit``, and seconds of speech. A ``whole`` answer reaches the limit."""
-        tokens, spoken = self._answers.get((model, kind), (limit, 0.0))
+        tokens, speech_ratio = self._answers.get((model, kind), (limit, 0.0))
         length = limit if whole else min(limit, tokens)
-        return length, spoken * length
+        return length, speech_ratio * length
 
     def predict_stage(
         self, key: StageKey, sizes: Sequence[float], lines: Mapping[str, CostLine]

@@ -45,22 +45,22 @@ def refuse_price_options(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:
-    given = headers.get(name, b"").strip().lower()
-    if given in _YES:
+    flag = headers.get(name, b"").strip().lower()
+    if flag in _YES:
         return True
-    if given not in _NO:
-        raise BadRequest(f"{name.decode()} must be 1 or 0, not {given[:40].decode('latin-1')!r}", param=name.decode())
+    if flag not in _NO:
+        raise BadRequest(f"{name.decode()} must be 1 or 0, not {flag[:40].decode('latin-1')!r}", param=name.decode())
     return False
 
 
 def _read_limit(headers: Mapping[bytes, bytes]) -> float | None:
-    name, given = LIMIT_HEADER.decode(), headers.get(LIMIT_HEADER, b"").strip()[:40].decode("latin-1")
-    if not given:
+    name, amount = LIMIT_HEADER.decode(), headers.get(LIMIT_HEADER, b"").strip()[:40].decode("latin-1")
+    if not amount:
         return None
     try:
-        limit = float(given)
+        limit = float(amount)
     except ValueError:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
-        raise BadRequest(f"{name} must be an amount in the plan's currency, such as 0.002, not {given!r}", param=name)
+        raise BadRequest(f"{name} must be an amount in the plan's currency, such as 0.002, not {amount!r}", param=name)
     return limit

@@ -50,8 +50,8 @@ class UsageMeter:
 
     def stage_key(self, model: str, option: str, component: str) -> StageKey:
         """Return the key for the fits of ``component`` in ``option`` of ``model``."""
-        known = self._router.plan.models.get(model) if self._router.plan is not None else None
-        encoders = known.encoders if known is not None else {}
+        model_plan = self._router.plan.models.get(model) if self._router.plan is not None else None
+        encoders = model_plan.encoders if model_plan is not None else {}
         return StageKey(model, option, component, tuple(name for name, part in encoders.items() if part == component))
 
     def _sum_stages(self, running: InflightInvocation) -> dict[StageKey, tuple[float, float]]:
@@ -124,11 +124,11 @@ def _without_gpu(rate: StageRate) -> StageRate:
 async def _wait_reported(running: InflightInvocation) -> None:
     if running.all_reported or running.over:
         return
-    reported = asyncio.Event()
-    running.on_settled = reported.set
+    report_event = asyncio.Event()
+    running.on_settled = report_event.set
     try:
         async with asyncio.timeout(REPORT_SECONDS):
-            await reported.wait()
+            await report_event.wait()
     except TimeoutError:
         pass  # the usage is marked as incomplete
     finally:
@@ -146,8 +146,8 @@ def _option_rate(plan: Plan | None, model: str, name: str) -> StageRate:
 
 def _find_option(plan: Plan | None, model: str, name: str) -> DeploymentOption | None:
     """Return the option of the executors; a shared component is another model's."""
-    known = plan.models.get(model) if plan is not None else None
-    option = known.options.get(name) if known is not None else None
+    model_plan = plan.models.get(model) if plan is not None else None
+    option = model_plan.options.get(name) if model_plan is not None else None
     if option is None or not option.of:
         return option
     owner, _, lent = option.of.rpartition("/")

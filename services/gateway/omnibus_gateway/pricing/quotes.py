@@ -120,7 +120,7 @@ class Quotes:
         require_static(task)
         return PriceCheck(self, prices)
 
-    async def quote(self, model: str, segment: Segment, expected: ExpectedSizes) -> Quote:
+    async def quote(self, model: str, segment: Segment, expected_sizes: ExpectedSizes) -> Quote:
         """Return the quote of a request to ``model`` with the graph ``segment``.
 
         Raises ``CostLimitExceeded`` if a stage has neither a profile nor a finished request.
@@ -128,33 +128,35 @@ class Quotes:
         await self._read_profiles()
         assignment = self._router.assign(segment.nodes, model)
         part = assignment.parts[0]
-        sizes = self._expected_sizes(part, expected)
-        work = _stage_work(part, () if expected.estimates else segment.work)
+        sizes = self._expected_sizes(part, expected_sizes)
+        work = _stage_work(part, () if expected_sizes.estimates else segment.work)
         paths = [path for path in self._router.find_paths(part) if path.rate > 0] or self._router.find_paths(part)
         total = sum(path.rate for path in paths) or float(len(paths))
-        quoted = tuple(self._quote_path(part, path, sizes, work, (path.rate or 1.0) / total) for path in paths)
-        money = [each.usage.money for each in quoted]
-        known = [each for each in money if each is not UNSET]
-        priced = len(known) == len(money)
+        path_quotes = tuple(self._quote_path(part, path, sizes, work, (path.rate or 1.0) / total) for path in paths)
+        money = [each.usage.money for each in path_quotes]
+        amounts = [each for each in money if each is not UNSET]
+        is_priced = len(amounts) == len(money)
         return Quote(
             part.model,
             part.kind,
-            round(sum(each.share * each.usage.gpu_seconds for each in quoted), 7),
+            round(sum(each.share * each.usage.gpu_seconds for each in path_quotes), 7),
             {name: round(value, 3) for name, value in zip(SIZES, [*sizes, work.total()], strict=True) if value},
-            quoted,
-            round(sum(each.share * value for each, value in zip(quoted, known, strict=True)), 12) if priced else UNSET,
-            self._meter.currency if priced else UNSET,
+            path_quotes,
+            round(sum(each.share * value for each, value in zip(path_quotes, amounts, strict=True)), 12)
+            if is_priced
+            else UNSET,
+            self._meter.currency if is_priced else UNSET,
         )
 
-    def _expected_sizes(self, part: ModelPart, expected: ExpectedSizes) -> list[float]:
+    def _expected_sizes(self, part: ModelPart, expected_sizes: ExpectedSizes) -> list[float]:
         """Return the sizes of the request, except for the stages' work."""
         sizes = [0.0] * WORK
-        if expected.estimates:
+        if expected_sizes.estimates:
             tokens, speech = self._meter.fits.expected_answer(
-                part.model, part.kind, expected.tokens, whole=expected.whole
+                part.model, part.kind, expected_sizes.tokens, whole=expected_sizes.whole
             )
-            sizes[COMPLETION], sizes[SPEECH] = expected.answers * tokens, expected.answers * speech
-        apply_estimates(sizes, expected.estimates)
+            sizes[COMPLETION], sizes[SPEECH] = expected_sizes.answers * tokens, expected_sizes.answers * speech
+        apply_estimates(sizes, expected_sizes.estimates)
         return sizes
 
     def _quote_path(
@@ -166,17 +168,17 @@ class Quotes:
         for node, of_stage in work.items():
             component = part.components[part.nodes.index(node)]
             option = path.options[component]
-            found = self._meter.fits.predict_stage(
+            prediction = self._meter.fits.predict_stage(
                 self._meter.stage_key(part.model, option, component), [*sizes, float(of_stage)], lines
             )
-            if found is None:
+            if prediction is None:
                 raise CostLimitExceeded(
                     f"the cost of {component} in option {option!r} is unknown: send some requests without "
                     "a cost limit, or measure the model with `omnibus profile --put`",
                     stage=component,
                 )
-            seconds, known = found
-            basis = known if known == "profile" else basis
+            seconds, fit_basis = prediction
+            basis = fit_basis if fit_basis == "profile" else basis
             stages.append(
                 stage_usage(node, component, option, self._meter.find_rate(part.model, option), round(seconds, 7))
             )
@@ -214,8 +216,8 @@ class PriceCheck:
         self.image: Quote | None = None
         self.images: ImageAllowance | None = None
 
-    async def choose_path(self, model: str, segment: Segment, pinned: str) -> str:
-        """Return the path for a request to ``model``: ``pinned``, or one within the limit.
+    async def choose_path(self, model: str, segment: Segment, pinned_path: str) -> str:
+        """Return the path for a request to ``model``: ``pinned_path``, or one within the limit.
 
         Raises ``QuoteReady`` for a request that only needs its price, and ``CostLimitExceeded``.
         """
@@ -223,10 +225,10 @@ class PriceCheck:
         if self._prices.quote or self._prices.limit is None:
             raise QuoteReady(msgspec.json.encode(quote if self.image is None else quote.with_image(self.image)))
         if self.image is None:
-            return choose_path(quote, self._prices.limit, pinned)
+            return choose_path(quote, self._prices.limit, pinned_path)
         limit, prices = self._prices.limit, path_prices(self.image)
         cheapest = min(prices, key=lambda each: prices[each])
-        path = choose_path(quote, limit, pinned, prices[cheapest])
+        path = choose_path(quote, limit, pinned_path, prices[cheapest])
         answers = path_prices(quote, path)
         left, price = limit - (answers[path] if path else max(answers.values())), prices[cheapest]
         self.images = ImageAllowance(int(left / price + 1e-9) if price else MAX_ALLOWED, cheapest)
@@ -244,33 +246,33 @@ def require_static(task: CompositeTask | None) -> None:
         )
 
 
-def path_prices(quote: Quote, pinned: str = "") -> dict[str, float]:
-    """Return the money by path, or that of ``pinned`` alone.
+def path_prices(quote: Quote, pinned_path: str = "") -> dict[str, float]:
+    """Return the money by path, or that of ``pinned_path`` alone.
 
     Raises ``CostLimitExceeded`` if a price is missing.
     """
-    paths = [each for each in quote.paths if each.path == pinned] if pinned else quote.paths
-    known = {each.path: float(each.usage.money) for each in paths if each.usage.money is not UNSET}
-    if not known or len(known) < len(paths):
+    paths = [each for each in quote.paths if each.path == pinned_path] if pinned_path else quote.paths
+    prices = {each.path: float(each.usage.money) for each in paths if each.usage.money is not UNSET}
+    if not prices or len(prices) < len(paths):
         raise CostLimitExceeded(
             "this plan has no prices, so it cannot enforce a cost limit: declare a currency and prices"
         )
-    return known
+    return prices
 
 
-def choose_path(quote: Quote, limit: float, pinned: str = "", more: float = 0.0) -> str:
-    """Return the path within ``limit`` of money: ``pinned`` if all fit, else the cheapest one.
+def choose_path(quote: Quote, limit: float, pinned_path: str = "", more: float = 0.0) -> str:
+    """Return the path within ``limit`` of money: ``pinned_path`` if all fit, else the cheapest one.
 
     ``more`` is an amount that must also fit. Raises ``CostLimitExceeded``, also without prices, because the gateway
     could not enforce the limit.
     """
-    known = {path: money + more for path, money in path_prices(quote, pinned).items()}
-    if max(known.values()) <= limit:
-        return pinned
-    path = min(known, key=lambda each: known[each])
-    if known[path] > limit:
+    prices = {path: money + more for path, money in path_prices(quote, pinned_path).items()}
+    if max(prices.values()) <= limit:
+        return pinned_path
+    path = min(prices, key=lambda each: prices[each])
+    if prices[path] > limit:
         raise CostLimitExceeded(
-            f"the expected cost of this request is {known[path]:.9f} {quote.currency}, above the limit {limit:.9f}: "
+            f"the expected cost of this request is {prices[path]:.9f} {quote.currency}, above the limit {limit:.9f}: "
             "request less, or raise the limit",
             param="x-omnibus-max-cost",
         )

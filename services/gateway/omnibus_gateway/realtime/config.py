@@ -62,8 +62,10 @@ _TRANSCRIPTION_FIELDS = frozenset({"type", "audio", "include", "tracing"})
 def default_config(model: str, abilities: ModelAbilities, kind: SessionKind = "realtime") -> SessionConfig:
     """Return the configuration of a session before its first update."""
     if kind == "transcription":
-        written = InputTranscription(model) if model else None
-        return SessionConfig(model=model, kind=kind, modality="text", turn_detection=ServerVad(), transcription=written)
+        input_transcription = InputTranscription(model) if model else None
+        return SessionConfig(
+            model=model, kind=kind, modality="text", turn_detection=ServerVad(), transcription=input_transcription
+        )
     return SessionConfig(
         model=model,
         modality="audio" if abilities.speaks else "text",
@@ -101,13 +103,13 @@ def apply_update(
 
 def _check_transcription(update: SessionUpdate) -> None:
     """Raise ``BadRequest`` for a field that only sessions with responses have."""
-    given = [name for name in update.__struct_fields__ if is_given(getattr(update, name))]
-    others = [name for name in given if name not in _TRANSCRIPTION_FIELDS]
+    field_names = [name for name in update.__struct_fields__ if is_given(getattr(update, name))]
+    other_fields = [name for name in field_names if name not in _TRANSCRIPTION_FIELDS]
     if update.audio is not None and update.audio is not UNSET and is_given(update.audio.output):
-        others.append("audio.output")
-    if others:
+        other_fields.append("audio.output")
+    if other_fields:
         raise BadRequest(
-            "A transcription session accepts only audio.input: omit this field.", param=f"session.{others[0]}"
+            "A transcription session accepts only audio.input: omit this field.", param=f"session.{other_fields[0]}"
         )
 
 
@@ -181,9 +183,9 @@ def _checked_voice(voice: Any, abilities: ModelAbilities, param: str) -> str:
     return str(name)
 
 
-def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "session") -> None:
+def _refuse(update: Any, accepted_values: Mapping[str, tuple[Any, ...]], place: str = "session") -> None:
     """Raise ``BadRequest`` for a field with an unsupported value."""
-    for name, values in accepted.items():
+    for name, values in accepted_values.items():
         value = getattr(update, name)
         if is_given(value) and value not in values:
             raise BadRequest(f"{name} is not supported with this value: omit it.", param=f"{place}.{name}")

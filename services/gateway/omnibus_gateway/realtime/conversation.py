@@ -59,8 +59,8 @@ class ItemPart:
             return {"type": self.type, "image_url": self.image_url, "detail": self.detail or "auto"}
         if self.type not in ("input_audio", "output_audio"):
             return {"type": self.type, "text": self.text}
-        shown: dict[str, Any] = {"type": self.type, "transcript": self.text or None}
-        return shown | {"audio": encode_base64(self.audio)} if with_audio else shown
+        part_event: dict[str, Any] = {"type": self.type, "transcript": self.text or None}
+        return part_event | {"audio": encode_base64(self.audio)} if with_audio else part_event
 
 
 @dataclass
@@ -106,10 +106,10 @@ class ConversationItem:
                 f"audio_end_ms is {milliseconds}, but the audio of the item has {part.milliseconds} ms.",
                 param="audio_end_ms",
             )
-        heard = to_bytes(milliseconds, part.format) if part.format is not None else 0
-        if heard < len(part.audio):
-            part.text = _played_words(part.text, heard / len(part.audio))
-            part.audio = part.audio[:heard]
+        heard_bytes = to_bytes(milliseconds, part.format) if part.format is not None else 0
+        if heard_bytes < len(part.audio):
+            part.text = _played_words(part.text, heard_bytes / len(part.audio))
+            part.audio = part.audio[:heard_bytes]
 
 
 def _played_words(transcript: str, share: float) -> str:
@@ -121,12 +121,12 @@ def _played_words(transcript: str, share: float) -> str:
 
 
 class Conversation:
-    """Ordered items by id. ``changed`` is called with the number of bytes that an item adds or frees."""
+    """Ordered items by id. ``on_change`` is called with the number of bytes that an item adds or frees."""
 
-    def __init__(self, id: str, changed: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, id: str, on_change: Callable[[int], None] = lambda _: None) -> None:
         self.id = id
         self._items: dict[str, ConversationItem] = {}
-        self._changed = changed
+        self._changed = on_change
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(list(self._items.values()))
@@ -134,13 +134,13 @@ class Conversation:
     def __contains__(self, id: object) -> bool:
         return id in self._items
 
-    def count_with(self, changed: Callable[[int], None]) -> None:
-        """Report the bytes of all items to ``changed``, and then each change.
+    def count_with(self, on_change: Callable[[int], None]) -> None:
+        """Report the bytes of all items to ``on_change``, and then each change.
 
         Raises ``Overloaded``.
         """
-        changed(sum(each.nbytes for each in self._items.values()))
-        self._changed = changed
+        on_change(sum(each.nbytes for each in self._items.values()))
+        self._changed = on_change
 
     @property
     def last_id(self) -> str | None:
@@ -225,19 +225,19 @@ def _insert_behind(
             yield item.id, item
 
 
-def build_item(wanted: RealtimeItem, new_id: Callable[[str], str], format: AudioFormat) -> ConversationItem:
-    """Build the item for ``wanted``, whose audio is in ``format``. Raises ``BadRequest``."""
-    if isinstance(wanted, RealtimeFunctionCall):
-        call_id = wanted.call_id or new_id("call_")
+def build_item(item: RealtimeItem, new_id: Callable[[str], str], format: AudioFormat) -> ConversationItem:
+    """Build the item for ``item``, whose audio is in ``format``. Raises ``BadRequest``."""
+    if isinstance(item, RealtimeFunctionCall):
+        call_id = item.call_id or new_id("call_")
         return ConversationItem(
-            wanted.id or new_id("item_"), "function_call", call_id=call_id, name=wanted.name, text=wanted.arguments
+            item.id or new_id("item_"), "function_call", call_id=call_id, name=item.name, text=item.arguments
         )
-    if isinstance(wanted, RealtimeFunctionOutput):
-        made = ConversationItem(wanted.id or new_id("item_"), "function_call_output", call_id=wanted.call_id)
-        made.text = wanted.output
-        return made
-    parts = [_build_part(wanted, index, format) for index in range(len(wanted.content))]
-    return ConversationItem(wanted.id or new_id("item_"), "message", wanted.role, parts=parts)
+    if isinstance(item, RealtimeFunctionOutput):
+        output_item = ConversationItem(item.id or new_id("item_"), "function_call_output", call_id=item.call_id)
+        output_item.text = item.output
+        return output_item
+    parts = [_build_part(item, index, format) for index in range(len(item.content))]
+    return ConversationItem(item.id or new_id("item_"), "message", item.role, parts=parts)
 
 
 #: Parts that messages of each role may have.
@@ -251,10 +251,10 @@ _PARTS_OF_ROLES = {
 def _build_part(message: RealtimeMessage, index: int, format: AudioFormat) -> ItemPart:
     part, param = message.content[index], f"item.content[{index}]"
     type = part.__struct_config__.tag
-    allowed = _PARTS_OF_ROLES[message.role]
-    if type not in allowed:
+    allowed_types = _PARTS_OF_ROLES[message.role]
+    if type not in allowed_types:
         raise BadRequest(
-            f"A {message.role} message accepts only parts of type {', '.join(allowed)}.", param=f"{param}.type"
+            f"A {message.role} message accepts only parts of type {', '.join(allowed_types)}.", param=f"{param}.type"
         )
     if isinstance(part, RealtimeInputAudio):
         return ItemPart("input_audio", part.transcript or "", decode_base64(part.audio, f"{param}.audio"), format)

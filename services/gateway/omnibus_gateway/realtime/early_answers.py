@@ -38,7 +38,7 @@ class EarlyTurn(NamedTuple):
         return (
             self.config == config
             and len(items) == len(self.items)
-            and all(mine is theirs for mine, theirs in zip(before, items, strict=False))
+            and all(own_item is new_item for own_item, new_item in zip(before, items, strict=False))
             and last.id == items[-1].id
             and [each.model_audio for each in last.parts] == [each.model_audio for each in items[-1].parts]
         )

@@ -15,23 +15,23 @@ MAX_SECONDS = 600
 class InputAudioBuffer:
     """Audio bytes in order of arrival. Positions count all audio of the session, also dropped audio.
 
-    ``changed`` is called with the number of bytes added, negative for bytes removed.
+    ``on_change`` is called with the number of bytes added, negative for bytes removed.
     """
 
     def __init__(
         self,
         format: AudioFormat,
-        changed: Callable[[int], None] = lambda _: None,
-        restored: InputChange | None = None,
+        on_change: Callable[[int], None] = lambda _: None,
+        restored_input: InputChange | None = None,
     ) -> None:
         self.format = format
-        self._changed = changed
-        self._data = bytearray(restored.data if restored is not None else b"")
+        self._changed = on_change
+        self._data = bytearray(restored_input.data if restored_input is not None else b"")
         self._begin_bytes, self._begin_ms = 0, 0.0  # of the buffered audio
-        if restored is not None:
-            changed(len(self._data))
-            self._begin_bytes = restored.end_bytes - len(self._data)
-            self._begin_ms = restored.end_ms - self.held_ms
+        if restored_input is not None:
+            on_change(len(self._data))
+            self._begin_bytes = restored_input.end_bytes - len(self._data)
+            self._begin_ms = restored_input.end_ms - self.held_ms
 
     @property
     def begin_ms(self) -> float:
@@ -98,9 +98,9 @@ class InputAudioBuffer:
         return nbytes / sample_bytes(self.format) * 1000 / rate_of(self.format)
 
     def _take_bytes(self, size: int) -> bytes:
-        taken = bytes(self._data[:size])
-        self._begin_bytes += len(taken)
+        data = bytes(self._data[:size])
+        self._begin_bytes += len(data)
         self._begin_ms += self._length_ms(size)
         del self._data[:size]
         self._changed(-size)
-        return taken
+        return data

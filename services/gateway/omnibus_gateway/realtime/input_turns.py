@@ -28,7 +28,7 @@ _LEAST_PREFIX_MS = 100
 
 
 class InputTurns:
-    """Audio input of one session; ``changed`` is called with the change of the buffered bytes.
+    """Audio input of one session; ``on_change`` is called with the change of the buffered bytes.
 
     ``find_detector`` returns the speech detector for a model.
     """
@@ -36,21 +36,21 @@ class InputTurns:
     def __init__(
         self,
         config: SessionConfig,
-        changed: Callable[[int], None],
-        restored: InputChange | None = None,
+        on_change: Callable[[int], None],
+        restored_input: InputChange | None = None,
         find_detector: FindDetector = lambda _: EnergyDetector,
     ) -> None:
         self._config = config
         self._find_detector = find_detector
-        self._buffer = InputAudioBuffer(config.input_format, changed, restored)
+        self._buffer = InputAudioBuffer(config.input_format, on_change, restored_input)
         self._detector = self._create_detector()
         self._logged_bytes = self._buffer.end_bytes
         self._differs = False  # the buffer is not the logged audio plus new audio
         self.speech_id = ""  # of the message that the user is speaking
-        if restored is not None:
-            self.speech_id = restored.speech
+        if restored_input is not None:
+            self.speech_id = restored_input.speech
             if self._detector is not None:
-                self._detector.resume(bool(restored.speech), restored.noise_db)
+                self._detector.resume(bool(restored_input.speech), restored_input.noise_db)
 
     @property
     def end_bytes(self) -> int:

@@ -27,9 +27,9 @@ class KnownOutput:
     @classmethod
     def of_text(cls, text: str) -> "KnownOutput":
         """Create known output with ``text`` alone."""
-        made = cls()
-        made._said.append(("text", text))
-        return made
+        output = cls()
+        output._said.append(("text", text))
+        return output
 
     def skip_text(self, delta: str) -> str:
         """Return the new part of a text delta."""
@@ -50,9 +50,9 @@ class KnownOutput:
 
     def skip_audio(self, data: bytes) -> bytes:
         """Return the new part of an audio delta."""
-        known = min(self._audio_bytes, len(data))
-        self._audio_bytes -= known
-        return data[known:]
+        known_bytes = min(self._audio_bytes, len(data))
+        self._audio_bytes -= known_bytes
+        return data[known_bytes:]
 
     def check_passed(self) -> None:
         """Raise ``CannotContinue`` if the response has ended before all known output."""
@@ -65,11 +65,11 @@ class KnownOutput:
             self._drop_passed()
             if not self._said:
                 return delta
-            known, text = self._said[0]
+            known_kind, text = self._said[0]
             length = min(len(text), len(delta))
-            if known != kind or text[:length] != delta[:length]:
+            if known_kind != kind or text[:length] != delta[:length]:
                 raise _diverged_error()
-            self._said[0] = known, text[length:]
+            self._said[0] = known_kind, text[length:]
             delta = delta[length:]
         return ""
 

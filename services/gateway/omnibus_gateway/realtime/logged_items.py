@@ -30,13 +30,15 @@ def to_logged(item: ConversationItem) -> LoggedItem:
 
 def from_logged(item: LoggedItem) -> ConversationItem:
     """Convert a logged item. Raises ``ProtocolError``."""
-    made = ConversationItem(item.id, item.type, item.role, call_id=item.call_id, name=item.name, text=item.text)
+    conversation_item = ConversationItem(
+        item.id, item.type, item.role, call_id=item.call_id, name=item.name, text=item.text
+    )
     for part in item.parts:
         format = _read_format(part.format)
-        made.parts.append(
+        conversation_item.parts.append(
             ItemPart(part.type, part.text, part.audio, format, part.image_url, part.detail, part.model_bytes)
         )
-    return made
+    return conversation_item
 
 
 def _read_format(format: msgspec.Raw) -> AudioFormat | None:

@@ -122,26 +122,26 @@ class ResponseEvents:
         events = self._close_items("completed", but=beside)
         self._open.append(item)
         self.items.append(item)
-        added = {"output_index": len(self.items) - 1, "item": item.to_event()}
-        events.append({"type": "response.output_item.added", "response_id": self.id, **added})
+        item_fields = {"output_index": len(self.items) - 1, "item": item.to_event()}
+        events.append({"type": "response.output_item.added", "response_id": self.id, **item_fields})
         if self._conversation is not None:
             event = {"type": "conversation.item.added", "previous_item_id": before, "item": item.to_event()}
             events.append(event)
         return events
 
     def _close_items(self, status: str, but: ConversationItem | None = None) -> list[Event]:
-        closed = [item for item in self._open if item is not but]
+        closing_items = [item for item in self._open if item is not but]
         self._open = [item for item in self._open if item is but]
-        return [event for item in closed for event in self._close_item(item, status)]
+        return [event for item in closing_items for event in self._close_item(item, status)]
 
     def _close_item(self, item: ConversationItem, status: str) -> list[Event]:
         events = self._part_events(item)
         item.status = status
-        made = item.to_event()
+        item_event = item.to_event()
         if self._conversation is not None:
-            events.append({"type": "conversation.item.done", "item": made})
-        done = {"response_id": self.id, "output_index": self.items.index(item), "item": made}
-        return [*events, {"type": "response.output_item.done", **done}]
+            events.append({"type": "conversation.item.done", "item": item_event})
+        done_fields = {"response_id": self.id, "output_index": self.items.index(item), "item": item_event}
+        return [*events, {"type": "response.output_item.done", **done_fields}]
 
     def _part_events(self, item: ConversationItem) -> list[Event]:
         """Return the events that close the part of ``item``."""
@@ -150,11 +150,11 @@ class ResponseEvents:
             place |= {"call_id": item.call_id, "name": item.name, "arguments": item.text}
             return [{"type": "response.function_call_arguments.done", **place}]
         part, place = item.parts[0], {**place, "content_index": 0}
-        ended = {"type": "response.content_part.done", **place, "part": self._shown_part(part)}
+        done_event = {"type": "response.content_part.done", **place, "part": self._shown_part(part)}
         if not self._speaks:
-            return [{"type": "response.output_text.done", **place, "text": part.text}, ended]
+            return [{"type": "response.output_text.done", **place, "text": part.text}, done_event]
         transcript = {"type": "response.output_audio_transcript.done", **place, "transcript": part.text}
-        return [{"type": "response.output_audio.done", **place}, transcript, ended]
+        return [{"type": "response.output_audio.done", **place}, transcript, done_event]
 
     def _place(self, item: ConversationItem) -> Event:
         return {"response_id": self.id, "item_id": item.id, "output_index": self.items.index(item)}
@@ -186,9 +186,9 @@ class ResponseEvents:
 
 
 def _shown_usage(usage: Usage) -> Event:
-    prompt, made = usage.prompt_tokens_details, usage.completion_tokens_details
+    prompt, output_details = usage.prompt_tokens_details, usage.completion_tokens_details
     text, image, sound = prompt.text_tokens or 0, prompt.image_tokens or 0, prompt.audio_tokens or 0
-    spoken = made.audio_tokens or 0
+    speech_tokens = output_details.audio_tokens or 0
     return {
         "total_tokens": usage.total_tokens,
         "input_tokens": usage.prompt_tokens,
@@ -200,7 +200,7 @@ def _shown_usage(usage: Usage) -> Event:
             "cached_tokens": prompt.cached_tokens or 0,
             "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
         },
-        "output_token_details": {"text_tokens": usage.completion_tokens - spoken, "audio_tokens": spoken},
+        "output_token_details": {"text_tokens": usage.completion_tokens - speech_tokens, "audio_tokens": speech_tokens},
     }
 
 

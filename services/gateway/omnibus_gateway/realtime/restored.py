@@ -105,13 +105,13 @@ class RestoredSession:
         self._held += change.data
         self._input = msgspec.structs.replace(change, data=b"", resets=True)
 
-    def _begin_turn(self, begun: BegunTurn) -> None:
-        config = _decode_config(begun.config)
-        answered = [
+    def _begin_turn(self, begun_turn: BegunTurn) -> None:
+        config = _decode_config(begun_turn.config)
+        input_items = [
             _copy_item(self.conversation.find_item(each)) if isinstance(each, str) else from_logged(each)
-            for each in begun.items
+            for each in begun_turn.items
         ]
-        self.turns[begun.id] = RestoredTurn(begun, config, answered)
+        self.turns[begun_turn.id] = RestoredTurn(begun_turn, config, input_items)
         self.has_spoken = self.has_spoken or config.modality == "audio"
 
     # Events contain the output of responses
@@ -140,9 +140,9 @@ class RestoredSession:
 
 def _apply_output(turn: RestoredTurn, type: str, event: Mapping[str, Any], conversation: Conversation | None) -> None:
     if type == "response.output_item.added":
-        shown = event["item"]
-        item = ConversationItem(shown["id"], shown["type"], shown.get("role", ""), "in_progress")
-        item.call_id, item.name = shown.get("call_id", ""), shown.get("name", "")
+        item_fields = event["item"]
+        item = ConversationItem(item_fields["id"], item_fields["type"], item_fields.get("role", ""), "in_progress")
+        item.call_id, item.name = item_fields.get("call_id", ""), item_fields.get("name", "")
         turn.items.append(item)
         if conversation is not None:
             conversation.insert_item(item)

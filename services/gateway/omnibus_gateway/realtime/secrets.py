@@ -31,15 +31,15 @@ class ClientSecrets:
         self._asks_for_keys = settings.keys or bool(settings.keys_file)
         self._store = store
 
-    async def create(self, wanted: ClientSecretRequest, shown: dict[str, Any]) -> ClientSecret:
-        """Create a secret of the current tenant; ``shown`` is its session for the response.
+    async def create(self, request: ClientSecretRequest, session_view: dict[str, Any]) -> ClientSecret:
+        """Create a secret of the current tenant; ``session_view`` is its session for the response.
 
         Raises ``StoreUnavailable``, and ``Overloaded`` and ``LimitReached`` if the tenant has no room for it.
         """
-        seconds = (wanted.expires_after or SecretExpiry()).seconds
+        seconds = (request.expires_after or SecretExpiry()).seconds
         key, value = current_tenant().key, new_secret_id(SECRET_PREFIX)
         record = ClientSecretRecord(
-            session=encode_update(wanted.session or SessionUpdate(type="realtime")),
+            session=encode_update(request.session or SessionUpdate(type="realtime")),
             expires=time.time() + seconds,
             key=key.sha256 if key is not None else "",
             is_operators=self._asks_for_keys and key is None,
@@ -52,7 +52,7 @@ class ClientSecrets:
             MAX_SECRETS,
         )
         await self._store.put_client_secret(hash_key(value), record, seconds)
-        return ClientSecret(value, int(record.expires), shown)
+        return ClientSecret(value, int(record.expires), session_view)
 
     async def find_update(self, token: str) -> SessionUpdate | None:
         """Return the first update of sessions of ``token``; None if it is an API key.

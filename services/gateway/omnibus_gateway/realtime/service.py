@@ -110,19 +110,28 @@ class Realtime(OpenSockets):
         Raises ``NotFound``, also if another tenant owns it, ``BadRequest``, ``Conflict``, ``BusUnavailable`` and
         ``ProtocolError``.
         """
-        known = await read_session(self._bus, token.id)
-        restored, count = RestoredSession(known.entries[0]), len(known.entries)
-        _check_opens(token, restored)
-        await restored.apply_entries(known.entries)
-        _check_goes_on(restored)
-        seen = parse_event_number(token.id, last_event_id, len(restored.events))
-        log = await claim_log(self._bus, token.id, known, self._events)
-        await restored.apply_entries(known.entries[count:])
-        _check_goes_on(restored)
-        config = restored.config
+        session_entries = await read_session(self._bus, token.id)
+        restored_session, count = RestoredSession(session_entries.entries[0]), len(session_entries.entries)
+        _check_opens(token, restored_session)
+        await restored_session.apply_entries(session_entries.entries)
+        _check_goes_on(restored_session)
+        seen_count = parse_event_number(token.id, last_event_id, len(restored_session.events))
+        log = await claim_log(self._bus, token.id, session_entries, self._events)
+        await restored_session.apply_entries(session_entries.entries[count:])
+        _check_goes_on(restored_session)
+        config = restored_session.config
         abilities = self._find_abilities(config.model, config.kind)
-        GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
-        return OpenedSession(token.id, restored.config, abilities, restored.origin.expires, log, None, restored, seen)
+        GATEWAY.realtime_resumed.labels(restored_session.origin.model).inc()
+        return OpenedSession(
+            token.id,
+            restored_session.config,
+            abilities,
+            restored_session.origin.expires,
+            log,
+            None,
+            restored_session,
+            seen_count,
+        )
 
     def begin_config(
         self, model: str, update: SessionUpdate | None, kind: SessionKind = "realtime"
@@ -141,47 +150,51 @@ class Realtime(OpenSockets):
             return TRANSCRIBES
         if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
             return ModelAbilities()
-        found = self._chat.find_model(model)
-        return ModelAbilities(found.has_talker, "audio" in found.encoders, found.voices)
+        model_plan = self._chat.find_model(model)
+        return ModelAbilities(model_plan.has_talker, "audio" in model_plan.encoders, model_plan.voices)
 
     def _find_detector(self, model: str) -> DetectorFactory:
         router = self._chat.runs.router
         plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
         return self._detectors.choose((plan is not None and plan.speech_detector) or "")
 
-    async def serve(self, connection: WebSocketConnection, opened: OpenedSession, limits: RateLimits | None) -> None:
+    async def serve(
+        self, connection: WebSocketConnection, opened_session: OpenedSession, limits: RateLimits | None
+    ) -> None:
         """Run a session on an accepted connection until one side ends it."""
-        outbox = EventSender(connection.send_text, STALLED_SECONDS, opened.log)
-        session = self._create_session(opened, outbox, limits)
+        outbox = EventSender(connection.send_text, STALLED_SECONDS, opened_session.log)
+        session = self._create_session(opened_session, outbox, limits)
         end = SessionEnd(websocket.SERVER_ERROR, "internal error", over="internal error")
         try:
-            if opened.restored is None:
-                session.begin(str(opened.token) if opened.token else "", current_tenant().name)
+            if opened_session.restored is None:
+                session.begin(str(opened_session.token) if opened_session.token else "", current_tenant().name)
             else:
-                await session.resume(opened.restored, opened.seen)
-            seconds = max(0.0, opened.expires - time.time())
+                await session.resume(opened_session.restored, opened_session.seen)
+            seconds = max(0.0, opened_session.expires - time.time())
             end = await self._converse(connection, session, outbox, seconds, limits)
         finally:
-            await session.close(over=end.over if opened.log is not None else "closed")
+            await session.close(over=end.over if opened_session.log is not None else "closed")
             if end.code:
                 await self._say_goodbye(connection, session, outbox, end)
-            elif end.over and opened.log is not None:
+            elif end.over and opened_session.log is not None:
                 with suppress(OmnibusError, ClientDisconnected):
                     await outbox.flush_texts()
 
-    def _create_session(self, opened: OpenedSession, outbox: EventSender, limits: RateLimits | None) -> RealtimeSession:
+    def _create_session(
+        self, opened_session: OpenedSession, outbox: EventSender, limits: RateLimits | None
+    ) -> RealtimeSession:
         context = SessionContext(
             self._chat,
             self.chats,
-            opened.abilities,
-            int(opened.expires),
+            opened_session.abilities,
+            int(opened_session.expires),
             HeldBytes().count_bytes,
             response_limit(limits),
             rate_limit_events(limits),
             self._find_detector,
             self._settings.realtime_early,
         )
-        return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
+        return RealtimeSession(opened_session.id, context, opened_session.config, outbox, opened_session.restored)
 
     async def _converse(
         self,
@@ -198,11 +211,11 @@ class Realtime(OpenSockets):
         draining = loop.create_task(self._wait_drained(session))
         tasks = {reading, sending, draining, loop.create_task(_wait_key_revoked(limits))}
         try:
-            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
+            done_tasks, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done_tasks:
                 error = EventRefused("The session reached its maximum duration: open another one.", SESSION_EXPIRED)
                 return SessionEnd(websocket.GOING_AWAY, "session expired", error, over="expired")
-            return next(iter(done)).result()
+            return next(iter(done_tasks)).result()
         finally:
             for task in tasks:
                 await until_cancelled(task)
@@ -252,17 +265,19 @@ class Realtime(OpenSockets):
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
 
 
-def _check_opens(token: ResumeToken, restored: RestoredSession) -> None:
+def _check_opens(token: ResumeToken, restored_session: RestoredSession) -> None:
     """Raise ``NotFound`` if the client may not have the session."""
-    token.check_opens(restored.origin)
-    if not current_tenant().owns(restored.origin.tenant):
+    token.check_opens(restored_session.origin)
+    if not current_tenant().owns(restored_session.origin.tenant):
         raise NotFound("the session of this token is unknown: open another one", param="resume")
 
 
-def _check_goes_on(restored: RestoredSession) -> None:
+def _check_goes_on(restored_session: RestoredSession) -> None:
     """Raise ``NotFound`` if the session has ended."""
-    if restored.over or restored.origin.expires <= time.time():
-        raise NotFound(f"the session has ended ({restored.over or 'expired'}): open another one", param="resume")
+    if restored_session.over or restored_session.origin.expires <= time.time():
+        raise NotFound(
+            f"the session has ended ({restored_session.over or 'expired'}): open another one", param="resume"
+        )
 
 
 async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:

@@ -32,7 +32,7 @@ from omnibus_gateway.realtime.turns import SessionContext, SessionTurns, new_id
 class RealtimeSession:
     """Session of one client: handles its events, and replies through ``outbox``.
 
-    A ``restored`` session continues where it was.
+    A ``restored_session`` session continues where it was.
     """
 
     def __init__(
@@ -41,18 +41,20 @@ class RealtimeSession:
         context: SessionContext,
         config: SessionConfig,
         outbox: EventSender,
-        restored: RestoredSession | None = None,
+        restored_session: RestoredSession | None = None,
     ) -> None:
         self.id = id
         self.config = config
         self._context = context
         self._outbox = outbox
-        known_input = restored.input if restored is not None else None
+        known_input = restored_session.input if restored_session is not None else None
         self._input = InputTurns(config, context.count_bytes, known_input, context.find_detector)
-        self._events = SessionEvents(id, outbox, self._input, len(restored.events) if restored is not None else 0)
+        self._events = SessionEvents(
+            id, outbox, self._input, len(restored_session.events) if restored_session is not None else 0
+        )
         self._post = self._events.post
         # A message is answered once the response in progress is over.
-        self._waits_for_turn = restored is not None and restored.waits_for_turn
+        self._waits_for_turn = restored_session is not None and restored_session.waits_for_turn
         self._closing = False
         self._transcriber = InputTranscriber(
             config.model,
@@ -62,13 +64,13 @@ class RealtimeSession:
             self._post,
             self._write_down,
         )
-        if restored is None:
+        if restored_session is None:
             self._conversation = Conversation(new_id("conv_"), context.count_bytes)
         else:
-            self._conversation = restored.conversation
+            self._conversation = restored_session.conversation
             self._conversation.count_with(context.count_bytes)
         self._turns = SessionTurns(context, self._conversation, self._post, outbox, self._on_turn_over)
-        self._turns.has_spoken = restored is not None and restored.has_spoken
+        self._turns.has_spoken = restored_session is not None and restored_session.has_spoken
         self._spoken = SpokenInput(
             config, self._input, self._conversation, self._turns, self._transcriber, self._events, self._answer_message
         )
@@ -93,33 +95,33 @@ class RealtimeSession:
 
     def begin(self, token: str = "", tenant: str = "") -> None:
         """Send the first events. With ``token``, clients of ``tenant`` can resume the session."""
-        shown = self._session_event() | ({"resume_token": token} if token else {})
+        session_event = self._session_event() | ({"resume_token": token} if token else {})
         origin = SessionOrigin(
             self.config.model, self._context.expires_at, self._conversation.id, hash_key(token), tenant
         )
         config = msgspec.Raw(encode_event(self.config))
-        self._post([{"type": "session.created", "session": shown}], origin=origin, config=config)
+        self._post([{"type": "session.created", "session": session_event}], origin=origin, config=config)
         conversation = {"id": self._conversation.id, "object": "realtime.conversation"}
         self._post([{"type": "conversation.created", "conversation": conversation}])
 
-    async def resume(self, restored: RestoredSession, seen: int) -> None:
-        """Send the events after the first ``seen`` ones, then continue the responses."""
-        self._outbox.post_texts([body.decode() for body in restored.events[seen:]])
+    async def resume(self, restored_session: RestoredSession, seen_count: int) -> None:
+        """Send the events after the first ``seen_count`` ones, then continue the responses."""
+        self._outbox.post_texts([body.decode() for body in restored_session.events[seen_count:]])
         self._post(
             [
                 {
                     "type": "session.resumed",
                     "session": self._session_event(),
                     "input_audio_bytes": self._input.end_bytes,
-                    "active_responses": list(restored.turns),
+                    "active_responses": list(restored_session.turns),
                 }
             ]
         )
-        for turn in restored.turns.values():
+        for turn in restored_session.turns.values():
             self._turns.resume_turn(turn)
-        for id, known in restored.transcripts.items():
+        for id, known_text in restored_session.transcripts.items():
             if self.config.transcription is not None and id in self._conversation:
-                self._transcriber.start(self.config.transcription, self._conversation.find_item(id), known)
+                self._transcriber.start(self.config.transcription, self._conversation.find_item(id), known_text)
         if self._input.speech_id and await self._spoken.interrupt():
             return
         if self._waits_for_turn and self._turns.active is None:
@@ -131,9 +133,9 @@ class RealtimeSession:
             event = wire.parse_client_event(text)
             if not isinstance(event, wire.AppendAudio):
                 await self._turns.drop_begun()
-            done = self._handlers[type(event)](event)
-            if done is not None:
-                await done
+            awaitable = self._handlers[type(event)](event)
+            if awaitable is not None:
+                await awaitable
         except OmnibusError as error:
             self.post_error(error, wire.read_event_id(text))
         await self._outbox.wait_room()
@@ -164,8 +166,8 @@ class RealtimeSession:
             self._transcriber.find_model(config.transcription)
         self.config = config
         self._spoken.configure(config)
-        shown = {"type": "session.updated", "session": self._session_event()}
-        self._post([shown], config=msgspec.Raw(encode_event(config)))
+        updated_event = {"type": "session.updated", "session": self._session_event()}
+        self._post([updated_event], config=msgspec.Raw(encode_event(config)))
 
     def _answer_message(self) -> None:
         """Answer the latest message, once the response in progress is over."""
@@ -199,8 +201,10 @@ class RealtimeSession:
         require_item(self._conversation, event.item_id, "truncate")
         self._conversation.truncate_item(event.item_id, event.content_index, event.audio_end_ms)
         place = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
-        truncated = TruncatedItem(event.item_id, event.content_index, event.audio_end_ms)
-        self._post([{"type": "conversation.item.truncated", "item_id": event.item_id, **place}], truncated=truncated)
+        truncated_item = TruncatedItem(event.item_id, event.content_index, event.audio_end_ms)
+        self._post(
+            [{"type": "conversation.item.truncated", "item_id": event.item_id, **place}], truncated=truncated_item
+        )
 
     def _delete_item(self, event: wire.DeleteItem) -> None:
         require_item(self._conversation, event.item_id, "delete")

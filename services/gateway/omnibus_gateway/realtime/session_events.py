@@ -19,16 +19,16 @@ from omnibus_gateway.realtime.resume_token import event_id
 
 
 class SessionEvents:
-    """Numbers and posts events of session ``id``; ``posted`` is the last number.
+    """Numbers and posts events of session ``id``; ``posted_count`` is the last number.
 
     The next log entry contains the changes of its ``input`` since the last one.
     """
 
-    def __init__(self, id: str, outbox: EventSender, input: InputTurns, posted: int = 0) -> None:
+    def __init__(self, id: str, outbox: EventSender, input: InputTurns, posted_count: int = 0) -> None:
         self._id = id
         self._outbox = outbox
         self._input = input
-        self._posted = posted
+        self._posted = posted_count
 
     def post(self, events: Sequence[Event], **changes: Any) -> None:
         """Send ``events``. ``changes`` are further fields of ``SessionEntry`` for the log."""
@@ -47,8 +47,8 @@ class SessionEvents:
 
     def post_committed(self, item: ConversationItem, before: str | None) -> None:
         """Announce that the input audio is ``item``, inserted after ``before``."""
-        committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
-        self.post([committed, *_describe_item(item, before)], inserted=self._log_item(item, None))
+        committed_event = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
+        self.post([committed_event, *_describe_item(item, before)], inserted=self._log_item(item, None))
 
     def _next_event_id(self) -> str:
         self._posted += 1
@@ -65,5 +65,5 @@ class SessionEvents:
 
 
 def _describe_item(item: ConversationItem, before: str | None) -> list[Event]:
-    shown = {"previous_item_id": before, "item": item.to_event()}
-    return [{"type": "conversation.item.added", **shown}, {"type": "conversation.item.done", **shown}]
+    item_fields = {"previous_item_id": before, "item": item.to_event()}
+    return [{"type": "conversation.item.added", **item_fields}, {"type": "conversation.item.done", **item_fields}]

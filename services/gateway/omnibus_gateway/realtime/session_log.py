@@ -18,13 +18,17 @@ MAX_CLAIMS = 50
 
 
 class SessionLog:
-    """Writer of the log of session ``id``, after the ``known`` entries."""
+    """Writer of the log of session ``id``, after the ``known_lines`` entries."""
 
-    def __init__(self, bus: Bus, id: str, known: LineAssembler | None = None, budget: LogBudget | None = None) -> None:
+    def __init__(
+        self, bus: Bus, id: str, known_lines: LineAssembler | None = None, budget: LogBudget | None = None
+    ) -> None:
         self._budget = budget or LogBudget()
         self._tenant = current_tenant().name
         self._id = id
-        self._writer = LineWriter(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), known)
+        self._writer = LineWriter(
+            bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), known_lines
+        )
         self._is_lost = False
 
     async def append(self, entries: Sequence[SessionEntry]) -> None:
@@ -45,18 +49,18 @@ class SessionLog:
             log.warning("%s can no longer be resumed: %s", self._id, error)
 
 
-async def claim_log(bus: Bus, id: str, known: SessionEntries, budget: LogBudget | None = None) -> SessionLog:
+async def claim_log(bus: Bus, id: str, session_entries: SessionEntries, budget: LogBudget | None = None) -> SessionLog:
     """Take over the log of session ``id``: the entry written here stops the previous connection.
 
-    The previous connection may still be running. Its entries up to the new one are added to ``known``.
+    The previous connection may still be running. Its entries up to the new one are added to ``session_entries``.
     Raises ``Conflict`` if it writes faster than the log can be read, ``BusUnavailable`` and ``ProtocolError``.
     """
     for _ in range(MAX_CLAIMS):
-        found = SessionLog(bus, id, known, budget)
+        session_log = SessionLog(bus, id, session_entries, budget)
         try:
-            await found.append([SessionEntry(at=time.time())])
+            await session_log.append([SessionEntry(at=time.time())])
         except Conflict:
-            await read_session(bus, id, known)
+            await read_session(bus, id, session_entries)
         else:
-            return found
+            return session_log
     raise Conflict("another connection writes to this session without a pause: close it, and resume the session again")

@@ -126,9 +126,9 @@ class SpeechDetectors:
         except BadRequest as error:
             log.info("speech is detected by loudness alone: %s", error)
 
-    def choose(self, declared: str) -> DetectorFactory:
-        """Return the factory that a model has ``declared``, or the default one."""
-        return self._declarable.get(declared, self._usual)
+    def choose(self, detector_name: str) -> DetectorFactory:
+        """Return the factory that a model has ``detector_name``, or the default one."""
+        return self._declarable.get(detector_name, self._usual)
 
 
 def find_detector(name: str) -> DetectorFactory:
@@ -153,7 +153,7 @@ def _find_silero() -> DetectorFactory:
         ) from error
 
     def create_detector(threshold: float, rate: int) -> SpeechDetector:
-        heard = G711_RATE_HERTZ if rate == G711_RATE_HERTZ else _SILERO_RATE_HERTZ
-        return SileroDetector(package.SileroVAD(heard).process, threshold, rate)
+        input_rate = G711_RATE_HERTZ if rate == G711_RATE_HERTZ else _SILERO_RATE_HERTZ
+        return SileroDetector(package.SileroVAD(input_rate).process, threshold, rate)
 
     return create_detector

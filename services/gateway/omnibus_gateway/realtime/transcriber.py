@@ -75,9 +75,9 @@ class InputTranscriber:
         require_hearing(self._chat, self._chats, model, "session.audio.input.transcription.model")
         return model
 
-    def start(self, config: InputTranscription, item: ConversationItem, known: str = "") -> None:
-        """Start to transcribe the audio of ``item``; the client already has the prefix ``known``."""
-        task = asyncio.get_running_loop().create_task(self._transcribe(config, item, known))
+    def start(self, config: InputTranscription, item: ConversationItem, known_text: str = "") -> None:
+        """Start to transcribe the audio of ``item``; the client already has the prefix ``known_text``."""
+        task = asyncio.get_running_loop().create_task(self._transcribe(config, item, known_text))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -88,11 +88,11 @@ class InputTranscriber:
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    async def _transcribe(self, config: InputTranscription, item: ConversationItem, known: str) -> None:
+    async def _transcribe(self, config: InputTranscription, item: ConversationItem, known_text: str) -> None:
         place = {"item_id": item.id, "content_index": 0}
         try:
             with self._limit():
-                got = await self._answer(config, item, known)
+                got = await self._answer(config, item, known_text)
             self._on_transcript(item.id, got.text)
         except Exception as error:
             if not isinstance(error, OmnibusError):
@@ -103,8 +103,8 @@ class InputTranscriber:
         usage = convert_usage(got.usage())
         self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
 
-    async def _answer(self, config: InputTranscription, item: ConversationItem, known: str) -> AnswerAccumulator:
-        place, output_known = {"item_id": item.id, "content_index": 0}, KnownOutput.of_text(known)
+    async def _answer(self, config: InputTranscription, item: ConversationItem, known_text: str) -> AnswerAccumulator:
+        place, output_known = {"item_id": item.id, "content_index": 0}, KnownOutput.of_text(known_text)
         request = _build_request(self.find_model(config), config, item)
         run = self._chats.open_request(request.model)
         got = run.answer = AnswerAccumulator(request.model, run.created)
@@ -122,7 +122,7 @@ def _build_request(model: str, config: InputTranscription, item: ConversationIte
     part = item.parts[0]
     if part.format is None:
         raise BadRequest("The item has no audio.")
-    heard = chats.InputAudio(encode_base64(to_wav(part.audio, part.format)), "wav")
-    said = instruct_transcription(config.language, config.prompt)
-    content: list[chats.UserPart] = [chats.TextPart(said), chats.InputAudioPart(heard)]
+    input_audio = chats.InputAudio(encode_base64(to_wav(part.audio, part.format)), "wav")
+    instructions = instruct_transcription(config.language, config.prompt)
+    content: list[chats.UserPart] = [chats.TextPart(instructions), chats.InputAudioPart(input_audio)]
     return ChatRequest(model=model, messages=[chats.SystemMessage(SYSTEM), chats.UserMessage(content)], temperature=0.0)

@@ -115,10 +115,10 @@ class Turn:
         self._confirmed = asyncio.Event()
         if not early:
             self._confirmed.set()
-        restored = spec.restored
-        self._known = KnownOutput(restored.items if restored is not None else ())
-        self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
-        self._code_count = len(restored.codes) if restored is not None else 0
+        restored_turn = spec.restored
+        self._known = KnownOutput(restored_turn.items if restored_turn is not None else ())
+        self._token_ids = TokenIds(restored_turn.token_ids if restored_turn is not None else ())
+        self._code_count = len(restored_turn.codes) if restored_turn is not None else 0
         # An invalid request raises here, before the response begins.
         self._request = spec.build_request(spec.items)
         self._run = self._open_run()
@@ -139,15 +139,15 @@ class Turn:
         return self._run.deadline
 
     def _open_run(self) -> ClientRequest:
-        restored = self._spec.restored
-        if restored is None:
+        restored_turn = self._spec.restored
+        if restored_turn is None:
             run = self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
             run.early = not self._confirmed.is_set()
             return run
-        run = self._spec.chats.open_request(self._spec.config.model, restored.begun.seed)
-        run.resume_until(restored.begun.deadline)
+        run = self._spec.chats.open_request(self._spec.config.model, restored_turn.begun.seed)
+        run.resume_until(restored_turn.begun.deadline)
         if run.model:  # the graphs of an app are its own
-            run.known, run.known_codes = tuple(restored.token_ids), tuple(restored.codes)
+            run.known, run.known_codes = tuple(restored_turn.token_ids), tuple(restored_turn.codes)
         return run
 
     def start(self, end: Callable[["Turn", list[Event]], None] | None = None) -> None:

@@ -124,9 +124,9 @@ class SessionTurns:
             events = self._response_events(new_id("resp_"), config, beside, metadata)
             turn = self._create_turn(self._spec(config, items, beside=beside), events)
         self._add_turn(turn, beside)
-        begun = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
+        begun_turn = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
         self.has_spoken = self.has_spoken or config.modality == "audio"
-        self._post(events.begin(), turn=begun)
+        self._post(events.begin(), turn=begun_turn)
         if early is None:
             turn.start(self._end_turn)
 
@@ -163,30 +163,32 @@ class SessionTurns:
         events = self._response_events(new_id("resp_"), config, False, None)
         return self._create_turn(self._spec(config, items), events, early=True), events
 
-    def resume_turn(self, restored: RestoredTurn) -> None:
+    def resume_turn(self, restored_turn: RestoredTurn) -> None:
         """Continue a response that another gateway has begun."""
-        begun = restored.begun
-        events = self._response_events(begun.id, restored.config, begun.beside, begun.metadata)
-        events.resume(restored.items)
+        begun_turn = restored_turn.begun
+        events = self._response_events(begun_turn.id, restored_turn.config, begun_turn.beside, begun_turn.metadata)
+        events.resume(restored_turn.items)
         try:
-            turn = self._create_turn(self._spec(restored.config, restored.input, restored, beside=begun.beside), events)
+            turn = self._create_turn(
+                self._spec(restored_turn.config, restored_turn.input, restored_turn, beside=begun_turn.beside), events
+            )
         except OmnibusError as error:
             self._post(events.finish("failed", {"type": "failed", "error": describe_error(error)}))
             return
-        self._add_turn(turn, begun.beside)
+        self._add_turn(turn, begun_turn.beside)
         turn.start(self._end_turn)
 
     def _spec(
         self,
         config: SessionConfig,
         items: list[ConversationItem],
-        restored: RestoredTurn | None = None,
+        restored_turn: RestoredTurn | None = None,
         *,
         beside: bool = False,
     ) -> TurnSpec:
         context, conversation = self._context, "" if beside else self._conversation.id
         return TurnSpec(
-            config, items, context.limit, context.chat, context.chats, restored, conversation, self._outbox.has_log
+            config, items, context.limit, context.chat, context.chats, restored_turn, conversation, self._outbox.has_log
         )
 
     def _build_request(self, config: SessionConfig, items: list[ConversationItem]) -> ChatRequest:
@@ -217,18 +219,19 @@ class SessionTurns:
     def _log_turn(
         self,
         config: SessionConfig,
-        answered: Sequence[ConversationItem],
+        input_items: Sequence[ConversationItem],
         turn: Turn,
         beside: bool,
         metadata: dict[str, str] | None,
     ) -> BegunTurn:
         """Return the log entry from which another gateway can regenerate the response."""
-        kept = self._conversation
+        conversation = self._conversation
         items = tuple(
-            each.id if each.id in kept and kept.find_item(each.id) is each else to_logged(each) for each in answered
+            each.id if each.id in conversation and conversation.find_item(each.id) is each else to_logged(each)
+            for each in input_items
         )
-        shown = msgspec.Raw(encode_event(config))
-        return BegunTurn(turn.id, shown, items, turn.seed, turn.deadline, beside, metadata)
+        raw_config = msgspec.Raw(encode_event(config))
+        return BegunTurn(turn.id, raw_config, items, turn.seed, turn.deadline, beside, metadata)
 
 
 def new_id(prefix: str) -> str:

@@ -44,25 +44,25 @@ def is_speech(invocation: Invocation, key: tuple[int, str]) -> bool:
 class ReplayComparison:
     """One run against its recorded end; ``keep`` stores the content that the record names by hash."""
 
-    def __init__(self, recorded: Invocation, ended: EndRecord | None, keep: MediaStore) -> None:
-        self._recorded = recorded
-        self._ended = ended
+    def __init__(self, recorded_invocation: Invocation, end_record: EndRecord | None, keep: MediaStore) -> None:
+        self._recorded = recorded_invocation
+        self._ended = end_record
         self._keep = keep
 
     async def compare(self, running: InflightInvocation, got: AnswerAccumulator) -> SegmentVerdict:
         """Return the verdict on all outputs of ``running``; ``got`` has a chat's answer."""
-        name, ended = self._recorded.id, self._ended
-        if ended is None or ended.status != "done":
+        name, end_record = self._recorded.id, self._ended
+        if end_record is None or end_record.status != "done":
             return SegmentVerdict(name, (), "the recorded invocation has no finished answer")
         outputs = [
-            await self._compare_output(ended, running.invocation, key, stream, got)
+            await self._compare_output(end_record, running.invocation, key, stream, got)
             for key, stream in sorted(running.streams.items())
         ]
-        return SegmentVerdict(name, await self._name_first_stage(ended, running, outputs))
+        return SegmentVerdict(name, await self._name_first_stage(end_record, running, outputs))
 
     async def _compare_output(
         self,
-        ended: EndRecord,
+        end_record: EndRecord,
         now: Invocation,
         key: tuple[int, str],
         stream: ResultStream,
@@ -70,45 +70,49 @@ class ReplayComparison:
     ) -> OutputVerdict:
         node, output = key
         component, content = now.nodes[node].component, stream.fingerprint or Fingerprint()
-        said = OutputVerdict(f"{component}.{output}", None, describe_content(output, content), component=component)
+        verdict = OutputVerdict(f"{component}.{output}", None, describe_content(output, content), component=component)
         if not stream.is_whole:
-            return said._replace(why="it ended early")
-        if (digest := ended.outputs.get(f"{node}.{output}")) is not None:
-            found = _compare_digests(said, digest, content)
-            if found.identical is False and isinstance(got, ChoicesAccumulator):
-                found = found._replace(why=_locate_choice(ended.answer, got) or found.why)
-            if found.identical is False and is_speech(now, key) and ended.answer.audio_sha256:
-                return await self._compare_audio(said, ended.answer, got)  # samples may differ by a step
-            return found
-        if now.app != APP or not _has_answer(ended.answer):
-            return said._replace(why="the record has no digest of it")
+            return verdict._replace(why="it ended early")
+        if (digest := end_record.outputs.get(f"{node}.{output}")) is not None:
+            digest_verdict = _compare_digests(verdict, digest, content)
+            if digest_verdict.identical is False and isinstance(got, ChoicesAccumulator):
+                digest_verdict = digest_verdict._replace(
+                    why=_locate_choice(end_record.answer, got) or digest_verdict.why
+                )
+            if digest_verdict.identical is False and is_speech(now, key) and end_record.answer.audio_sha256:
+                return await self._compare_audio(verdict, end_record.answer, got)  # samples may differ by a step
+            return digest_verdict
+        if now.app != APP or not _has_answer(end_record.answer):
+            return verdict._replace(why="the record has no digest of it")
         if is_speech(now, key):
-            return await self._compare_audio(said, ended.answer, got)
-        return _compare_answer(said, ended.answer, got.to_answer(), content)
+            return await self._compare_audio(verdict, end_record.answer, got)
+        return _compare_answer(verdict, end_record.answer, got.to_answer(), content)
 
     async def _compare_audio(
-        self, said: OutputVerdict, before: RecordedAnswer, got: AnswerAccumulator
+        self, verdict: OutputVerdict, before: RecordedAnswer, got: AnswerAccumulator
     ) -> OutputVerdict:
         now = got.to_answer()
         if not before.audio_sha256 and not now.audio_sha256:
-            return said._replace(identical=True, is_empty=True)
-        said = said._replace(amount=f"{len(got.pcm) // 2} samples")
+            return verdict._replace(identical=True, is_empty=True)
+        verdict = verdict._replace(amount=f"{len(got.pcm) // 2} samples")
         if not before.audio_sha256 or not now.audio_sha256:
-            return said._replace(identical=False, why="one side has no samples")
+            return verdict._replace(identical=False, why="one side has no samples")
         if before.rate != now.rate:
-            return said._replace(identical=False, why=f"it has {now.rate} samples/s, and had {before.rate}")
+            return verdict._replace(identical=False, why=f"it has {now.rate} samples/s, and had {before.rate}")
         if before.audio_sha256 == now.audio_sha256:
-            return said._replace(identical=True)
+            return verdict._replace(identical=True)
         try:
             samples = await self._keep.get(before.audio_sha256)
         except OmnibusError:
-            return said._replace(why="its bits differ, and the recorded samples are gone, so the difference is unknown")
-        return _compare_samples(said, samples, got.pcm)
+            return verdict._replace(
+                why="its bits differ, and the recorded samples are gone, so the difference is unknown"
+            )
+        return _compare_samples(verdict, samples, got.pcm)
 
     # The first stage
 
     async def _name_first_stage(
-        self, ended: EndRecord, running: InflightInvocation, outputs: Sequence[OutputVerdict]
+        self, end_record: EndRecord, running: InflightInvocation, outputs: Sequence[OutputVerdict]
     ) -> Sequence[OutputVerdict]:
         """Return ``outputs``; if one differs, after the first earlier stage that differs."""
         if all(each.identical is not False for each in outputs):
@@ -116,26 +120,35 @@ class ReplayComparison:
         first = min(
             key[0] for key, each in zip(sorted(running.streams), outputs, strict=True) if each.identical is False
         )
-        kept = {(one.node, one.output): one for one in ended.kept}
+        kept_outputs = {(one.node, one.output): one for one in end_record.kept}
         for key, capture in sorted(running.tapes.items()):
-            if key[0] <= first and key in kept and key not in running.streams:
-                found = await self._compare_kept(kept[key], capture, running.invocation)
-                if found is not None:
-                    return (found, *outputs)
+            if key[0] <= first and key in kept_outputs and key not in running.streams:
+                verdict = await self._compare_kept(kept_outputs[key], capture, running.invocation)
+                if verdict is not None:
+                    return (verdict, *outputs)
         return outputs
 
-    async def _compare_kept(self, kept: KeptOutput, capture: OutputCapture, now: Invocation) -> OutputVerdict | None:
+    async def _compare_kept(
+        self, kept_output: KeptOutput, capture: OutputCapture, now: Invocation
+    ) -> OutputVerdict | None:
         """Return the verdict on a kept output that differs; None otherwise."""
-        chunks, made = capture.chunks, capture.to_record()
-        if chunks is None or made is None or not kept.digest or made[0].digest == kept.digest:
+        chunks, output_record = capture.chunks, capture.to_record()
+        if (
+            chunks is None
+            or output_record is None
+            or not kept_output.digest
+            or output_record[0].digest == kept_output.digest
+        ):
             return None
-        component = now.nodes[kept.node].component
+        component = now.nodes[kept_output.node].component
         try:
-            where = find_position(unpack_chunks(await self._keep.get(kept.sha256)), chunks)
+            where = find_position(unpack_chunks(await self._keep.get(kept_output.sha256)), chunks)
         except OmnibusError:  # the kept output is gone
             where = ""
-        amount = f"{made[0].nbytes} bytes"
-        return OutputVerdict(f"{component}.{kept.output}", False, amount, where or "another digest", False, component)
+        amount = f"{output_record[0].nbytes} bytes"
+        return OutputVerdict(
+            f"{component}.{kept_output.output}", False, amount, where or "another digest", False, component
+        )
 
 
 def _has_answer(answer: RecordedAnswer) -> bool:
@@ -143,11 +156,11 @@ def _has_answer(answer: RecordedAnswer) -> bool:
     return bool(answer.text_sha256 or answer.audio_sha256)
 
 
-def _compare_digests(said: OutputVerdict, digest: str, content: Fingerprint) -> OutputVerdict:
+def _compare_digests(verdict: OutputVerdict, digest: str, content: Fingerprint) -> OutputVerdict:
     if digest in (content.hexdigest(), content.hexdigest(cached=True)):
-        return said._replace(identical=True, is_empty=not content.has_content)
+        return verdict._replace(identical=True, is_empty=not content.has_content)
     missing = "it was empty" if not digest else "it is empty now" if not content.hexdigest() else ""
-    return said._replace(identical=False, why=missing or "its digest is another one")
+    return verdict._replace(identical=False, why=missing or "its digest is another one")
 
 
 def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
@@ -162,16 +175,16 @@ def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
 
 
 def _compare_answer(
-    said: OutputVerdict, before: RecordedAnswer, now: RecordedAnswer, content: Fingerprint
+    verdict: OutputVerdict, before: RecordedAnswer, now: RecordedAnswer, content: Fingerprint
 ) -> OutputVerdict:
     """Compare the text of a chat, its reasoning and tool calls."""
     for why in _answer_differences(before, now):
-        return said._replace(identical=False, why=why)
+        return verdict._replace(identical=False, why=why)
     if now.calls_sha256 != before.calls_sha256 or now.reasoning_sha256 != before.reasoning_sha256:
-        return said._replace(why="tool calls or reasoning came, and the record has no digest of them")
+        return verdict._replace(why="tool calls or reasoning came, and the record has no digest of them")
     if before.finish_reason == _CALLED_TOOLS and not before.calls_sha256:
-        return said._replace(why="it called tools, and the record has no digest of its calls")
-    return said._replace(identical=True, is_empty=not (now.text or now.calls or now.reasoning))
+        return verdict._replace(why="it called tools, and the record has no digest of its calls")
+    return verdict._replace(identical=True, is_empty=not (now.text or now.calls or now.reasoning))
 
 
 def _answer_differences(before: RecordedAnswer, now: RecordedAnswer) -> Iterator[str]:
@@ -184,11 +197,13 @@ def _answer_differences(before: RecordedAnswer, now: RecordedAnswer) -> Iterator
         yield compare_calls(before.calls, now.calls)
 
 
-def _compare_samples(said: OutputVerdict, before: bytes, now: bytes) -> OutputVerdict:
+def _compare_samples(verdict: OutputVerdict, before: bytes, now: bytes) -> OutputVerdict:
     one, other = (np.frombuffer(each, "<i2").astype(np.int32) for each in (before, now))
     if len(one) != len(other):
-        return said._replace(identical=False, why=f"it has {len(other)} samples, and had {len(one)}")
+        return verdict._replace(identical=False, why=f"it has {len(other)} samples, and had {len(one)}")
     unequal = np.abs(one - other) > MAX_SAMPLE_DIFFERENCE
     if unequal.any():
-        return said._replace(identical=False, why=f"from sample {int(unequal.argmax())} on")
-    return said._replace(identical=True, amount=f"{said.amount}, to within {MAX_SAMPLE_DIFFERENCE} step of 16 bits")
+        return verdict._replace(identical=False, why=f"from sample {int(unequal.argmax())} on")
+    return verdict._replace(
+        identical=True, amount=f"{verdict.amount}, to within {MAX_SAMPLE_DIFFERENCE} step of 16 bits"
+    )

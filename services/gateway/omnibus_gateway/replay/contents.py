@@ -89,17 +89,17 @@ def _describe(pieces: list[RecordedChunk], arrays: list[np.ndarray]) -> dict[str
     data: dict[str, Any] = {}
     for piece in pieces:
         for key, value in piece.data.items():
-            joined = data.get(key, []) + value if isinstance(value, list) else value
-            data[key] = joined[:MAX_SHOWN_VALUES] if isinstance(joined, list) else joined
-    found: dict[str, Any] = {"data": json.loads(msgspec.json.encode(data))}
+            values = data.get(key, []) + value if isinstance(value, list) else value
+            data[key] = values[:MAX_SHOWN_VALUES] if isinstance(values, list) else values
+    facts: dict[str, Any] = {"data": json.loads(msgspec.json.encode(data))}
     if arrays:
         numbers = [array for array in arrays if np.issubdtype(array.dtype, np.number)]
-        found["dtype"] = arrays[0].dtype.name
-        found["shapes"] = [list(array.shape) for array in arrays[:MAX_SHOWN_VALUES]]
+        facts["dtype"] = arrays[0].dtype.name
+        facts["shapes"] = [list(array.shape) for array in arrays[:MAX_SHOWN_VALUES]]
         if len(numbers) == len(arrays):
-            found["least"] = float(min(array.min() for array in numbers))
-            found["most"] = float(max(array.max() for array in numbers))
-    return found
+            facts["least"] = float(min(array.min() for array in numbers))
+            facts["most"] = float(max(array.max() for array in numbers))
+    return facts
 
 
 def _find_value(record: Record, node: int, name: str, *, outputs: bool) -> StepValue:

@@ -60,37 +60,37 @@ class History:
         """Return the latest that match, newest first. ``next`` may be set even if the page is not full."""
         if not query.before:  # first page: wait for records of requests that any gateway has just answered
             await asyncio.sleep(records.RECORDED_WITHIN_SECONDS)
-        found: list[Summary] = []
+        summaries: list[Summary] = []
         ends: dict[str, EndRecord] = {}
         below, read = query.before, 0
         while True:
-            stored = await self._bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
-            for each in reversed(stored):
+            messages = await self._bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
+            for each in reversed(messages):
                 below = each.number
                 brief = await self._summarize_match(each, ends, query)
                 if brief is not None:
-                    found.append(brief)
-                if len(found) >= query.limit:
-                    return SummaryPage(tuple(found), below)
-            if stored and _is_older(stored[0], query.since):
-                return SummaryPage(tuple(found))
-            read += len(stored)
-            if not stored or below <= 1:
-                return SummaryPage(tuple(found))
+                    summaries.append(brief)
+                if len(summaries) >= query.limit:
+                    return SummaryPage(tuple(summaries), below)
+            if messages and _is_older(messages[0], query.since):
+                return SummaryPage(tuple(summaries))
+            read += len(messages)
+            if not messages or below <= 1:
+                return SummaryPage(tuple(summaries))
             if read >= MAX_READ_RECORDS:
-                return SummaryPage(tuple(found), below)
+                return SummaryPage(tuple(summaries), below)
 
-    async def _summarize_match(self, stored: Stored, ends: dict[str, EndRecord], query: Query) -> Summary | None:
-        """Return the summary of the invocation in ``stored`` if it matches.
+    async def _summarize_match(self, message: Stored, ends: dict[str, EndRecord], query: Query) -> Summary | None:
+        """Return the summary of the invocation in ``message`` if it matches.
 
         Otherwise returns None. Ends are read first, because the stream is read backwards; they are added to ``ends``.
         """
         try:
-            invocation, ended = records.decode_message(stored.data)
+            invocation, end_record = records.decode_message(message.data)
         except OmnibusError:  # of another version
             return None
-        if ended is not None:
-            ends.setdefault(ended.inv, ended)
+        if end_record is not None:
+            ends.setdefault(end_record.inv, end_record)
         if invocation is None:
             return None
         over = ends.pop(invocation.id, None)
@@ -101,10 +101,10 @@ class History:
         return waterfall_builder.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
-def _is_older(stored: Stored, since: float) -> bool:
-    """Return True if records before ``stored`` are older than ``since``."""
+def _is_older(message: Stored, since: float) -> bool:
+    """Return True if records before ``message`` are older than ``since``."""
     try:
-        invocation, _ = records.decode_message(stored.data)
+        invocation, _ = records.decode_message(message.data)
     except OmnibusError:  # of another version
         return False
     return invocation is not None and invocation.created < since - _DISORDER_SECONDS
@@ -116,20 +116,24 @@ def _matches_scope(invocation: Invocation, query: Query) -> bool:
     return (not query.model or query.model in models) and query.app in ("", invocation.app)
 
 
-def _matches_query(invocation: Invocation, ended: EndRecord | None, query: Query) -> bool:
-    brief = waterfall_builder.build_summary(invocation, ended)
+def _matches_query(invocation: Invocation, end_record: EndRecord | None, query: Query) -> bool:
+    brief = waterfall_builder.build_summary(invocation, end_record)
     if query.status not in ("", brief.status):
         return False
     took = brief.seconds if brief.seconds is not None else time.time() - brief.created
     if not query.since <= brief.created <= query.until or not query.min_seconds <= took <= query.max_seconds:
         return False
-    said = [*msgspec.to_builtins(brief).values(), *_final_route(invocation, ended), *_component_names(invocation)]
-    text = " ".join(str(each) for each in said).lower()
+    search_values = [
+        *msgspec.to_builtins(brief).values(),
+        *_final_route(invocation, end_record),
+        *_component_names(invocation),
+    ]
+    text = " ".join(str(each) for each in search_values).lower()
     return all(word.lower() in text for word in query.words)
 
 
-def _final_route(invocation: Invocation, ended: EndRecord | None) -> Sequence[str]:
-    return (ended.route if ended is not None else ()) or invocation.route
+def _final_route(invocation: Invocation, end_record: EndRecord | None) -> Sequence[str]:
+    return (end_record.route if end_record is not None else ()) or invocation.route
 
 
 def _component_names(invocation: Invocation) -> Sequence[str]:

@@ -46,7 +46,7 @@ def digest_chunks(chunks: Sequence[RecordedChunk], *, cached: bool = False) -> s
 async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -> MirroredRun:
     """Wait for the end of ``running``; it is ended on every exit."""
     began, status = time.monotonic(), "cancelled"
-    settled = asyncio.Event()
+    settle_event = asyncio.Event()
     try:
         await _read_all(running)
         status = "done"
@@ -56,10 +56,10 @@ async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -
     finally:
         seconds = time.monotonic() - began
         if status == "done":
-            dispatcher.complete(running, settled.set)
+            dispatcher.complete(running, settle_event.set)
         else:
             dispatcher.finish(running, status)
-    await settled.wait()  # its stages have reported their times, or had time to
+    await settle_event.wait()  # its stages have reported their times, or had time to
     outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
     return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
 

@@ -40,82 +40,89 @@ class ReplayOptions(NamedTuple):
     digests: bool = False
 
 
-def parse_digests_only(headers: Mapping[str, str], recorded: Invocation) -> ReplayOptions | None:
+def parse_digests_only(headers: Mapping[str, str], recorded_invocation: Invocation) -> ReplayOptions | None:
     """Return the options of a run for its digests; None for a replay. Raises as ``parse_replay_options``."""
     if not any(name.lower() == DIGESTS and value.strip() for name, value in headers.items()):
         return None
-    return parse_replay_options(headers, recorded)
+    return parse_replay_options(headers, recorded_invocation)
 
 
-def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation) -> ReplayOptions:
+def parse_replay_options(headers: Mapping[str, str] | None, recorded_invocation: Invocation) -> ReplayOptions:
     """Read the headers, whose names may be in any case. Raises ``BadRequest`` that names the header."""
-    given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
-    unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE, DIGESTS))
+    lowered_headers = {name.lower(): value.strip() for name, value in (headers or {}).items()}
+    unknown = sorted(
+        name for name in lowered_headers if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE, DIGESTS)
+    )
     if unknown:
         raise BadRequest(f"unknown header {unknown[0][:40]} of a replay; use {FROM}, {PATH} or {ROUTE}")
-    start = _parse_start(given.get(FROM, ""), recorded)
-    digests = bool(given.get(DIGESTS))
+    start = _parse_start(lowered_headers.get(FROM, ""), recorded_invocation)
+    digests = bool(lowered_headers.get(DIGESTS))
     if digests and start:
         raise BadRequest(f"{DIGESTS} needs a whole run; remove {FROM}", param=DIGESTS)
-    return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded), digests)
+    return ReplayOptions(
+        start,
+        lowered_headers.get(PATH, ""),
+        _parse_executors(lowered_headers.get(ROUTE, ""), recorded_invocation),
+        digests,
+    )
 
 
-def _parse_start(text: str, recorded: Invocation) -> int:
-    components = [node.component for node in recorded.nodes]
+def _parse_start(text: str, recorded_invocation: Invocation) -> int:
+    components = [node.component for node in recorded_invocation.nodes]
     if text in components:
         return components.index(text)
     if not text:
         return 0
     if not _NUMBER.fullmatch(text) or int(text) >= len(components):
-        named = ", ".join(f"{index} ({component})" for index, component in enumerate(components[:40]))
-        raise BadRequest(f"{FROM} names the unknown node {text[:40]!r}; use one of {named}", param=FROM)
+        node_names = ", ".join(f"{index} ({component})" for index, component in enumerate(components[:40]))
+        raise BadRequest(f"{FROM} names the unknown node {text[:40]!r}; use one of {node_names}", param=FROM)
     return int(text)
 
 
-def _parse_executors(text: str, recorded: Invocation) -> tuple[str, ...]:
+def _parse_executors(text: str, invocation: Invocation) -> tuple[str, ...]:
     if not text:
         return ()
     if text == RECORDED:
-        return recorded.route
+        return invocation.route
     names = tuple(name.strip() for name in text.split(","))
-    if len(names) != len(recorded.nodes) or not all(not name or is_addressable(name) for name in names):
+    if len(names) != len(invocation.nodes) or not all(not name or is_addressable(name) for name in names):
         raise BadRequest(
-            f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or send {RECORDED!r}",
+            f"{ROUTE}: name an executor for each of {len(invocation.nodes)} nodes, empty for any, or send {RECORDED!r}",
             param=ROUTE,
         )
     return names
 
 
-def requested_outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
+def requested_outputs(recorded_invocation: Invocation, start: int) -> tuple[tuple[int, str], ...]:
     """Return the requested outputs of the nodes that run. Raises ``BadRequest`` if there are none."""
-    found = tuple(key for key in recorded.outputs if key[0] >= start)
-    if not found:
+    output_keys = tuple(key for key in recorded_invocation.outputs if key[0] >= start)
+    if not output_keys:
         raise BadRequest(
             f"{FROM} must not be after all requested outputs: node {start} and later ones have none", param=FROM
         )
-    return found
+    return output_keys
 
 
-def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
+def missing_inputs(recorded_invocation: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
     """Return the outputs of nodes before ``start``, and their later readers."""
-    found: dict[tuple[int, str], list[int]] = {}
-    for index in range(start, len(recorded.nodes)):
-        for use in recorded.nodes[index].uses:
+    readers: dict[tuple[int, str], list[int]] = {}
+    for index in range(start, len(recorded_invocation.nodes)):
+        for use in recorded_invocation.nodes[index].uses:
             if use[0] < start:
-                found.setdefault(use, []).append(index)
-    return found
+                readers.setdefault(use, []).append(index)
+    return readers
 
 
-def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> Iterator[KeptOutput]:
+def kept_outputs(recorded_invocation: Invocation, end_record: EndRecord | None, start: int) -> Iterator[KeptOutput]:
     """Yield the kept outputs of ``missing_inputs``.
 
     Raises ``BadRequest`` that names an output which was not kept, and the setting that keeps it.
     """
-    there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
-    for node, output in missing_inputs(recorded, start):
+    there = {(one.node, one.output): one for one in (end_record.kept if end_record is not None else ())}
+    for node, output in missing_inputs(recorded_invocation, start):
         one = there.get((node, output))
         if one is None:
-            component = recorded.nodes[node].component
+            component = recorded_invocation.nodes[node].component
             raise BadRequest(
                 f"{FROM} needs output {output!r} of node {node} ({component}), which was not kept: "
                 "set OMNIBUS_GATEWAY_RECORD=stages for later requests, or replay from the beginning",
@@ -129,7 +136,7 @@ def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> I
 
 def make_route_finder(
     router: Router,
-    recorded: Invocation,
+    recorded_invocation: Invocation,
     nodes: Sequence[GraphNode],
     wish: ReplayOptions,
     ticket: InvocationTicket,
@@ -140,12 +147,12 @@ def make_route_finder(
     The function avoids the executors passed to it. ``absent`` stands for the executors of nodes that do not run, those
     before the start.
     """
-    return partial(_find_route, router, recorded, tuple(nodes), wish, ticket, absent)
+    return partial(_find_route, router, recorded_invocation, tuple(nodes), wish, ticket, absent)
 
 
 def _find_route(
     router: Router,
-    recorded: Invocation,
+    recorded_invocation: Invocation,
     nodes: tuple[GraphNode, ...],
     wish: ReplayOptions,
     ticket: InvocationTicket,
@@ -154,22 +161,25 @@ def _find_route(
 ) -> ExecutorRoute:
     start = wish.start
     if wish.executors and all(wish.executors):  # the recorded options may no longer have an executor
-        found = ExecutorRoute(
-            recorded.path, recorded.options, wish.executors, (float(DEFAULT_NODE_TOKENS),) * len(nodes)
+        base_route = ExecutorRoute(
+            recorded_invocation.path,
+            recorded_invocation.options,
+            wish.executors,
+            (float(DEFAULT_NODE_TOKENS),) * len(nodes),
         )
     else:
-        found = _base_route(router, recorded, nodes, wish, ticket, exclude)
-    executors = [absent] * start + list(found.executors[start:])
+        base_route = _base_route(router, recorded_invocation, nodes, wish, ticket, exclude)
+    executors = [absent] * start + list(base_route.executors[start:])
     for index in range(start, len(nodes)):
-        pinned = wish.executors[index] if wish.executors else ""
-        if pinned:
-            executors[index] = _require_executor(router, nodes[index], pinned, exclude)
-    return found._replace(executors=tuple(executors), work=(0.0,) * start + tuple(found.work[start:]))
+        executor = wish.executors[index] if wish.executors else ""
+        if executor:
+            executors[index] = _require_executor(router, nodes[index], executor, exclude)
+    return base_route._replace(executors=tuple(executors), work=(0.0,) * start + tuple(base_route.work[start:]))
 
 
 def _base_route(
     router: Router,
-    recorded: Invocation,
+    recorded_invocation: Invocation,
     nodes: tuple[GraphNode, ...],
     wish: ReplayOptions,
     ticket: InvocationTicket,
@@ -178,13 +188,15 @@ def _base_route(
     work = [DEFAULT_NODE_TOKENS] * len(nodes)
     if wish.path:
         several = any(node.model for node in nodes)
-        assignment = router.assign(nodes, "" if several else recorded.model)
+        assignment = router.assign(nodes, "" if several else recorded_invocation.model)
         return router.route(assignment, ticket, exclude, pinned=wish.path, work=work)
     start = wish.start
-    late = router.route_by_options(recorded.model, nodes[start:], recorded.options[start:], exclude, work[start:])
+    late = router.route_by_options(
+        recorded_invocation.model, nodes[start:], recorded_invocation.options[start:], exclude, work[start:]
+    )
     return ExecutorRoute(
-        recorded.path if start else late.path,
-        recorded.options,
+        recorded_invocation.path if start else late.path,
+        recorded_invocation.options,
         ("",) * start + late.executors,
         (0.0,) * start + late.work,
     )

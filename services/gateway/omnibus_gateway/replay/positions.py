@@ -15,13 +15,13 @@ def find_text_position(one: str, other: str) -> int | None:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def find_position(recorded: Sequence[RecordedChunk], now: Sequence[RecordedChunk]) -> str:
+def find_position(recorded_chunks: Sequence[RecordedChunk], now: Sequence[RecordedChunk]) -> str:
     """Describe the first place that differs.
 
     Empty if only the cuts differ, or only values that are neither text nor arrays.
     """
-    for key in dict.fromkeys(key for chunk in (*recorded, *now) for key in chunk.data):
-        one, other = _join_values(recorded, key), _join_values(now, key)
+    for key in dict.fromkeys(key for chunk in (*recorded_chunks, *now) for key in chunk.data):
+        one, other = _join_values(recorded_chunks, key), _join_values(now, key)
         if isinstance(one, str) and isinstance(other, str):
             position = find_text_position(one, other)
             if position is not None:
@@ -30,7 +30,7 @@ def find_position(recorded: Sequence[RecordedChunk], now: Sequence[RecordedChunk
             pairs = enumerate(zip(one, other, strict=False))
             at = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
             return f"{key} from element {at} on"
-    return _find_row(*([chunk.array for chunk in side if chunk.array is not None] for side in (recorded, now)))
+    return _find_row(*([chunk.array for chunk in side if chunk.array is not None] for side in (recorded_chunks, now)))
 
 
 def _join_values(chunks: Sequence[RecordedChunk], key: str) -> str | list[object] | None:

@@ -93,31 +93,33 @@ class Replayer:
 
     async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
         try:
-            recorded = graph.decode_invocation(split_records(delivery.data)[0])
-            graph.verify_uses(recorded.nodes)
+            recorded_invocation = graph.decode_invocation(split_records(delivery.data)[0])
+            graph.verify_uses(recorded_invocation.nodes)
             headers = delivery.headers or {}
-            wished = options.parse_digests_only(headers, recorded)
-            if wished is not None:
-                yield msgspec.json.encode(await self._find_digests(recorded, wished))
+            replay_options = options.parse_digests_only(headers, recorded_invocation)
+            if replay_options is not None:
+                yield msgspec.json.encode(await self._find_digests(recorded_invocation, replay_options))
                 return
-            async for part in self._run_replay(recorded, headers):
+            async for part in self._run_replay(recorded_invocation, headers):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
             yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
 
-    async def _find_digests(self, recorded: Invocation, wished: ReplayOptions) -> dict[str, Any]:
-        """Run ``recorded`` without a record; returns its route, and the digest of each output."""
-        run = await self.run_mirrored(recorded, wished, token_hex(8))
+    async def _find_digests(self, recorded_invocation: Invocation, replay_options: ReplayOptions) -> dict[str, Any]:
+        """Run ``recorded_invocation`` without a record; returns its route, and the digest of each output."""
+        run = await self.run_mirrored(recorded_invocation, replay_options, token_hex(8))
         if run.failure is not None:
             raise run.failure
         return {"status": "done", "route": run.route, "digests": run.digests()}
 
-    async def _run_replay(self, recorded: Invocation, headers: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Run and compare all segments of ``recorded``, one after another.
+    async def _run_replay(
+        self, recorded_invocation: Invocation, headers: Mapping[str, str]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Run and compare all segments of ``recorded_invocation``, one after another.
 
         Each is compared with its own record.
         """
-        segments = await find_segments(self._records, recorded, headers)
+        segments = await find_segments(self._records, recorded_invocation, headers)
         trace = tracing.extract_context(headers)
         first = self._router.issue_ticket(segments[0].recorded.model, segments[0].recorded.type)
         result = _ReplayResult([], RecordedAnswer())
@@ -170,14 +172,14 @@ class Replayer:
         self, segment: ReplaySegment, running: InflightInvocation, got: AnswerAccumulator, failure: OmnibusError | None
     ) -> SegmentVerdict:
         """Compare one run with its record. Raises ``failure``, unless an answered request had one there."""
-        ended = segment.ended
-        problem = ended.problem if ended is not None and ended.status == "done" else None
-        failed = compare_failures(segment.recorded.id, problem, failure)
-        if failed is not None:
-            return failed
+        end_record = segment.ended
+        problem = end_record.problem if end_record is not None and end_record.status == "done" else None
+        failure_verdict = compare_failures(segment.recorded.id, problem, failure)
+        if failure_verdict is not None:
+            return failure_verdict
         if failure is not None:
             raise failure
-        return await ReplayComparison(segment.recorded, ended, self._keep).compare(running, got)
+        return await ReplayComparison(segment.recorded, end_record, self._keep).compare(running, got)
 
     async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
         try:
@@ -195,20 +197,25 @@ class Replayer:
     async def _submit_replay(
         self, segment: ReplaySegment, ticket: InvocationTicket, place: SegmentPlace, trace: tracing.Carrier
     ) -> tuple[InflightInvocation, OutputPlayer]:
-        recorded, wished = segment.recorded, segment.options
+        recorded_invocation, replay_options = segment.recorded, segment.options
         now = time.time()
-        deadline = now + max(1.0, recorded.deadline - recorded.created)
-        outputs = options.requested_outputs(recorded, wished.start)
-        player = await self._create_player(recorded, wished.start)
+        deadline = now + max(1.0, recorded_invocation.deadline - recorded_invocation.created)
+        outputs = options.requested_outputs(recorded_invocation, replay_options.start)
+        player = await self._create_player(recorded_invocation, replay_options.start)
         try:
-            late = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
-            nodes = (*recorded.nodes[: wished.start], *late)
-            along = options.make_route_finder(self._router, recorded, nodes, wished, ticket, player.name)
+            late = [
+                await self._restore_inputs(node, ticket.id, deadline)
+                for node in recorded_invocation.nodes[replay_options.start :]
+            ]
+            nodes = (*recorded_invocation.nodes[: replay_options.start], *late)
+            along = options.make_route_finder(
+                self._router, recorded_invocation, nodes, replay_options, ticket, player.name
+            )
             route = along(frozenset())
         except BaseException:
             self._tensors.end_invocation(ticket.id)
             raise
-        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        invocation = self._build_invocation(recorded_invocation, ticket.id, route, nodes, now, deadline)
         invocation = msgspec.structs.replace(invocation, outputs=outputs, parent=place.parent, step=place.number)
         running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts)
         for stream in running.streams.values():
@@ -216,32 +223,42 @@ class Replayer:
         self._records.write_begin(running)
         return running, player
 
-    async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
-        """Run ``recorded`` again for comparison only.
+    async def run_mirrored(
+        self, recorded_invocation: Invocation, replay_options: ReplayOptions, salt: str
+    ) -> MirroredRun:
+        """Run ``recorded_invocation`` again for comparison only.
 
         It is not recorded, and does not move to another executor. It reuses no media or prompts that were computed
         under another ``salt``. Raises the error if it cannot be sent.
         """
-        return await finish_mirrored(await self._submit_mirrored(recorded, wished, salt), self._dispatcher)
+        return await finish_mirrored(
+            await self._submit_mirrored(recorded_invocation, replay_options, salt), self._dispatcher
+        )
 
-    async def _submit_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> InflightInvocation:
-        ticket = self._router.issue_ticket(recorded.model, recorded.type)
+    async def _submit_mirrored(
+        self, recorded_invocation: Invocation, replay_options: ReplayOptions, salt: str
+    ) -> InflightInvocation:
+        ticket = self._router.issue_ticket(recorded_invocation.model, recorded_invocation.type)
         now = time.time()
-        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        deadline = now + max(1.0, recorded_invocation.deadline - recorded_invocation.created)
         try:
-            restored = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes]
+            restored_nodes = [
+                await self._restore_inputs(node, ticket.id, deadline) for node in recorded_invocation.nodes
+            ]
             all_take = self._router.members.all_take("cache_salt")
-            nodes = tuple(_salt_node(node, salt, salts_prompt=all_take) for node in restored)
-            route = options.make_route_finder(self._router, recorded, nodes, wished, ticket, "")(frozenset())
+            nodes = tuple(_salt_node(node, salt, salts_prompt=all_take) for node in restored_nodes)
+            route = options.make_route_finder(self._router, recorded_invocation, nodes, replay_options, ticket, "")(
+                frozenset()
+            )
         except BaseException:
             self._tensors.end_invocation(ticket.id)
             raise
-        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        invocation = self._build_invocation(recorded_invocation, ticket.id, route, nodes, now, deadline)
         return self._dispatcher.submit(invocation, route.work, refuse_other_routes(route), mirrored=True)
 
     def _build_invocation(
         self,
-        recorded: Invocation,
+        recorded_invocation: Invocation,
         id: str,
         route: ExecutorRoute,
         nodes: tuple[GraphNode, ...],
@@ -249,7 +266,7 @@ class Replayer:
         deadline: float,
     ) -> Invocation:
         return msgspec.structs.replace(
-            recorded,
+            recorded_invocation,
             id=id,
             path=route.path,
             epoch=self._router.plan.epoch if self._router.plan else 0,
@@ -263,21 +280,21 @@ class Replayer:
             attempts=(),
             resumes=(),
             retained=(),  # of the recorded run: its executors would send these outputs twice
-            replay_of=recorded.id,
+            replay_of=recorded_invocation.id,
             parent="",
             step=0,
         )
 
-    async def _create_player(self, recorded: Invocation, start: int) -> OutputPlayer:
+    async def _create_player(self, recorded_invocation: Invocation, start: int) -> OutputPlayer:
         """Return a player of the outputs of nodes before ``start``. Raises ``BadRequest`` and ``NotFound`` if they are
         not kept.
         """
-        ended = None
-        if options.missing_inputs(recorded, start):
-            ended = (await self._records.find(recorded.id)).ended
+        end_record = None
+        if options.missing_inputs(recorded_invocation, start):
+            end_record = (await self._records.find(recorded_invocation.id)).ended
         tapes = {
             (one.node, one.output): unpack_chunks(await self._keep.get(one.sha256))
-            for one in options.kept_outputs(recorded, ended, start)
+            for one in options.kept_outputs(recorded_invocation, end_record, start)
         }
         return self._dispatcher.create_player(f"{PLAYER_PREFIX}{self._router.gateway}", start, tapes)
 
@@ -318,9 +335,9 @@ class Replayer:
 
 def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: SegmentPlace) -> dict[str, Any]:
     now, start = running.invocation, segment.options.start
-    begun = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
+    begin_fields = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
     several = {"segment": place.number, "segments": place.total} if place.total > 1 else {}
-    return {"status": "running", **begun, **several, **({"from": start} if start else {})}
+    return {"status": "running", **begin_fields, **several, **({"from": start} if start else {})}
 
 
 def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
@@ -335,16 +352,16 @@ def _salt_node(node: GraphNode, salt: str, *, salts_prompt: bool) -> GraphNode:
 
     With ``salts_prompt`` the prompt is salted as well.
     """
-    salted = graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
-    return salt_prompt(salted, salt, in_conversation=False) if salts_prompt else salted
+    salted_node = graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
+    return salt_prompt(salted_node, salt, in_conversation=False) if salts_prompt else salted_node
 
 
 def _salt_value(value: Any, salt: str) -> Any:
     if isinstance(value, list):
         return [_salt_value(element, salt) for element in value]
     if isinstance(value, dict):
-        found = {key: _salt_value(each, salt) for key, each in value.items() if key != HANDLE}
-        return {HANDLE: value[HANDLE], **found, "salt": salt} if HANDLE in value else found
+        entries = {key: _salt_value(each, salt) for key, each in value.items() if key != HANDLE}
+        return {HANDLE: value[HANDLE], **entries, "salt": salt} if HANDLE in value else entries
     return value
 
 
@@ -354,9 +371,9 @@ def refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], Exec
     It is for invocations that run for comparison only.
     """
 
-    def find_route(lost: frozenset[str]) -> ExecutorRoute:
+    def find_route(lost_executors: frozenset[str]) -> ExecutorRoute:
         raise StageUnavailable(
-            f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison does not move to another"
+            f"executor {', '.join(sorted(lost_executors))[:80]} was lost, and a comparison does not move to another"
         )
 
     return find_route

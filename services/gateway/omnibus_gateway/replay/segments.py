@@ -26,28 +26,32 @@ class ReplaySegment(NamedTuple):
     options: ReplayOptions
 
 
-async def find_segments(log: Records, recorded: Invocation, headers: Mapping[str, str]) -> list[ReplaySegment]:
-    """Return the segments to replay for ``recorded`` and ``headers``, in order.
+async def find_segments(
+    log: Records, recorded_invocation: Invocation, headers: Mapping[str, str]
+) -> list[ReplaySegment]:
+    """Return the segments to replay for ``recorded_invocation`` and ``headers``, in order.
 
-    That is ``recorded`` only, unless its record lists later segments. Raises ``BadRequest``, and ``NotFound`` for a
-    later segment whose record is gone.
+    That is ``recorded_invocation`` only, unless its record lists later segments. Raises ``BadRequest``, and
+    ``NotFound`` for a later segment whose record is gone.
     """
     headers = {name.lower(): value.strip() for name, value in headers.items()}
-    known = await _find_record(log, recorded.id)
-    ended = known.ended if known is not None else None
-    later = await _find_later(log, recorded, known)
+    known_record = await _find_record(log, recorded_invocation.id)
+    end_record = known_record.ended if known_record is not None else None
+    later = await _find_later(log, recorded_invocation, known_record)
     if not later:
         start = _split_start(headers.get(FROM, ""))
-        given = {**headers, FROM: start[1]} if start[0] in ("", "0") and FROM in headers else headers
-        return [ReplaySegment(recorded, ended, parse_replay_options(given, recorded))]
-    whole = [Record(recorded, ended), *later]
+        replay_headers = {**headers, FROM: start[1]} if start[0] in ("", "0") and FROM in headers else headers
+        return [
+            ReplaySegment(recorded_invocation, end_record, parse_replay_options(replay_headers, recorded_invocation))
+        ]
+    whole = [Record(recorded_invocation, end_record), *later]
     first, stage = _find_start(headers.get(FROM, ""), [record.invocation for record in whole])
-    found = []
+    replay_segments = []
     for index, record in enumerate(whole[first:]):
-        given = headers if not index else _headers_of_later(headers)
-        options = parse_replay_options({**given, FROM: "" if index else stage}, record.invocation)
-        found.append(ReplaySegment(*record, options))
-    return found
+        replay_headers = headers if not index else _headers_of_later(headers)
+        options = parse_replay_options({**replay_headers, FROM: "" if index else stage}, record.invocation)
+        replay_segments.append(ReplaySegment(*record, options))
+    return replay_segments
 
 
 async def _find_record(log: Records, id: str) -> Record | None:
@@ -57,34 +61,43 @@ async def _find_record(log: Records, id: str) -> Record | None:
         return None
 
 
-async def _find_later(log: Records, recorded: Invocation, known: Record | None) -> list[Record]:
+async def _find_later(log: Records, original: Invocation, known_record: Record | None) -> list[Record]:
     """Return the later segments of an answered request.
 
-    Empty unless ``recorded`` is its first segment, unchanged.
+    Empty unless ``original`` is its first segment, unchanged.
     """
-    if known is None or known.ended is None or known.ended.status != "done" or is_changed(known.invocation, recorded):
+    if (
+        known_record is None
+        or known_record.ended is None
+        or known_record.ended.status != "done"
+        or is_changed(known_record.invocation, original)
+    ):
         return []
-    found = []
-    for id in known.ended.segments:
+    records = []
+    for id in known_record.ended.segments:
         try:
-            found.append(await log.find(id))
+            records.append(await log.find(id))
         except NotFound as error:
-            ids = ", ".join((recorded.id, *known.ended.segments))
+            ids = ", ".join((original.id, *known_record.ended.segments))
             raise NotFound(
-                f"segment {id} of {recorded.id} no longer has a record, so the request cannot be replayed as a whole. "
+                f"segment {id} of {original.id} no longer has a record, so the request cannot be replayed as a whole. "
                 f"Replay its segments by id: {ids}"
             ) from error
-    return found
+    return records
 
 
-def is_changed(recorded: Invocation, now: Invocation) -> bool:
+def is_changed(recorded_invocation: Invocation, now: Invocation) -> bool:
     """Return True if ``now`` is another graph, as a fork is: other segments may follow it."""
-    return (recorded.nodes, recorded.outputs, recorded.seed) != (now.nodes, now.outputs, now.seed)
+    return (recorded_invocation.nodes, recorded_invocation.outputs, recorded_invocation.seed) != (
+        now.nodes,
+        now.outputs,
+        now.seed,
+    )
 
 
 def _split_start(text: str) -> tuple[str, str]:
-    found = _SEGMENT_START.fullmatch(text)
-    return (found[1], found[2]) if found else ("", text)
+    match = _SEGMENT_START.fullmatch(text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def _find_start(text: str, segments: Sequence[Invocation]) -> tuple[int, str]:
@@ -98,8 +111,8 @@ def _find_start(text: str, segments: Sequence[Invocation]) -> tuple[int, str]:
         if number not in numbers:
             raise BadRequest(f"{FROM} names the unknown segment {number}; use one of {', '.join(numbers)}", param=FROM)
         return numbers.index(number), stage
-    named = (at for at, segment in enumerate(segments) if any(node.component == stage for node in segment.nodes))
-    return next(named, 0), stage
+    indexes = (at for at, segment in enumerate(segments) if any(node.component == stage for node in segment.nodes))
+    return next(indexes, 0), stage
 
 
 def _headers_of_later(headers: Mapping[str, str]) -> dict[str, str]:

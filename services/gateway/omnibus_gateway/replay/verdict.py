@@ -58,32 +58,39 @@ def compare_failures(segment: str, before: ProblemDetails | None, now: OmnibusEr
     if before is None:
         return None
     component = before.stage or "the graph"
-    said = OutputVerdict(component, None, f"failed as {before.code}", component=component)
+    verdict = OutputVerdict(component, None, f"failed as {before.code}", component=component)
     if now is None:
-        said = said._replace(identical=False, why=f"it does not fail, and failed as {before.code}")
+        verdict = verdict._replace(identical=False, why=f"it does not fail, and failed as {before.code}")
     elif now.code == before.code:
-        said = said._replace(identical=True)
+        verdict = verdict._replace(identical=True)
     else:
-        said = said._replace(identical=False, why=f"it fails as {now.code}, and failed as {before.code}")
-    return SegmentVerdict(segment, (said,))
+        verdict = verdict._replace(identical=False, why=f"it fails as {now.code}, and failed as {before.code}")
+    return SegmentVerdict(segment, (verdict,))
 
 
 def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
     """Return the verdict on all ``segments``, as in a replay's reply."""
     several = len(segments) > 1
-    compared = [_amount_text(part, each, several=several) for part, each in _iterate_compared(segments)]
-    differing = next(((part, found) for part in segments if (found := part.differing) is not None), None)
+    amounts = [_amount_text(part, each, several=several) for part, each in _iterate_compared(segments)]
+    differing = next(
+        ((part, output_verdict) for part in segments if (output_verdict := part.differing) is not None), None
+    )
     if differing is not None:
-        part, found = differing
-        why = f"{_segment_place(part, several)}{found.name} differs: {found.why}"
-        where = {"segment": part.segment, "stage": found.component, "output": found.name, "position": found.why}
-        return {"identical": False, "why": why, "compared": compared, "first": where}
+        part, difference = differing
+        why = f"{_segment_place(part, several)}{difference.name} differs: {difference.why}"
+        where = {
+            "segment": part.segment,
+            "stage": difference.component,
+            "output": difference.name,
+            "position": difference.why,
+        }
+        return {"identical": False, "why": why, "compared": amounts, "first": where}
     obstacle = next((f"{_segment_place(part, several)}{part.obstacle}" for part in segments if part.obstacle), "")
     if not obstacle and not any(not each.is_empty for _, each in _iterate_compared(segments)):
         obstacle = "there was nothing to compare: the outputs are empty in the record and in the replay"
     if obstacle:
-        return {"identical": None, "why": obstacle, "compared": compared}
-    return {"identical": True, "compared": compared}
+        return {"identical": None, "why": obstacle, "compared": amounts}
+    return {"identical": True, "compared": amounts}
 
 
 def _iterate_compared(segments: Iterable[SegmentVerdict]) -> Iterator[tuple[SegmentVerdict, OutputVerdict]]:
@@ -117,8 +124,8 @@ def describe_content(output: str, content: Fingerprint) -> str:
     return ", ".join(parts) or "empty"
 
 
-def _count_text(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count} {what}s"
+def _count_text(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _describe_arrays(output: str, content: Fingerprint) -> str:
@@ -137,20 +144,20 @@ def _describe_arrays(output: str, content: Fingerprint) -> str:
 # Parts of a chat's answer
 
 
-def compare_text(kind: str, recorded: str, whole: bool, now: str) -> str:
+def compare_text(kind: str, recorded_text: str, whole: bool, now: str) -> str:
     """Describe where a text with another digest differs.
 
-    ``whole`` is True if ``recorded`` is the whole text.
+    ``whole`` is True if ``recorded_text`` is the whole text.
     """
-    position = find_text_position(recorded, now)
-    if position is None or (position == len(recorded) and not whole):
+    position = find_text_position(recorded_text, now)
+    if position is None or (position == len(recorded_text) and not whole):
         return f"{kind} after the part that the record contains"
     return f"{kind} from character {position} on"
 
 
-def compare_calls(recorded: str, now: str) -> str:
+def compare_calls(recorded_calls: str, now: str) -> str:
     """Describe the first tool call that differs."""
-    one, other = split_calls(recorded), split_calls(now)
+    one, other = split_calls(recorded_calls), split_calls(now)
     for number, (before, after) in enumerate(zip(one, other, strict=False)):
         if before[0] != after[0]:
             return f"tool call {number} is {after[0]}, and was {before[0]}"

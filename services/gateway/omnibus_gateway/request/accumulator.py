@@ -19,14 +19,14 @@ from omnibus_gateway.request.latency import StreamLatency
 class AnswerAccumulator:
     """Received parts of one answer: enough for the JSON body, the usage and the record."""
 
-    def __init__(self, model: str, created: float) -> None:
+    def __init__(self, model: str, created_at: float) -> None:
         self.first = 0.0
         #: Why the answer ends. ``length`` if its speech is cut: its tokens are among those of the answer.
         self.finish = "stop"
         self.speech_cut = False  # whether a limit of codes or seconds has ended the speech
         self.rate = 24000
         self.model = model
-        self._created = created
+        self._created = created_at
         self._begun: set[str] = set()
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -38,7 +38,7 @@ class AnswerAccumulator:
         self._usage: dict[str, int] = {}
         #: GPU-seconds and money, if the client requested them and the answer is complete.
         self.price: RequestUsage | UnsetType = UNSET
-        self._pace = StreamLatency(created)
+        self._pace = StreamLatency(created_at)
 
     def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
         if name not in self._begun:
@@ -99,21 +99,21 @@ class AnswerAccumulator:
         """Return parts other than text and audio; the client sees probabilities if ``logprobs``."""
         if not (self.structured or logprobs):
             return chat_response.NO_PARTS
-        found = self.logprobs if logprobs else None
-        return chat_response.StructuredParts("".join(self._reasoning), self.calls, found)
+        token_logprobs = self.logprobs if logprobs else None
+        return chat_response.StructuredParts("".join(self._reasoning), self.calls, token_logprobs)
 
     def usage(self) -> chat_response.Usage:
-        counted = self._usage
-        image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
-        sound = counted.get("audio_tokens", 0)
+        counts = self._usage
+        image = counts.get("image_tokens", 0) + counts.get("video_tokens", 0)
+        sound = counts.get("audio_tokens", 0)
         usage = chat_response.build_usage(
-            prompt_text=counted.get("prompt_tokens", 0) - image - sound,
+            prompt_text=counts.get("prompt_tokens", 0) - image - sound,
             prompt_image=image,
             prompt_audio=sound,
-            cached=counted.get("cached_tokens", 0),
-            text=counted.get("completion_tokens", 0),
+            cached=counts.get("cached_tokens", 0),
+            text=counts.get("completion_tokens", 0),
             audio=self._samples * 50 // self.rate,
-            reasoning=counted.get("reasoning_tokens", 0),
+            reasoning=counts.get("reasoning_tokens", 0),
         )
         return usage if self.price is UNSET else msgspec.structs.replace(usage, omnibus=self.price)
 

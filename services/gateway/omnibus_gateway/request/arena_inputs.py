@@ -99,8 +99,8 @@ async def restore_input(
         try:
             array = array.view(str(value["dtype"])).reshape(value["shape"])
         except (KeyError, TypeError, ValueError) as error:
-            wanted = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
-            raise ProtocolError(f"a recorded tensor cannot be {wanted}: {error}") from error
+            description = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
+            raise ProtocolError(f"a recorded tensor cannot be {description}: {error}") from error
     handle = await tensors.put(
         array, invocation=invocation, deadline=deadline + DEADLINE_GRACE_SECONDS, readers=readers
     )

@@ -14,9 +14,9 @@ class ChoicesAccumulator(AnswerAccumulator):
     They have one prompt, which counts once.
     """
 
-    def __init__(self, model: str, created: float, count: int) -> None:
-        super().__init__(model, created)
-        self.choices = [AnswerAccumulator(model, created) for _ in range(count)]
+    def __init__(self, model: str, created_at: float, count: int) -> None:
+        super().__init__(model, created_at)
+        self.choices = [AnswerAccumulator(model, created_at) for _ in range(count)]
 
     def add_text(self, place: int, data: dict[str, Any]) -> None:
         """Add a chunk of the text of answer number ``place``."""
@@ -27,18 +27,18 @@ class ChoicesAccumulator(AnswerAccumulator):
             self.finish = self.choices[0].finish
             self._add_usage(data["usage"])
 
-    def _add_usage(self, counted: dict[str, int]) -> None:
-        known = self._usage or dict.fromkeys(_SUMMED, 0)
-        summed = {name: known.get(name, 0) + counted.get(name, 0) for name in _SUMMED}
-        self._usage = {**counted, **summed}
+    def _add_usage(self, counts: dict[str, int]) -> None:
+        totals = self._usage or dict.fromkeys(_SUMMED, 0)
+        sums = {name: totals.get(name, 0) + counts.get(name, 0) for name in _SUMMED}
+        self._usage = {**counts, **sums}
 
     def record_latency(self) -> dict[str, float]:
         """Record all answers; returns the seconds of the slowest one by figure."""
-        found: dict[str, float] = {}
+        latencies: dict[str, float] = {}
         for choice in self.choices:
             for figure, seconds in choice.record_latency().items():
-                found[figure] = max(seconds, found.get(figure, 0.0))
-        return found
+                latencies[figure] = max(seconds, latencies.get(figure, 0.0))
+        return latencies
 
     @property
     def text(self) -> str:

@@ -78,7 +78,7 @@ class ResumableStream:
         store: Store,
         token: str,
         forget: "Callable[[ResumableStream, bool], None]",
-        grown: "Callable[[ResumableStream], None]",
+        on_growth: "Callable[[ResumableStream], None]",
         reserve: Callable[[str, StreamRecord, float], Awaitable[None]],
     ) -> None:
         self._reserve = reserve
@@ -92,7 +92,7 @@ class ResumableStream:
         self._made_ids = TokenIds()
         self._store = store
         self._forget = forget
-        self._grown = grown
+        self._grown = on_growth
         self._claimed = False
         self._run: ClientRequest | None = None
 
@@ -188,18 +188,18 @@ class Continuations:
     ) -> ResumableStream | None:
         """Promise the answer to ``chat``; None if not requested or not possible."""
         mode = self._settings.continue_streams
-        requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
+        is_requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
         fits = len(request.body) <= self._settings.continue_bytes
         if (
-            not (requested and chat.stream and fits)
+            not (is_requested and chat.stream and fits)
             or isinstance(chat, OmniRequest)
             or chat.logprobs
             or chat.choice_count > 1
         ):
             return None
-        made = self._open_stream(secrets.token_urlsafe(18))
-        made.request = request
-        return made
+        resumable_stream = self._open_stream(secrets.token_urlsafe(18))
+        resumable_stream.request = request
+        return resumable_stream
 
     async def adopt_stream(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:
         """Take over the answer ``token``; returns it and its original request.
@@ -208,43 +208,45 @@ class Continuations:
         """
         after = None
         if last_event_id:
-            named, after = parse_event_id(last_event_id)
-            if named != token:
+            event_token, after = parse_event_id(last_event_id)
+            if event_token != token:
                 raise BadRequest("the event id is from another answer", param="Last-Event-ID")
-        record, known = await asyncio.gather(self._store.stream(token), self._store.stream_tokens(token))
+        record, known_tokens = await asyncio.gather(self._store.stream(token), self._store.stream_tokens(token))
         if record is None or not tenants.current_tenant().owns(record.tenant):
             raise NotFound("unknown or expired stream: send the request again")
         left = record.deadline - time.time()
         if left <= 0:
             raise DeadlineExceeded("the request took longer than its deadline")
-        continued = self._open_stream(token)
-        continued.after, continued.record, continued.known = after, record, known
+        resumable_stream = self._open_stream(token)
+        resumable_stream.after, resumable_stream.record, resumable_stream.known = after, record, known_tokens
         try:
-            before = await self._store.claim_stream(token, continued.owner, left + DEADLINE_GRACE_SECONDS)
+            before = await self._store.claim_stream(token, resumable_stream.owner, left + DEADLINE_GRACE_SECONDS)
         except BaseException:
-            continued.close()
+            resumable_stream.close()
             raise
         self._stop_former_sender(before)
-        return continued, record
+        return resumable_stream, record
 
     def _open_stream(self, token: str) -> ResumableStream:
-        made = ResumableStream(self._store, token, self._close_stream, self._on_tokens_added, self._reserve_bytes)
-        self._sent[made.owner] = made
-        return made
+        resumable_stream = ResumableStream(
+            self._store, token, self._close_stream, self._on_tokens_added, self._reserve_bytes
+        )
+        self._sent[resumable_stream.owner] = resumable_stream
+        return resumable_stream
 
-    def _close_stream(self, continued: ResumableStream, whole: bool) -> None:
-        self._sent.pop(continued.owner, None)
-        self._unsaved.discard(continued)
-        if whole and continued.record is not None:
-            self._start_task(self._forget_record(continued.token, continued.record))
+    def _close_stream(self, resumable_stream: ResumableStream, whole: bool) -> None:
+        self._sent.pop(resumable_stream.owner, None)
+        self._unsaved.discard(resumable_stream)
+        if whole and resumable_stream.record is not None:
+            self._start_task(self._forget_record(resumable_stream.token, resumable_stream.record))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_tokens_added(self, continued: ResumableStream) -> None:
-        self._unsaved.add(continued)
+    def _on_tokens_added(self, resumable_stream: ResumableStream) -> None:
+        self._unsaved.add(resumable_stream)
         if not self._saving:
             self._saving = True
             self._start_task(self._save_tokens())
@@ -254,9 +256,9 @@ class Continuations:
         try:
             await asyncio.sleep(TOKEN_WRITE_INTERVAL_SECONDS)
             while self._unsaved:
-                now, grown = time.time(), self._unsaved
+                now, grown_streams = time.time(), self._unsaved
                 self._unsaved = set()
-                tokens = {each.token: (each.ids, each.deadline - now) for each in grown}
+                tokens = {each.token: (each.ids, each.deadline - now) for each in grown_streams}
                 try:
                     await self._store.put_stream_tokens(tokens)
                 except StoreUnavailable as error:  # then the answers restart from their beginning

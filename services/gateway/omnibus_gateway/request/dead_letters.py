@@ -29,17 +29,23 @@ class DeadLetters:
         """Records and dead letters that the bus dropped."""
         return self._bus.records_lost
 
-    def write(self, running: InflightInvocation, digested: Invocation, may_keep: bool = True) -> None:
+    def write(self, running: InflightInvocation, digested_invocation: Invocation, may_keep: bool = True) -> None:
         """Write a dead letter of ``running`` if its failure requires one.
 
-        ``digested`` is its invocation without users' content; the letter has only that unless ``may_keep``."""
+        ``digested_invocation`` is its invocation without users' content; the letter has only that unless
+        ``may_keep``.
+        """
         invocation, failure = running.invocation, running.failure
         why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
         if not why or failure is None:
             return
-        lost = tuple(move.executor for move in running.moves if move.reason in EXECUTOR_LOSS_REASONS and move.executor)
+        lost_executors = tuple(
+            move.executor for move in running.moves if move.reason in EXECUTOR_LOSS_REASONS and move.executor
+        )
         node = (
-            running.failed if running.failed >= 0 else _first_node(invocation, lost[-1] if lost else failure.executor)
+            running.failed
+            if running.failed >= 0
+            else _first_node(invocation, lost_executors[-1] if lost_executors else failure.executor)
         )
         letter = DeadLetter(
             v=WIRE_VERSION,
@@ -55,13 +61,13 @@ class DeadLetters:
             attempts=invocation.attempt + 1,
             node=node,
             component=invocation.nodes[node].component if node >= 0 else failure.stage,
-            lost=lost,
+            lost=lost_executors,
             moves=tuple(running.moves),
             replay_of=invocation.replay_of,
-            invocation=invocation if self.full and may_keep else digested,
+            invocation=invocation if self.full and may_keep else digested_invocation,
             refused=tuple(sorted(running.culprit)),
         )
-        small = msgspec.structs.replace(letter, invocation=digested)
+        small = msgspec.structs.replace(letter, invocation=digested_invocation)
         self._count_letter(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
         body = dead_letters.encode_dead_letter(letter, small, limit=self._limit)
         self._bus.publish_record(
@@ -70,8 +76,8 @@ class DeadLetters:
 
     def _count_letter(self, model: str, why: str) -> None:
         # An operator who replays by hand may write a record with any model.
-        known = (model, why) in self.counts or len(self.counts) < MAX_LABEL_PAIRS
-        self.counts[model if known else "other", why] += 1
+        is_known = (model, why) in self.counts or len(self.counts) < MAX_LABEL_PAIRS
+        self.counts[model if is_known else "other", why] += 1
 
 
 def _first_node(invocation: Invocation, executor: str) -> int:

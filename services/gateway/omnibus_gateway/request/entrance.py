@@ -20,22 +20,22 @@ class Entrance:
         growth = self._room.growth(assignment)
         if growth is None:
             return False
-        counted = self._loads.count_arrival(assignment, estimates)
-        self._loads.count_waiting(counted, 1)
+        counted_invocation = self._loads.count_arrival(assignment, estimates)
+        self._loads.count_waiting(counted_invocation, 1)
         try:
             await self._room.enter(assignment, growth, seconds_left)
         except BaseException as error:
-            self._loads.count_failure(counted, error)
+            self._loads.count_failure(counted_invocation, error)
             raise
         finally:
-            self._loads.count_waiting(counted, -1)
-        self._entered = assignment, counted
+            self._loads.count_waiting(counted_invocation, -1)
+        self._entered = assignment, counted_invocation
         return True
 
     def leave(self) -> CountedInvocation | None:
         """Return the arrival counted before the wait, once; None if the request did not wait."""
         if self._entered is None:
             return None
-        (assignment, counted), self._entered = self._entered, None
+        (assignment, counted_invocation), self._entered = self._entered, None
         self._room.leave_entrance(assignment)
-        return counted
+        return counted_invocation

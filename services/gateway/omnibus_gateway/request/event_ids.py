@@ -85,10 +85,10 @@ class _SentCounter:
 
     def skip_text(self, delta: str) -> str:
         """Count ``delta``; returns the part that the client does not have."""
-        known = min(self.skip, len(delta))
-        if known:
-            self.skip_sent(known, delta[:known].encode())
-            delta = delta[known:]
+        known_chars = min(self.skip, len(delta))
+        if known_chars:
+            self.skip_sent(known_chars, delta[:known_chars].encode())
+            delta = delta[known_chars:]
         self.count_sent(len(delta), delta.encode())
         return delta
 
@@ -148,11 +148,11 @@ class NumberedStream:
         return self._add_text_events(self._stream.spoken_text, deltas)
 
     def audio(self, data: bytes) -> bytes:
-        known = min(self._sound.skip, len(data))
-        if known:
-            self._sound.skip_sent(known, data[:known])
-        self._unsent += data[known:]
-        frame = self._stream.audio(data[known:])
+        known_bytes = min(self._sound.skip, len(data))
+        if known_bytes:
+            self._sound.skip_sent(known_bytes, data[:known_bytes])
+        self._unsent += data[known_bytes:]
+        frame = self._stream.audio(data[known_bytes:])
         self._count_audio(len(self._unsent) - self._stream.held_bytes)
         return self._add_event_id(frame) if frame else b""
 

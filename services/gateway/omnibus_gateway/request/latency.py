@@ -9,7 +9,7 @@ from omnibus.metrics import GATEWAY
 class StreamLatency:
     """Times of the pieces of one answer. A client plays its audio from the first piece on.
 
-    ``created`` is when the request arrived, Unix seconds.
+    ``created_at`` is when the request arrived, Unix seconds.
     """
 
     __slots__ = (
@@ -17,8 +17,8 @@ class StreamLatency:
         "_seconds", "_silence",
     )  # fmt: skip
 
-    def __init__(self, created: float) -> None:
-        self._born = time.monotonic() - (time.time() - created)
+    def __init__(self, created_at: float) -> None:
+        self._born = time.monotonic() - (time.time() - created_at)
         self._said = self._last = 0.0  # when the first and the last text were sent
         self._longest = 0.0
         self._pieces = 0

@@ -11,10 +11,10 @@ from omnibus_gateway.request.request import ClientRequest
 
 
 @asynccontextmanager
-async def run_to_end(run: ClientRequest, cancelled: Rejected | None = None) -> AsyncIterator[None]:
+async def run_to_end(run: ClientRequest, rejection: Rejected | None = None) -> AsyncIterator[None]:
     """End ``run`` with its outcome when the block exits; the deadline applies inside.
 
-    ``cancelled`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``."""
+    ``rejection`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``."""
     try:
         async with asyncio.timeout(max(0.0, run.deadline - time.time())):
             yield
@@ -24,7 +24,7 @@ async def run_to_end(run: ClientRequest, cancelled: Rejected | None = None) -> A
         run.end("expired")
         raise error from None
     except (asyncio.CancelledError, GeneratorExit):
-        run.fail(cancelled or ClientClosed("the client left"))
+        run.fail(rejection or ClientClosed("the client left"))
         run.end("cancelled")
         raise
     except BaseException as error:

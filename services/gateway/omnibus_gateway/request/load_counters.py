@@ -50,7 +50,7 @@ class LoadCounters:
     def to_load(self) -> LoadCounts:
         if self.goals:
             self.count_goals()
-        sums, estimated, ended = (
+        sums, estimate_sums, done_estimates = (
             {name: value for name, value in zip(QUANTITIES, values, strict=True) if value}
             for values in (self.quantities, self.estimated, self.estimated_done)
         )
@@ -62,8 +62,8 @@ class LoadCounters:
             sums,
             self.first,
             self.total,
-            estimated,
-            ended,
+            estimate_sums,
+            done_estimates,
             self.waiting,
             count_figures(self.ended),
             self.met,

@@ -47,14 +47,14 @@ class LoadReporter:
 
     def count_arrival(self, assignment: Assignment, estimates: Estimates = ()) -> CountedInvocation:
         """Count an invocation; pass the result to ``count_end`` or ``count_failure``."""
-        counted = self._find_counters(assignment)
-        for slot in counted.slots:
+        counted_invocation = self._find_counters(assignment)
+        for slot in counted_invocation.slots:
             slot.came += 1
             for place, value in estimates:
                 slot.estimated[place] += value
         self.inflight += 1
         self._start_timer()
-        return counted
+        return counted_invocation
 
     def count_optional(self) -> CountedInvocation:
         """Count an optional invocation: it is only in flight, and does not add executors."""
@@ -62,14 +62,14 @@ class LoadReporter:
         self._start_timer()
         return _OPTIONAL
 
-    def count_waiting(self, counted: CountedInvocation, change: int) -> None:
+    def count_waiting(self, counted_invocation: CountedInvocation, change: int) -> None:
         """Count one more (1) or one less (-1) arrived request that waits for room."""
-        for slot in counted.slots:
+        for slot in counted_invocation.slots:
             slot.waiting += change
 
     def count_end(
         self,
-        counted: CountedInvocation,
+        counted_invocation: CountedInvocation,
         running: InflightInvocation,
         done: bool,
         began: float,
@@ -82,28 +82,30 @@ class LoadReporter:
         seconds that its client observed in addition to ``done``.
         """
         if not done:
-            self.count_failure(counted, running.failure)
+            self.count_failure(counted_invocation, running.failure)
             return
         self.inflight -= 1
         total, streams = time.time() - began, running.streams
-        begun = [stream.began for stream in streams.values() if stream.began]
-        first = max(0.0, min(begun) - began) if begun else total  # an early request may begin before its client's need
-        several = len(counted.slots) > 1
-        seen = {"done": total} if several else {"done": total, **figures}
-        for slot, part in zip(counted.slots, counted.parts, strict=True):
+        begin_times = [stream.began for stream in streams.values() if stream.began]
+        first = (
+            max(0.0, min(begin_times) - began) if begin_times else total
+        )  # an early request may begin before its client's need
+        several = len(counted_invocation.slots) > 1
+        end_figures = {"done": total} if several else {"done": total, **figures}
+        for slot, part in zip(counted_invocation.slots, counted_invocation.parts, strict=True):
             slot.done += 1
             slot.first += first
             slot.total += total
-            slot.ended.append(seen)  # evaluated once a second
+            slot.ended.append(end_figures)  # evaluated once a second
             for place, value in estimates:
                 slot.estimated_done[place] += value
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
             add_quantities(slot.quantities, own)
 
-    def count_failure(self, counted: CountedInvocation, error: BaseException | None) -> None:
+    def count_failure(self, counted_invocation: CountedInvocation, error: BaseException | None) -> None:
         """Count an end with ``error``; a request without room counts as rejected, not as arrived."""
         self.inflight -= 1
-        for slot, part in zip(counted.slots, counted.parts, strict=True):
+        for slot, part in zip(counted_invocation.slots, counted_invocation.parts, strict=True):
             if isinstance(error, Overloaded):
                 slot.came -= 1
                 slot.refused += 1
@@ -113,8 +115,13 @@ class LoadReporter:
                 slot.failed += 1
                 if error is not None:  # None: its client disconnected
                     slot.count_miss()
-        if counted.parts and isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
-            _count_stage_failure(counted, error)
+        if (
+            counted_invocation.parts
+            and isinstance(error, OmnibusError)
+            and error.stage
+            and not isinstance(error, Overloaded)
+        ):
+            _count_stage_failure(counted_invocation, error)
 
     def count_limit_refusal(self, model: str) -> None:
         """Count a rejection at the limit, before the request's type was known.
@@ -146,11 +153,13 @@ class LoadReporter:
             self._flush_counters()
 
     def _find_counters(self, assignment: Assignment) -> CountedInvocation:
-        counted = self._counted.get((assignment.model, assignment.kind))
-        if counted is None:
+        counted_invocation = self._counted.get((assignment.model, assignment.kind))
+        if counted_invocation is None:
             slots = tuple(self._model_counters(part.model, part.kind) for part in assignment.parts)
-            counted = self._counted[assignment.model, assignment.kind] = CountedInvocation(slots, assignment.parts)
-        return counted
+            counted_invocation = self._counted[assignment.model, assignment.kind] = CountedInvocation(
+                slots, assignment.parts
+            )
+        return counted_invocation
 
     def _model_counters(self, model: str, kind: str) -> LoadCounters:
         slot = self._slots.get((model, kind))
@@ -160,8 +169,8 @@ class LoadReporter:
 
     def _model_goals(self, model: str) -> Mapping[str, float]:
         plan = self._router.plan
-        found = plan.models.get(model) if plan is not None else None
-        return found.goals if found is not None else {}
+        model_plan = plan.models.get(model) if plan is not None else None
+        return model_plan.goals if model_plan is not None else {}
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -216,11 +225,11 @@ class LoadReporter:
             log.warning("cannot publish the load: %s", error)
 
 
-def _count_stage_failure(counted: CountedInvocation, error: OmnibusError) -> None:
+def _count_stage_failure(counted_invocation: CountedInvocation, error: OmnibusError) -> None:
     """Count ``error`` for the first model with its stage; unknown stages are ``other``."""
-    models = [part.model for part in counted.parts if error.stage in part.kind.split("+")]
+    models = [part.model for part in counted_invocation.parts if error.stage in part.kind.split("+")]
     stage = error.stage if models else "other"
-    GATEWAY.stage_failures.labels((models or [counted.parts[0].model])[0], stage, error.code).inc()
+    GATEWAY.stage_failures.labels((models or [counted_invocation.parts[0].model])[0], stage, error.code).inc()
 
 
 def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:

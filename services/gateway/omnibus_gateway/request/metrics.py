@@ -45,17 +45,17 @@ def count_paths(assignment: Assignment, path: str) -> None:
 
 def _count_executors(members: ExecutorTable) -> Counter[tuple[str, ...]]:
     """Count the executors by model, option and state."""
-    return Counter((*named, state) for named, state in members.executor_states())
+    return Counter((*labels, state) for labels, state in members.executor_states())
 
 
 def _outstanding_tokens(members: ExecutorTable) -> dict[tuple[str, ...], float]:
     """Return outstanding tokens by model and option."""
-    found: dict[tuple[str, ...], float] = {}
+    tokens: dict[tuple[str, ...], float] = {}
     for status in members.statuses():
         member = members.get(status.id)
         key = status.model, status.option
-        found[key] = found.get(key, 0.0) + (max(0.0, member.outstanding) if member is not None else 0.0)
-    return found
+        tokens[key] = tokens.get(key, 0.0) + (max(0.0, member.outstanding) if member is not None else 0.0)
+    return tokens
 
 
 def _count_dead_letters(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:

@@ -30,10 +30,10 @@ def _complete_node(node: GraphNode, usual: ModelSampling) -> GraphNode:
         return node
     if isinstance(params, dict) and HANDLE in params:
         return node
-    given: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
+    own_params: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
     more = {name: value for name, value in usual.values.items() if not name.startswith("talker_")}
-    if (bound := more.pop("max_tokens", None)) is not None and given.get("max_tokens") is None:
+    if (bound := more.pop("max_tokens", None)) is not None and own_params.get("max_tokens") is None:
         more["usual_tokens"] = bound
-    completed = {**more, **given}
-    encoded = msgspec.Raw(_encode(completed)) if isinstance(params, msgspec.Raw) else completed
-    return graph.with_inputs(node, {**node.inputs, "params": encoded})
+    all_params = {**more, **own_params}
+    encoded_params = msgspec.Raw(_encode(all_params)) if isinstance(params, msgspec.Raw) else all_params
+    return graph.with_inputs(node, {**node.inputs, "params": encoded_params})

@@ -25,12 +25,12 @@ def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> 
         return node
     if isinstance(params, dict) and HANDLE in params:
         return node
-    found: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
+    decoded_params: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
     if not in_conversation:
-        found.pop("cache_key", None)
-    found["cache_salt"] = salt
-    salted = msgspec.Raw(encode_input(found)) if isinstance(params, msgspec.Raw) else found
-    return graph.with_inputs(node, {**node.inputs, "params": salted})
+        decoded_params.pop("cache_key", None)
+    decoded_params["cache_salt"] = salt
+    salted_params = msgspec.Raw(encode_input(decoded_params)) if isinstance(params, msgspec.Raw) else decoded_params
+    return graph.with_inputs(node, {**node.inputs, "params": salted_params})
 
 
 def salt_params(body: bytes, salt: str) -> bytes:

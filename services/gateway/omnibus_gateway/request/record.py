@@ -107,17 +107,17 @@ class Records:
         loop = asyncio.get_running_loop()
         self._timer = None
         now = loop.time()
-        for name, held in list(self._held.items()):
-            if held.until > now:
-                self._timer = loop.call_at(held.until, self._publish_due)
+        for name, held_record in list(self._held.items()):
+            if held_record.until > now:
+                self._timer = loop.call_at(held_record.until, self._publish_due)
                 return
             self.publish_begin(name)
 
     def publish_begin(self, name: str) -> None:
         """Publish the beginning of invocation ``name``, if held back."""
-        held = self._held.pop(name, None)
-        if held is not None:
-            self._publish_record(held.invocation, held.body, held.id)
+        held_record = self._held.pop(name, None)
+        if held_record is not None:
+            self._publish_record(held_record.invocation, held_record.body, held_record.id)
 
     def close(self) -> None:
         """Publish all records that are held back."""
@@ -154,8 +154,8 @@ class Records:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
         if not full or answer.characters > MAX_RECORDED_CHARS or answer.calls or answer.reasoning:
             answer = cut_answer(answer, MAX_RECORDED_CHARS if full else 0)
-        recorded = full and status == "done"
-        ended = EndRecord(
+        is_recorded = full and status == "done"
+        end_record = EndRecord(
             inv=invocation.id,
             status=status,
             created=invocation.created,
@@ -176,11 +176,11 @@ class Records:
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
             usage=usage,
             tenant=tenant,
-            call=call.to_record(invocation, self.media) if call is not None and recorded else UNSET,
+            call=call.to_record(invocation, self.media) if call is not None and is_recorded else UNSET,
             called=links.called or UNSET,
             caller=links.caller or UNSET,
         )
-        self._publish_end(invocation, messages.encode(ended))
+        self._publish_end(invocation, messages.encode(end_record))
         if status == "failed" and self._dead is not None:
             self._write_dead_letter(self._dead, running, tenant)
         if self.on_end is not None:
@@ -189,10 +189,10 @@ class Records:
 
     def _publish_end(self, invocation: Invocation, body: bytes) -> None:
         """Publish an end, together with a held beginning if both fit."""
-        held = self._held.get(invocation.id)
-        if held is not None and len(held.body) + len(body) <= MAX_WHOLE_BYTES:
+        held_record = self._held.get(invocation.id)
+        if held_record is not None and len(held_record.body) + len(body) <= MAX_WHOLE_BYTES:
             del self._held[invocation.id]
-            self._collect_whole(invocation, records.join_records(held.body, body))
+            self._collect_whole(invocation, records.join_records(held_record.body, body))
             return
         self.publish_begin(invocation.id)
         self._publish_record(invocation, body, f"{invocation.id}.end")
@@ -210,15 +210,15 @@ class Records:
         if self._collecting is not None:
             self._collecting.cancel()
             self._collecting = None
-        collected, self._collected = self._collected, []
-        for invocation, body, id in collected:
+        whole_records, self._collected = self._collected, []
+        for invocation, body, id in whole_records:
             self._publish_record(invocation, body, id)
 
     def _store_captures(self, running: InflightInvocation) -> Iterator[KeptOutput]:
         for tape in running.tapes.values():
-            found = tape.to_record()
-            if found is not None:
-                about, body = found
+            record = tape.to_record()
+            if record is not None:
+                about, body = record
                 self.media.put_nowait(about.sha256, body)
                 yield about
 

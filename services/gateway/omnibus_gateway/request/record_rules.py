@@ -47,6 +47,6 @@ def parse_record_rules(mode: str, tenants: str) -> RecordRules:
 def _parse_rule(text: str) -> tuple[str, bool]:
     tenant, _, mode = text.partition("=")
     if not api_key.TENANT.fullmatch(tenant) or mode not in TENANT_MODES:
-        expected = " or ".join(f"TENANT={each}" for each in TENANT_MODES)
-        raise BadRequest(f"{_VARIABLE}: {text[:80]!r} must be {expected}, with commas between several")
+        expected_text = " or ".join(f"TENANT={each}" for each in TENANT_MODES)
+        raise BadRequest(f"{_VARIABLE}: {text[:80]!r} must be {expected_text}, with commas between several")
     return tenant, mode == "full"

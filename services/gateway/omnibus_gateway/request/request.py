@@ -49,7 +49,7 @@ class ClientRequest:
     """A running request. It is the ``Runtime`` of the tasks that its app calls."""
 
     def __init__(
-        self, runs: RequestResources, app: str, model: str, number: int, seed: int | None, pinned: str
+        self, runs: RequestResources, app: str, model: str, number: int, seed: int | None, pinned_path: str
     ) -> None:
         self._runs = runs
         self.app = app
@@ -72,7 +72,7 @@ class ClientRequest:
         self.early = False  # sent before its client needs it: only into spare room, and not billed until then
         self.cache_key = ""  # of its conversation: it goes where that is cached
         self.is_demand = True  # counted as demand, for which the planner provides
-        self.pinned = pinned  # the path that it must take, empty for any
+        self.pinned = pinned_path  # the path that it must take, empty for any
         self.called: list[str] = []  # requests that its model called for
         self.caller = ""  # the request whose model called for this one
         self.price: PriceCheck | None = None  # to check before sending
@@ -250,18 +250,18 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        counted = self._admission.take_arrival()
-        if counted is None and self.is_demand:
-            counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
-        elif counted is None:
-            counted = runs.loads.count_optional()
+        counted_invocation = self._admission.take_arrival()
+        if counted_invocation is None and self.is_demand:
+            counted_invocation = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
+        elif counted_invocation is None:
+            counted_invocation = runs.loads.count_optional()
         try:
             running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:
-            runs.loads.count_failure(counted, error)
+            runs.loads.count_failure(counted_invocation, error)
             raise
         self.segments.append(running)
-        self._counted.append(counted)
+        self._counted.append(counted_invocation)
         runs.records.write_begin(running, self.tenant.name)
         metrics.count_paths(assignment, running.invocation.path)
         return running
@@ -276,8 +276,8 @@ class ClientRequest:
             )
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             # The pinned path is only for the first attempt: a move may leave it.
-            preferred = NO_PATHS if runs.admission is None else self._admission.paths
-            route = again(pinned=self.pinned, preferred=preferred)
+            preferred_paths = NO_PATHS if runs.admission is None else self._admission.paths
+            route = again(pinned=self.pinned, preferred=preferred_paths)
             self._admission.check_queue_time(self, route)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
@@ -350,18 +350,20 @@ class ClientRequest:
         model = self.answer.model if self.answer is not None else self.model
         if model and not self.early and (self.segments or status == "done"):  # a rejected request took no time
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
-        for running, counted in zip(self.segments, self._counted, strict=True):
+        for running, counted_invocation in zip(self.segments, self._counted, strict=True):
             first = running is self.segments[0]
-            estimates, seen = (self.estimates, figures) if first else ((), {})
+            estimates, end_figures = (self.estimates, figures) if first else ((), {})
             waited_since = self.created if first else running.invocation.created  # Unix seconds
-            self._runs.loads.count_end(counted, running, status == "done", waited_since, estimates, seen)
-            ended = partial(self._record_end, running, status)
+            self._runs.loads.count_end(
+                counted_invocation, running, status == "done", waited_since, estimates, end_figures
+            )
+            end_callback = partial(self._record_end, running, status)
             if status == "done":
-                self._runs.dispatcher.complete(running, ended)
+                self._runs.dispatcher.complete(running, end_callback)
                 self._runs.records.publish_begin(running.id)  # its client may look for it from now on
             else:
                 self._runs.dispatcher.finish(running, status)
-                self._runs.dispatcher.late_reports.wait(running, ended)
+                self._runs.dispatcher.late_reports.wait(running, end_callback)
         self.release_admission()
         if self._holds:
             self._runs.tensors.end_invocation(self.inputs_name)

@@ -39,17 +39,19 @@ async def fill_references(
 
     Raises ``ProtocolError`` for a reference to an unknown result, and the error of a failed one.
     """
-    counted = Counter(place for node in nodes for value in node.inputs.values() for place in _iterate_references(value))
-    made = {}
-    for place, readers in counted.items():
+    reader_counts = Counter(
+        place for node in nodes for value in node.inputs.values() for place in _iterate_references(value)
+    )
+    literals = {}
+    for place, readers in reader_counts.items():
         stream = earlier(place)
         if stream is None:
             raise ProtocolError(f"a graph refers to {list(place)}, which no earlier segment of its request made")
         item = await stream.wait_first()
-        made[place] = _to_literal(item) if item.array is None else await tensors.put(item, readers)
+        literals[place] = _to_literal(item) if item.array is None else await tensors.put(item, readers)
     return tuple(
         [
-            _replace_inputs(node, {name: _fill_value(value, made) for name, value in node.inputs.items()})
+            _replace_inputs(node, {name: _fill_value(value, literals) for name, value in node.inputs.items()})
             for node in nodes
         ]
     )
@@ -90,15 +92,15 @@ def _parse_reference(mark: Any) -> Place:
     raise ProtocolError(f"a graph refers to {str(mark)[:80]}, but a result must be [step, node, output]")
 
 
-def _fill_value(value: Any, made: dict[Place, Any]) -> Any:
+def _fill_value(value: Any, literals: dict[Place, Any]) -> Any:
     if type(value) is list:
-        return [_fill_value(element, made) for element in value]
+        return [_fill_value(element, literals) for element in value]
     if type(value) is not dict:
         return value
     return (
-        made[_parse_reference(value[FROM])]
+        literals[_parse_reference(value[FROM])]
         if FROM in value
-        else {key: _fill_value(each, made) for key, each in value.items()}
+        else {key: _fill_value(each, literals) for key, each in value.items()}
     )
 
 

@@ -9,13 +9,13 @@ MAX_TOKEN_ID = 2**32 - 1
 
 
 class TokenIds:
-    """Counter of the tokens of one attempt; the ``known`` ones are stored already.
+    """Counter of the tokens of one attempt; the ``known_ids`` ones are stored already.
 
     An answer whose tokens have no valid ids is generated again from its beginning.
     """
 
-    def __init__(self, known: Sequence[int] = ()) -> None:
-        self._unmade = len(known)  # known tokens that were not generated again yet
+    def __init__(self, known_ids: Sequence[int] = ()) -> None:
+        self._unmade = len(known_ids)  # known tokens that were not generated again yet
         self._count = 0
         self._numbered = True
 
@@ -27,6 +27,6 @@ class TokenIds:
             self._numbered = False
             return ()
         self._count += len(ids)
-        passed = min(self._unmade, len(ids))
-        self._unmade -= passed
-        return tuple(ids[passed:])
+        skip_count = min(self._unmade, len(ids))
+        self._unmade -= skip_count
+        return tuple(ids[skip_count:])

@@ -123,8 +123,10 @@ class WaitingRoom:
             async with asyncio.timeout(max(0.0, left)):
                 await waiter.woken
         except TimeoutError:
-            waited = time.monotonic() - began
-            raise Overloaded(f"there was no room for the request within {waited:.0f} s: try again later") from None
+            wait_seconds = time.monotonic() - began
+            raise Overloaded(
+                f"there was no room for the request within {wait_seconds:.0f} s: try again later"
+            ) from None
         finally:
             self.waiting -= 1
             if waiter in queue:
@@ -138,12 +140,12 @@ class WaitingRoom:
     def _let_in(self, name: str) -> None:
         """Wake the requests that there is room for, in order of arrival."""
         del self._looking[name]
-        queue, given = self._queues[name], self._entering.get(name, 0)
-        while queue and self._free_places(queue[0].assignment) > given:
+        queue, place_count = self._queues[name], self._entering.get(name, 0)
+        while queue and self._free_places(queue[0].assignment) > place_count:
             waiter = queue.popleft()
             if not waiter.woken.done():
                 waiter.woken.set_result(None)
-                given += 1
+                place_count += 1
         if queue:
             self._schedule_check(name)
         else:
@@ -154,12 +156,12 @@ class WaitingRoom:
         before = len(self._queues.get(assignment.model, ()))
         rate = min((self._drain_rate(stage.entries) for stage in self._stages(assignment)), default=0.0)
         seconds = (before + 1) / rate if rate > 0 else 0.0
-        grown = min(seconds, growth.seconds + max(0.0, seconds - growth.seconds) / growth.factor)
-        if grown > left / _DEADLINE_MARGIN:
+        wait_seconds = min(seconds, growth.seconds + max(0.0, seconds - growth.seconds) / growth.factor)
+        if wait_seconds > left / _DEADLINE_MARGIN:
             raise Overloaded(
-                f"too many requests wait already: even with more executors this one would take {grown:.0f} "
+                f"too many requests wait already: even with more executors this one would take {wait_seconds:.0f} "
                 f"s, and it has {left:.0f} s",
-                retry_after=grown - left / _DEADLINE_MARGIN,
+                retry_after=wait_seconds - left / _DEADLINE_MARGIN,
             )
 
     # Executors

@@ -37,7 +37,7 @@ class AnswerReader:
         run: ClientRequest,
         request: ChatRequest,
         events: AnswerEvents,
-        spoken: SpokenAnswers | None,
+        spoken_answers: SpokenAnswers | None,
         drawer: ImageDrawer | None = None,
     ) -> None:
         self._run = run
@@ -48,7 +48,7 @@ class AnswerReader:
         format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
         self._format = format
         self._calls = CallReader()
-        self._sound = AudioOutputFile(format, spoken, new_secret_id("audio_"))
+        self._sound = AudioOutputFile(format, spoken_answers, new_secret_id("audio_"))
 
     async def read(self, output: ChatOutput) -> AsyncGenerator[AnswerStep, None]:
         """Yield the steps of the answer.
@@ -57,22 +57,22 @@ class AnswerReader:
         The last step contains the end. Raises the errors of the request.
         """
         parts = open_output_streams(output)
-        accepted = AcceptanceStream()
-        if self._run.notify_when_accepted(accepted.mark_accepted):
-            parts[ACCEPTED_STREAM] = accepted
-        begun = False
+        acceptance = AcceptanceStream()
+        if self._run.notify_when_accepted(acceptance.mark_accepted):
+            parts[ACCEPTED_STREAM] = acceptance
+        has_begun = False
         async for batch in merge_streams(parts):
-            events = [] if begun else self._events.begin()
-            if not begun:
-                begun = True
-                accepted.end()
+            events = [] if has_begun else self._events.begin()
+            if not has_begun:
+                has_begun = True
+                acceptance.end()
                 batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
             yield await self._read_batch(batch, events)
         if self._drawer is not None:
             async with aclosing(self._drawer.draw_called(self._run, self._events)) as steps:
-                async for drawn in steps:
-                    yield AnswerStep(drawn, [])
-        events = [] if begun else self._events.begin()
+                async for image_step in steps:
+                    yield AnswerStep(image_step, [])
+        events = [] if has_begun else self._events.begin()
         yield AnswerStep([*events, *await self._finish(output)], [])
 
     async def _read_batch(self, batch: Sequence[tuple[str, Any]], events: list[Event]) -> AnswerStep:
@@ -99,14 +99,16 @@ class AnswerReader:
     def _read_call(self, part: CallPart) -> list[Event]:
         if self._drawer is not None and self._drawer.take_call(part):
             return []
-        begun = self._events.begin_call(part.name, call_id(self._events.response.id, part.number)) if part.name else []
-        return [*begun, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
+        begin_events = (
+            self._events.begin_call(part.name, call_id(self._events.response.id, part.number)) if part.name else []
+        )
+        return [*begin_events, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
 
     async def _finish(self, output: ChatOutput) -> list[Event]:
         events: list[Event] = []
-        spoken = None
+        output_audio = None
         if output.audio is not None:
             events += self._events.add_audio(await self._sound.close(self._got))
             await self._sound.store_answer(self._got.text)
-            spoken = OutputAudio(self._got.text, self._sound.id, "", self._format)
-        return [*events, *self._events.finish(self._got.finish, self._got.usage(), time.time(), spoken)]
+            output_audio = OutputAudio(self._got.text, self._sound.id, "", self._format)
+        return [*events, *self._events.finish(self._got.finish, self._got.usage(), time.time(), output_audio)]

@@ -64,11 +64,11 @@ class ResponseArchive:
     async def end_early(self, record: ResponseRecord, content: LogContent, response: ResponseObject) -> ResponseObject:
         """End a response of this gateway early, with its complete items."""
         whole = [item for event in content.events for item in item_of(event)]
-        ended = msgspec.structs.replace(response, output=whole)
-        last = EventSequence.after(content.events).number([ending_event(ended)])
+        final_response = msgspec.structs.replace(response, output=whole)
+        last = EventSequence.after(content.events).number([ending_event(final_response)])
         await ResponseLog(self._bus, record.id, content).append(last)
-        await self._store_end(record, ended, self._holder)
-        return ended
+        await self._store_end(record, final_response, self._holder)
+        return final_response
 
     async def heal(self, record: ResponseRecord, content: LogContent) -> ResponseObject:
         """Copy the end of a response from its log to the store."""
@@ -78,13 +78,13 @@ class ResponseArchive:
         return response
 
     async def _store_end(self, record: ResponseRecord, response: ResponseObject, holder: str) -> bool:
-        kept, account = self._settings.response_kept, tenant_account(self._settings, record.tenant)
+        retention, account = self._settings.response_kept, tenant_account(self._settings, record.tenant)
         try:
             try:
-                return await self._store.end_response(record, holder, self._encode_final(response), kept, account)
+                return await self._store.end_response(record, holder, self._encode_final(response), retention, account)
             except TooLarge as error:  # the client already has its events: only the stored response has the error
-                ended = self._encode_final(failed_response(msgspec.structs.replace(response, output=[]), error))
-                return await self._store.end_response(record, holder, ended, kept)
+                final_body = self._encode_final(failed_response(msgspec.structs.replace(response, output=[]), error))
+                return await self._store.end_response(record, holder, final_body, retention)
         except StoreUnavailable as error:  # the log has the end; the next retrieval stores it
             log.warning("%s has ended, but the store does not have its end yet: %s", record.id, error)
             return False
@@ -118,9 +118,9 @@ def with_status(record: ResponseRecord, status: Any) -> ResponseObject:
 
 def with_progress(response: ResponseObject, events: list[NumberedEvent]) -> ResponseObject:
     """Return the current state of ``response``, with its complete items."""
-    begun = any(event.type == "response.in_progress" for event in events)
+    has_begun = any(event.type == "response.in_progress" for event in events)
     whole = [item for event in events for item in item_of(event)]
-    status = "in_progress" if begun or not response.background else response.status
+    status = "in_progress" if has_begun or not response.background else response.status
     return msgspec.structs.replace(response, status=status, output=whole)
 
 

@@ -161,45 +161,53 @@ class ResponseConnection:
         """Return the label of ``model`` in metrics."""
         return self._responses.metric_label(model)
 
-    async def make_response(self, asked: CreateEvent, lane: "_Lane") -> None:
+    async def make_response(self, create_event: CreateEvent, lane: "_Lane") -> None:
         """Answer one request. Raises ``OmnibusError`` if the client did not receive a last event."""
-        wanted, known = asked.wanted, self.find_last(asked.wanted.previous_response_id)
-        if known is not None and wanted.is_stored:
+        response_request, last_response = create_event.wanted, self.find_last(create_event.wanted.previous_response_id)
+        if last_response is not None and response_request.is_stored:
             raise BadRequest(
                 "A response after one that is not stored cannot be stored: send store false.", param="store"
             )
-        before = EarlierItems(known.items, "previous_response_id") if known is not None else None
+        before = EarlierItems(last_response.items, "previous_response_id") if last_response is not None else None
         with self._limit():
             if before is None:
-                before = await self._responses.load_history(wanted)
-            if asked.generate:
-                response = await self._stream_response(asked, before)
+                before = await self._responses.load_history(response_request)
+            if create_event.generate:
+                response = await self._stream_response(create_event, before)
             else:
-                response = await self._prepare_response(asked, before)
-        if not wanted.is_stored:
-            items = [*before.items, *resolve_references(wanted.items, before.items), *output_as_input(response.output)]
-            size = len(asked.body) + len(msgspec.json.encode(response.output)) + (known.nbytes if known else 0)
+                response = await self._prepare_response(create_event, before)
+        if not response_request.is_stored:
+            items = [
+                *before.items,
+                *resolve_references(response_request.items, before.items),
+                *output_as_input(response.output),
+            ]
+            size = (
+                len(create_event.body)
+                + len(msgspec.json.encode(response.output))
+                + (last_response.nbytes if last_response else 0)
+            )
             lane.remember(response.id, _LastResponse(items, size))
 
-    async def _stream_response(self, asked: CreateEvent, before: EarlierItems) -> ResponseObject:
-        production = await self._responses.create(asked.wanted, asked.body, "", before=before)
+    async def _stream_response(self, create_event: CreateEvent, before: EarlierItems) -> ResponseObject:
+        production = await self._responses.create(create_event.wanted, create_event.body, "", before=before)
         with production.followed():
             async for events in production.follow():
-                await self._send_events(events, asked.stream_id)
+                await self._send_events(events, create_event.stream_id)
         return production.response
 
-    async def _prepare_response(self, asked: CreateEvent, before: EarlierItems) -> ResponseObject:
+    async def _prepare_response(self, create_event: CreateEvent, before: EarlierItems) -> ResponseObject:
         """Create a response without output, which later requests can refer to."""
-        spec = await self._responses.specs.open(asked.wanted, asked.body, "", before=before)
+        spec = await self._responses.specs.open(create_event.wanted, create_event.body, "", before=before)
         events = AnswerEvents(spec.response)
-        begun = events.begin()
+        begin_events = events.begin()
         usage = ResponseUsage(0, InputTokensDetails(), 0, OutputTokensDetails(), 0)
         response = msgspec.structs.replace(
             events.response, status="completed", usage=usage, completed_at=int(time.time())
         )
         if spec.ended is not None:
             await spec.ended(response)
-        await self._send_events(EventSequence().number([*begun, ending_event(response)]), asked.stream_id)
+        await self._send_events(EventSequence().number([*begin_events, ending_event(response)]), create_event.stream_id)
         return response
 
     async def _send_events(self, events: list[NumberedEvent], stream_id: str) -> None:
@@ -222,12 +230,12 @@ class _Lane:
     def is_busy(self) -> bool:
         return self._task is not None
 
-    def add(self, asked: CreateEvent, nbytes: int) -> None:
+    def add(self, create_event: CreateEvent, nbytes: int) -> None:
         """Queue a request of ``nbytes`` after those before it. Raises ``Overloaded``."""
         if len(self._waiting) >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} requests wait in this lane, which is the limit: wait for a response")
         self._owner.count_bytes(nbytes)
-        self._waiting.append((asked, nbytes))
+        self._waiting.append((create_event, nbytes))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._answer_all())
             self._owner.note_busy()
@@ -251,8 +259,8 @@ class _Lane:
     async def _answer_all(self) -> None:
         try:
             while self._waiting:
-                asked, nbytes = self._waiting.popleft()
-                await self._answer(asked)
+                create_event, nbytes = self._waiting.popleft()
+                await self._answer(create_event)
                 self._owner.count_bytes(-nbytes)
         except (ClientStalled, ClientDisconnected) as error:
             self._owner.fail(error)
@@ -260,10 +268,10 @@ class _Lane:
             self._task = None
             self._owner.note_busy()
 
-    async def _answer(self, asked: CreateEvent) -> None:
-        model, code = self._owner.metric_label(asked.wanted.model), "ok"
+    async def _answer(self, create_event: CreateEvent) -> None:
+        model, code = self._owner.metric_label(create_event.wanted.model), "ok"
         try:
-            await self._owner.make_response(asked, self)
+            await self._owner.make_response(create_event, self)
         except (ClientStalled, ClientDisconnected):
             code = "cancelled"
             raise

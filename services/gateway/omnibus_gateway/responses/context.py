@@ -49,55 +49,55 @@ class ResponseContext:
         self._history = history.HistoryReader(store, chat.runs.settings.history_bytes)
         self._chat = chat
 
-    async def load(self, wanted: InputTokensRequest | CompactRequest) -> LoadedContext:
-        """Load the input of an answer to ``wanted``. Raises the errors of a response."""
-        request = wanted.to_response_request()
+    async def load(self, context_request: InputTokensRequest | CompactRequest) -> LoadedContext:
+        """Load the input of an answer to ``context_request``. Raises the errors of a response."""
+        request = context_request.to_response_request()
         before = await self._history.load(request)
         items = history.resolve_references(request.items, before.items)
         return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
 
-    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
+    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
         """Open a new request to ``model``. Raises like ``Chat.open_request``."""
-        return self._chat.open_request(model, seed, pinned)
+        return self._chat.open_request(model, seed, pinned_path)
 
-    async def count_tokens(self, loaded: LoadedContext, run: ClientRequest) -> InputTokensObject:
+    async def count_tokens(self, loaded_context: LoadedContext, run: ClientRequest) -> InputTokensObject:
         """Count the prompt tokens for the model of ``run``. Raises the errors of a response."""
-        got = await self._answer(run, loaded.asked, loaded.asked.request, count_only=True)
+        got = await self._answer(run, loaded_context.asked, loaded_context.asked.request, count_only=True)
         return InputTokensObject(got.usage().prompt_tokens)
 
-    async def compact(self, loaded: LoadedContext, run: ClientRequest) -> CompactedResponse:
+    async def compact(self, loaded_context: LoadedContext, run: ClientRequest) -> CompactedResponse:
         """Return the user's messages, and a summary by the model of ``run``.
 
         Raises the errors of a response.
         """
-        request = loaded.asked.request
+        request = loaded_context.asked.request
         messages = [*request.messages, UserMessage(SUMMARIZE)]
-        got = await self._answer(run, loaded.asked, msgspec.structs.replace(request, messages=messages))
+        got = await self._answer(run, loaded_context.asked, msgspec.structs.replace(request, messages=messages))
         summary = wire_items.Compaction(wire_items.encode_reasoning(got.text.strip() or EMPTY_SUMMARY))
-        kept = [*filter(_is_of_user, loaded.items), summary]
+        kept_items = [*filter(_is_of_user, loaded_context.items), summary]
         return CompactedResponse(
             new_secret_id("resp_"),
             int(run.created),
-            wire_items.with_ids(kept, new_secret_id),
+            wire_items.with_ids(kept_items, new_secret_id),
             response_usage(got.usage()),
         )
 
     async def _answer(
-        self, run: ClientRequest, asked: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
+        self, run: ClientRequest, response_chat: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
     ) -> AnswerAccumulator:
-        """Return the answer of ``run`` to ``request``. Errors have the parameters of ``asked``."""
+        """Return the answer of ``run`` to ``request``. Errors have the parameters of ``response_chat``."""
         got = run.answer = AnswerAccumulator(request.model, run.created)
         try:
             async with run_to_end(run):
-                prepared = await self._chat.prepare_request(run, request)
+                prepared_chat = await self._chat.prepare_request(run, request)
                 if count_only:
-                    prepared.count_only()
-                output = await self._chat.begin_answer(run, prepared)
+                    prepared_chat.count_only()
+                output = await self._chat.begin_answer(run, prepared_chat)
                 async for batch in merge_streams(open_output_streams(output)):
                     for name, item in batch:
                         got.add_item(name, item.data, item.array)
         except Rejected as error:
-            error.param = asked.client_param(error.param)
+            error.param = response_chat.client_param(error.param)
             raise
         return got
 

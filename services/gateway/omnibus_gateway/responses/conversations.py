@@ -31,10 +31,10 @@ class Conversations:
         self._settings = settings
         self._store = store
 
-    async def create(self, wanted: ConversationRequest) -> ConversationObject:
+    async def create(self, request: ConversationRequest) -> ConversationObject:
         """Create a conversation with its first items. Raises ``BadRequest``."""
-        items = self._new_items(wanted.items or [])
-        record = ConversationRecord(new_secret_id("conv_"), time.time(), wanted.metadata or {}, current_tenant().name)
+        items = self._new_items(request.items or [])
+        record = ConversationRecord(new_secret_id("conv_"), time.time(), request.metadata or {}, current_tenant().name)
         await self._put(record)
         if items:
             try:
@@ -61,10 +61,10 @@ class Conversations:
     async def add_items(self, id: str, items: Sequence[wire_items.InputItem]) -> ItemList:
         """Append items from a client. Raises ``NotFound``, ``BadRequest`` and ``TooLarge``."""
         record = await self._find(id)
-        kept = self._new_items(items)
-        await self.append_items(record, kept)
-        ids = [str(item.id) for item in kept]
-        return ItemList(list(kept), ids[0], ids[-1], False)
+        new_items = self._new_items(items)
+        await self.append_items(record, new_items)
+        ids = [str(item.id) for item in new_items]
+        return ItemList(list(new_items), ids[0], ids[-1], False)
 
     async def append_items(self, record: ConversationRecord, items: Sequence[Any]) -> None:
         """Append ``items``, which have ids. Raises ``NotFound`` and ``TooLarge``."""
@@ -136,9 +136,9 @@ def page_items(items: Mapping[str, Any], query: ListItemsQuery) -> ItemList:
         if query.after not in items:
             raise NotFound(f"Item {query.after[:64]!r} not found.", param="after")
         ids = ids[ids.index(query.after) + 1 :]
-    shown = ids[: query.limit]
-    first, last = (shown[0], shown[-1]) if shown else ("", "")
-    return ItemList([items[id] for id in shown], first, last, len(ids) > len(shown))
+    shown_ids = ids[: query.limit]
+    first, last = (shown_ids[0], shown_ids[-1]) if shown_ids else ("", "")
+    return ItemList([items[id] for id in shown_ids], first, last, len(ids) > len(shown_ids))
 
 
 def _to_object(record: ConversationRecord) -> ConversationObject:

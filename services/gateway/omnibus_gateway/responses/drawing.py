@@ -62,9 +62,9 @@ class ImageDrawer:
         self._calls: dict[int, list[str]] = {}
         self._made: GeneratedImages | None = None
 
-    def open_request(self, seed: int | None, pinned: str) -> ClientRequest:
+    def open_request(self, seed: int | None, pinned_path: str) -> ClientRequest:
         """Open the request of a response that is one image. Raises like ``ImageTasks.open_request``."""
-        return self._painters.open_request(self._model, seed, pinned, NO_PRICES)
+        return self._painters.open_request(self._model, seed, pinned_path, NO_PRICES)
 
     async def choose_path(self, chat: Chat, run: ClientRequest, request: ChatRequest, prices: PriceOptions) -> str:
         """Choose the path of ``run``, the request of the response, by ``prices``.
@@ -83,10 +83,10 @@ class ImageDrawer:
             self.limit_images(run.price.images)
         return path
 
-    def limit_images(self, allowed: ImageAllowance) -> None:
-        """Limit the images to ``allowed``, on its path."""
-        self._most = min(self._most, allowed.most)
-        self.allowed = allowed._replace(most=self._most)
+    def limit_images(self, allowance: ImageAllowance) -> None:
+        """Limit the images to ``allowance``, on its path."""
+        self._most = min(self._most, allowance.most)
+        self.allowed = allowance._replace(most=self._most)
 
     def forget_calls(self) -> None:
         """Discard the collected calls, because the answer restarts."""
@@ -96,10 +96,10 @@ class ImageDrawer:
         """Collect part of a call. Returns False if the call is not one of the image tool."""
         if part.name == IMAGE_TOOL:
             self._calls[part.number] = []
-        taken = part.number in self._calls
-        if taken:
+        is_image_call = part.number in self._calls
+        if is_image_call:
             self._calls[part.number].append(part.arguments)
-        return taken
+        return is_image_call
 
     async def draw_called(self, run: ClientRequest, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
         """Generate the images of the calls of ``run``, one after the other. Yields events of ``events``."""
@@ -112,8 +112,8 @@ class ImageDrawer:
             drawing = self._open_drawing(run, index)
             try:
                 async with run_to_end(drawing), aclosing(self._draw(drawing, prompt, events)) as steps:
-                    async for drawn in steps:
-                        yield drawn
+                    async for image_events in steps:
+                        yield image_events
             finally:
                 if drawing.segments:
                     run.called.append(drawing.id)
@@ -136,16 +136,20 @@ class ImageDrawer:
         begin = events.begin
         with rename_params(_ALONE_PARAMS):
             async with aclosing(self._draw(run, _join_words(request), events)) as steps:
-                async for drawn in steps:
-                    yield [*begin(), *drawn]
+                async for image_events in steps:
+                    yield [*begin(), *image_events]
                     begin = list
-        made = self._made
-        used = build_usage(prompt_text=made.text, image=made.pixels // 256) if made is not None else build_usage()
-        yield events.finish("stop", used, time.time())
+        generated_images = self._made
+        usage = (
+            build_usage(prompt_text=generated_images.text, image=generated_images.pixels // 256)
+            if generated_images is not None
+            else build_usage()
+        )
+        yield events.finish("stop", usage, time.time())
 
     async def _draw(self, run: ClientRequest, prompt: str, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
         task = self._painters.get_task(self._model)
-        wanted = self._tool.to_image_request(self._model, prompt)
+        image_request = self._tool.to_image_request(self._model, prompt)
         wish = self._image_fields(run.seed, prompt)
         wish["previews"] = preview_interval(step_count(task, wish), self._tool.partial_images or 0)
         wish |= {"progress": True} if "progress" in request_class(task).model_fields else {}
@@ -158,14 +162,16 @@ class ImageDrawer:
         for previews in output.previews:
             async for preview in previews:
                 if preview.array is not None:
-                    size = wanted.extent or (preview.array.shape[1] * 8, preview.array.shape[0] * 8)
-                    file = await encode_image(preview.array, wanted.format, wanted.compression, size)
-                    yield events.add_partial_image(file, index, _about(wanted, size))
+                    size = image_request.extent or (preview.array.shape[1] * 8, preview.array.shape[0] * 8)
+                    file = await encode_image(preview.array, image_request.format, image_request.compression, size)
+                    yield events.add_partial_image(file, index, _about(image_request, size))
                     index += 1
-        made = self._made = await collect_images(run, output, wanted.format, wanted.compression)
-        result = base64.b64encode(made.files[0]).decode()
+        generated_images = self._made = await collect_images(
+            run, output, image_request.format, image_request.compression
+        )
+        result = base64.b64encode(generated_images.files[0]).decode()
         yield events.finish_image(
-            ImageGenerationCall(result=result, revised_prompt=prompt, **_about(wanted, made.size))
+            ImageGenerationCall(result=result, revised_prompt=prompt, **_about(image_request, generated_images.size))
         )
 
     def _image_fields(self, seed: int, prompt: str) -> dict[str, Any]:
@@ -182,23 +188,23 @@ class ImageDrawers:
         self._chat = chat
         self._painters = painters
 
-    def choose(self, wanted: ResponseRequest) -> ImageDrawer | None:
-        """Choose the drawer for ``wanted``; None if it needs no images.
+    def choose(self, request: ResponseRequest) -> ImageDrawer | None:
+        """Choose the drawer for ``request``; None if it needs no images.
 
         Raises ``NotFound``, and ``BadRequest`` if there is no image model, or several and the tool has no ``model``.
         """
-        plan, tool = self._router.plan, wanted.image_tool
+        plan, tool = self._router.plan, request.image_tool
         names = [name for name, model in plan.models.items() if not model.apps] if plan is not None else []
-        if wanted.model in names and not self._chats(wanted.model) and self._draws(wanted.model):
-            if any(isinstance(each, FlatFunctionTool) for each in wanted.tools or ()):
-                raise BadRequest(f"{wanted.model} is an image model and calls no functions: omit them.", param="tools")
-            return ImageDrawer(self._painters, wanted.model, tool or ImageGenerationTool(), alone=True)
-        if tool is None or wanted.tool_choice == "none":
+        if request.model in names and not self._chats(request.model) and self._draws(request.model):
+            if any(isinstance(each, FlatFunctionTool) for each in request.tools or ()):
+                raise BadRequest(f"{request.model} is an image model and calls no functions: omit them.", param="tools")
+            return ImageDrawer(self._painters, request.model, tool or ImageGenerationTool(), alone=True)
+        if tool is None or request.tool_choice == "none":
             return None
-        most = min(MAX_IMAGES, wanted.max_tool_calls or MAX_IMAGES)
-        return ImageDrawer(self._painters, self._choose_model(wanted, tool, names), tool, most)
+        most = min(MAX_IMAGES, request.max_tool_calls or MAX_IMAGES)
+        return ImageDrawer(self._painters, self._choose_model(request, tool, names), tool, most)
 
-    def _choose_model(self, wanted: ResponseRequest, tool: ImageGenerationTool, names: Sequence[str]) -> str:
+    def _choose_model(self, request: ResponseRequest, tool: ImageGenerationTool, names: Sequence[str]) -> str:
         """Return the tool's model, else the response's, else the only image model."""
         param = "tools"
         if tool.model is not None:
@@ -206,13 +212,13 @@ class ImageDrawers:
                 raise NotFound(f"unknown model {tool.model!r}: omit it, or set it to an image model", param=param)
             self._painters.get_task(tool.model)
             return tool.model
-        if wanted.model in names and self._draws(wanted.model):
-            return wanted.model
-        found = [name for name in names if self._draws(name)]
-        if len(found) != 1:
-            there = f"set its 'model' to one of {', '.join(found)}" if found else "there is no image model"
+        if request.model in names and self._draws(request.model):
+            return request.model
+        candidates = [name for name in names if self._draws(name)]
+        if len(candidates) != 1:
+            there = f"set its 'model' to one of {', '.join(candidates)}" if candidates else "there is no image model"
             raise BadRequest(f"The tool image_generation cannot be used: {there}.", param=param)
-        return found[0]
+        return candidates[0]
 
     def _chats(self, name: str) -> bool:
         return _has_task(self._chat, name)
@@ -229,19 +235,19 @@ def _has_task(tasks: Chat | ImageTasks, name: str) -> bool:
     return True
 
 
-def _about(wanted: ImageRequest, size: tuple[int, int]) -> dict[str, Any]:
+def _about(image_request: ImageRequest, size: tuple[int, int]) -> dict[str, Any]:
     """Return the properties of an image other than its bytes."""
     extent = f"{size[0]}x{size[1]}"
-    return {"size": extent, "quality": "auto", "background": "opaque", "output_format": wanted.format}
+    return {"size": extent, "quality": "auto", "background": "opaque", "output_format": image_request.format}
 
 
 def _read_prompt(arguments: str) -> str:
     """Return the prompt of a call. Arguments that are not JSON are the prompt itself."""
     try:
-        found = json.loads(arguments)
+        call_arguments = json.loads(arguments)
     except ValueError:
         return arguments.strip()
-    prompt = found.get("prompt") if isinstance(found, dict) else found
+    prompt = call_arguments.get("prompt") if isinstance(call_arguments, dict) else call_arguments
     return prompt.strip() if isinstance(prompt, str) else ""
 
 
@@ -252,8 +258,8 @@ def _join_words(request: ChatRequest) -> str:
         raise BadRequest(
             f"{request.model} accepts only text here: send images to /v1/images/edits.", param=refs[0].param or "input"
         )
-    said = [_words(message["content"]) for message in messages if message["role"] not in ("assistant", "tool")]
-    prompt = "\n".join(each for each in said if each.strip())
+    texts = [_words(message["content"]) for message in messages if message["role"] not in ("assistant", "tool")]
+    prompt = "\n".join(each for each in texts if each.strip())
     if not prompt:
         raise BadRequest("The input must describe the image: it has no text.", param="input")
     return prompt

@@ -56,12 +56,12 @@ class HistoryReader:
         self._store = store
         self._most = most_bytes
 
-    async def load(self, wanted: ResponseRequest) -> EarlierItems:
-        """Return the items before those of ``wanted``.
+    async def load(self, request: ResponseRequest) -> EarlierItems:
+        """Return the items before those of ``request``.
 
         Raises ``BadRequest`` for unknown items and those of other tenants, and ``TooLarge`` before reading too much.
         """
-        return await self._load(wanted.previous_response_id, wanted.conversation_id)
+        return await self._load(request.previous_response_id, request.conversation_id)
 
     async def load_of_record(self, record: ResponseRecord) -> EarlierItems:
         """Return the items before those of a stored response. Raises like ``load``."""
@@ -78,52 +78,55 @@ class HistoryReader:
 
 def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem]) -> list[InputItem]:
     """Replace references to items of ``history`` in ``items``. Raises ``BadRequest``."""
-    known = {item.id: item for item in history if item.id}
-    found: list[InputItem] = []
+    items_by_id = {item.id: item for item in history if item.id}
+    resolved_items: list[InputItem] = []
     for index, item in enumerate(items):
         if not isinstance(item, ItemReference):
-            found.append(item)
-        elif item.id in known:
-            found.append(known[item.id])
+            resolved_items.append(item)
+        elif item.id in items_by_id:
+            resolved_items.append(items_by_id[item.id])
         else:
             raise BadRequest(
                 f"Unknown item {item.id[:64]!r}: send the item itself, or set previous_response_id to the response "
                 "that has it.",
                 param=f"input[{index}].id",
             )
-    return found
+    return resolved_items
 
 
 async def _previous_items(store: Store, id: str, size: HistoryBytes) -> list[InputItem]:
     chain: list[StoredResponse] = []
     while id:
         size.add(await store.response_bytes(id), "previous_response_id")
-        stored = await store.response(id)
-        if stored is None or not current_tenant().owns(stored.record.tenant):
+        stored_response = await store.response(id)
+        if stored_response is None or not current_tenant().owns(stored_response.record.tenant):
             raise BadRequest(f"Previous response with id {id[:64]!r} not found.", param="previous_response_id")
-        if not stored.final:
+        if not stored_response.final:
             raise BadRequest(f"Response {id} is still in progress: wait for its end.", param="previous_response_id")
-        chain.append(stored)
+        chain.append(stored_response)
         if len(chain) > MAX_PREVIOUS:
             raise BadRequest(
                 f"A chain has at most {MAX_PREVIOUS} responses: use /v1/responses/compact.",
                 param="previous_response_id",
             )
-        id = stored.record.previous
+        id = stored_response.record.previous
     items: list[InputItem] = []
-    for stored in reversed(chain):
-        if stored.record.conversation:
-            items += await _conversation_items(store, stored.record.conversation, size)
+    for stored_response in reversed(chain):
+        if stored_response.record.conversation:
+            items += await _conversation_items(store, stored_response.record.conversation, size)
             continue
-        items += _own_items(stored)
+        items += _own_items(stored_response)
     return items
 
 
-def _own_items(stored: StoredResponse) -> list[InputItem]:
+def _own_items(stored_response: StoredResponse) -> list[InputItem]:
     try:
-        return [*decode_items(stored.record.input), *output_as_input(decode_response(stored.final).output)]
+        return [
+            *decode_items(stored_response.record.input),
+            *output_as_input(decode_response(stored_response.final).output),
+        ]
     except UNREADABLE as error:
-        raise ProtocolError(f"{stored.record.id} was stored by another build: {error}") from error
+        raise ProtocolError(f"{stored_response.record.id} was stored by another build: {error}") from error
 
 
 async def _conversation_items(store: Store, id: str, size: HistoryBytes) -> list[InputItem]:

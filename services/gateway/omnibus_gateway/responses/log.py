@@ -51,10 +51,10 @@ class ResponseLog:
     """Writer of the log of response ``id``. It calls ``count`` with the bytes of each append."""
 
     def __init__(
-        self, bus: Bus, id: str, known: LogContent | None = None, count: Callable[[int], None] | None = None
+        self, bus: Bus, id: str, known_content: LogContent | None = None, count: Callable[[int], None] | None = None
     ) -> None:
         self._count = count
-        self._writer = LineWriter(bus, subjects.RESPONSES, subjects.response_subject(id), known)
+        self._writer = LineWriter(bus, subjects.RESPONSES, subjects.response_subject(id), known_content)
 
     async def append(self, events: Sequence[NumberedEvent], token_ids: Sequence[int] = ()) -> None:
         """Append ``events`` and the ids of their tokens; returns once stored.
@@ -99,28 +99,28 @@ class LogReader:
 
         Raises ``BusUnavailable`` and ``ProtocolError``.
         """
-        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        stop = await self._bus.subscribe(subjects.response_subject(self._id), arrived.put_nowait)
-        sent = 0
+        deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        stop = await self._bus.subscribe(subjects.response_subject(self._id), deliveries.put_nowait)
+        sent_count = 0
         try:
             await _read_more(self._bus, self._id, self._content)
             while True:
                 events = self._content.events
-                yield events[sent:]
-                sent = len(events)
+                yield events[sent_count:]
+                sent_count = len(events)
                 if self._content.is_over:
                     return
-                await self._wait_for_more(arrived)
+                await self._wait_for_more(deliveries)
         finally:
             await stop()
 
-    async def _wait_for_more(self, arrived: "asyncio.Queue[Delivery]") -> None:
+    async def _wait_for_more(self, deliveries: "asyncio.Queue[Delivery]") -> None:
         """Read what arrives. After a silence or a missing message, read the stream."""
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                whole = self._content.add_message((await arrived.get()).data)
-            while whole and not arrived.empty():
-                whole = self._content.add_message(arrived.get_nowait().data)
+                whole = self._content.add_message((await deliveries.get()).data)
+            while whole and not deliveries.empty():
+                whole = self._content.add_message(deliveries.get_nowait().data)
         except TimeoutError:
             whole = False
         if not whole:

@@ -128,17 +128,17 @@ class Production:
 
     async def follow(self) -> AsyncIterator[list[NumberedEvent]]:
         """Yield its events as they arrive, from the first one. Raises the error of the production."""
-        sent = 0
+        sent_count = 0
         while True:
-            events = self._events[sent:]
-            sent += len(events)
+            events = self._events[sent_count:]
+            sent_count += len(events)
             if events:
                 yield events
             if self._over:
                 if self.error is not None:
                     raise self.error
                 return
-            if sent == len(self._events):
+            if sent_count == len(self._events):
                 news = asyncio.get_running_loop().create_future()
                 self._news.append(news)
                 await news
@@ -183,8 +183,8 @@ class Production:
                     await self._end_early(failed_response(events.response, revoked_error()), revoked_error())
                     return
                 if self.stopped_for == "cancelled":
-                    stopped = GatewayStopping("the response was cancelled, but NATS did not store its end in time")
-                    await self._end_early(msgspec.structs.replace(events.response, status="cancelled"), stopped)
+                    stop_error = GatewayStopping("the response was cancelled, but NATS did not store its end in time")
+                    await self._end_early(msgspec.structs.replace(events.response, status="cancelled"), stop_error)
                     return
                 raise
             except OmnibusError as error:
@@ -227,8 +227,8 @@ class Production:
         request, drawer = self.spec.asked.request, self.spec.drawer
         if drawer is not None and drawer.alone:
             async with aclosing(drawer.draw_alone(run, request, events)) as images:
-                async for drawn in images:
-                    yield AnswerStep(drawn, [])
+                async for image_events in images:
+                    yield AnswerStep(image_events, [])
             return
         if drawer is not None:
             drawer.forget_calls()
@@ -260,8 +260,8 @@ class Production:
         Raises ``error`` if the log does not store the last event in time. A later retrieval then ends the response.
         """
         whole = [item for event in self._events for item in item_of(event)]
-        ended = msgspec.structs.replace(response, output=whole)
-        last = EventSequence.after(self._events).number([ending_event(ended)])
+        final_response = msgspec.structs.replace(response, output=whole)
+        last = EventSequence.after(self._events).number([ending_event(final_response)])
         if self.spec.log is not None:
             try:
                 async with asyncio.timeout(None if self.is_background else _LAST_EVENT_SECONDS):
@@ -269,7 +269,7 @@ class Production:
             except TimeoutError:
                 raise error from None
         self._events += last
-        await self._settle(ended)
+        await self._settle(final_response)
 
     async def _settle(self, response: ResponseObject) -> None:
         self.response = response
@@ -294,6 +294,6 @@ class FollowedProduction:
 
     def release(self) -> None:
         """Stop keeping the production running."""
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.__exit__(None, None, None)
+        hold, self._followed = self._followed, None
+        if hold is not None:
+            hold.__exit__(None, None, None)

@@ -70,9 +70,9 @@ class Responses:
         bus: Bus,
         chat: Chat,
         gateway: str,
-        deferred: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
-        self._deferred = deferred or DeferredWork()
+        self._deferred = deferred_work or DeferredWork()
         self._settings = settings
         self._store = store
         self._bus = bus
@@ -108,9 +108,9 @@ class Responses:
 
     async def create(
         self,
-        wanted: ResponseRequest,
+        request: ResponseRequest,
         body: bytes,
-        pinned: str,
+        pinned_path: str,
         prices: PriceOptions = NO_PRICES,
         before: EarlierItems | None = None,
     ) -> Production:
@@ -118,82 +118,82 @@ class Responses:
 
         Raises ``OmnibusError`` and ``QuoteReady``.
         """
-        return self._start(await self.specs.open(wanted, body, pinned, prices, before))
+        return self._start(await self.specs.open(request, body, pinned_path, prices, before))
 
     def metric_label(self, model: str) -> str:
         """Return the label of ``model`` in metrics, "" if it is unknown."""
         chats = self.specs.chats
-        known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
-        return model if known else ""
+        is_known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
+        return model if is_known else ""
 
-    async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
-        """Return the items before those of ``wanted``. Raises ``BadRequest`` for unknown items and other tenants'."""
-        return await self.specs.history.load(wanted)
+    async def load_history(self, request: ResponseRequest) -> EarlierItems:
+        """Return the items before those of ``request``. Raises ``BadRequest`` for unknown items and other tenants'."""
+        return await self.specs.history.load(request)
 
     async def retrieve(self, id: str) -> ResponseObject:
         """Return the current state of a response. Raises ``NotFound``."""
-        stored = await self._find(id)
-        return await self._view(stored)
+        stored_response = await self._find(id)
+        return await self._view(stored_response)
 
     async def follow(self, id: str, after: int) -> AsyncIterator[bytes]:
         """Yield the events of a response after number ``after`` as they arrive. Adopts an abandoned response.
 
         Raises ``NotFound``, ``BadRequest`` if it has no events, and ``ProtocolError`` if they have expired.
         """
-        stored = await self._find(id)
-        if not stored.record.logged:
+        stored_response = await self._find(id)
+        if not stored_response.record.logged:
             raise BadRequest("This response was created without stream: retrieve it without stream.", param="stream")
-        reader, taken = LogReader(self._bus, id), FollowedProduction()
+        reader, followed_production = LogReader(self._bus, id), FollowedProduction()
         try:
             async for events in reader.follow():
                 if fresh := [event.frame for event in events if event.number > after]:
                     yield b"".join(fresh)
-                if (not events and not reader.is_over) or (not taken.looked and not reader.is_over):
-                    taken.looked = True
-                    await self._take_up(id, taken)
+                if (not events and not reader.is_over) or (not followed_production.looked and not reader.is_over):
+                    followed_production.looked = True
+                    await self._take_up(id, followed_production)
         finally:
-            taken.release()
+            followed_production.release()
 
     async def cancel(self, id: str) -> ResponseObject:
         """Cancel a background response. Raises ``NotFound``, and ``BadRequest`` for other responses."""
-        stored = await self._find(id)
-        if not stored.record.background:
+        stored_response = await self._find(id)
+        if not stored_response.record.background:
             raise BadRequest("Only background responses can be cancelled.", param="response_id")
-        if not stored.final:
-            await self._stop(stored, "cancelled")
+        if not stored_response.final:
+            await self._stop(stored_response, "cancelled")
         return await self._view(await self._find(id))
 
     async def delete(self, id: str) -> None:
         """Delete a response, and stop it if it is in progress. Raises ``NotFound``."""
-        stored = await self._find(id)
-        if not stored.final:
-            await self._stop(stored, "deleted")
-        await self._store.drop_response(stored.record)
+        stored_response = await self._find(id)
+        if not stored_response.final:
+            await self._stop(stored_response, "deleted")
+        await self._store.drop_response(stored_response.record)
 
     async def list_input_items(self, id: str, query: ListItemsQuery) -> ItemList:
         """List the items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
-        stored = await self._find(id)
-        items = {str(item.id): item for item in read_items(stored.record)}
+        stored_response = await self._find(id)
+        items = {str(item.id): item for item in read_items(stored_response.record)}
         return page_items(items, query)
 
     async def _find(self, id: str) -> StoredResponse:
-        stored = await self._store.response(id) if RESPONSE_ID.fullmatch(id) else None
-        if stored is None or not current_tenant().owns(stored.record.tenant):
+        stored_response = await self._store.response(id) if RESPONSE_ID.fullmatch(id) else None
+        if stored_response is None or not current_tenant().owns(stored_response.record.tenant):
             raise NotFound(f"Response with id {id[:64]!r} not found.", param="response_id")
-        return stored
+        return stored_response
 
-    async def _view(self, stored: StoredResponse) -> ResponseObject:
-        record = stored.record
-        if stored.final:
-            return decode_response(stored.final)
+    async def _view(self, stored_response: StoredResponse) -> ResponseObject:
+        record = stored_response.record
+        if stored_response.final:
+            return decode_response(stored_response.final)
         response = response_of(record)
         if record.id in self._made or not record.logged:
             return with_progress(response, [])
         content = await read_log(self._bus, record.id)
         if content.is_over:  # its gateway failed before storing the end
             return await self._archive.heal(record, content)
-        if record.deadline < time.time() and not await self._is_held(stored):
-            return await self._end_abandoned(stored, content)
+        if record.deadline < time.time() and not await self._is_held(stored_response):
+            return await self._end_abandoned(stored_response, content)
         return with_progress(response, content.events)
 
     # Making
@@ -201,19 +201,19 @@ class Responses:
     def _start(self, spec: ProductionSpec) -> Production:
         production, tenant = Production(spec, self._chat, self.specs.chats), current_tenant()
         self._made[spec.response.id] = production
-        held = ExitStack()
+        exit_stack = ExitStack()
         if production.is_background:  # other responses count as requests of their followers
-            held.enter_context(self._deferred.counted(tenant))
+            exit_stack.enter_context(self._deferred.counted(tenant))
         production.start()
-        production.on_over(lambda over: self._on_over(over, held))
-        held.enter_context(self._deferred.stopped_by(tenant, lambda: self._spawn(production.stop(REVOKED))))
+        production.on_over(lambda over: self._on_over(over, exit_stack))
+        exit_stack.enter_context(self._deferred.stopped_by(tenant, lambda: self._spawn(production.stop(REVOKED))))
         return production
 
-    def _on_over(self, production: Production, held: ExitStack) -> None:
-        held.close()
+    def _on_over(self, production: Production, exit_stack: ExitStack) -> None:
+        exit_stack.close()
         self._made.pop(production.response.id, None)
-        stored = production.spec.log is not None and not production.response.is_over
-        if stored and production.stopped_for != "deleted":
+        is_stored = production.spec.log is not None and not production.response.is_over
+        if is_stored and production.stopped_for != "deleted":
             self._spawn(self._release(production.response.id))
 
     async def _release(self, id: str) -> None:
@@ -223,25 +223,27 @@ class Responses:
         except StoreUnavailable as error:  # other gateways will notice that this one does not hold it
             log.warning("%s: %s", id, error)
 
-    async def _take_up(self, id: str, taken: "FollowedProduction") -> None:
+    async def _take_up(self, id: str, followed_production: "FollowedProduction") -> None:
         """Follow the production of a response, and adopt it if abandoned."""
         if id in self._made:
-            taken.follow(self._made[id])
+            followed_production.follow(self._made[id])
             return
-        stored = await self._store.response(id)
-        if stored is None:
+        stored_response = await self._store.response(id)
+        if stored_response is None:
             raise NotFound("the response was deleted", param="response_id")
-        if stored.final:
+        if stored_response.final:
             content = await read_log(self._bus, id)
             if not content.is_over:
                 raise CannotContinue("the events of this response have expired: retrieve it without stream")
-        elif not await self._is_held(stored) and (production := await self._adopt(stored)) is not None:
-            taken.follow(production)
+        elif (
+            not await self._is_held(stored_response) and (production := await self._adopt(stored_response)) is not None
+        ):
+            followed_production.follow(production)
 
-    async def _adopt(self, stored: StoredResponse) -> Production | None:
+    async def _adopt(self, stored_response: StoredResponse) -> Production | None:
         """Continue an abandoned response. Returns None if another gateway was faster or it has ended."""
-        record = stored.record
-        attempt = await self._store.claim_response(record.id, self._gateway, stored.holder)
+        record = stored_response.record
+        attempt = await self._store.claim_response(record.id, self._gateway, stored_response.holder)
         if not attempt or record.id in self._made:
             return self._made.get(record.id)
         content = await read_log(self._bus, record.id)
@@ -268,19 +270,19 @@ class Responses:
                 await self._release(record.id)
                 raise
 
-    async def _is_held(self, stored: StoredResponse) -> bool:
-        if stored.holder == self._gateway:
-            return stored.record.id in self._made
-        return await self._holders.ask(stored.holder, HolderQuestion(stored.record.id))
+    async def _is_held(self, stored_response: StoredResponse) -> bool:
+        if stored_response.holder == self._gateway:
+            return stored_response.record.id in self._made
+        return await self._holders.ask(stored_response.holder, HolderQuestion(stored_response.record.id))
 
     async def _adopt_abandoned(self) -> None:
         """Adopt abandoned background responses, forever."""
         while True:
             await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
             try:
-                for id, stored in (await self._store.open_responses(_MAX_LOOKED_AT)).items():
-                    if id not in self._made and not await self._is_held(stored):
-                        await self._adopt(stored)
+                for id, stored_response in (await self._store.open_responses(_MAX_LOOKED_AT)).items():
+                    if id not in self._made and not await self._is_held(stored_response):
+                        await self._adopt(stored_response)
             except OmnibusError as error:
                 log.warning("cannot adopt background responses: %s", error)
             except Exception:  # an unreadable response must not stop the others
@@ -293,22 +295,24 @@ class Responses:
 
     # Ends
 
-    async def _stop(self, stored: StoredResponse, reason: Any) -> None:
+    async def _stop(self, stored_response: StoredResponse, reason: Any) -> None:
         """End a response at the gateway that generates it."""
-        id = stored.record.id
+        id = stored_response.record.id
         if id in self._made:
             await self._made[id].stop(reason)
-        elif await self._holders.ask(stored.holder, HolderQuestion(id, reason)):
+        elif await self._holders.ask(stored_response.holder, HolderQuestion(id, reason)):
             await self._wait_for_end(id, reason)
-        elif reason == "cancelled" and await self._store.claim_response(id, self._gateway, stored.holder):
+        elif reason == "cancelled" and await self._store.claim_response(id, self._gateway, stored_response.holder):
             content = await read_log(self._bus, id)
-            await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
+            await self._archive.end_early(
+                stored_response.record, content, with_status(stored_response.record, "cancelled")
+            )
 
     async def _wait_for_end(self, id: str, reason: str) -> None:
         give_up = time.monotonic() + _END_WAIT_SECONDS
         while reason == "cancelled" and time.monotonic() < give_up:
-            stored = await self._store.response(id)
-            if stored is None or stored.final:
+            stored_response = await self._store.response(id)
+            if stored_response is None or stored_response.final:
                 return
             await asyncio.sleep(_END_POLL_SECONDS)
 
@@ -318,8 +322,10 @@ class Responses:
             self._spawn(production.stop(question.stop))
         return production is not None
 
-    async def _end_abandoned(self, stored: StoredResponse, content: LogContent) -> ResponseObject:
+    async def _end_abandoned(self, stored_response: StoredResponse, content: LogContent) -> ResponseObject:
         """End an abandoned response after its deadline."""
-        if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
-            return with_progress(response_of(stored.record), content.events)
-        return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
+        if not await self._store.claim_response(stored_response.record.id, self._gateway, stored_response.holder):
+            return with_progress(response_of(stored_response.record), content.events)
+        return await self._archive.end_early(
+            stored_response.record, content, with_status(stored_response.record, "cancelled")
+        )

@@ -64,13 +64,13 @@ class ResponseSockets(OpenSockets):
             loop.create_task(_wait_key_revoked(limits)),
         }
         try:
-            done, _ = await asyncio.wait(
+            done_tasks, _ = await asyncio.wait(
                 tasks, timeout=self._settings.realtime_seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            if not done:
+            if not done_tasks:
                 error = TooSlow("The connection has reached its maximum lifetime: open another one.")
                 return _ConnectionEnd(websocket.GOING_AWAY, "connection expired", error, _TOO_LONG)
-            return next(iter(done)).result()
+            return next(iter(done_tasks)).result()
         finally:
             for task in tasks:
                 await until_cancelled(task)

@@ -61,9 +61,9 @@ class ProductionSpecs:
 
     async def open(
         self,
-        wanted: ResponseRequest,
+        response_request: ResponseRequest,
         body: bytes,
-        pinned: str,
+        pinned_path: str,
         prices: PriceOptions = NO_PRICES,
         before: EarlierItems | None = None,
     ) -> ProductionSpec:
@@ -74,59 +74,61 @@ class ProductionSpecs:
         Raises ``OmnibusError`` and ``QuoteReady``.
         """
         if before is None:
-            before = await self.history.load(wanted)
-        items, asked, drawer = self._read_request(wanted, before)
-        seed = asked.request.seed
+            before = await self.history.load(response_request)
+        items, response_chat, drawer = self._read_request(response_request, before)
+        seed = response_chat.request.seed
 
         def opened() -> ClientRequest:
-            return self._open_request(wanted.model, seed, pinned, drawer)
+            return self._open_request(response_request.model, seed, pinned_path, drawer)
 
         run = opened()
         seed = run.seed
         try:
             if drawer is not None:
-                pinned = run.pinned = await drawer.choose_path(self._chat, run, asked.request, prices)
+                pinned_path = run.pinned = await drawer.choose_path(self._chat, run, response_chat.request, prices)
             else:
-                pinned = run.pinned = await self._chat.choose_path(run, asked.request, prices)
+                pinned_path = run.pinned = await self._chat.choose_path(run, response_chat.request, prices)
         except Rejected as error:
-            error.param = asked.client_param(error.param)
+            error.param = response_chat.client_param(error.param)
             raise
         run.price = None  # checked once for all attempts
-        usual = self._chat.usual_sampling(wanted.model).values if run.model else {}
-        response = new_response(new_secret_id("resp_"), run.created, wanted, usual)
-        encrypts = wanted.wants_encrypted_reasoning
-        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
-        if not wanted.is_stored:
+        usual = self._chat.usual_sampling(response_request.model).values if run.model else {}
+        response = new_response(new_secret_id("resp_"), run.created, response_request, usual)
+        encrypts = response_request.wants_encrypted_reasoning
+        spec = ProductionSpec(response, response_chat, _first(run, opened), encrypts=encrypts, drawer=drawer)
+        if not response_request.is_stored:
             return spec
         if len(body) > MAX_STORED_BYTES:
             raise TooLarge(
                 f"A stored request must have at most {MAX_STORED_BYTES} bytes: send store false, "
                 "or URLs instead of data."
             )
-        return await self._stored_spec(spec, self._new_record(wanted, response, run, body, items, drawer))
+        return await self._stored_spec(spec, self._new_record(response_request, response, run, body, items, drawer))
 
     async def resume(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
         """Return the spec of a stored response with the log ``content``."""
-        wanted = parse_response_request(record.request)
-        _, asked, drawer = self._read_request(wanted, await self.history.load_of_record(record))
+        response_request = parse_response_request(record.request)
+        _, response_chat, drawer = self._read_request(response_request, await self.history.load_of_record(record))
         if drawer is not None and record.images >= 0:
             drawer.limit_images(ImageAllowance(record.images, record.image_path))
         return ProductionSpec(
-            new_response(record.id, record.created, wanted),
-            asked,
+            new_response(record.id, record.created, response_request),
+            response_chat,
             lambda: self._open_request(record.model, record.seed, record.path, drawer),
             deadline=record.deadline,
-            encrypts=wanted.wants_encrypted_reasoning,
+            encrypts=response_request.wants_encrypted_reasoning,
             log=self._open_log(record, content),
             known=content,
             ended=partial(self._archive.put_end, record),
             drawer=drawer,
         )
 
-    def _read_request(self, wanted: ResponseRequest, before: EarlierItems) -> _ReadRequest:
-        items = history.resolve_references(wanted.items, before.items)
-        asked = to_chat(wanted, before.items, items, before.param)
-        return _ReadRequest(items, asked, self.drawers.choose(wanted) if self.drawers is not None else None)
+    def _read_request(self, response_request: ResponseRequest, before: EarlierItems) -> _ReadRequest:
+        items = history.resolve_references(response_request.items, before.items)
+        response_chat = to_chat(response_request, before.items, items, before.param)
+        return _ReadRequest(
+            items, response_chat, self.drawers.choose(response_request) if self.drawers is not None else None
+        )
 
     def _open_request(self, model: str, seed: int | None, path: str, drawer: ImageDrawer | None) -> ClientRequest:
         if drawer is not None and drawer.alone:
@@ -135,18 +137,18 @@ class ProductionSpecs:
 
     def _new_record(
         self,
-        wanted: ResponseRequest,
+        response_request: ResponseRequest,
         response: ResponseObject,
         run: ClientRequest,
         body: bytes,
         items: list[wire_items.InputItem],
         drawer: ImageDrawer | None,
     ) -> ResponseRecord:
-        background, tenant = bool(wanted.background), current_tenant()
-        allowed = drawer.allowed if drawer is not None else None
+        background, tenant = bool(response_request.background), current_tenant()
+        allowance = drawer.allowed if drawer is not None else None
         return ResponseRecord(
             id=response.id,
-            model=wanted.model,
+            model=response_request.model,
             created=run.created,
             deadline=run.created + self._settings.response_deadline if background else run.deadline,
             seed=run.seed,
@@ -156,12 +158,12 @@ class ProductionSpecs:
             tenant=tenant.name,
             weight=tenant.weight,
             key=tenant.key.sha256 if tenant.key is not None else "",
-            previous=wanted.previous_response_id or "",
-            conversation=wanted.conversation_id,
+            previous=response_request.previous_response_id or "",
+            conversation=response_request.conversation_id,
             background=background,
-            logged=background or bool(wanted.stream),
-            images=-1 if allowed is None else allowed.most,
-            image_path="" if allowed is None else allowed.path,
+            logged=background or bool(response_request.stream),
+            images=-1 if allowance is None else allowance.most,
+            image_path="" if allowance is None else allowance.path,
         )
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
@@ -181,7 +183,7 @@ class ProductionSpecs:
         return ResponseLog(self._bus, record.id, content, partial(self._log_budget.count, record.tenant))
 
 
-def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
-    """Return ``opened`` with ``run`` as its first request."""
+def _first(run: ClientRequest, open_next: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
+    """Return ``open_next`` with ``run`` as its first request."""
     waiting = [run]
-    return lambda: waiting.pop() if waiting else opened()
+    return lambda: waiting.pop() if waiting else open_next()

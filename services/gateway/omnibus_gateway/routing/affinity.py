@@ -59,17 +59,18 @@ class ChosenReplica(NamedTuple):
 
 
 def pick_replica(
-    loads: Mapping[str, float], item: AffinityItem, known: str = "", preferred: Collection[str] = ()
+    loads: Mapping[str, float], item: AffinityItem, known_executor: str = "", preferred_ids: Collection[str] = ()
 ) -> ChosenReplica:
     """Choose a replica for ``item``; ``loads`` are in tokens (at least one).
 
-    ``known`` received an equal item. ``preferred`` replicas come first among those with nearly the least work.
+    ``known_executor`` received an equal item. ``preferred_ids`` replicas come first among those with nearly the least
+    work.
     """
     least = min(loads.values())
-    if known in loads and loads[known] <= least + MAX_EXCESS_ITEMS * item.work:
-        return ChosenReplica(known, CACHED_WORK_FRACTION * item.work)
+    if known_executor in loads and loads[known_executor] <= least + MAX_EXCESS_ITEMS * item.work:
+        return ChosenReplica(known_executor, CACHED_WORK_FRACTION * item.work)
     near = [id for id, load in loads.items() if load <= least + NEAR_WORK_FRACTION * item.work]
-    near = [id for id in near if id in preferred] or near
+    near = [id for id in near if id in preferred_ids] or near
     return ChosenReplica(
         near[0] if len(near) == 1 else max(near, key=lambda id: _rendezvous_weight(item.key, id)), item.work
     )
@@ -78,31 +79,31 @@ def pick_replica(
 class EncoderAffinity:
     """Map of items to the replicas that received them; evicts the least recently sent."""
 
-    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
-        self._remembered = remembered
+    def __init__(self, capacity: int = MAX_TRACKED_ITEMS) -> None:
+        self._remembered = capacity
         self._sent: OrderedDict[str, str] = OrderedDict()
 
     def assign_items(
-        self, loads: dict[str, float], items: Sequence[AffinityItem], preferred: Collection[str] = ()
+        self, loads: dict[str, float], items: Sequence[AffinityItem], preferred_ids: Collection[str] = ()
     ) -> list[ChosenReplica]:
         """Choose a replica for each of ``items``, and update ``loads``.
 
-        An item without a key goes to the least loaded replica; ``preferred`` replicas win ties.
+        An item without a key goes to the least loaded replica; ``preferred_ids`` replicas win ties.
         """
-        found = []
+        replicas = []
         for item in items:
             if item.key:
                 alike = self._sent.get(item.beginning, "")
-                chosen = pick_replica(loads, item, self._sent.get(item.key, ""), (alike,) if alike else preferred)
-                self._remember_executor(item.key, chosen.executor)
+                replica = pick_replica(loads, item, self._sent.get(item.key, ""), (alike,) if alike else preferred_ids)
+                self._remember_executor(item.key, replica.executor)
                 if item.beginning:
-                    self._remember_executor(item.beginning, chosen.executor)
+                    self._remember_executor(item.beginning, replica.executor)
             else:
-                least = min(loads, key=lambda id: (loads[id], id not in preferred))
-                chosen = ChosenReplica(least, item.work)
-            loads[chosen.executor] += chosen.work
-            found.append(chosen)
-        return found
+                least = min(loads, key=lambda id: (loads[id], id not in preferred_ids))
+                replica = ChosenReplica(least, item.work)
+            loads[replica.executor] += replica.work
+            replicas.append(replica)
+        return replicas
 
     def _remember_executor(self, key: str, executor: str) -> None:
         self._sent[key] = executor
@@ -117,27 +118,27 @@ class ConversationAffinity:
     A turn goes elsewhere if that executor has more work than the least busy one plus this prompt.
     """
 
-    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
-        self._remembered = remembered
+    def __init__(self, capacity: int = MAX_TRACKED_ITEMS) -> None:
+        self._remembered = capacity
         self._sent: OrderedDict[str, str] = OrderedDict()
 
     def choose_executor(
-        self, loads: Mapping[str, float], conversation: str, work: float, preferred: Collection[str] = ()
+        self, loads: Mapping[str, float], conversation: str, work: float, preferred_ids: Collection[str] = ()
     ) -> str:
         """Choose an executor for a prompt of ``work`` tokens; ``loads`` are in tokens (at least one).
 
-        A new conversation goes to a least loaded executor; ``preferred`` executors win ties.
+        A new conversation goes to a least loaded executor; ``preferred_ids`` executors win ties.
         """
-        known, least = self._sent.get(conversation, ""), min(loads.values())
-        if known not in loads or loads[known] > least + work:
+        executor, least = self._sent.get(conversation, ""), min(loads.values())
+        if executor not in loads or loads[executor] > least + work:
             idle = [id for id, load in loads.items() if load <= least]
-            idle = [id for id in idle if id in preferred] or idle
-            known = max(idle, key=lambda id: _rendezvous_weight(conversation, id))  # gateways agree
-        self._sent[conversation] = known
+            idle = [id for id in idle if id in preferred_ids] or idle
+            executor = max(idle, key=lambda id: _rendezvous_weight(conversation, id))  # gateways agree
+        self._sent[conversation] = executor
         self._sent.move_to_end(conversation)
         if len(self._sent) > self._remembered:
             self._sent.popitem(last=False)
-        return known
+        return executor
 
 
 class ConversationPoints:
@@ -147,17 +148,17 @@ class ConversationPoints:
     is cached.
     """
 
-    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
-        self._remembered = remembered
+    def __init__(self, capacity: int = MAX_TRACKED_ITEMS) -> None:
+        self._remembered = capacity
         self._points: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def find_point(self, model: str, conversation: str, point: float) -> float:
         """Return the point in [0, 1) of ``conversation``; ``point`` if the conversation is new."""
-        found = self._points.setdefault((model, conversation), point)
+        conversation_point = self._points.setdefault((model, conversation), point)
         self._points.move_to_end((model, conversation))
         if len(self._points) > self._remembered:
             self._points.popitem(last=False)
-        return found
+        return conversation_point
 
 
 def _rendezvous_weight(key: str, executor: str) -> bytes:

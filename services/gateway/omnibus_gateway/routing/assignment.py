@@ -59,14 +59,14 @@ class PlanScope:
         binds and ``BadRequest`` for an empty graph.
         """
         key = (model, tuple([(node.task, node.component, node.model, node.uses) for node in nodes]))
-        known = self._known.get(key)
-        if known is None:
+        cached_shape = self._known.get(key)
+        if cached_shape is None:
             if len(self._known) >= MAX_CACHED_SHAPES:
                 self._known.clear()
-            known = self._known[key] = self._assign_shape(nodes, model)
-        shape, bound = known
-        written = tuple([_bind_node(node, *to) for node, to in zip(nodes, bound, strict=True)])
-        return Assignment(shape.model, shape.kind, shape.parts, written)
+            cached_shape = self._known[key] = self._assign_shape(nodes, model)
+        shape, bound = cached_shape
+        bound_nodes = tuple([_bind_node(node, *to) for node, to in zip(nodes, bound, strict=True)])
+        return Assignment(shape.model, shape.kind, shape.parts, bound_nodes)
 
     def _assign_shape(self, nodes: Sequence[GraphNode], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
         """Return the parts and the (model, component) per node of this shape."""
@@ -77,15 +77,15 @@ class PlanScope:
         models = sorted({name for name, _ in deciders})
         several = len(models) > 1
         own = {name: [index for index, (by, _) in enumerate(deciders) if by == name] for name in models}
-        used = {name: frozenset(components[index] for index in own[name]) for name in models}
-        kinds = {name: request_type(self.plan.models[name].components, used[name]) for name in models}
+        used_components = {name: frozenset(components[index] for index in own[name]) for name in models}
+        kinds = {name: request_type(self.plan.models[name].components, used_components[name]) for name in models}
         kind = ",".join(f"{name}={kinds[name]}" for name in models) if several else kinds[models[0]]
         whole = "+".join(models)
         parts = tuple(
             ModelPart(
                 name,
                 kinds[name],
-                used[name],
+                used_components[name],
                 tuple(own[name]),
                 tuple(components[index] for index in own[name]),
                 f"{whole}/{kind}/{name}" if several else f"{whole}/{kind}",
@@ -98,14 +98,14 @@ class PlanScope:
     def _decide_models(self, nodes: Sequence[GraphNode], model: str) -> list[tuple[str, dict[str, str]]]:
         """Return per node its model, and the component in each candidate model."""
         owners = [self._find_bindings(node, model) for node in nodes]
-        decided: dict[int, str] = {}
+        node_models: dict[int, str] = {}
         for index, bound in enumerate(owners):
             if model in bound or len(bound) == 1:
-                decided[index] = model if model in bound else next(iter(bound))
+                node_models[index] = model if model in bound else next(iter(bound))
         for index in reversed(range(len(nodes))):  # consumers follow their sources, so this decides them first
-            if index not in decided:
-                decided[index] = _consumer_model(index, nodes, owners[index], decided)
-        return [(decided[index], bound) for index, bound in enumerate(owners)]
+            if index not in node_models:
+                node_models[index] = _consumer_model(index, nodes, owners[index], node_models)
+        return [(node_models[index], bound) for index, bound in enumerate(owners)]
 
     def _find_bindings(self, node: GraphNode, model: str) -> dict[str, str]:
         """Return the component of ``node`` by model, sorted by model name."""
@@ -122,10 +122,10 @@ class PlanScope:
         )
 
 
-def _consumer_model(index: int, nodes: Sequence[GraphNode], bound: dict[str, str], decided: dict[int, str]) -> str:
+def _consumer_model(index: int, nodes: Sequence[GraphNode], bound: dict[str, str], node_models: dict[int, str]) -> str:
     for later in range(index + 1, len(nodes)):
-        if decided.get(later) in bound and any(source == index for source, _ in nodes[later].uses):
-            return decided[later]
+        if node_models.get(later) in bound and any(source == index for source, _ in nodes[later].uses):
+            return node_models[later]
     return nodes[index].model if nodes[index].model in bound else next(iter(bound))
 
 

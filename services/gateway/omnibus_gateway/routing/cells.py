@@ -37,40 +37,40 @@ class CellChooser:
 
     def scale_paths(self, model: str, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         """Return ``paths`` of ``model`` with their scaled rates."""
-        known = self.models.get(model)
-        return paths if known is None else self._shares.scale_paths(model, known, paths)
+        model_plan = self.models.get(model)
+        return paths if model_plan is None else self._shares.scale_paths(model, model_plan, paths)
 
-    def choose_cell(self, model: str, planned: Path, paths: Sequence[Path]) -> Path:
+    def choose_cell(self, model: str, planned_path: Path, paths: Sequence[Path]) -> Path:
         """Choose the cell with the least work for its rate; the planned one wins ties.
 
-        The candidates are the ``paths`` through the options of ``planned``, one in each cell.
+        The candidates are the ``paths`` through the options of ``planned_path``, one in each cell.
         """
-        same = self._same_paths(model, planned, paths)
+        same = self._same_paths(model, planned_path, paths)
         if len(same) < 2:
-            return planned
-        best, least = planned, self._path_work(model, planned)
+            return planned_path
+        best, least = planned_path, self._path_work(model, planned_path)
         for path in same if least > 0 else ():
             work = self._path_work(model, path)
             if work < least:
                 best, least = path, work
         return best
 
-    def note_fallback(self, model: str, planned: Path, taken: Path) -> None:
-        """Log once that the cell of ``planned`` lost a stage to ``taken``."""
-        lost, other = path_cell(self.models[model], planned), path_cell(self.models[model], taken)
-        if lost != other and (model, lost) not in self._lost:
-            self._lost.add((model, lost))
-            log.warning("cell %s of %s has lost a stage: its requests go to %s and others", lost, model, other)
+    def note_fallback(self, model: str, planned_path: Path, actual_path: Path) -> None:
+        """Log once that the cell of ``planned_path`` lost a stage to ``actual_path``."""
+        lost_cell, other = path_cell(self.models[model], planned_path), path_cell(self.models[model], actual_path)
+        if lost_cell != other and (model, lost_cell) not in self._lost:
+            self._lost.add((model, lost_cell))
+            log.warning("cell %s of %s has lost a stage: its requests go to %s and others", lost_cell, model, other)
 
-    def _same_paths(self, model: str, planned: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
-        key = (model, planned.name, len(paths))
-        found = self._same.get(key)
-        if found is None:
-            wanted = self._base_options(model, planned)
-            found = self._same[key] = tuple(
-                path for path in paths if path.rate > 0 and self._base_options(model, path) == wanted
+    def _same_paths(self, model: str, planned_path: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
+        key = (model, planned_path.name, len(paths))
+        same_paths = self._same.get(key)
+        if same_paths is None:
+            base_options = self._base_options(model, planned_path)
+            same_paths = self._same[key] = tuple(
+                path for path in paths if path.rate > 0 and self._base_options(model, path) == base_options
             )
-        return found
+        return same_paths
 
     def _base_options(self, model: str, path: Path) -> dict[str, str]:
         plan = self.models[model]

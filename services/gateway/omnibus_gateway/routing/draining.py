@@ -227,10 +227,10 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     patience = min(left / _DEADLINE_MARGIN, queue_seconds)
     if max(map(_most_total, drains), default=0.0) <= patience:  # the usual case needs no clock
         return
-    slowest, total, service, served = None, -1.0, 0.0, True
+    slowest, total, service, has_service = None, -1.0, 0.0, True
     for each in drains:
         service += each.service
-        served = served and each.service > 0
+        has_service = has_service and each.service > 0
         if (seconds := each.total) > total:
             slowest, total = each, seconds
     if slowest is None:
@@ -239,7 +239,7 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     if not slowest.is_in_use:  # otherwise a slow executor would get no more requests, and stay slow
         return
     late = total - left / _DEADLINE_MARGIN if total > service else 0.0
-    waits = _seconds_beyond(slowest, service, queue_seconds) if slowest.measured and served else 0.0
+    waits = _seconds_beyond(slowest, service, queue_seconds) if slowest.measured and has_service else 0.0
     if (beyond := max(late, waits)) <= 0:
         return
     if late > 0:

@@ -164,7 +164,7 @@ class ExecutorTable:
 
     def start_fault(self, model: str) -> str:
         """Return the error that ended an executor of ``model`` before it was ready; empty if there was none since."""
-        return next((fault for (named, _), fault in self._faults.items() if named == model), "")
+        return next((fault for (model_name, _), fault in self._faults.items() if model_name == model), "")
 
     def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)
@@ -190,14 +190,14 @@ class ExecutorTable:
         if pool is None:
             return []
         now = time.monotonic()
-        others = (
+        candidates = (
             [member for id, member in pool.members.items() if id not in exclude] if exclude else pool.members.values()
         )
         return [  # ``is_fit``, without a call for each member of each request
             member
-            for member in others
+            for member in candidates
             if member.status.state == "ready" and now - member.seen < EXECUTOR_SUSPECT_SECONDS
-        ] or [member for member in others if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)]
+        ] or [member for member in candidates if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)]
 
     def serving_executors(
         self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = ""
@@ -236,14 +236,14 @@ class ExecutorTable:
         first = (turn + pool.turn) % len(members)
         pool.turn += 1
         mean, least = pool.mean_work, min([member.foreign for member in members]) + FOREIGN_WORK_TOLERANCE
-        found, found_work = members[first], inf
+        best_member, found_work = members[first], inf
         for member in (*members[first:], *members[:first]):
             work = member.outstanding
             if member.foreign > least:
                 work += (member.foreign - least) * mean
             if work < found_work:
-                found, found_work = member, work
-        return found.status.id
+                best_member, found_work = member, work
+        return best_member.status.id
 
     def option_work(self, model: str, option: str) -> float:
         """Return the work of ``option`` in tokens, including other gateways'."""
@@ -269,14 +269,14 @@ class ExecutorTable:
     def stage_states(self, model: str) -> dict[str, str]:
         """Return the state of each served component of ``model``: ``ok`` or why it makes no progress."""
         now = time.monotonic()
-        found: dict[str, str] = {}
+        states: dict[str, str] = {}
         for member in self._members.values():
             if member.status.model != model:
                 continue
             for component in member.status.components:
-                if found.get(component) != "ok":
-                    found[component] = member.health_state(now)
-        return found
+                if states.get(component) != "ok":
+                    states[component] = member.health_state(now)
+        return states
 
     def option_state(self, model: str, option: str) -> str:
         """Return the best state of the executors of ``option``; empty without any."""

@@ -122,9 +122,9 @@ class Nearness:
                 other = find_route(without)
             except StageUnavailable:
                 continue
-            found = self._avoid_cuts(nodes, find_route, other, without, depth - 1)
-            if found is not None:
-                return found
+            other_route = self._avoid_cuts(nodes, find_route, other, without, depth - 1)
+            if other_route is not None:
+                return other_route
         return None
 
     def _find_cut(self, nodes: Sequence[GraphNode], executors: Sequence[str]) -> tuple[str, str] | None:

@@ -48,20 +48,20 @@ class OnlyRoutes:
 
     def find(self, assignment: Assignment, work: Sequence[int]) -> ExecutorRoute | None:
         """Return the cached route of ``assignment`` if none can be better."""
-        known = self._known.get((assignment.model, assignment.kind))
+        cached_route = self._known.get((assignment.model, assignment.kind))
         if (
-            known is None
-            or known.parts is not assignment.parts
-            or known.version != self._members.version
-            or known.work != work
+            cached_route is None
+            or cached_route.parts is not assignment.parts
+            or cached_route.version != self._members.version
+            or cached_route.work != work
             or (self._nearness is not None and self._nearness.any_draining)
         ):
             return None
         now = monotonic()
-        for member in known.members:
+        for member in cached_route.members:
             if not member.is_fit(now):
                 return None
-        return known.route
+        return cached_route.route
 
     def keep(
         self, assignment: Assignment, work: Sequence[int], members: Sequence[ExecutorEntry], route: ExecutorRoute

@@ -56,9 +56,11 @@ class PlanFollower:
             log.warning("status not sent: %s", error)
 
     async def _use_epoch(self, epoch: int) -> None:
-        known, plan = self.router.plan, await self._read_plan(epoch)
+        current_plan, plan = self.router.plan, await self._read_plan(epoch)
         # A store that lost everything counts from 1 again, so the newer plan is found by its time.
-        if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
+        if plan is not None and (
+            current_plan is None or plan.epoch > current_plan.epoch or plan.created > current_plan.created
+        ):
             self.router.plan = plan
             log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
             self.announce_status("ready")

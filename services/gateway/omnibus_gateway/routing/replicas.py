@@ -59,28 +59,29 @@ class ReplicaChooser:
         model: str,
         option: str,
         nodes: Sequence[GraphNode],
-        found: Sequence[int],
+        indexes: Sequence[int],
         work: Sequence[int],
         serving: Sequence[ExecutorEntry],
-        chosen: Sequence[ChosenReplica],
+        chosen_replicas: Sequence[ChosenReplica],
         cache_key: str = "",
     ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` for each of ``nodes`` at the indices ``found``.
+        """Choose one of ``serving`` for each of ``nodes`` at the indices ``indexes``.
 
-        ``option`` of ``model`` runs these nodes. ``work`` is in tokens per node, and ``chosen`` are the executors of
+        ``option`` of ``model`` runs these nodes. ``work`` is in tokens per node, and ``chosen_replicas`` are the
+        executors of
         earlier nodes. ``cache_key`` names a conversation, whose prompts are cached where they were computed.
         """
         encode = (model, option) in self._encode
         if len(serving) == 1 and not encode:  # no comparison needed: measured, 4 us less per option
             only = serving[0].status.id
-            return [ChosenReplica(only, work[node] if work else 1) for node in found]
+            return [ChosenReplica(only, work[node] if work else 1) for node in indexes]
         apart = self._nearness is not None and are_apart(serving)
         if not (encode or apart or (cache_key and (model, option) in self._prefill)):
             executor = self._members.least_loaded(serving, self._turn)
-            return [ChosenReplica(executor, work[node] if work else 1) for node in found]
-        items = [affinity_item(nodes[node], work[node] if work else 1) for node in found]
+            return [ChosenReplica(executor, work[node] if work else 1) for node in indexes]
+        items = [affinity_item(nodes[node], work[node] if work else 1) for node in indexes]
         conversation = f"{model}/{option} {cache_key}" if cache_key and (model, option) in self._prefill else ""
-        sources = self._count_sources(nodes, found, chosen, serving)
+        sources = self._count_sources(nodes, indexes, chosen_replicas, serving)
         return self._choose_executors(serving, items, encode, sources, conversation)
 
     def _choose_executors(
@@ -116,10 +117,10 @@ class ReplicaChooser:
         self,
         nodes: Sequence[GraphNode],
         readers: Sequence[int],
-        chosen: Sequence[ChosenReplica],
+        chosen_replicas: Sequence[ChosenReplica],
         serving: Sequence[ExecutorEntry],
     ) -> Mapping[str, int] | None:
         """Count the inputs of ``readers`` by machine; None if ``serving`` are on one machine."""
         if self._nearness is None or not are_apart(serving):
             return None
-        return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen])
+        return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen_replicas])

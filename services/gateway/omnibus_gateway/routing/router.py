@@ -94,9 +94,9 @@ class Router:
             if spec.of
         }
 
-    def use_loaded_adapters(self, stored: Mapping[str, AdapterRecord]) -> None:
+    def use_loaded_adapters(self, adapters: Mapping[str, AdapterRecord]) -> None:
         """Serve these adapters in addition to the plan's, whose names win; those of unknown models do not serve."""
-        self._stored_adapters = stored
+        self._stored_adapters = adapters
         self._update_adapters()
 
     def use_cell_shares(self, shares: Mapping[str, float]) -> None:
@@ -107,31 +107,31 @@ class Router:
 
     def _update_adapters(self) -> None:
         models = self._plan.models if self._plan is not None else {}
-        declared = {adapter: name for name, model in models.items() for adapter in model.adapters}
+        planned_adapters = {adapter: name for name, model in models.items() for adapter in model.adapters}
         self.loaded_adapters = {
             name: record
             for name, record in self._stored_adapters.items()
-            if record.model in models and name not in models and name not in declared
+            if record.model in models and name not in models and name not in planned_adapters
         }
-        self.adapter_bases = declared | {name: record.model for name, record in self.loaded_adapters.items()}
+        self.adapter_bases = planned_adapters | {name: record.model for name, record in self.loaded_adapters.items()}
 
     def path_shares(self) -> dict[tuple[str, str, str], float]:
         """Return the planned share of each path in its type's requests.
 
         The keys are model, type and path. Contains only types that have arrived.
         """
-        found: dict[tuple[str, str, str], float] = {}
+        shares: dict[tuple[str, str, str], float] = {}
         for (model, kind), paths in self._paths.items():
             total = sum(path.rate for path in paths)
-            found |= {(model, kind, path.name): path.rate / total for path in paths if total > 0}
-        return found
+            shares |= {(model, kind, path.name): path.rate / total for path in paths if total > 0}
+        return shares
 
     def get_model(self, name: str) -> ModelPlan:
         """Return a model. Raises ``NotFound`` with the known names, ``StageUnavailable`` before the first plan."""
         models = self._require_scope().plan.models
         if name not in models:
-            known = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
-            raise NotFound(f"unknown model {name!r} (known: {known})", param="model")
+            known_names = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
+            raise NotFound(f"unknown model {name!r} (known: {known_names})", param="model")
         return models[name]
 
     def base_model(self, name: str) -> str:
@@ -184,17 +184,17 @@ class Router:
 
         Those serve no requests, even as a fallback. Raises ``StageUnavailable`` if the plan has none."""
         key = (part.model, part.kind)
-        found = self._paths.get(key)
-        if found is None:
-            found = tuple([path for path in self.find_all_paths(part) if path.rate > 0 or not path.is_candidate])
-            found = self._cells.scale_paths(part.model, found)
-            if not found:
+        paths = self._paths.get(key)
+        if paths is None:
+            paths = tuple([path for path in self.find_all_paths(part) if path.rate > 0 or not path.is_candidate])
+            paths = self._cells.scale_paths(part.model, paths)
+            if not paths:
                 raise StageUnavailable(
                     f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
                     stage=part.components[0],
                 )
-            self._paths[key] = found
-        return found
+            self._paths[key] = paths
+        return paths
 
     def find_all_paths(self, part: ModelPart) -> tuple[Path, ...]:
         """Return all paths that run ``part``, including those of candidates."""
@@ -226,7 +226,13 @@ class Router:
 
         if self._nearness is not None and self._nearness.any_cut:
             again = partial(
-                self._find_route, assignment, ticket, pinned=pinned, pins=pins, work=work, preferred=preferred
+                self._find_route,
+                assignment,
+                ticket,
+                pinned_path=pinned,
+                pins=pins,
+                work=work,
+                preferred_paths=preferred,
             )
             return self._nearness.avoid_cuts(assignment.nodes, again, exclude)
         return self._find_route(assignment, ticket, exclude, pinned, pins, work, preferred)
@@ -236,35 +242,44 @@ class Router:
         assignment: Assignment,
         ticket: InvocationTicket,
         exclude: frozenset[str],
-        pinned: str,
+        pinned_path: str,
         pins: Sequence[str],
         work: Sequence[int],
-        preferred: Mapping[str, str],
+        preferred_paths: Mapping[str, str],
     ) -> ExecutorRoute:
         parts = assignment.parts
-        free = not (exclude or pinned or any(pins))
-        if free and (known := self._only_routes.find(assignment, work)) is not None:
-            return known
+        free = not (exclude or pinned_path or any(pins))
+        if free and (cached_route := self._only_routes.find(assignment, work)) is not None:
+            return cached_route
         several = len(parts) > 1
         options = [""] * len(assignment.nodes)
-        chosen = [ChosenReplica("", 0)] * len(options)
+        chosen_replicas = [ChosenReplica("", 0)] * len(options)
         names = []
         only: list[ExecutorEntry] = []
         for part in parts:
-            candidates = self._candidate_paths(part, ticket, pinned, pins, several, preferred.get(part.model, ""))
+            candidates = self._candidate_paths(
+                part, ticket, pinned_path, pins, several, preferred_paths.get(part.model, "")
+            )
             path, serving = self._first_live_path(part, candidates, exclude)
             free = free and len(candidates) == 1
             names.append(f"{part.model}={path.name}" if several else path.name)
-            for option, found in self._stages(part, path).items():
+            for option, indexes in self._stages(part, path).items():
                 name = f"{part.model}/{option}" if several else option
                 free = free and self._replicas.is_only(part.model, option, serving[option])
                 only += serving[option]
-                given = self._replicas.place_nodes(
-                    part.model, option, assignment.nodes, found, work, serving[option], chosen, ticket.cache_key
+                replicas = self._replicas.place_nodes(
+                    part.model,
+                    option,
+                    assignment.nodes,
+                    indexes,
+                    work,
+                    serving[option],
+                    chosen_replicas,
+                    ticket.cache_key,
                 )
-                for node, one in zip(found, given, strict=True):
-                    options[node], chosen[node] = name, one
-        executors, counts = zip(*chosen, strict=True)
+                for node, one in zip(indexes, replicas, strict=True):
+                    options[node], chosen_replicas[node] = name, one
+        executors, counts = zip(*chosen_replicas, strict=True)
         route = ExecutorRoute(",".join(names), tuple(options), executors, counts)
         if free:
             self._only_routes.keep(assignment, work, only, route)
@@ -293,25 +308,31 @@ class Router:
         point = zlib.crc32(conversation.encode()) / (1 << 32)
         return plans.choose_path(paths, self._points.find_point(part.model, conversation, point))
 
-    def admissible_paths(self, part: ModelPart, pinned: str, pins: Sequence[str], several: bool) -> Sequence[Path]:
+    def admissible_paths(self, part: ModelPart, pinned_path: str, pins: Sequence[str], several: bool) -> Sequence[Path]:
         """Return the paths that ``part``, one of ``several`` or not, may take. Raises as ``route``."""
         paths: Sequence[Path] = self.find_paths(part)
-        if pinned:
-            paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned, several)
+        if pinned_path:
+            paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned_path, several)
         if any(pins):
             paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
         return paths
 
     def _candidate_paths(
-        self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool, preferred: str
+        self,
+        part: ModelPart,
+        ticket: InvocationTicket,
+        pinned_path: str,
+        pins: Sequence[str],
+        several: bool,
+        preferred_path: str,
     ) -> Sequence[Path]:
         """Return the planned or preferred path, then the others."""
-        paths = self.admissible_paths(part, pinned, pins, several)
+        paths = self.admissible_paths(part, pinned_path, pins, several)
         if len(paths) == 1 and paths[0].rate > 0:
             return paths
-        first = next((path for path in paths if path.name == preferred), None) if preferred else None
+        first = next((path for path in paths if path.name == preferred_path), None) if preferred_path else None
         if first is None:
-            if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
+            if (pinned_path or any(pins)) and not any(path.rate > 0 for path in paths):
                 return paths  # a client may name a path that has no planned rate
             first = plans.choose_path(paths, self._choice_point(part, ticket))
             if part.model in self._cells.models:
@@ -332,8 +353,11 @@ class Router:
                     self._cells.note_fallback(part.model, candidates[0], path)
                 return path, serving
             missing.append([component for component in part.used if not serving[path.options[component]]])
-        ordered = [component for component in part.components if component in missing[0]]
-        stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
+        ordered_components = [component for component in part.components if component in missing[0]]
+        stage = next(
+            (name for name in ordered_components if all(name in missing_components for missing_components in missing)),
+            ordered_components[0],
+        )
         raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
 
     def route_by_options(
@@ -351,10 +375,10 @@ class Router:
         own: dict[str, list[int]] = {}
         for index, option in enumerate(options):
             own.setdefault(option, []).append(index)
-        chosen = [ChosenReplica("", 0)] * len(options)
+        chosen_replicas = [ChosenReplica("", 0)] * len(options)
         through: dict[str, list[str]] = {}
-        for option, found in own.items():
-            first = nodes[found[0]]
+        for option, indexes in own.items():
+            first = nodes[indexes[0]]
             name = first.model or model
             plain = option.removeprefix(f"{name}/") if first.model else option
             self.get_model(name)
@@ -364,34 +388,37 @@ class Router:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
-            given = self._replicas.place_nodes(name, plain, nodes, found, work, serving, chosen)
-            for node, one in zip(found, given, strict=True):
-                chosen[node] = one
+            replicas = self._replicas.place_nodes(name, plain, nodes, indexes, work, serving, chosen_replicas)
+            for node, one in zip(indexes, replicas, strict=True):
+                chosen_replicas[node] = one
         several = len(through) > 1
-        names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
-        executors, counts = zip(*chosen, strict=True)
+        names = [
+            f"{name}={'>'.join(option_names)}" if several else ">".join(option_names)
+            for name, option_names in sorted(through.items())
+        ]
+        executors, counts = zip(*chosen_replicas, strict=True)
         return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
     def serving_executors(self, model: str, option: str, exclude: frozenset[str] = NOBODY) -> list[ExecutorEntry]:
         """Return the executors that can accept requests to ``option`` of ``model`` now."""
-        served = self._lent.get((model, option))
-        if served is None:
+        served_option = self._lent.get((model, option))
+        if served_option is None:
             # The plan that lent it may be gone while the lender remains.
-            known = "/" not in option or option in self.get_model(model).options
-            served = (model, option) if known else _split_option(option)
-        fit = self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
+            is_planned = "/" not in option or option in self.get_model(model).options
+            served_option = (model, option) if is_planned else _split_option(option)
+        fit = self.members.serving_executors(*served_option, exclude, self._origins.get(served_option, ""))
         return fit if self._nearness is None else self._nearness.without_draining(fit)
 
     def stage_states(self, model: str) -> dict[str, str]:
         """Return the state of each served component, by own or lenders' executors: ``ok`` or the fault."""
-        found = self.members.stage_states(model)
+        states = self.members.stage_states(model)
         for option, spec in self.get_model(model).options.items():
             lender = self._lent.get((model, option))
             if lender is not None and (state := self.members.option_state(*lender)):
                 for component in spec.components:
-                    if found.get(component) != "ok":
-                        found[component] = state
-        return found
+                    if states.get(component) != "ok":
+                        states[component] = state
+        return states
 
 
 def _split_option(option: str) -> tuple[str, str]:

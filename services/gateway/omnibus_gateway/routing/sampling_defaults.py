@@ -47,11 +47,11 @@ class DefaultSampling:
         if self._members.version != self._version:
             self._version = self._members.version
             self._known = {}
-        found = self._known.get(name)
-        if found is None:
+        sampling = self._known.get(name)
+        if sampling is None:
             model = None if self._plan is None else self._plan.models.get(name)
-            found = self._known[name] = NEUTRAL if model is None else self._read_model(name, model)
-        return found
+            sampling = self._known[name] = NEUTRAL if model is None else self._read_model(name, model)
+        return sampling
 
     @property
     def unknown(self) -> ModelSampling:
@@ -59,16 +59,16 @@ class DefaultSampling:
         return _UNKNOWN if self._members.all_take(FALLBACK) else NEUTRAL
 
     def _read_model(self, name: str, model: ModelPlan) -> ModelSampling:
-        declared = None if model.sampling_defaults is UNSET else model.sampling_defaults
-        said = {} if declared is None else declared.values()
-        if declared is not None and not declared.checkpoint:
-            return ModelSampling(said)
+        declared_defaults = None if model.sampling_defaults is UNSET else model.sampling_defaults
+        declared_values = {} if declared_defaults is None else declared_defaults.values()
+        if declared_defaults is not None and not declared_defaults.checkpoint:
+            return ModelSampling(declared_values)
         parts = {(name, option) for option, spec in model.options.items() if not spec.of}
         lent = {(owner, option) for owner, _, option in (spec.of.partition("/") for spec in model.options.values())}
         executors = [each for each in self._members.statuses() if (each.model, each.option) in parts | lent]
         values = {key: value for each in executors for key, value in (each.sampling or {}).items()}
         complete = any(map(_chooses_text, executors)) or not self._members.all_take(FALLBACK)
-        return ModelSampling({**values, **said}, complete)
+        return ModelSampling({**values, **declared_values}, complete)
 
 
 def _chooses_text(status: ExecutorStatus) -> bool:

@@ -46,23 +46,23 @@ def find_differences(
     control: Outputs,
     candidate: Outputs,
     rules: GateRules,
-    requested: Sequence[tuple[int, str]] = (),
+    requested_keys: Sequence[tuple[int, str]] = (),
 ) -> list[OutputDifference]:
     """Find outputs of ``candidate`` that differ from ``control``, in graph order.
 
-    The first difference causes the later ones. An output in ``requested`` also differs if only one run has all of it.
-    Other outputs are skipped in that case: a stage that no longer needs an output may stop reading it at any time.
+    The first difference causes the later ones. An output in ``requested_keys`` also differs if only one run has all of
+    it. Other outputs are skipped in that case: a stage that no longer needs an output may stop reading it at any time.
     """
-    found = []
-    both = control.keys() & candidate.keys()
-    for node, output in sorted(both | ((control.keys() ^ candidate.keys()) & set(requested))):
-        if (node, output) not in both:
-            what = _MISSING[(node, output) in control]
+    differences = []
+    common_keys = control.keys() & candidate.keys()
+    for node, output in sorted(common_keys | ((control.keys() ^ candidate.keys()) & set(requested_keys))):
+        if (node, output) not in common_keys:
+            description = _MISSING[(node, output) in control]
         else:
-            what = describe_difference(control[node, output], candidate[node, output], rules)
-        if what:
-            found.append(OutputDifference(node, nodes[node].component, output, what))
-    return found
+            description = describe_difference(control[node, output], candidate[node, output], rules)
+        if description:
+            differences.append(OutputDifference(node, nodes[node].component, output, description))
+    return differences
 
 
 _CLOSING = ("finish_reason", "usage")
@@ -79,9 +79,9 @@ def has_content(chunks: Sequence[RecordedChunk]) -> bool:
     )
 
 
-def count_comparable(control: Mapping[Any, Sequence[RecordedChunk]], tried: Mapping[Any, Any]) -> int:
+def count_comparable(control: Mapping[Any, Sequence[RecordedChunk]], candidate: Mapping[Any, Any]) -> int:
     """Count outputs in both runs that have content in either."""
-    return sum(has_content(control[key]) or has_content(tried[key]) for key in control.keys() & tried.keys())
+    return sum(has_content(control[key]) or has_content(candidate[key]) for key in control.keys() & candidate.keys())
 
 
 def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[RecordedChunk], rules: GateRules) -> str:
@@ -94,32 +94,32 @@ def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[Re
 
 
 def _join_output(chunks: Sequence[RecordedChunk]) -> _JoinedOutput:
-    joined = _JoinedOutput({}, {}, [], [])
+    output = _JoinedOutput({}, {}, [], [])
     for chunk in chunks:
         if chunk.array is not None:
             if chunk.array.size:
-                joined.arrays.append(chunk.array)
+                output.arrays.append(chunk.array)
             continue
         rest = {}
         for key, value in chunk.data.items():
             if isinstance(value, str):
-                joined.texts[key] = joined.texts.get(key, "") + value
+                output.texts[key] = output.texts.get(key, "") + value
             elif isinstance(value, list):
-                joined.lists.setdefault(key, []).extend(value)
+                output.lists.setdefault(key, []).extend(value)
             else:
                 rest[key] = value
         if rest:
-            joined.rest.append(rest)
-    return joined
+            output.rest.append(rest)
+    return output
 
 
 def _text_difference(one: _JoinedOutput, other: _JoinedOutput, rules: GateRules) -> str:
     if (one.texts, one.lists) == (other.texts, other.lists):
         return "" if one.rest == other.rest else "other values"
     for key in sorted(one.texts.keys() | other.texts.keys()):
-        what = describe_text_difference(key, one.texts.get(key, ""), other.texts.get(key, ""), rules)
-        if what:
-            return what
+        difference = describe_text_difference(key, one.texts.get(key, ""), other.texts.get(key, ""), rules)
+        if difference:
+            return difference
     for key in sorted(one.lists.keys() | other.lists.keys()):
         score = _similarity(one.lists.get(key, []), other.lists.get(key, []))
         if score < rules.score:

@@ -18,12 +18,14 @@ def describe_json_difference(where: str, one: Any, other: Any, rules: GateRules,
     if _is_number(one) and _is_number(other):
         return _number_difference(where, float(one), float(other), rules)
     if depth < MAX_DEPTH and isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        found = (describe_json_difference(f"{where}.{key}", one[key], other[key], rules, depth + 1) for key in one)
-        return next(filter(None, found), "")
+        differences = (
+            describe_json_difference(f"{where}.{key}", one[key], other[key], rules, depth + 1) for key in one
+        )
+        return next(filter(None, differences), "")
     if depth < MAX_DEPTH and isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        found = (describe_json_difference(f"{where}[{n}]", *pair, rules, depth + 1) for n, pair in pairs)
-        return next(filter(None, found), "")
+        differences = (describe_json_difference(f"{where}[{n}]", *pair, rules, depth + 1) for n, pair in pairs)
+        return next(filter(None, differences), "")
     return f"{where} is {_describe(other)}, {_describe(one)} is expected"
 
 

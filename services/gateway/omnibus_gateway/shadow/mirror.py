@@ -82,8 +82,8 @@ class CandidateMirror:
             await until_cancelled(task)
 
     async def _follow_candidates(self) -> None:
-        async for found in self._store.candidate_changes():
-            self.set_candidates(found)
+        async for candidates in self._store.candidate_changes():
+            self.set_candidates(candidates)
 
     def set_candidates(self, candidates: Mapping[str, Candidate]) -> None:
         """Mirror to the active ones of ``candidates``, a mapping by model."""
@@ -151,39 +151,41 @@ class CandidateMirror:
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=LOOK_SECONDS)
-                if not work.done() and not self._has_room(invocation.model, paths, mine=1):
+                if not work.done() and not self._has_room(invocation.model, paths, own_count=1):
                     return "no room"
-            found = work.result()
+            comparison = work.result()
         finally:
             await until_cancelled(work)
-        if found is None:
+        if comparison is None:
             return "void"
-        await self._add_counts(candidate.id, found.counts, found.finding)
-        return found.outcome
+        await self._add_counts(candidate.id, comparison.counts, comparison.finding)
+        return comparison.outcome
 
     def _find_paths(self, candidate: Candidate, invocation: Invocation) -> tuple[Path, Path] | None:
         """Return the serving path and the candidate's; None if the candidate cannot run the request."""
         model = self._router.get_model(invocation.model)
         paths = model.paths_for(frozenset(node.component for node in invocation.nodes))
-        tried = next((path for path in paths if path.is_candidate), None)
-        control = find_control(paths, tried, candidate) if tried is not None else None
-        return (control, tried) if control is not None and tried is not None else None
+        candidate_path = next((path for path in paths if path.is_candidate), None)
+        control = find_control(paths, candidate_path, candidate) if candidate_path is not None else None
+        return (control, candidate_path) if control is not None and candidate_path is not None else None
 
     async def _run_pair(
         self, candidate: Candidate, invocation: Invocation, paths: tuple[Path, Path]
     ) -> Comparison | None:
-        recorded = graph.decode_invocation(graph.encode_invocation(invocation))  # a copy, as for other replays
+        recorded_invocation = graph.decode_invocation(
+            graph.encode_invocation(invocation)
+        )  # a copy, as for other replays
         self._turn += 1
         order: Sequence[int] = (0, 1) if self._turn % 2 else (1, 0)
         runs = {
             side: await self._replayer.run_mirrored(
-                recorded, ReplayOptions(path=paths[side].name), f"{invocation.id}-{side}-{self._turn}"
+                recorded_invocation, ReplayOptions(path=paths[side].name), f"{invocation.id}-{side}-{self._turn}"
             )
             for side in order
         }
-        if is_void(recorded, runs[0], runs[1]):
+        if is_void(recorded_invocation, runs[0], runs[1]):
             return None
-        return await asyncio.to_thread(compare_runs, candidate, recorded, runs[0], runs[1])
+        return await asyncio.to_thread(compare_runs, candidate, recorded_invocation, runs[0], runs[1])
 
     async def _add_counts(self, id: str, counts: Mapping[str, int], finding: Mapping[str, Any] | None = None) -> None:
         with suppress(StoreUnavailable):  # counting resumes when the store is back
@@ -199,7 +201,7 @@ class CandidateMirror:
             await asyncio.sleep(LOOK_SECONDS)
         return True
 
-    def _has_room(self, model: str, paths: tuple[Path, Path], mine: int = 0) -> bool:
-        """Return True if the executors of ``paths`` have room without ``mine`` comparisons."""
+    def _has_room(self, model: str, paths: tuple[Path, Path], own_count: int = 0) -> bool:
+        """Return True if the executors of ``paths`` have room without ``own_count`` comparisons."""
         options = {option for path in paths for option in path.options.values()}
-        return self._room.is_free([(model, option) for option in options], mine)
+        return self._room.is_free([(model, option) for option in options], own_count)

@@ -37,14 +37,14 @@ class ServedRequests:
             return
         seconds = time.time() - invocation.created
         durations = self._durations[invocation.model, invocation.type]
-        lost = self._was_lost(running)
-        if not lost and not any(option.endswith(CANDIDATE_MARK) for option in invocation.options):
+        was_lost = self._was_lost(running)
+        if not was_lost and not any(option.endswith(CANDIDATE_MARK) for option in invocation.options):
             if status == "done":
                 durations.append(seconds)
             return
         counts = self._counts.setdefault(candidate.id, Counter())
         counts[SERVED] += 1
-        if lost or (status != "done" and not isinstance(running.failure, Rejected)):
+        if was_lost or (status != "done" and not isinstance(running.failure, Rejected)):
             counts[SERVED_FAILED] += 1
             self._findings[candidate.id] = _describe_failure(running)
         elif len(durations) >= MIN_DURATIONS and seconds > sorted(durations)[int(_SLOW_QUANTILE * len(durations))]:
@@ -66,8 +66,8 @@ class ServedRequests:
         """Yield id, new counts and latest failure of each candidate."""
         counts, self._counts = self._counts, {}
         findings, self._findings = self._findings, {}
-        for id, found in counts.items():
-            yield id, dict(found), findings.get(id)
+        for id, candidate_counts in counts.items():
+            yield id, dict(candidate_counts), findings.get(id)
 
     def clear(self) -> None:
         """Forget everything: there is no canary any longer."""
@@ -80,13 +80,15 @@ class ServedRequests:
 def _describe_failure(running: InflightInvocation) -> dict[str, Any]:
     """Describe a request that failed on a candidate or left it."""
     invocation, error = running.invocation, running.failure
-    what = f"{error.code}: {error.message}" if error is not None else "its executor was lost, and it moved to another"
+    description = (
+        f"{error.code}: {error.message}" if error is not None else "its executor was lost, and it moved to another"
+    )
     return {
         "id": invocation.id,
         "type": invocation.type,
         "at": round(time.time(), 3),
         "route": list(invocation.route),
         "outcome": "failed",
-        "what": f"a user's request: {what}",
+        "what": f"a user's request: {description}",
         "stage": error.stage if error is not None else "",
     }

@@ -32,13 +32,13 @@ class SpareRoom:
         self._router = router
         self._count_waiting = count_waiting
 
-    def is_free(self, places: Iterable[Place], mine: int = 0) -> bool:
+    def is_free(self, places: Iterable[Place], own_count: int = 0) -> bool:
         """Return True if nothing waits and executors are less than half full.
 
-        ``places`` are their models and options. ``mine`` of their invocations are comparisons, which do not count.
+        ``places`` are their models and options. ``own_count`` of their invocations are comparisons, which do not count.
         """
         return not self._count_waiting() and all(
-            _has_room(self._router.serving_executors(model, option), mine) for model, option in places
+            _has_room(self._router.serving_executors(model, option), own_count) for model, option in places
         )
 
 
@@ -52,8 +52,8 @@ def waiting_counter(runs: RequestFactory) -> Callable[[], int]:
     return count_waiting
 
 
-def _has_room(members: Sequence[ExecutorEntry], mine: int) -> bool:
+def _has_room(members: Sequence[ExecutorEntry], own_count: int) -> bool:
     if any(member.drain.overloaded for member in members):
         return False
-    users = sum(member.own + member.foreign for member in members) - mine
+    users = sum(member.own + member.foreign for member in members) - own_count
     return users < sum(max(1, member.status.slots // 2) for member in members)

@@ -66,14 +66,14 @@ class Chat:
         self,
         runs: RequestFactory,
         fetcher: Fetcher,
-        spoken: SpokenAnswers | None = None,
+        spoken_answers: SpokenAnswers | None = None,
         continuations: Continuations | None = None,
         files: ClientFiles | None = None,
     ) -> None:
         self._runs = runs
         self.meter = runs.records.meter
         self.files = files if files is not None else ClientFiles(runs.settings)
-        self.spoken = spoken
+        self.spoken = spoken_answers
         self.schemas = SchemaCheck()
         self.continuations = continuations
         self._router = runs.router
@@ -111,49 +111,49 @@ class Chat:
     def _get_model(self, name: str) -> ModelPlan:
         return self._router.get_model(self._router.base_model(name))
 
-    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """Open a chat request to a model or an adapter; ``pinned`` names its path.
+    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
+        """Open a chat request to a model or an adapter; ``pinned_path`` names its path.
 
         Raises ``NotFound``, and ``Overloaded`` at the limit.
         """
         base = self._router.adapter_bases.get(model, model)
         self._router.get_model(base)
-        run = self._runs.open_request(APP, base, seed=seed, pinned=pinned)
+        run = self._runs.open_request(APP, base, seed=seed, pinned_path=pinned_path)
         run.model_name = model
         return run
 
-    async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
-        """Send the prepared chat ``asked`` to the run's model; return the streams of the answer.
+    async def begin_answer(self, run: ClientRequest, prepared_chat: PreparedChat) -> ChatOutput:
+        """Send the prepared chat ``prepared_chat`` to the run's model; return the streams of the answer.
 
         Raises ``Rejected`` for an invalid request, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
-        run.estimates, run.cache_key = asked.estimates, asked.cache_key
-        self._choose_adapter(run, asked)
+        run.estimates, run.cache_key = prepared_chat.estimates, prepared_chat.cache_key
+        self._choose_adapter(run, prepared_chat)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
-            return await self._submit_static(run, task, asked)
+            return await self._submit_static(run, task, prepared_chat)
         run.known = ()  # an answer of several segments cannot continue after known tokens
-        wanted = await self.place_inputs(asked, run, run.inputs_name, MAX_READERS)
+        chat_input = await self.place_inputs(prepared_chat, run, run.inputs_name, MAX_READERS)
         with use(run):
-            return await run_task(task.invoke, wanted)
+            return await run_task(task.invoke, chat_input)
 
-    async def begin_choices(self, run: ClientRequest, asked: PreparedChat) -> list[ChatOutput]:
-        """Send ``asked``, a chat with several answers; return the streams of each answer.
+    async def begin_choices(self, run: ClientRequest, prepared_chat: PreparedChat) -> list[ChatOutput]:
+        """Send ``prepared_chat``, a chat with several answers; return the streams of each answer.
 
         Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph depends on results.
         """
-        run.estimates, run.cache_key = asked.estimates, asked.cache_key
-        self._choose_adapter(run, asked)
+        run.estimates, run.cache_key = prepared_chat.estimates, prepared_chat.cache_key
+        self._choose_adapter(run, prepared_chat)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
             raise BadRequest(f"{run.model} returns one answer per request: omit n", param="n")
-        made: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), asked)
-        return [ChatOutput(text=text) for text in made.texts]
+        chat_choices: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), prepared_chat)
+        return [ChatOutput(text=text) for text in chat_choices.texts]
 
-    def _choose_adapter(self, run: ClientRequest, asked: PreparedChat) -> None:
+    def _choose_adapter(self, run: ClientRequest, prepared_chat: PreparedChat) -> None:
         """Select the adapter that the client named, if any."""
         if run.model_name != run.model:
-            asked.use_adapter(run.model_name, self._router.loaded_adapters.get(run.model_name))
+            prepared_chat.use_adapter(run.model_name, self._router.loaded_adapters.get(run.model_name))
 
     def check_price(self, run: ClientRequest, prices: PriceOptions) -> None:
         """Attach the check of ``prices`` to ``run``, for its submission. Raises as ``Quotes.open_check``."""
@@ -172,9 +172,11 @@ class Chat:
         self.check_price(run, prices)
         if run.price is None:
             return run.pinned
-        asked, task = await self.prepare_request(run, request), self._tasks.get_task(run.model)
-        run.price.expected, run.price.image = _expected_sizes(asked), image
-        return await run.price.choose_path(run.model, record(task.invoke, asked.input, run.choice_point), run.pinned)
+        prepared_chat, task = await self.prepare_request(run, request), self._tasks.get_task(run.model)
+        run.price.expected, run.price.image = _expected_sizes(prepared_chat), image
+        return await run.price.choose_path(
+            run.model, record(task.invoke, prepared_chat.input, run.choice_point), run.pinned
+        )
 
     async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:
         """Validate ``request`` for ``run``, and fetch its media."""
@@ -208,15 +210,15 @@ class Chat:
         task = self._tasks.get_task(model)
         voice = _requested_voice(request, self._router.get_model(model))
         messages, refs = convert_messages(request)
-        asked = PreparedChat(
+        prepared_chat = PreparedChat(
             self._without_unknown(request), messages, [], voice, usual=self._router.sampling.of_model(model)
         )
-        if refs or asked.needs_arena:
+        if refs or prepared_chat.needs_arena:
             return None
-        kind = self._kinds.find_kind(model, task, asked.input)
+        kind = self._kinds.find_kind(model, task, prepared_chat.input)
         if kind is None or (self._router.growing and self._must_wait(kind)):
             return None
-        return PlainChat(request, task, asked, kind)
+        return PlainChat(request, task, prepared_chat, kind)
 
     def _without_unknown(self, request: ChatRequest) -> ChatRequest:
         """Remove fields that executors of an earlier build would reject."""
@@ -268,47 +270,49 @@ class Chat:
         """Raise ``BadRequest`` for a model without an encoder of ``modality``."""
         takes = self._get_model(model).encoders
         if modality not in takes:
-            named = ", ".join(sorted(takes)) or "text only"
-            raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
+            accepted_modalities = ", ".join(sorted(takes)) or "text only"
+            raise BadRequest(f"{model} takes no {modality} input (it takes: {accepted_modalities})", param="model")
 
-    async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> Any:
+    async def _submit_static(self, run: ClientRequest, task: CompositeTask, prepared_chat: PreparedChat) -> Any:
         """Submit a graph that depends on the request alone: one segment."""
         kinds = self._kinds
-        kind = None if asked.choices else kinds.find_kind(run.model, task, asked.input)
-        segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
+        kind = None if prepared_chat.choices else kinds.find_kind(run.model, task, prepared_chat.input)
+        segment = kind.segment if kind is not None else record(task.invoke, prepared_chat.input, run.choice_point)
         if run.price is not None:
-            run.price.expected = _expected_sizes(asked)
+            run.price.expected = _expected_sizes(prepared_chat)
         await run.wait_admission(segment)
         try:
             ticket = run.take_ticket(segment, kinds.known_assignment(kind))
-            if asked.needs_arena:
-                graph = await self._place_graph(run, task, asked, kind)
+            if prepared_chat.needs_arena:
+                graph = await self._place_graph(run, task, prepared_chat, kind)
             elif kind is not None:
-                graph = kinds.build_graph(kind, run, task, asked.input)
+                graph = kinds.build_graph(kind, run, task, prepared_chat.input)
             else:
-                graph = RequestGraph(segment, None, partial(replay, task.invoke, asked.input, segment))
+                graph = RequestGraph(segment, None, partial(replay, task.invoke, prepared_chat.input, segment))
             running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)
         except BaseException:
             run.release_admission()
             raise
-        if asked.choices:
+        if prepared_chat.choices:
             for stream in running.streams.values():
                 stream.fingerprint = Fingerprint()
         return graph.bind(running.streams)
 
     async def _place_graph(
-        self, run: ClientRequest, task: CompositeTask, asked: PreparedChat, kind: ChatKind | None
+        self, run: ClientRequest, task: CompositeTask, prepared_chat: PreparedChat, kind: ChatKind | None
     ) -> RequestGraph:
         """Put the inputs into the arena for all attempts; return the graph."""
         try:
-            readers = (MAX_ATTEMPTS + 1) * max(1, len(asked.choices))
-            wanted = await self.place_inputs(asked, run, run.id, readers)
-            return self._kinds.build_graph(kind, run, task, wanted)
+            readers = (MAX_ATTEMPTS + 1) * max(1, len(prepared_chat.choices))
+            chat_input = await self.place_inputs(prepared_chat, run, run.id, readers)
+            return self._kinds.build_graph(kind, run, task, chat_input)
         except BaseException:
             self._runs.tensors.end_invocation(run.id)
             raise
 
-    async def place_inputs(self, asked: PreparedChat, run: ClientRequest, holder: str, readers: int) -> ChatInput:
+    async def place_inputs(
+        self, prepared_chat: PreparedChat, run: ClientRequest, holder: str, readers: int
+    ) -> ChatInput:
         """Put media and long messages into the arena once, for ``holder``."""
         place = partial(place_input, self._runs.tensors, run.kept)
         media = [
@@ -320,10 +324,10 @@ class Chat:
                 readers,
                 run.salt,
             )
-            for item in asked.items
+            for item in prepared_chat.items
         ]
         update: dict[str, Any] = {"media": tuple(media)}
-        for name, body in (("messages", asked.body), ("params", asked.params)):
+        for name, body in (("messages", prepared_chat.body), ("params", prepared_chat.params)):
             if len(body) > MAX_INLINE_BYTES:
                 if len(body) > self._limits.item_bytes:
                     raise TooLarge(
@@ -331,18 +335,23 @@ class Chat:
                     )
                 # Both halves of a language model read parameters.
                 reads = readers if name == "messages" else MAX_READERS
-                placed = body if name == "messages" else salt_params(body, run.prompt_salt)
-                update[name] = await place(placed, _about_json(placed), holder, run.deadline, reads, run.salt)
-        if any(len(body) > MAX_INLINE_BYTES for body in asked.choices):
-            choices = [salt_params(body, run.prompt_salt) for body in asked.choices]
+                salted_body = body if name == "messages" else salt_params(body, run.prompt_salt)
+                update[name] = await place(salted_body, _about_json(salted_body), holder, run.deadline, reads, run.salt)
+        if any(len(body) > MAX_INLINE_BYTES for body in prepared_chat.choices):
+            choices = [salt_params(body, run.prompt_salt) for body in prepared_chat.choices]
             update["choices"] = tuple(
                 [await place(body, _about_json(body), holder, run.deadline, readers, run.salt) for body in choices]
             )
-        return asked.input.model_copy(update=update)
+        return prepared_chat.input.model_copy(update=update)
 
 
-def _expected_sizes(asked: PreparedChat) -> ExpectedSizes:
-    return ExpectedSizes(asked.estimates, asked.input.answer, max(1, len(asked.choices)), asked.answers_whole)
+def _expected_sizes(prepared_chat: PreparedChat) -> ExpectedSizes:
+    return ExpectedSizes(
+        prepared_chat.estimates,
+        prepared_chat.input.answer,
+        max(1, len(prepared_chat.choices)),
+        prepared_chat.answers_whole,
+    )
 
 
 def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:
@@ -357,9 +366,9 @@ def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:
     return _select_voice(name, model, request.model)
 
 
-def _select_voice(name: str, model: ModelPlan, called: str) -> str:
+def _select_voice(name: str, model: ModelPlan, model_name: str) -> str:
     if not model.has_talker:
-        raise BadRequest(f"{called} has no audio output", param="model")
+        raise BadRequest(f"{model_name} has no audio output", param="model")
     if name in model.voices or not model.voices:
         return name
     if name in OPENAI_VOICES:

@@ -63,10 +63,10 @@ async def render_completion(
 
     A ``keeper`` stores the audio for later references, a ``meter`` adds the price.
     """
-    spoken = await store_speech(request, await collect_samples(output, got), got, keeper)
+    speech_audio = await store_speech(request, await collect_samples(output, got), got, keeper)
     if meter is not None:
         got.price = await meter.measure_request(run.segments)
-    return encode_answer(run, request, got, spoken)
+    return encode_answer(run, request, got, speech_audio)
 
 
 async def store_speech(
@@ -82,17 +82,20 @@ async def store_speech(
 
 
 def encode_answer(
-    run: ClientRequest, request: ChatRequest, got: AnswerAccumulator, spoken: chat_response.ChatCompletionAudio | None
+    run: ClientRequest,
+    request: ChatRequest,
+    got: AnswerAccumulator,
+    speech_audio: chat_response.ChatCompletionAudio | None,
 ) -> bytes:
     """Build the body of a ``chat.completion`` from a complete answer."""
     return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model_name,
         created=int(run.created),
-        text=got.text if request.wants_text or spoken is None else None,
+        text=got.text if request.wants_text or speech_audio is None else None,
         finish_reason=got.finish,
         usage=got.usage(),
-        audio=spoken,
+        audio=speech_audio,
         fingerprint=f"epoch-{run.epoch}",
         parts=got.structured_parts(logprobs=bool(request.logprobs)),
     )
@@ -104,51 +107,55 @@ async def stream_events(
     output: ChatOutput,
     got: AnswerAccumulator,
     keeper: SpokenAnswers | None = None,
-    continued: ResumableStream | None = None,
+    resumable_stream: ResumableStream | None = None,
     meter: UsageMeter | None = None,
 ) -> AsyncIterator[bytes]:
     """Yield the body of a streamed answer: frames that are ready together are sent together.
 
     The first frames are sent when all executors have accepted the request, or with earlier output. ``run`` ends before
-    the last frame. A ``keeper`` stores the audio for later references. A ``continued`` stream skips the output that its
-    client has. With a ``meter``, the stream contains the usage and its price. Raises any error of the answer.
+    the last frame. A ``keeper`` stores the audio for later references. A ``resumable_stream`` stream skips the output
+    that its client has. With a ``meter``, the stream contains the usage and its price. Raises any error of the answer.
     """
-    record = continued.record if continued is not None else None
+    record = resumable_stream.record if resumable_stream is not None else None
     plain = open_event_stream(run, request, record, priced=meter is not None)
     format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
-    stream: ChatStream | NumberedStream = continued.number_events(plain, format) if continued is not None else plain
+    stream: ChatStream | NumberedStream = (
+        resumable_stream.number_events(plain, format) if resumable_stream is not None else plain
+    )
     head = [stream.role("" if request.wants_text else None)]
     sound = AudioOutputFile(format, keeper, record.audio_id if record is not None else new_secret_id("audio_"))
     if output.audio is not None:
         head.append(stream.audio_start(sound.id))
-    accepted, parts = AcceptanceStream(), open_output_streams(output)
-    if run.notify_when_accepted(accepted.mark_accepted):
-        parts[ACCEPTED_STREAM] = accepted
+    acceptance, parts = AcceptanceStream(), open_output_streams(output)
+    if run.notify_when_accepted(acceptance.mark_accepted):
+        parts[ACCEPTED_STREAM] = acceptance
     say = choose_text_event(stream, request, output.audio is not None)
     tail: list[bytes] = []
-    begun, logged = False, 0
+    has_begun, logprob_count = False, 0
     async for batch in merge_streams(parts):
-        if not begun:
-            accepted.end()
+        if not has_begun:
+            acceptance.end()
             batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
         frames = encode_text_events(stream, say, got, batch)
-        if request.logprobs and (fresh := got.logprobs[logged:]):
-            logged += len(fresh)
+        if request.logprobs and (fresh := got.logprobs[logprob_count:]):
+            logprob_count += len(fresh)
             frames.append(stream.logprobs(fresh))
-        if continued is not None:
-            continued.add_token_ids([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
+        if resumable_stream is not None:
+            resumable_stream.add_token_ids(
+                [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
+            )
         samples = [item.array for _, item in batch if item.array is not None]
         if samples:
             frames.append(stream.audio(await sound.push_samples(samples, got)))
-        yield b"".join(frames if begun else [*head, *frames])
-        begun = True
+        yield b"".join(frames if has_begun else [*head, *frames])
+        has_begun = True
     if output.audio is not None:
         tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.store_answer(got.text))]
     if meter is not None:
         got.price = await meter.measure_request(run.segments)
     stream.complete()
     run.end("done")
-    yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+    yield b"".join([*([] if has_begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 
 def encode_text_events(

@@ -70,12 +70,12 @@ async def stream_choices(
     streams = [open_event_stream(run, request, priced=meter is not None, place=place) for place in range(len(outputs))]
     writers = [_ChoiceWriter(request, stream, place, got) for place, stream in enumerate(streams)]
     head = [writer.stream.role() for writer in writers]
-    accepted, parts = AcceptanceStream(), _open_streams(outputs)
-    if run.notify_when_accepted(accepted.mark_accepted):
-        parts[ACCEPTED_STREAM] = accepted
+    acceptance, parts = AcceptanceStream(), _open_streams(outputs)
+    if run.notify_when_accepted(acceptance.mark_accepted):
+        parts[ACCEPTED_STREAM] = acceptance
     async for batch in merge_streams(parts):
         frames, head = head, []
-        accepted.end()
+        acceptance.end()
         for name, item in batch:
             if name != ACCEPTED_STREAM:
                 frames += writers[int(name)].write(item.data)
@@ -110,8 +110,8 @@ class _ChoiceWriter:
 
     def close(self) -> bytes:
         """Return the last event of the answer; b"" if it was sent."""
-        self._ended, ended = True, self._ended
-        return b"" if ended else self.stream.finish(self._got.choices[self._place].finish)  # type: ignore[arg-type]
+        self._ended, was_ended = True, self._ended
+        return b"" if was_ended else self.stream.finish(self._got.choices[self._place].finish)  # type: ignore[arg-type]
 
 
 def _open_streams(outputs: Sequence[ChatOutput]) -> dict[str, ItemStream]:

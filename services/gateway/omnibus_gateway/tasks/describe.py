@@ -34,8 +34,8 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
     painter = _makes(resolve.create_image_task, name, plan)
     films = _makes(resolve.create_video_task, name, plan) is not None
     embeds = _makes(resolve.create_embedding_task, name, plan) is not None
-    taken = {"text", *model.encoders} | ({"image"} if painter and resolve.max_reference_images(painter) else set())
-    made = {
+    inputs = {"text", *model.encoders} | ({"image"} if painter and resolve.max_reference_images(painter) else set())
+    outputs = {
         "text": chats,
         "audio": chats and model.has_talker,
         "image": painter is not None,
@@ -43,7 +43,7 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
         "embedding": embeds,
     }
     context = (model.context or _checkpoint_context(model)) if chats or embeds else None
-    return ModelFacts(_in_order(taken), tuple(kind for kind, does in made.items() if does), model.voices, context)
+    return ModelFacts(_in_order(inputs), tuple(kind for kind, does in outputs.items() if does), model.voices, context)
 
 
 def _makes(create: Any, name: str, plan: Plan) -> CompositeTask | None:
@@ -71,8 +71,8 @@ def _checkpoint_context(model: ModelPlan) -> int | None:
 
 def _find_context(config: Any) -> int | None:
     while isinstance(config, dict):
-        found = config.get("max_position_embeddings")
-        if isinstance(found, int):
-            return found
+        context_length = config.get("max_position_embeddings")
+        if isinstance(context_length, int):
+            return context_length
         config = next((config[name] for name in _LANGUAGE_CONFIGS if name in config), None)
     return None

@@ -81,8 +81,8 @@ class AheadEncoder:
             raise StageUnavailable(f"{model} has no encoder that can be called alone", stage="audio")
         encoder = task.encoder_for("audio")
 
-        def encode(given: Mapping[str, Any]) -> None:
-            encoder.invoke(EncodeInput(media=given), work=work)
+        def encode(media_input: Mapping[str, Any]) -> None:
+            encoder.invoke(EncodeInput(media=media_input), work=work)
 
         return record(encode, media)
 

@@ -48,9 +48,9 @@ class ImageTasks:
         """Return the task of model ``name``. Raises ``NotFound``, and ``BadRequest`` if it has no image output."""
         return self._tasks.get_task(name)
 
-    def open_request(self, model: str, seed: int | None, pinned: str, prices: PriceOptions) -> ClientRequest:
+    def open_request(self, model: str, seed: int | None, pinned_path: str, prices: PriceOptions) -> ClientRequest:
         """Open a request to ``model``. Raises as ``RequestFactory.open_request`` and ``Quotes.open_check``."""
-        run = self._runs.open_request(APP, model, seed=seed, pinned=pinned)
+        run = self._runs.open_request(APP, model, seed=seed, pinned_path=pinned_path)
         run.price = self._runs.quotes.open_check(prices, self.get_task(model))
         return run
 
@@ -65,9 +65,9 @@ class ImageTasks:
         task = self.get_task(run.model)
         wish = self.add_defaults(run.model, wish)
         check_image_count(run.model, task, len(images))
-        placed = [await self._place_image(run, image) for image in images]
+        placed_images = [await self._place_image(run, image) for image in images]
         with use(run):
-            request = build_request(run.model, task, {**wish, **_image_inputs(task, placed)})
+            request = build_request(run.model, task, {**wish, **_image_inputs(task, placed_images)})
             output: ImageOutput = await run_task(task.invoke, request)
         return output
 
@@ -76,11 +76,11 @@ class ImageTasks:
 
         If the model accepts reference images, their size is the default size.
         """
-        declared = self._runs.router.get_model(model).image_defaults
-        said = {name: value for name, value in msgspec.structs.asdict(declared).items() if value}
+        declared_defaults = self._runs.router.get_model(model).image_defaults
+        defaults = {name: value for name, value in msgspec.structs.asdict(declared_defaults).items() if value}
         if "width" in wish or max_reference_images(self.get_task(model)):
-            said = {name: value for name, value in said.items() if name not in ("width", "height")}
-        return {**said, **wish}
+            defaults = {name: value for name, value in defaults.items() if name not in ("width", "height")}
+        return {**defaults, **wish}
 
     def record_graph(self, run: ClientRequest, wish: Mapping[str, Any]) -> Segment:
         """Record the graph of ``wish``, for its price. Raises as ``generate_images`` for an invalid wish."""
@@ -123,11 +123,11 @@ def check_image_count(model: str, task: CompositeTask, count: int) -> None:
         raise BadRequest(f"{model} only edits images: send an image to /v1/images/edits", param="image")
 
 
-def _image_inputs(task: CompositeTask, placed: Sequence[Any]) -> dict[str, Any]:
+def _image_inputs(task: CompositeTask, placed_images: Sequence[Any]) -> dict[str, Any]:
     """Return reference images as fields of the request of ``task``."""
-    if not placed:
+    if not placed_images:
         return {}
-    return {IMAGES: tuple(placed)} if IMAGES in request_class(task).model_fields else {IMAGE: placed[0]}
+    return {IMAGES: tuple(placed_images)} if IMAGES in request_class(task).model_fields else {IMAGE: placed_images[0]}
 
 
 def preview_interval(steps: int, previews: int) -> int:
@@ -154,11 +154,11 @@ async def collect_images(
     run: ClientRequest, output: ImageOutput, format: PictureFormat, quality: int
 ) -> GeneratedImages:
     """Wait for all images of ``output``, and encode them."""
-    made = await asyncio.gather(*(_await_image(run, image) for image in output.images))
-    files = await asyncio.gather(*(encode_image(each, format, quality) for each in made))
+    arrays = await asyncio.gather(*(_await_image(run, image) for image in output.images))
+    files = await asyncio.gather(*(encode_image(each, format, quality) for each in arrays))
     text = await output.tokens if output.tokens is not None else 0
-    height, width, _ = made[0].shape
-    return GeneratedImages(list(files), (width, height), text, sum(each.shape[0] * each.shape[1] for each in made))
+    height, width, _ = arrays[0].shape
+    return GeneratedImages(list(files), (width, height), text, sum(each.shape[0] * each.shape[1] for each in arrays))
 
 
 async def _await_image(run: ClientRequest, result: Any) -> NDArray[np.uint8]:

@@ -38,9 +38,9 @@ class ChatKind(NamedTuple):
         """Graph with holes; its executors are already known."""
         return self.skeleton.segment
 
-    def fill(self, wanted: ChatInput) -> tuple[Segment, Assignment]:
-        """Return the graph of ``wanted``, whose inputs are placed, and its assignment."""
-        segment = self.skeleton.fill(_literals(wanted))
+    def fill(self, chat_input: ChatInput) -> tuple[Segment, Assignment]:
+        """Return the graph of ``chat_input``, whose inputs are placed, and its assignment."""
+        segment = self.skeleton.fill(_literals(chat_input))
         kind = self.assignment
         return segment, Assignment(kind.model, kind.kind, kind.parts, segment.nodes)
 
@@ -64,8 +64,8 @@ class ChatKinds:
         self._excluded: set[str] = set()  # models whose task depends on more than the kind
         self._requests = count(1)
 
-    def find_kind(self, model: str, task: CompositeTask, wanted: ChatInput) -> ChatKind | None:
-        """Return the kind of ``wanted`` for ``task`` of ``model``; None if it must be recorded separately.
+    def find_kind(self, model: str, task: CompositeTask, chat_input: ChatInput) -> ChatKind | None:
+        """Return the kind of ``chat_input`` for ``task`` of ``model``; None if it must be recorded separately.
 
         Raises as ``Router.assign``.
         """
@@ -77,27 +77,27 @@ class ChatKinds:
             return None
         key = (
             model,
-            wanted.modalities,
-            wanted.voice,
-            wanted.speech is None,
-            wanted.tokens,
-            wanted.prompt,
-            wanted.answer,
+            chat_input.modalities,
+            chat_input.voice,
+            chat_input.speech is None,
+            chat_input.tokens,
+            chat_input.prompt,
+            chat_input.answer,
         )
         if key not in self._kinds:
             if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()
-            self._kinds[key] = self._record_kind(model, task, wanted)
+            self._kinds[key] = self._record_kind(model, task, chat_input)
         return self._kinds[key]
 
-    def _record_kind(self, model: str, task: CompositeTask, wanted: ChatInput) -> ChatKind | None:
-        holes = [Hole() for _ in _literals(wanted)]
+    def _record_kind(self, model: str, task: CompositeTask, chat_input: ChatInput) -> ChatKind | None:
+        holes = [Hole() for _ in _literals(chat_input)]
         messages, params, speech, *media = holes
         open_literals: dict[str, Any] = {"messages": messages, "params": params, "media": tuple(media)}
-        if wanted.speech is not None:
+        if chat_input.speech is not None:
             open_literals["speech"] = speech
         try:
-            skeleton = record_skeleton(task.invoke, wanted.model_copy(update=open_literals), holes)
+            skeleton = record_skeleton(task.invoke, chat_input.model_copy(update=open_literals), holes)
         except OmnibusError as error:  # an invalid request raises this again when it is recorded
             log.debug("%s has no graph by kind: %s", model, error)
             return None
@@ -111,28 +111,33 @@ class ChatKinds:
         return kind.assignment if kind is not None and kind.plan is self._runs.router.plan else None
 
     def build_graph(
-        self, kind: ChatKind | None, run: ClientRequest, task: CompositeTask, wanted: ChatInput
+        self, kind: ChatKind | None, run: ClientRequest, task: CompositeTask, chat_input: ChatInput
     ) -> RequestGraph:
-        """Build the graph of ``wanted``, of this ``kind``, whose inputs are placed.
+        """Build the graph of ``chat_input``, of this ``kind``, whose inputs are placed.
 
         Raises as ``record`` and ``Router.assign``.
         """
         if kind is not None and kind.plan is not self._runs.router.plan:
-            kind = self.find_kind(run.model, task, wanted)
+            kind = self.find_kind(run.model, task, chat_input)
         if kind is not None and next(self._requests) % self._every:
-            segment, assignment = kind.fill(wanted)
+            segment, assignment = kind.fill(chat_input)
             return RequestGraph(segment, assignment, kind.skeleton.bind_answer)
-        recorded = record(task.invoke, wanted, run.choice_point)
+        recorded_segment = record(task.invoke, chat_input, run.choice_point)
         if kind is not None:
-            self._compare_graphs(kind, run.model, wanted, recorded)
-        return RequestGraph(recorded, None, partial(replay, task.invoke, wanted, recorded))
+            self._compare_graphs(kind, run.model, chat_input, recorded_segment)
+        return RequestGraph(recorded_segment, None, partial(replay, task.invoke, chat_input, recorded_segment))
 
-    def _compare_graphs(self, kind: ChatKind, model: str, wanted: ChatInput, recorded: Segment) -> None:
+    def _compare_graphs(self, kind: ChatKind, model: str, chat_input: ChatInput, recorded_segment: Segment) -> None:
         """Compare the graph of a request with that of its kind; exclude the model if they differ."""
-        filled, assignment = kind.fill(wanted)
-        nodes = self._runs.router.assign(recorded.nodes, model).nodes
-        about = (recorded.outputs, recorded.work, recorded.pins, recorded.choices)
-        if nodes != assignment.nodes or about != (filled.outputs, filled.work, filled.pins, filled.choices):
+        filled_segment, assignment = kind.fill(chat_input)
+        nodes = self._runs.router.assign(recorded_segment.nodes, model).nodes
+        about = (recorded_segment.outputs, recorded_segment.work, recorded_segment.pins, recorded_segment.choices)
+        if nodes != assignment.nodes or about != (
+            filled_segment.outputs,
+            filled_segment.work,
+            filled_segment.pins,
+            filled_segment.choices,
+        ):
             self._excluded.add(model)
             log.error(
                 "requests of one kind to %s have different graphs: its `invoke` depends on time, randomness or "
@@ -141,5 +146,5 @@ class ChatKinds:
             )
 
 
-def _literals(wanted: ChatInput) -> list[Any]:
-    return [wanted.messages, wanted.params, wanted.speech, *wanted.media]
+def _literals(chat_input: ChatInput) -> list[Any]:
+    return [chat_input.messages, chat_input.params, chat_input.speech, *chat_input.media]

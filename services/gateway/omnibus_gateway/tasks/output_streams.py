@@ -20,8 +20,8 @@ PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
 def open_output_streams(output: ChatOutput) -> dict[str, ItemStream]:
     """Return the answer's streams by name, for ``merge_streams``."""
-    named = {"text": output.text, "audio": output.audio}
-    return {name: as_item_stream(name, value) for name, value in named.items() if value is not None}
+    outputs = {"text": output.text, "audio": output.audio}
+    return {name: as_item_stream(name, value) for name, value in outputs.items() if value is not None}
 
 
 def as_item_stream(name: str, value: Any) -> ItemStream:

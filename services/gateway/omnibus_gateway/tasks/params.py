@@ -30,7 +30,7 @@ def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dic
     omitted.
     """
     values = usual.values
-    made: dict[str, Any] = {
+    params: dict[str, Any] = {
         "max_tokens": request.token_limit,
         "stop": list(request.stop_strings),
         "ignore_eos": bool(request.ignore_eos),
@@ -38,22 +38,22 @@ def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dic
     for name, neutral in _NEUTRAL.items():
         value = getattr(request, name)
         if value is not None:
-            made[name] = max(value, 0)
+            params[name] = max(value, 0)
         elif name in values or usual.complete:
-            made[name] = values.get(name, neutral)
-    if not usual.complete and "temperature" not in made:
-        made[FALLBACK] = NEUTRAL_TEMPERATURE
+            params[name] = values.get(name, neutral)
+    if not usual.complete and "temperature" not in params:
+        params[FALLBACK] = NEUTRAL_TEMPERATURE
     if values:
-        made |= _rare_params(request, values)
-    return made if is_plain(request) else made | _more_params(request)
+        params |= _rare_params(request, values)
+    return params if is_plain(request) else params | _more_params(request)
 
 
 def _rare_params(request: ChatRequest, values: Mapping[str, float]) -> dict[str, Any]:
     """Return rarely used fields: the defaults in ``values`` that ``request`` does not set."""
-    made = {name: values[name] for name in _RARE if name in values and getattr(request, name) is None}
+    params = {name: values[name] for name in _RARE if name in values and getattr(request, name) is None}
     if "max_tokens" in values and request.token_limit is None and not request.ignore_eos:
-        made["usual_tokens"] = values["max_tokens"]
-    return made
+        params["usual_tokens"] = values["max_tokens"]
+    return params
 
 
 def is_plain(request: ChatRequest) -> bool:

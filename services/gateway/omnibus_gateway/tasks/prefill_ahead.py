@@ -47,12 +47,12 @@ class AheadPrefill:
             run.end(status)
 
     async def _send(self, run: ClientRequest, request: ChatRequest) -> None:
-        asked, task = await self._chat.prepare_request(run, request), self._chat.get_task(run.model)
-        if not asked.cache_key or not isinstance(task, MLLM) or inspect.iscoroutinefunction(task.invoke):
+        prepared_chat, task = await self._chat.prepare_request(run, request), self._chat.get_task(run.model)
+        if not prepared_chat.cache_key or not isinstance(task, MLLM) or inspect.iscoroutinefunction(task.invoke):
             raise StageUnavailable(f"{run.model} has no conversation whose prompt can be cached", stage="thinker")
-        whole = record(task.invoke, asked.input, run.choice_point)
-        asked.prefill_only()
-        await self._chat.begin_answer(run, asked)
+        whole = record(task.invoke, prepared_chat.input, run.choice_point)
+        prepared_chat.prefill_only()
+        await self._chat.begin_answer(run, prepared_chat)
         run.estimates = ()  # a request without an answer must not affect the estimates
         self._check_path(run, whole)
 
@@ -68,10 +68,12 @@ class AheadPrefill:
 
     def _check_path(self, run: ClientRequest, whole: Segment) -> None:
         """Raise ``StageUnavailable`` if the answer with graph ``whole`` takes another path."""
-        sent = run.segments[-1].invocation
-        used = dict(zip([node.component for node in sent.nodes], sent.options, strict=True))
-        for model, component, option in self._find_options(run, whole, sent.id):
-            if used.get(component, "").removeprefix(f"{model}/") != option:
+        sent_invocation = run.segments[-1].invocation
+        used_options = dict(
+            zip([node.component for node in sent_invocation.nodes], sent_invocation.options, strict=True)
+        )
+        for model, component, option in self._find_options(run, whole, sent_invocation.id):
+            if used_options.get(component, "").removeprefix(f"{model}/") != option:
                 raise StageUnavailable(f"answers of {run.model} take another path", stage=component)
 
     def _find_options(self, run: ClientRequest, whole: Segment, id: str) -> Iterator[tuple[str, str, str]]:

@@ -87,16 +87,16 @@ class PreparedChat:
         self.estimates: Estimates = ((_PROMPT_INDEX, text),)
         if items:
             media = zip(self.input.modalities, self.input.tokens, strict=True)
-            known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
-            self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
+            media_estimates = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
+            self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *media_estimates)
 
-    def use_adapter(self, name: str, loaded: AdapterRecord | None = None) -> None:
-        """Use the adapter ``name``; ``loaded`` is its record if it was loaded at runtime."""
-        chosen: dict[str, Any] = {"adapter": name}
-        if loaded is not None:
-            chosen["adapter_source"] = {"path": loaded.path, "sha256": loaded.sha256}
+    def use_adapter(self, name: str, adapter: AdapterRecord | None = None) -> None:
+        """Use the adapter ``name``; ``adapter`` is its record if it was loaded at runtime."""
+        adapter_params: dict[str, Any] = {"adapter": name}
+        if adapter is not None:
+            adapter_params["adapter_source"] = {"path": adapter.path, "sha256": adapter.sha256}
         self.params, *choices = (
-            encode_input({**msgspec.json.decode(body), **chosen}) for body in (self.params, *self.choices)
+            encode_input({**msgspec.json.decode(body), **adapter_params}) for body in (self.params, *self.choices)
         )
         self.choices = tuple(choices)
         several = {"choices": tuple(map(msgspec.Raw, choices))} if choices else {}
@@ -150,7 +150,7 @@ def _speech_params(request: ChatRequest, usual: Mapping[str, float]) -> dict[str
     most = {"max_codes": audio.max_tokens} if audio.max_tokens else {}  # else the default of the talker
     if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
         return {**how, **most}
-    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
-    if "top_k" in said:
-        said["top_k"] = max(0, said["top_k"])
-    return {**how, **said, **most}
+    audio_params = {name: value for name in how if (value := getattr(audio, name)) is not None}
+    if "top_k" in audio_params:
+        audio_params["top_k"] = max(0, audio_params["top_k"])
+    return {**how, **audio_params, **most}

@@ -39,7 +39,7 @@ class TaskCache:
         key = (plan.epoch if plan else 0, name)
         if key not in self._tasks:
             self._router.get_model(name)
-            self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
+            self._tasks = {cached_key: task for cached_key, task in self._tasks.items() if cached_key[0] == key[0]}
             self._tasks[key] = self._make(name, plan)  # type: ignore[arg-type]
         return self._tasks[key]
 
@@ -50,9 +50,9 @@ def create_chat_task(name: str, plan: Plan) -> CompositeTask:
     Raises ``BadRequest`` for a model without chat, and for a plugin that cannot be loaded.
     """
     model = plan.models[name]
-    made = _family_task(name, model)
-    if made is not None and not makes_images(made) and not makes_videos(made):
-        return made
+    family_task = _family_task(name, model)
+    if family_task is not None and not makes_images(family_task) and not makes_videos(family_task):
+        return family_task
     owners = plan.task_owners()
     thinker: Think | PrefillDecode
     if {"prefill", "decode"} <= {*model.components}:
@@ -84,9 +84,9 @@ def create_image_task(name: str, plan: Plan) -> CompositeTask:
     ``BadRequest`` for a model without image output.
     """
     model = plan.models[name]
-    made = _family_task(name, model)
-    if made is not None and makes_images(made):
-        return made
+    family_task = _family_task(name, model)
+    if family_task is not None and makes_images(family_task):
+        return family_task
     fitting = [(kind, parts) for kind in PAINTERS if (parts := _match_components(kind, model)) is not None]
     if not fitting:
         raise BadRequest(f"{name} has no image output: its components are {', '.join(model.components)}", param="model")
@@ -101,9 +101,9 @@ def create_video_task(name: str, plan: Plan) -> CompositeTask:
     Its request has the fields of ``VideoInput``. Raises ``BadRequest`` for a model without video output.
     """
     model = plan.models[name]
-    made = _family_task(name, model)
-    if made is not None and makes_videos(made):
-        return made
+    family_task = _family_task(name, model)
+    if family_task is not None and makes_videos(family_task):
+        return family_task
     parts = _match_components(VideoGeneration, model)
     if parts is None:
         raise BadRequest(f"{name} has no video output: its components are {', '.join(model.components)}", param="model")
@@ -128,11 +128,11 @@ def request_class(task: CompositeTask) -> Any:
     """Return the input type of the task's ``invoke``; ``ChatInput`` without a usable annotation."""
     try:
         hints = get_type_hints(type(task).invoke)
-        [_, taken, *_] = inspect.signature(type(task).invoke).parameters
+        [_, parameter, *_] = inspect.signature(type(task).invoke).parameters
     except (NameError, TypeError, ValueError):
         return ChatInput
-    found = hints.get(taken)
-    return found if hasattr(found, "model_fields") else ChatInput
+    input_type = hints.get(parameter)
+    return input_type if hasattr(input_type, "model_fields") else ChatInput
 
 
 def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> BaseModel:
@@ -141,14 +141,14 @@ def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> B
     Raises ``BadRequest`` whose ``param`` is a field of the task: see ``rename_params``.
     """
     try:
-        made: BaseModel = request_class(task)(**wish)
+        request: BaseModel = request_class(task)(**wish)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "extra_forbidden":
             raise BadRequest(f"{model} does not support the parameter {name!r}: omit it", param=name) from None
         raise BadRequest(f"{name}: {first['msg']}", param=name) from None
-    return made
+    return request
 
 
 @contextmanager
@@ -182,8 +182,10 @@ def max_reference_images(task: CompositeTask) -> int:
 
 def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:
     """Return the task that the model's family names; None if it names none."""
-    made = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]
-    return plugins.import_object(made, f"composite of family {model.family}")(name, model) if made else None
+    import_path = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]
+    return (
+        plugins.import_object(import_path, f"composite of family {model.family}")(name, model) if import_path else None
+    )
 
 
 def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
@@ -198,14 +200,16 @@ def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, 
         for name, field in kind.model_fields.items()
         if (task := _unit_task_type(field.annotation)) is not None
     }
-    found = {name: (task, name) for name, task in tasks.items() if _runs_task(name, task, model, kinds)}
+    bindings = {name: (task, name) for name, task in tasks.items() if _runs_task(name, task, model, kinds)}
     for name, task in tasks.items():
-        used = {part for _, part in found.values()}
-        left = [part for part in model.components if part not in used and _runs_task(part, task, model, kinds)]
-        if name not in found and len(left) == 1:
-            found[name] = (task, left[0])
-    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in found]
-    return None if missing else found
+        used_components = {part for _, part in bindings.values()}
+        left = [
+            part for part in model.components if part not in used_components and _runs_task(part, task, model, kinds)
+        ]
+        if name not in bindings and len(left) == 1:
+            bindings[name] = (task, left[0])
+    missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in bindings]
+    return None if missing else bindings
 
 
 def _runs_task(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
@@ -224,11 +228,11 @@ def _bind_task(
 ) -> Task:
     """Return the unit task that runs ``component``: that of another model if it is shared."""
     own = kind(model=name, component=component)
-    wanted = model.tasks.get(component, own.name)
-    if own.name == wanted:
+    task_name = model.tasks.get(component, own.name)
+    if own.name == task_name:
         return own
-    for owner, part in owners.get(wanted, ()):
-        shared = kind(model=owner, component=part)
-        if shared.name == wanted:
-            return shared
+    for owner, part in owners.get(task_name, ()):
+        shared_task = kind(model=owner, component=part)
+        if shared_task.name == task_name:
+            return shared_task
     return own

@@ -66,13 +66,13 @@ class AdmissionGrant:
         """Release the places of the request, which runs no more; idempotent."""
         self._admission.end_request(self._fair, self._turn)
 
-    def settle(self, used: float) -> None:
-        """Record that the request ``used`` so many GPU-seconds; idempotent."""
+    def settle(self, gpu_seconds: float) -> None:
+        """Record that the request ``gpu_seconds`` so many GPU-seconds; idempotent."""
         if not self._settled:
             self._settled = True
-            self._admission.charge(self._tenant, used - self._expected)
-            self._fair.settle_entry(self._turn, used)
-            metrics.count_gpu_seconds(self._tenant.name, used)
+            self._admission.charge(self._tenant, gpu_seconds - self._expected)
+            self._fair.settle_entry(self._turn, gpu_seconds)
+            metrics.count_gpu_seconds(self._tenant.name, gpu_seconds)
 
 
 class Admission:
@@ -119,15 +119,15 @@ class Admission:
         return AdmissionGrant(self, queue.fair, turn, tenant, claim.paths)
 
     def _model_queue(self, assignment: Assignment) -> ModelQueue:
-        found = self._queues.get(assignment.model)
-        if found is None:
+        model_queue = self._queues.get(assignment.model)
+        if model_queue is None:
             if len(self._queues) >= _MAX_QUEUES:
                 self._queues = {
                     name: each for name, each in self._queues.items() if each.fair.working or each.fair.waiting
                 }
             models = tuple(part.model for part in assignment.parts)
-            found = self._queues[assignment.model] = ModelQueue(models, FairQueue(self._settings.admit_queue))
-        return found
+            model_queue = self._queues[assignment.model] = ModelQueue(models, FairQueue(self._settings.admit_queue))
+        return model_queue
 
     async def _enqueue_and_wait(
         self, queue: ModelQueue, tenant: Tenant, claim: RequestClaim, request: PlaceRequest

@@ -53,14 +53,15 @@ class RequestCostModel:
     def expected_cost(self, assignment: Assignment, work: Sequence[float], tenant: str = "") -> RequestCost:
         """Return the expected cost of a graph of ``tenant``; ``work`` is in tokens per node, as in ``Segment``."""
         tokens = tuple(float(each) for each in work) or (1.0,) * len(assignment.nodes)
-        known = [self._token_seconds.get(node.task) for node in assignment.nodes]
-        planned = self._profiled_seconds(assignment) if None in known else 0.0
-        if planned:
+        token_seconds = [self._token_seconds.get(node.task) for node in assignment.nodes]
+        planned_seconds = self._profiled_seconds(assignment) if None in token_seconds else 0.0
+        if planned_seconds:
             whole = sum(tokens) or 1.0
-            nodes = tuple(planned * each / whole for each in tokens)
+            nodes = tuple(planned_seconds * each / whole for each in tokens)
         else:
             nodes = tuple(
-                each * (DEFAULT_TOKEN_SECONDS if one is None else one) for each, one in zip(tokens, known, strict=True)
+                each * (DEFAULT_TOKEN_SECONDS if one is None else one)
+                for each, one in zip(tokens, token_seconds, strict=True)
             )
         ratio = self._ratios.get((tenant, assignment.model, assignment.kind), 1.0)
         return RequestCost(sum(nodes) * ratio, tokens, nodes)
@@ -71,13 +72,13 @@ class RequestCostModel:
         The charge is ``seconds``, or the expected cost if its executors do not report.
         """
         if running.failure is not None or not running.all_reported:
-            told = running.hops or running.unfinished or not running.accepted
-            return seconds if told else cost.seconds
+            has_times = running.hops or running.unfinished or not running.accepted
+            return seconds if has_times else cost.seconds
         invocation, hops = running.invocation, running.hops
         took = actual_tokens([node.component for node in invocation.nodes], cost.tokens, running.streams)
         if not seconds:
-            scaled = zip(cost.nodes, cost.tokens, took, strict=True)
-            return sum(own * (now / was if was else 1.0) for own, was, now in scaled)
+            scaled_costs = zip(cost.nodes, cost.tokens, took, strict=True)
+            return sum(own * (now / was if was else 1.0) for own, was, now in scaled_costs)
         whole = sum(hop.computed for hop in hops.values())
         for index, (node, tokens) in enumerate(zip(invocation.nodes, took, strict=True)):
             if tokens > 0 and hops[index].computed > 0:
@@ -86,10 +87,10 @@ class RequestCostModel:
         self._correct(tenant, invocation, seconds, sum(cost.nodes))
         return seconds
 
-    def _correct(self, tenant: str, invocation: Invocation, seconds: float, expected: float) -> None:
+    def _correct(self, tenant: str, invocation: Invocation, seconds: float, expected_seconds: float) -> None:
         key = (tenant, invocation.model, invocation.type)
-        if expected > 0:
-            self._ratios[key] = _moving_mean(self._ratios.get(key), seconds / expected)
+        if expected_seconds > 0:
+            self._ratios[key] = _moving_mean(self._ratios.get(key), seconds / expected_seconds)
             self._ratios.move_to_end(key)
             if len(self._ratios) > _MAX_RATIOS:
                 self._ratios.popitem(last=False)
@@ -135,14 +136,14 @@ def profiled_seconds(profile: ModelProfile, model: ModelPlan, kind: str) -> floa
     path = max(paths, key=lambda each: each.rate)
     whole = 0.0
     for option in dict.fromkeys(path.options.values()):
-        measured = profile.options.get(option)
-        if measured is None:
+        option_profile = profile.options.get(option)
+        if option_profile is None:
             return 0.0
         role = {component for component, runs in path.options.items() if runs == option}
-        rows = [each for each in measured.work if set(each.components) == role and each.type in ("", kind)]
+        rows = [each for each in option_profile.work if set(each.components) == role and each.type in ("", kind)]
         if not rows:
             return 0.0
-        whole += max(rows, key=lambda each: each.type).seconds * measured.gpus
+        whole += max(rows, key=lambda each: each.type).seconds * option_profile.gpus
     return whole
 
 

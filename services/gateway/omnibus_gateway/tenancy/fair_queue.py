@@ -39,8 +39,8 @@ class PlaceClaim(Protocol):
         """The executors that it may need, on any of its paths."""
         ...
 
-    def take(self, claimed: Collection[Hashable]) -> bool:
-        """Take places outside ``claimed``, where earlier requests wait; False if there are none."""
+    def take(self, claimed_pools: Collection[Hashable]) -> bool:
+        """Take places outside ``claimed_pools``, where earlier requests wait; False if there are none."""
         ...
 
     def release(self) -> None:
@@ -155,13 +155,13 @@ class FairQueue:
 
     def start_next(self, now: float) -> QueueEntry | None:
         """Begin the next request, if one waits and there is room; ``now`` is in seconds of any clock."""
-        claimed: set[Hashable] = set()
+        claimed_pools: set[Hashable] = set()
         for line in sorted(self._waiting.values(), key=_expected_mark):
             turn = line.first_waiting()
-            if turn.claim.take(claimed):
+            if turn.claim.take(claimed_pools):
                 self._begin_turn(line, turn, now)
                 return turn
-            claimed.update(turn.claim.pools)
+            claimed_pools.update(turn.claim.pools)
         return None
 
     def _begin_turn(self, line: TenantQueue, turn: QueueEntry, now: float) -> None:
@@ -194,14 +194,14 @@ class FairQueue:
         self.working -= 1
         turn.line.working -= 1
 
-    def settle_entry(self, turn: QueueEntry, used: float) -> None:
-        """Record that a request ``used`` so many GPU-seconds in total."""
+    def settle_entry(self, turn: QueueEntry, gpu_seconds: float) -> None:
+        """Record that a request ``gpu_seconds`` so many GPU-seconds in total."""
         if turn.settled:
             return
         turn.settled = True
         line = turn.line
         line.unsettled -= 1
-        line.mark += used / turn.weight
+        line.mark += gpu_seconds / turn.weight
         line.ahead = line.ahead - turn.cost / turn.weight if line.unsettled else 0.0
         if len(self._lines) > _MAX_TENANTS:
             self._forget_idle_tenants()

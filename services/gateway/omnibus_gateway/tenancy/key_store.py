@@ -35,11 +35,11 @@ class KeyStore:
     """Follows both sources. If one cannot be read, its last keys stay in force."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, changed: Callable[[Mapping[str, KeyRecord]], None]
+        self, settings: GatewaySettings, store: Store, on_change: Callable[[Mapping[str, KeyRecord]], None]
     ) -> None:
         self._file = Path(settings.keys_file) if settings.keys_file else None
         self._store = store if settings.keys else None
-        self._changed = changed
+        self._changed = on_change
         self._of_file: dict[str, KeyRecord] = {}
         self._of_store: dict[str, KeyRecord] = {}
         self._seen: tuple[int, int] | None = None
@@ -69,8 +69,8 @@ class KeyStore:
         return api_key.find_key_record(self.records, key)
 
     async def _follow_store(self, store: Store) -> None:
-        async for found in store.key_changes():
-            self._of_store = found
+        async for records in store.key_changes():
+            self._of_store = records
             self._merge_records()
             self.is_loaded = True
 
@@ -101,7 +101,7 @@ class KeyStore:
 
 def _file_version(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

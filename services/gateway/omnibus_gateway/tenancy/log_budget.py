@@ -50,8 +50,8 @@ class LogBudget:
         if not tenant or self._most <= 0:
             return None
         now, most = self._clock(), self._most / self._gateways()
-        found = self._buckets.get(tenant)
-        if found is None:
-            found = self._buckets[tenant] = TokenBucket(most / self._seconds, most, now)
-        found.resize(most / self._seconds, most, now)
-        return found
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            bucket = self._buckets[tenant] = TokenBucket(most / self._seconds, most, now)
+        bucket.resize(most / self._seconds, most, now)
+        return bucket

@@ -40,8 +40,8 @@ def count_gpu_seconds(tenant: str, seconds: float) -> None:
 
 
 def _by_model(counts: Iterable[tuple[tuple[str, ...], int]]) -> Counter[tuple[str, ...]]:
-    found: Counter[tuple[str, ...]] = Counter()
+    totals: Counter[tuple[str, ...]] = Counter()
     for models, count in counts:
         for model in models:
-            found[model,] += count
-    return found
+            totals[model,] += count
+    return totals

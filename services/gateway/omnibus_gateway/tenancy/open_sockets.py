@@ -68,8 +68,8 @@ class OpenSockets:
 async def wait_revoked(limits: RateLimits | None) -> None:
     """Return when the current tenant's key is revoked."""
     key = current_tenant().key
-    revoked = limits.key_allowance(key).revoked if limits is not None and key is not None else asyncio.Event()
-    await revoked.wait()
+    revoked_event = limits.key_allowance(key).revoked if limits is not None and key is not None else asyncio.Event()
+    await revoked_event.wait()
 
 
 def response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:

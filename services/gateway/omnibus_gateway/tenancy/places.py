@@ -52,10 +52,10 @@ class PathTurns:
             name = choice.path.name
             least = self._now if name in self._full else 0.0
             self._tags[name] = max(least, self._tags.get(name, self._now))
-        taken = next((choice for choice in free if choice.first), None) or min(free, key=self._next_tag)
+        path_choice = next((choice for choice in free if choice.first), None) or min(free, key=self._next_tag)
         self._full = {choice.path.name for choice in choices if choice not in free}
-        self._now, self._tags[taken.path.name] = self._tags[taken.path.name], self._next_tag(taken)
-        return taken
+        self._now, self._tags[path_choice.path.name] = self._tags[path_choice.path.name], self._next_tag(path_choice)
+        return path_choice
 
     def _next_tag(self, choice: PathChoice) -> float:
         return self._tags[choice.path.name] + 1.0 / max(choice.path.rate, 1e-9)
@@ -90,17 +90,17 @@ class ExecutorPlaces:
         """Return True if ``pool`` has an executor."""
         return self._capacity(pool)[0] > 0
 
-    def has_room(self, pool: Pool, tenant: str, claimed: Collection[Hashable]) -> bool:
+    def has_room(self, pool: Pool, tenant: str, claimed_pools: Collection[Hashable]) -> bool:
         """Return True if ``pool`` may receive a request of ``tenant`` now.
 
-        Earlier requests wait for ``claimed``. A pool without executors is full once it has one request, which fails for
-        that reason.
+        Earlier requests wait for ``claimed_pools``. A pool without executors is full once it has one request, which
+        fails for that reason.
         """
         places, spare = self._capacity(pool)
-        used = self._used[pool]
-        if pool not in claimed and used < max(1, places):
+        used_places = self._used[pool]
+        if pool not in claimed_pools and used_places < max(1, places):
             return True
-        return not self._used_by[pool, tenant] and used < places + spare
+        return not self._used_by[pool, tenant] and used_places < places + spare
 
     def occupy(self, pools: Collection[Pool], tenant: str) -> None:
         for pool in pools:
@@ -117,12 +117,12 @@ class ExecutorPlaces:
     def _capacity(self, pool: Pool) -> tuple[int, int]:
         """Return the places of ``pool`` for this gateway, and its spare places."""
         now = self._clock()
-        known = self._known.get(pool)
-        if known is None or now >= known[0]:
+        cached_capacity = self._known.get(pool)
+        if cached_capacity is None or now >= cached_capacity[0]:
             if len(self._known) > _MAX_REMEMBERED:
                 self._known.clear()
-            known = self._known[pool] = (now + CAPACITY_TTL_SECONDS, *self._count_places(pool))
-        return known[1], known[2]
+            cached_capacity = self._known[pool] = (now + CAPACITY_TTL_SECONDS, *self._count_places(pool))
+        return cached_capacity[1], cached_capacity[2]
 
     def _count_places(self, pool: Pool) -> tuple[int, int]:
         places = spare = 0
@@ -150,19 +150,21 @@ class RequestClaim:
         """The chosen path, by model."""
         return {choice.model: choice.path.name for choice in self._taken}
 
-    def take(self, claimed: Collection[Hashable]) -> bool:
+    def take(self, claimed_pools: Collection[Hashable]) -> bool:
         """Take a place at each executor of the next free path; see ``PlaceClaim``."""
-        free = [[choice for choice in paths if self._has_room(choice, claimed)] for paths in self._choices]
+        free = [[choice for choice in paths if self._has_room(choice, claimed_pools)] for paths in self._choices]
         if not all(free):
             return False
         parts = zip(self._choices, free, strict=True)
-        self._taken = tuple([self._places.path_turns(found[0]).choose(paths, found) for paths, found in parts])
+        self._taken = tuple(
+            [self._places.path_turns(free_choices[0]).choose(paths, free_choices) for paths, free_choices in parts]
+        )
         for choice in self._taken:
             self._places.occupy(choice.pools, self._tenant)
         return True
 
-    def _has_room(self, choice: PathChoice, claimed: Collection[Hashable]) -> bool:
-        return all(self._places.has_room(pool, self._tenant, claimed) for pool in choice.pools)
+    def _has_room(self, choice: PathChoice, claimed_pools: Collection[Hashable]) -> bool:
+        return all(self._places.has_room(pool, self._tenant, claimed_pools) for pool in choice.pools)
 
     def release(self) -> None:
         for choice in self._taken:
@@ -170,20 +172,24 @@ class RequestClaim:
 
 
 def find_choices(
-    places: ExecutorPlaces, assignment: Assignment, pinned: str = "", pins: Sequence[str] = (), conversation: str = ""
+    places: ExecutorPlaces,
+    assignment: Assignment,
+    pinned_path: str = "",
+    pins: Sequence[str] = (),
+    conversation: str = "",
 ) -> list[list[PathChoice]]:
     """Return the allowed paths per model of ``assignment``, live ones if possible.
 
     Raises as ``Router.admissible_paths``. A ``conversation`` prefers its last path if there is room.
     """
-    found = []
+    part_choices = []
     for part in assignment.parts:
-        paths = places.router.admissible_paths(part, pinned, pins, len(assignment.parts) > 1)
+        paths = places.router.admissible_paths(part, pinned_path, pins, len(assignment.parts) > 1)
         choices = [PathChoice(part.model, part.kind, path, places.router.path_pools(part, path)) for path in paths]
         choices = [choice for choice in choices if all(map(places.is_served, choice.pools))] or choices[:1]
         choices = [choice for choice in choices if choice.path.rate > 0] or choices
         if conversation and len(choices) > 1 and choices[0].path.rate > 0:
-            kept = places.router.conversation_path(part, conversation, [choice.path for choice in choices])
-            choices = [choice._replace(first=choice.path is kept) for choice in choices]
-        found.append(choices)
-    return found
+            kept_path = places.router.conversation_path(part, conversation, [choice.path for choice in choices])
+            choices = [choice._replace(first=choice.path is kept_path) for choice in choices]
+        part_choices.append(choices)
+    return part_choices

@@ -109,8 +109,8 @@ class Allowance:
         if not self._record.rate:
             return []
         most, left, seconds = self.rate_state(now)
-        told = (("limit", f"{most}"), ("remaining", f"{left}"), ("reset", f"{seconds:.3f}s"))
-        return [(f"x-ratelimit-{name}-requests".encode(), value.encode()) for name, value in told]
+        limits = (("limit", f"{most}"), ("remaining", f"{left}"), ("reset", f"{seconds:.3f}s"))
+        return [(f"x-ratelimit-{name}-requests".encode(), value.encode()) for name, value in limits]
 
     def rate_state(self, now: float) -> tuple[int, int, float]:
         """Return the maximum burst, the remaining requests and the seconds until full."""
@@ -152,11 +152,11 @@ class RateLimits:
     def key_allowance(self, record: KeyRecord) -> Allowance:
         """Return the allowance of a key, with its current limits."""
         record = self._records.get(record.sha256, record)
-        found = self._known.get(record.sha256)
-        if found is None:
-            found = self._known[record.sha256] = Allowance(record, self._gateways(), self._clock())
-        found.update_limits(record, self._gateways(), self._clock())
-        return found
+        allowance = self._known.get(record.sha256)
+        if allowance is None:
+            allowance = self._known[record.sha256] = Allowance(record, self._gateways(), self._clock())
+        allowance.update_limits(record, self._gateways(), self._clock())
+        return allowance
 
     @contextmanager
     def limit_request(self, record: KeyRecord, starts_work: bool = True) -> Iterator[None]:

@@ -54,9 +54,9 @@ class VideoGenerator:
     """
 
     def __init__(
-        self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float, deferred: DeferredWork
+        self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float, deferred_work: DeferredWork
     ) -> None:
-        self._deferred = deferred
+        self._deferred = deferred_work
         self._runs = runs
         self._store = store
         self._films = films
@@ -84,8 +84,8 @@ class VideoGenerator:
     def require_first_frame(self, model: str) -> None:
         """Check that the model accepts a first image. Raises ``BadRequest`` and ``NotFound``."""
         task = self._tasks.get_task(model)
-        named = IMAGE in request_class(task).model_fields
-        if not named or (isinstance(task, VideoGeneration) and task.frame_encoder is None):
+        takes_image = IMAGE in request_class(task).model_fields
+        if not takes_image or (isinstance(task, VideoGeneration) and task.frame_encoder is None):
             raise BadRequest(
                 f"{model} does not accept a first image: omit '{REFERENCE}', and describe it in 'prompt'",
                 param=REFERENCE,
@@ -100,55 +100,57 @@ class VideoGenerator:
             limits.check_frames(request.width, request.height, request.frames, request.fps)
             limits.check_steps(request.steps)
 
-    async def choose_path(self, model: str, request: BaseModel, pinned: str, prices: PriceOptions) -> str:
-        """Return the path for ``request`` under its ``prices``; ``pinned`` if they do not restrict it.
+    async def choose_path(self, model: str, request: BaseModel, pinned_path: str, prices: PriceOptions) -> str:
+        """Return the path for ``request`` under its ``prices``; ``pinned_path`` if they do not restrict it.
 
         Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
         """
         task = self._tasks.get_task(model)
         check = self._runs.quotes.open_check(prices, task)
         if check is None:
-            return pinned
+            return pinned_path
         run = self._runs.open_request(APP, model)
-        return await check.choose_path(model, record(task.invoke, request, run.choice_point), pinned)
+        return await check.choose_path(model, record(task.invoke, request, run.choice_point), pinned_path)
 
     def stop_invocations(self, job: JobRecord) -> None:
         """Stop invocations in progress for ``job``. Their gateway may have died."""
-        for sent in job_payload.decode_trace(job):
-            self._runs.dispatcher.stop_invocation(sent.id, sent.executors)
+        for active_invocation in job_payload.decode_trace(job):
+            self._runs.dispatcher.stop_invocation(active_invocation.id, active_invocation.executors)
 
     async def make_video(self, job: JobRecord, lease: JobLease) -> None:
         """Make the video of ``job`` with its ``lease``, as its client's tenant. Raises ``OmnibusError``."""
-        asked = job_payload.decode_job(job)
-        tenant = self._deferred.find_tenant(asked.tenant, asked.weight, job.key)
+        job_spec = job_payload.decode_job(job)
+        tenant = self._deferred.find_tenant(job_spec.tenant, job_spec.weight, job.key)
         self._deferred.check_room(tenant)
         with self._deferred.counted(tenant), acting_as(tenant):
-            await self._make_for_tenant(job, asked, lease)
+            await self._make_for_tenant(job, job_spec, lease)
 
     async def wait_revoked(self, job: JobRecord) -> None:
         """Return when the key of ``job`` is revoked. Raises as ``DeferredWork.find_tenant``."""
-        asked = job_payload.decode_job(job)
-        await self._deferred.wait_revoked(self._deferred.find_tenant(asked.tenant, asked.weight, job.key))
+        job_spec = job_payload.decode_job(job)
+        await self._deferred.wait_revoked(self._deferred.find_tenant(job_spec.tenant, job_spec.weight, job.key))
 
-    async def _make_for_tenant(self, job: JobRecord, asked: VideoJobSpec, lease: JobLease) -> None:
-        task = self._tasks.get_task(asked.model)
-        run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
+    async def _make_for_tenant(self, job: JobRecord, job_spec: VideoJobSpec, lease: JobLease) -> None:
+        task = self._tasks.get_task(job_spec.model)
+        run = self._runs.open_request(APP, job_spec.model, seed=job_spec.wish["seed"], pinned_path=job_spec.path)
         run.disable_queue_limit()
         run.deadline = job.until
-        with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if asked.image else ""):
+        with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if job_spec.image else ""):
             async with run_to_end(run, Conflict("the video was removed, or another gateway continues it")):
-                request = build_request(asked.model, task, {**asked.wish, **await self._place_image(run, job, asked)})
+                request = build_request(
+                    job_spec.model, task, {**job_spec.wish, **await self._place_image(run, job, job_spec)}
+                )
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
                 lease.set_trace(lambda: _encode_trace(run))
                 try:
-                    await self._write_video(run, job, asked, output, lease)
+                    await self._write_video(run, job, job_spec, output, lease)
                 finally:
                     lease.is_suspect = any(each.died_with for each in run.segments)
 
-    async def _place_image(self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec) -> dict[str, Any]:
+    async def _place_image(self, run: ClientRequest, job: JobRecord, job_spec: VideoJobSpec) -> dict[str, Any]:
         """Place the first image, and return its field. Raises ``NotFound`` if the store has lost it."""
-        about = asked.image
+        about = job_spec.image
         if about is None:
             return {}
         data = await self._store.job_file(job_payload.KIND, job.id)
@@ -157,12 +159,12 @@ class VideoGenerator:
         return {IMAGE: await run.place_input(data, (about["modality"], about["mime"], about["sha256"]))}
 
     async def _write_video(
-        self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec, output: VideoOutput, lease: JobLease
+        self, run: ClientRequest, job: JobRecord, job_spec: VideoJobSpec, output: VideoOutput, lease: JobLease
     ) -> None:
         draft = await self._films.new_draft(job.id)
-        reel = VideoFileWriter(draft, asked.wish["fps"], output.audio is not None)
+        reel = VideoFileWriter(draft, job_spec.wish["fps"], output.audio is not None)
         try:
-            await _write_streams(run, output, reel, lease, asked.wish["seconds"] * asked.wish["fps"])
+            await _write_streams(run, output, reel, lease, job_spec.wish["seconds"] * job_spec.wish["fps"])
             thumbnail = await reel.close()
             await lease.confirm()
             await self._films.store_video(job.id, draft, thumbnail, self._seconds)
@@ -194,5 +196,5 @@ async def _write_streams(
 
 def _encode_trace(run: ClientRequest) -> bytes:
     """Encode the invocations of ``run`` in progress with their executors."""
-    sent = [each.invocation for each in run.segments if not each.over]
-    return job_payload.encode([ActiveInvocation(one.id, tuple(dict.fromkeys(one.route))) for one in sent])
+    invocations = [each.invocation for each in run.segments if not each.over]
+    return job_payload.encode([ActiveInvocation(one.id, tuple(dict.fromkeys(one.route))) for one in invocations])

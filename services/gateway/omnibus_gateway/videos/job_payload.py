@@ -36,8 +36,8 @@ class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def image(self) -> dict[str, Any] | None:
         """First image: its modality, type, SHA-256 and number of bytes."""
-        found: dict[str, Any] | None = self.wish.get("image")
-        return found
+        image_info: dict[str, Any] | None = self.wish.get("image")
+        return image_info
 
 
 def build_job_spec(model: str, wish: dict[str, Any], path: str, tenant: str, weight: float) -> VideoJobSpec:

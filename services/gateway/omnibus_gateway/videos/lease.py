@@ -63,10 +63,10 @@ class JobLease:
         try:
             async with asyncio.timeout_at(self._said + self._seconds):
                 while not self._lost:
-                    held = await self._renew_in_store(asyncio.get_running_loop().time())
-                    if held:
+                    is_held = await self._renew_in_store(asyncio.get_running_loop().time())
+                    if is_held:
                         return
-                    if held is False:
+                    if is_held is False:
                         break
                     # The store may have lost the job. It is not completed before its lease is certain.
                     await asyncio.sleep(_RETRY_PAUSE_SECONDS)
@@ -96,15 +96,15 @@ class JobLease:
         """Return True if the job is held; None if the store does not answer."""
         progress, trace = self._progress, self._trace()
         try:
-            held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
-            held = held or await self._restore_in_store(progress, trace)
+            is_held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
+            is_held = is_held or await self._restore_in_store(progress, trace)
         except StoreUnavailable as error:
             log.warning("%s %s: %s", *self._job, error)
             self._told = None
             return None
-        if held:
+        if is_held:
             self._said, self._told = now, (progress, trace)
-        return held
+        return is_held
 
     async def _restore_in_store(self, progress: int, trace: bytes) -> bool:
         """Restore a lost job, unless it was removed or has another owner."""

@@ -37,8 +37,8 @@ class JobMirror:
 
     def put(self, job: JobRecord) -> None:
         """Remember a job, unless a later state is known."""
-        known = self._jobs.get(job.id)
-        if known is None or (job.is_over, job.attempt) >= (known.is_over, known.attempt):
+        known_job = self._jobs.get(job.id)
+        if known_job is None or (job.is_over, job.attempt) >= (known_job.is_over, known_job.attempt):
             self._jobs[job.id] = job
 
     def remove(self, id: str) -> None:
@@ -49,8 +49,8 @@ class JobMirror:
     def ids_of(self, tenant: str) -> list[str]:
         return [job.id for job in self._jobs.values() if job.tenant == tenant]
 
-    async def synchronise(self, held: Collection[str]) -> None:
-        """Read changes, and restore lost jobs; the leases of jobs ``held`` here restore those.
+    async def synchronise(self, held_ids: Collection[str]) -> None:
+        """Read changes, and restore lost jobs; the leases of jobs ``held_ids`` here restore those.
 
         Raises ``StoreUnavailable``.
         """
@@ -61,11 +61,11 @@ class JobMirror:
         for id in review.removed:
             self._jobs.pop(id, None)
             await self._films.remove_files(id)  # the removal may be at a gateway with another directory
-        await self._restore_lost([id for id in review.lost if id not in held])
-        changed = [
+        await self._restore_lost([id for id in review.lost if id not in held_ids])
+        changed_ids = [
             id for id, state in review.states.items() if self._job_state(id) != state and id not in self._removed
         ]
-        for job in (await self._store.read_jobs(KIND, changed)).values():
+        for job in (await self._store.read_jobs(KIND, changed_ids)).values():
             self.put(job)
         self._trim_jobs(review.states)
 
@@ -79,17 +79,17 @@ class JobMirror:
         for id in self._removed:
             await self._store.drop_job(KIND, id)
 
-    async def _restore_lost(self, lost: list[str]) -> None:
-        restored = 0
-        for id in sorted(lost, key=lambda id: self._jobs[id].created):
+    async def _restore_lost(self, lost_ids: list[str]) -> None:
+        restored_count = 0
+        for id in sorted(lost_ids, key=lambda id: self._jobs[id].created):
             job = await self.as_made(self._jobs[id])
             if job is None or job.expires <= time.time():
                 self._jobs.pop(id, None)
             elif await self._store.restore_job(KIND, job, self._lease_seconds):
                 self._jobs[id] = job
-                restored += 1
-        if restored:
-            log.warning("the store lost %d videos: they were restored", restored)
+                restored_count += 1
+        if restored_count:
+            log.warning("the store lost %d videos: they were restored", restored_count)
 
     async def as_made(self, job: JobRecord) -> JobRecord | None:
         """Mark a job as completed if its file exists; None for a removed one."""
@@ -105,7 +105,7 @@ class JobMirror:
     def _trim_jobs(self, there: Collection[str]) -> None:
         """Forget expired jobs, and the oldest ones over the capacity."""
         now = time.time()
-        gone = [id for id, job in self._jobs.items() if id not in there and job.expires <= now]
+        expired_ids = [id for id, job in self._jobs.items() if id not in there and job.expires <= now]
         oldest = sorted(self._jobs, key=lambda id: self._jobs[id].created)[: max(0, len(self._jobs) - self._capacity)]
-        for id in (*gone, *oldest):
+        for id in (*expired_ids, *oldest):
             self._jobs.pop(id, None)

@@ -68,15 +68,15 @@ class VideoObjects:
 
     async def find_file(self, id: str, variant: Variant) -> Content:
         """Return the content of a finished video. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
-        found = await self._storage.find(_key(id, variant))
-        if found is None:
+        stored_object = await self._storage.find(_key(id, variant))
+        if stored_object is None:
             raise video_not_found()
-        return Content(found.nbytes, f'"{id}-{variant}"', partial(self._storage.get_range, found.key))
+        return Content(stored_object.nbytes, f'"{id}-{variant}"', partial(self._storage.get_range, stored_object.key))
 
     async def expiry_time(self, id: str) -> float:
         """Return the Unix seconds until which video ``id`` is kept; 0 without one. Raises as ``find_file``."""
-        found = await self._storage.find(_key(id, "video"))
-        return found.modified + self._seconds if found is not None else 0.0
+        stored_object = await self._storage.find(_key(id, "video"))
+        return stored_object.modified + self._seconds if stored_object is not None else 0.0
 
     async def remove_files(self, id: str) -> None:
         """Remove the objects of ``id`` if there are any."""

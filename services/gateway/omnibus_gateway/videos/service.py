@@ -53,14 +53,14 @@ class Videos:
         store: Store,
         runs: RequestFactory,
         peers: MediaPeers | None = None,
-        deferred: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
-        deferred = deferred or DeferredWork()
+        deferred_work = deferred_work or DeferredWork()
         self._settings = settings
         self.store = self._store = store
         objects = ObjectStorage.of_results(settings)
         self._films: VideoFiles = VideoStorage(settings, peers) if objects is None else VideoObjects(settings, objects)
-        self._filming = VideoGenerator(runs, store, self._films, settings.video_kept, deferred)
+        self._filming = VideoGenerator(runs, store, self._films, settings.video_kept, deferred_work)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
         self._mirror = JobMirror(store, self._films, settings.videos_kept, settings.video_lease)
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,8 +89,8 @@ class Videos:
 
     async def create(
         self,
-        asked: VideoRequest,
-        pinned: str,
+        video_request: VideoRequest,
+        pinned_path: str,
         prices: PriceOptions = NO_PRICES,
         first: InspectedMedia | None = None,
     ) -> Video:
@@ -98,11 +98,11 @@ class Videos:
 
         ``first`` is the first image. Raises ``OmnibusError``, and ``QuoteReady``.
         """
-        wish = {"seed": secrets.randbits(62), **asked.task_fields(), **_image_field(first)}
-        request = self._filming.build_request(asked.model, wish)
+        wish = {"seed": secrets.randbits(62), **video_request.task_fields(), **_image_field(first)}
+        request = self._filming.build_request(video_request.model, wish)
         self._check_limits(request)
-        self._filming.check_family_limits(asked.model, request)
-        pinned = await self._filming.choose_path(asked.model, request, pinned, prices)
+        self._filming.check_family_limits(video_request.model, request)
+        pinned_path = await self._filming.choose_path(video_request.model, request, pinned_path, prices)
         tenant, key = current_tenant().name, current_tenant().key
         await self._films.check_capacity(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()
@@ -110,7 +110,9 @@ class Videos:
         job = JobRecord(
             id=new_secret_id("video_"),
             request=job_payload.encode(
-                job_payload.build_job_spec(asked.model, request.model_dump(), pinned, tenant, current_tenant().weight)
+                job_payload.build_job_spec(
+                    video_request.model, request.model_dump(), pinned_path, tenant, current_tenant().weight
+                )
             ),
             created=now,
             until=until,
@@ -148,17 +150,17 @@ class Videos:
     async def list_videos(self, query: ListQuery) -> VideoList:
         """List videos in the order of their creation. Raises ``NotFound`` for an unknown ``after``."""
         after = (await self._find_job(query.after)).id if query.after else ""
-        shown: list[Video] = []
+        views: list[Video] = []
         more = True
-        while more and len(shown) < query.limit:  # videos of other tenants are skipped
-            found = await self._store.jobs(KIND, query.limit - len(shown), after, query.order == "desc")
-            if found is None:
+        while more and len(views) < query.limit:  # videos of other tenants are skipped
+            page = await self._store.jobs(KIND, query.limit - len(views), after, query.order == "desc")
+            if page is None:
                 raise job_payload.video_not_found()
-            shown += _visible_videos(found.jobs)
-            more = found.more and bool(found.jobs)
-            after = found.jobs[-1].id if found.jobs else after
-        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return VideoList(data=shown, has_more=more, first_id=first, last_id=last)
+            views += _visible_videos(page.jobs)
+            more = page.more and bool(page.jobs)
+            after = page.jobs[-1].id if page.jobs else after
+        first, last = (views[0].id, views[-1].id) if views else (None, None)
+        return VideoList(data=views, has_more=more, first_id=first, last_id=last)
 
     async def remove_video(self, id: str) -> None:
         """Remove a video, and stop its generation. Raises ``NotFound``."""
@@ -176,8 +178,8 @@ class Videos:
         """Return a completed job and its file. Raises ``NotFound``, and ``BadRequest`` before that."""
         job = await self._find_job(id)
         if job.status != "completed":
-            said = "it failed, see its error" if job.status == "failed" else "poll its status until it is"
-            raise BadRequest(f"the video is not completed: {said}", param="video_id")
+            advice = "it failed, see its error" if job.status == "failed" else "poll its status until it is"
+            raise BadRequest(f"the video is not completed: {advice}", param="video_id")
         return job, await self._films.find_file(id, variant)
 
     async def _find_job(self, id: str) -> JobRecord:

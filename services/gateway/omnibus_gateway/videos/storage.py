@@ -147,16 +147,16 @@ class VideoStorage:
     def _store_files(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._remove_expired()
         picture = draft.with_suffix(f".picture{DRAFT}")
-        made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # video last: it makes the video complete
+        files: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # video last: it makes the video complete
         try:
             with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(thumbnail)
-            for path in made.values():
+            for path in files.values():
                 os.utime(path, (until, until))
         except OSError:
             picture.unlink(missing_ok=True)
             raise
-        for variant, path in made.items():
+        for variant, path in files.items():
             path.rename(self._file_path(id, variant))
 
     async def _peer_expiry(self, name: str) -> float:

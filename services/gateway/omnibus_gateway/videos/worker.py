@@ -47,13 +47,13 @@ class VideoWorker:
     """Takes due jobs, and makes their videos with ``filming``."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, films: VideoFiles, filming: VideoGenerator, ended: Ended
+        self, settings: GatewaySettings, store: Store, films: VideoFiles, filming: VideoGenerator, on_end: Ended
     ) -> None:
         self._settings = settings
         self._store = store
         self._films = films
         self._filming = filming
-        self._ended = ended
+        self._ended = on_end
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(max(1, settings.videos))
         self._running: dict[str, JobLease] = {}
@@ -107,10 +107,10 @@ class VideoWorker:
             self._news.clear()
             since, owner, wait = loop.time(), token_hex(8), _POLL_SECONDS
             if self._filming.is_ready:
-                found = await self._take_due_job(owner)
-                if isinstance(found, JobRecord):
-                    return found, JobLease(self._store, KIND, found, owner, seconds, since)
-                wait = min(max(found, 0.01), REREAD_SECONDS)
+                job_or_wait = await self._take_due_job(owner)
+                if isinstance(job_or_wait, JobRecord):
+                    return job_or_wait, JobLease(self._store, KIND, job_or_wait, owner, seconds, since)
+                wait = min(max(job_or_wait, 0.01), REREAD_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
@@ -192,14 +192,14 @@ class VideoWorker:
         over = self._ended_record(job, error)
         while True:
             try:
-                ours = await self._write_end(over, lease.owner)
+                was_held = await self._write_end(over, lease.owner)
                 break
             except StoreUnavailable as away:
                 if time.time() > job.expires:  # the job has expired
                     return
                 log.warning("%s has %s, which the store does not know yet: %s", job.id, over.status, away)
                 await asyncio.sleep(_POLL_SECONDS)
-        await self._ended(over, ours)
+        await self._ended(over, was_held)
 
     def _ended_record(self, job: JobRecord, error: OmnibusError | None) -> JobRecord:
         now = time.time()
@@ -211,11 +211,11 @@ class VideoWorker:
     async def _write_end(self, over: JobRecord, owner: str) -> bool:
         """Record the end of a job; False if ``owner`` had lost it. Raises ``StoreUnavailable``."""
         status: Literal["completed", "failed"] = "completed" if over.status == "completed" else "failed"
-        kept = self._settings.video_kept
-        if await self._store.end_job(KIND, over.id, owner, status, over.outcome, kept):
+        retention = self._settings.video_kept
+        if await self._store.end_job(KIND, over.id, owner, status, over.outcome, retention):
             return True
-        lost = await self._store.job(KIND, over.id) is None  # the store lost it, or has recorded its removal
-        return lost and await self._store.restore_job(KIND, over, 0.0)
+        is_lost = await self._store.job(KIND, over.id) is None  # the store lost it, or has recorded its removal
+        return is_lost and await self._store.restore_job(KIND, over, 0.0)
 
     async def _release_job(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
         """Release the job when the store is available; until then, the attempt counts."""

@@ -61,18 +61,18 @@ class AdapterSlots:
         The adapter stays in memory until the block ends. Waits while all slots are in use. ``name`` is its name in the
         request. Raises as ``open_adapter`` does, and ``BadRequest`` for an adapter that does not fit.
         """
-        used = self._used.get(source.sha256)
-        if used is None:
+        slot = self._used.get(source.sha256)
+        if slot is None:
             async with self._loading:
-                used = self._used.get(source.sha256) or await self._load_adapter(name, source)
-                used.users += 1
+                slot = self._used.get(source.sha256) or await self._load_adapter(name, source)
+                slot.users += 1
         else:
-            used.users += 1
+            slot.users += 1
         self._used.move_to_end(source.sha256)
         try:
-            yield used.number
+            yield slot.number
         finally:
-            used.users -= 1
+            slot.users -= 1
             self._released.set()
 
     async def _load_adapter(self, name: str, source: AdapterSource) -> _UsedSlot:
@@ -85,8 +85,8 @@ class AdapterSlots:
             await self._load(number, adapter, source.sha256)
         except BadRequest as error:  # do not disclose paths of the machine
             raise BadRequest(f"the adapter {name!r}: {error.message.replace(directory, source.path)}") from error
-        used = self._used[source.sha256] = _UsedSlot(number)
-        return used
+        slot = self._used[source.sha256] = _UsedSlot(number)
+        return slot
 
     def _check_rank(self, adapter: LoraAdapter) -> None:
         if adapter.rank > self._limits.rank:
@@ -97,11 +97,11 @@ class AdapterSlots:
     async def _free_number(self) -> int:
         """Return a number that no request uses, after evicting its adapter."""
         while len(self._used) >= self._limits.slots:
-            idle = next((digest for digest, used in self._used.items() if not used.users), None)
+            idle = next((digest for digest, slot in self._used.items() if not slot.users), None)
             if idle is not None:
                 del self._used[idle]
             else:
                 self._released.clear()
                 await self._released.wait()
-        taken = {used.number for used in self._used.values()}
-        return next(number for number in self._numbers if number not in taken)
+        used_numbers = {used_slot.number for used_slot in self._used.values()}
+        return next(number for number in self._numbers if number not in used_numbers)

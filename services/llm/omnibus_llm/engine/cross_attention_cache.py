@@ -26,18 +26,18 @@ class _CrossedLayer(NamedTuple):
 
 
 class CrossCache(SlotCache):
-    """Slots that also hold the rows that layers ``crossed`` attend to.
+    """Slots that also hold the rows that layers ``cross_layers`` attend to.
 
     Sequences may have different numbers of rows. Only rows that an answer attends to are kept. Memory for them is
     allocated on arrival, for all slots, and grows to the most that a sequence has had. A sequence without rows holds
     one row of zeros, to which attention adds nothing, so that it can share a step with others.
     """
 
-    def __init__(self, slots: int, context: int, layers: int, crossed: Sequence[int]) -> None:
+    def __init__(self, slots: int, context: int, layers: int, cross_layers: Sequence[int]) -> None:
         super().__init__(slots, context)
         self.rows: list[int] = []  # of each sequence
-        self._crossed = tuple(sorted(crossed))
-        self._back = tuple(layer for layer in range(layers) if layer not in crossed)
+        self._crossed = tuple(sorted(cross_layers))
+        self._back = tuple(layer for layer in range(layers) if layer not in cross_layers)
         self._place = {layer: place for place, layer in enumerate(self._back)}
         self._stored: list[Tensor] = []  # keys, values, keys ... [slots, heads, R, head_dim]
         self._counts = torch.empty(0, dtype=torch.long)
@@ -49,26 +49,32 @@ class CrossCache(SlotCache):
 
     def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
         """Return the layers of self-attention first, those of cross-attention last."""
-        kept = None if attention is None else attention.answer_rows
-        found = cache.layers
-        nothing = found[self._back[0]].keys[0][:, :0]
-        back = [(found[layer].keys[0], found[layer].values[0]) for layer in self._back]
-        if kept is None:
+        kept_rows = None if attention is None else attention.answer_rows
+        all_layers = cache.layers
+        nothing = all_layers[self._back[0]].keys[0][:, :0]
+        back = [(all_layers[layer].keys[0], all_layers[layer].values[0]) for layer in self._back]
+        if kept_rows is None:
             return [*back, *((nothing, nothing) for _ in self._crossed)]
-        return [*back, *((found[layer].keys[0][:, kept], found[layer].values[0][:, kept]) for layer in self._crossed)]
+        return [
+            *back,
+            *(
+                (all_layers[layer].keys[0][:, kept_rows], all_layers[layer].values[0][:, kept_rows])
+                for layer in self._crossed
+            ),
+        ]
 
-    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        return kv_codec.pack_cache(filled, len(self._crossed))
+    def pack(self, layers: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        return kv_codec.pack_cache(layers, len(self._crossed))
 
-    def insert(self, filled: Layers) -> int:
-        back, aside = filled[: len(self._back)], filled[len(self._back) :]
-        given = [stored for pair in aside for stored in pair]
-        rows = given[0].shape[1]
-        self._widen_rows(given, rows)
+    def insert(self, layers: Layers) -> int:
+        back, aside = layers[: len(self._back)], layers[len(self._back) :]
+        cross_tensors = [tensor for pair in aside for tensor in pair]
+        rows = cross_tensors[0].shape[1]
+        self._widen_rows(cross_tensors, rows)
         slot = len(self.rows)
-        for stored, new in zip(self._stored, given, strict=False):
-            stored[slot, :, :1] = 0
-            stored[slot, :, :rows] = new
+        for stored_tensor, new in zip(self._stored, cross_tensors, strict=False):
+            stored_tensor[slot, :, :1] = 0
+            stored_tensor[slot, :, :rows] = new
         super().insert(back)
         self.rows.append(rows)
         return slot
@@ -80,12 +86,12 @@ class CrossCache(SlotCache):
 
     def remove(self, slot: int, wipe: bool = False) -> None:
         last = len(self.rows) - 1
-        used = max(1, self.rows[last])
-        for stored in self._stored:
+        used_rows = max(1, self.rows[last])
+        for tensor in self._stored:
             if wipe:
-                stored[slot].zero_()
+                tensor[slot].zero_()
             if slot != last:
-                stored[slot, :, :used] = stored[last, :, :used]
+                tensor[slot, :, :used_rows] = tensor[last, :, :used_rows]
         self.rows[slot] = self.rows[last]
         self.rows.pop()
         super().remove(slot, wipe)
@@ -103,8 +109,8 @@ class CrossCache(SlotCache):
         if not self._most:
             return mask
         rows = torch.arange(self._most, device=self._counts.device)
-        seen = rows[None] < self._counts.clamp(min=1)[:, None]
-        return Crossing(mask, seen[:, None, None], (self._counts > 0)[:, None])
+        visible_rows = rows[None] < self._counts.clamp(min=1)[:, None]
+        return Crossing(mask, visible_rows[:, None, None], (self._counts > 0)[:, None])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -113,17 +119,17 @@ class CrossCache(SlotCache):
 
     def _crossed_layers(self) -> list[Any]:
         """Return a cache layer for each layer of the model; those of self-attention are not read."""
-        views = iter([stored[self._rows, :, : self._most] for stored in self._stored])
+        views = iter([tensor[self._rows, :, : self._most] for tensor in self._stored])
         aside = {layer: _CrossedLayer(next(views), next(views), True) for layer in self._crossed}
         return [aside.get(layer, _CrossedLayer()) for layer in range(len(self._back) + len(self._crossed))]
 
-    def _widen_rows(self, given: Sequence[Tensor], rows: int) -> None:
-        """Make room for ``rows`` of the shapes of ``given``."""
+    def _widen_rows(self, tensors: Sequence[Tensor], rows: int) -> None:
+        """Make room for ``rows`` of the shapes of ``tensors``."""
         if rows and not self._stored:
-            self._stored = [new.new_zeros(self.slots, new.shape[0], 0, new.shape[2]) for new in given]
-        for index, stored in enumerate(self._stored):
-            if stored.shape[2] < rows:
-                slots, heads, room, width = stored.shape
-                wider = stored.new_zeros(slots, heads, rows, width)
-                wider[:, :, :room] = stored
+            self._stored = [new.new_zeros(self.slots, new.shape[0], 0, new.shape[2]) for new in tensors]
+        for index, tensor in enumerate(self._stored):
+            if tensor.shape[2] < rows:
+                slots, heads, room, width = tensor.shape
+                wider = tensor.new_zeros(slots, heads, rows, width)
+                wider[:, :, :room] = tensor
                 self._stored[index] = wider

@@ -285,13 +285,13 @@ class BatchingEngine(Generic[S]):
                 sequence.go_on()
 
     async def _insert_arrived(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        alive = [sequence for sequence in arrived if not sequence.gone]
+        arrivals, self._arrived = self._arrived, []
+        alive = [sequence for sequence in arrivals if not sequence.gone]
         for sequence in alive:
             sequence.clock.set_now()
         with charge_jobs([(sequence.clock, float(sequence.length)) for sequence in alive]):
-            inserted = await self._compute(self._steps.insert_sequences, alive)
-        for sequence, error in inserted:
+            outcomes = await self._compute(self._steps.insert_sequences, alive)
+        for sequence, error in outcomes:
             if error is not None:
                 sequence.fail(error)
             elif not sequence.gone:
@@ -308,18 +308,18 @@ class BatchingEngine(Generic[S]):
             for sequence, _ in turn.prefill:
                 sequence.clock.set_now()
             with charge_jobs([(sequence.clock, float(size)) for sequence, size in turn.prefill]):
-                begun = await self._compute(self._steps.prefill, turn.prefill)
-            self._share_prompts(begun)
-            for sequence, result in begun:
+                prefill_outcomes = await self._compute(self._steps.prefill, turn.prefill)
+            self._share_prompts(prefill_outcomes)
+            for sequence, result in prefill_outcomes:
                 if isinstance(result, TokenStep) and not (sequence.gone or sequence.pauses or result.finish):
                     self.schedule.start_decode(sequence)
-            self._deliver_outcomes(begun)
+            self._deliver_outcomes(prefill_outcomes)
         if turn.decode or turn.prefill:
             self.schedule.turns.observe(time.perf_counter() - began)
 
-    def _share_prompts(self, begun: list[StepOutcome]) -> None:
+    def _share_prompts(self, outcomes: list[StepOutcome]) -> None:
         """Remove sequences whose prompts are complete from their groups; the others there only need a copy."""
-        members = [sequence.member for sequence, _ in begun if sequence.member is not None]
+        members = [sequence.member for sequence, _ in outcomes if sequence.member is not None]
         for member in members:
             member.leave_group()
             self.schedule.finish_prompt(member.sequence)

@@ -136,16 +136,18 @@ class Grammars:
         if self._masks is None:
             self._tokenizer = from_tokenizer(self._source, self._vocabulary, self._ends)
             self._masks = MaskThread(self._vocabulary)
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
-            if found.is_error():
-                raise BadRequest(f"the schema cannot be used: {first_line(found.get_error())}", param="response_format")
-            self._compiled[grammar] = found
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+            if matcher.is_error():
+                raise BadRequest(
+                    f"the schema cannot be used: {first_line(matcher.get_error())}", param="response_format"
+                )
+            self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return GrammarState(found.deep_copy(), self._masks)
+        return GrammarState(matcher.deep_copy(), self._masks)
 
     def close(self) -> None:
         """End both threads."""

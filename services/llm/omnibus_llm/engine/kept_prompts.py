@@ -36,8 +36,8 @@ class KeptPrompt(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        stored = [each for pair in cache_layers(self.cache) for each in pair]
-        tensors = [self.inputs, self.positions, *stored, *([] if self.hidden is None else [self.hidden])]
+        cache_tensors = [each for pair in cache_layers(self.cache) for each in pair]
+        tensors = [self.inputs, self.positions, *cache_tensors, *([] if self.hidden is None else [self.hidden])]
         return sum(each.nbytes for each in tensors)
 
 
@@ -64,14 +64,14 @@ class KeptPrompts:
         if not sequence.cache_key or not self.limit_bytes or sequence.attention is not None:
             return
         hidden = torch.cat(sequence.hidden) if sequence.voice is not None else None
-        kept = KeptPrompt(sequence.inputs, sequence.positions, sequence.cache, hidden)
+        kept_prompt = KeptPrompt(sequence.inputs, sequence.positions, sequence.cache, hidden)
         self._drop(sequence.cache_key)
-        size = kept.nbytes
+        size = kept_prompt.nbytes
         if size > self.limit_bytes:
             return
         while self.nbytes + size > self.limit_bytes:
             self._drop(next(iter(self._kept)))
-        self._kept[sequence.cache_key] = kept
+        self._kept[sequence.cache_key] = kept_prompt
         self.nbytes += size
 
     def reuse(self, sequence: Thinking) -> int:
@@ -79,33 +79,37 @@ class KeptPrompts:
 
         Returns their number. A sequence whose talker needs rows that were not kept is computed from the start.
         """
-        kept = self._kept.get(sequence.cache_key)
-        if kept is None or sequence.attention is not None or (sequence.voice is not None and kept.hidden is None):
+        kept_prompt = self._kept.get(sequence.cache_key)
+        if (
+            kept_prompt is None
+            or sequence.attention is not None
+            or (sequence.voice is not None and kept_prompt.hidden is None)
+        ):
             return 0
         self._kept.move_to_end(sequence.cache_key)
-        count = min(_count_equal(kept, sequence), sequence.length - 1)  # the answer starts from the last row
+        count = min(_count_equal(kept_prompt, sequence), sequence.length - 1)  # the answer starts from the last row
         if count < MIN_KEPT_TOKENS:
             return 0
-        for index, (keys, values) in enumerate(cache_layers(kept.cache)):
+        for index, (keys, values) in enumerate(cache_layers(kept_prompt.cache)):
             sequence.cache.update(keys[None, :, :count], values[None, :, :count], index)
-        if sequence.voice is not None and kept.hidden is not None:
-            sequence.hidden = [kept.hidden[:count]]
+        if sequence.voice is not None and kept_prompt.hidden is not None:
+            sequence.hidden = [kept_prompt.hidden[:count]]
         sequence.done = count
         self.reused_tokens += count
         return count
 
     def _drop(self, key: str) -> None:
-        gone = self._kept.pop(key, None)
-        if gone is not None:
-            self.nbytes -= gone.nbytes
+        dropped_prompt = self._kept.pop(key, None)
+        if dropped_prompt is not None:
+            self.nbytes -= dropped_prompt.nbytes
 
 
-def _count_equal(kept: KeptPrompt, sequence: Thinking) -> int:
+def _count_equal(kept_prompt: KeptPrompt, sequence: Thinking) -> int:
     """Return the number of leading rows that both share."""
-    most = min(len(kept.inputs), len(sequence.inputs))
-    if kept.inputs.shape[1:] != sequence.inputs.shape[1:]:  # rows with media are wider in some families
+    most = min(len(kept_prompt.inputs), len(sequence.inputs))
+    if kept_prompt.inputs.shape[1:] != sequence.inputs.shape[1:]:  # rows with media are wider in some families
         return 0
-    differs = (kept.inputs[:most] != sequence.inputs[:most]).any(dim=1)
-    differs |= (kept.positions[:, :most] != sequence.positions[:, :most]).any(dim=0)
+    differs = (kept_prompt.inputs[:most] != sequence.inputs[:most]).any(dim=1)
+    differs |= (kept_prompt.positions[:, :most] != sequence.positions[:, :most]).any(dim=0)
     places = differs.nonzero()
     return int(places[0]) if len(places) else most

@@ -35,32 +35,32 @@ def cache_layers(cache: DynamicCache) -> Layers:
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
-def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the metadata of ``filled`` and its array.
+def pack_cache(layers: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the metadata of ``layers`` and its array.
 
     The array is [layers, 2, heads, T, head_dim], and the metadata contain ``dtype``. If the last layers are of
     cross-attention (``aside``), with R rows, the array is flat, with theirs last, and ``rows`` is R. numpy has no
     bfloat16, so its words travel as int16.
     """
-    parts = [filled[: len(filled) - aside], filled[len(filled) - aside :]]
+    parts = [layers[: len(layers) - aside], layers[len(layers) - aside :]]
     shapes = [(len(part), 2, *part[0][0].shape) for part in parts if part]
-    some = filled[0][0]
-    packed = empty_on_host((sum(map(math.prod, shapes)),), some.dtype, some.device)
-    for place, part in zip(_split_views(packed, shapes), parts, strict=False):
+    some = layers[0][0]
+    buffer = empty_on_host((sum(map(math.prod, shapes)),), some.dtype, some.device)
+    for place, part in zip(_split_views(buffer, shapes), parts, strict=False):
         for index, pair in enumerate(part):
-            for half, stored in enumerate(pair):
-                place[index, half].copy_(stored, non_blocking=True)
+            for half, tensor in enumerate(pair):
+                place[index, half].copy_(tensor, non_blocking=True)
     finish_copies(some.device)
-    about: dict[str, Any] = {"dtype": str(packed.dtype).removeprefix("torch.")}
+    about: dict[str, Any] = {"dtype": str(buffer.dtype).removeprefix("torch.")}
     if aside:
         about["rows"] = shapes[1][3]
     else:
-        packed = packed.view(shapes[0])
-    words = packed.view(torch.int16) if packed.dtype == torch.bfloat16 else packed
+        buffer = buffer.view(shapes[0])
+    words = buffer.view(torch.int16) if buffer.dtype == torch.bfloat16 else buffer
     return about, words.numpy()
 
 
-def unpack_cache(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: CacheLayout) -> Layers:
+def unpack_cache(about: Mapping[str, Any], array: np.ndarray | None, length: int, layout: CacheLayout) -> Layers:
     """Return the sequence of ``length`` positions that ``pack_cache`` packed, without a copy.
 
     ``layout`` is that of the model that will continue. Raises ``ProtocolError`` for keys and values of another model or
@@ -69,13 +69,13 @@ def unpack_cache(about: Mapping[str, Any], packed: np.ndarray | None, length: in
     dtype = _DTYPES.get(str(about.get("dtype")))
     rows = about.get("rows") if layout.aside else 0
     shapes = _array_shapes(layout, length, rows) if isinstance(rows, int) and rows >= 0 else []
-    wanted = (sum(map(math.prod, shapes)),) if layout.aside else tuple(*shapes)
-    if dtype is None or packed is None or packed.shape != wanted or packed.dtype.itemsize != dtype.itemsize:
-        found = "nothing" if packed is None else f"{packed.dtype} {packed.shape}"
+    target_shape = (sum(map(math.prod, shapes)),) if layout.aside else tuple(*shapes)
+    if dtype is None or array is None or array.shape != target_shape or array.dtype.itemsize != dtype.itemsize:
+        content = "nothing" if array is None else f"{array.dtype} {array.shape}"
         raise ProtocolError(
-            f"the cache is {found} of {about.get('dtype')}, not {wanted}: prefill and decode must run one model"
+            f"the cache is {content} of {about.get('dtype')}, not {target_shape}: prefill and decode must run one model"
         )
-    whole = torch.from_numpy(packed).view(dtype).flatten()
+    whole = torch.from_numpy(array).view(dtype).flatten()
     return [(pair[0], pair[1]) for place in _split_views(whole, shapes) for pair in place]
 
 

@@ -23,8 +23,8 @@ class LogitChanges:
         self._ids = torch.tensor([*settings.logit_bias], dtype=torch.long)
         self._bias = torch.tensor([*settings.logit_bias.values()], dtype=torch.float32)
         self._presence, self._frequency = settings.presence_penalty, settings.frequency_penalty
-        penalised = bool(self._presence or self._frequency)
-        self._counts = torch.zeros(vocabulary, dtype=torch.float32) if penalised else None
+        has_penalty = bool(self._presence or self._frequency)
+        self._counts = torch.zeros(vocabulary, dtype=torch.float32) if has_penalty else None
         self._forbidden: Tensor | None = None
         if settings.allowed:
             self._forbidden = torch.ones(vocabulary, dtype=torch.bool)

@@ -130,10 +130,16 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
-        loaded = {"loaded_adapters": len(self._adapter_slots)} if self._loadable.root else {}
-        kept = {"kept_prompts": len(self._kept), "kept_bytes": self._kept.nbytes}
-        reused = {"reused_tokens": self._kept.reused_tokens}
-        return {**super().stats(), "budget": self.schedule.describe_budget(), **loaded, **kept, **reused}
+        adapter_stats = {"loaded_adapters": len(self._adapter_slots)} if self._loadable.root else {}
+        prompt_stats = {"kept_prompts": len(self._kept), "kept_bytes": self._kept.nbytes}
+        reuse_stats = {"reused_tokens": self._kept.reused_tokens}
+        return {
+            **super().stats(),
+            "budget": self.schedule.describe_budget(),
+            **adapter_stats,
+            **prompt_stats,
+            **reuse_stats,
+        }
 
     @property
     def thinker(self) -> Thinker:
@@ -269,9 +275,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
                 rows += [step.side for step in await sequence.inbox.take_steps()]
         return [row for row in rows if row is not None]
 
-    def answer_limit(self, length: int, wanted: int | None, usual: int | None = None) -> int:
+    def answer_limit(self, length: int, requested_tokens: int | None, usual: int | None = None) -> int:
         """See ``max_answer_tokens``."""
-        return max_answer_tokens(self.context, length, wanted, usual)
+        return max_answer_tokens(self.context, length, requested_tokens, usual)
 
     # From a prefill to a decode in this process, without moving anything
 
@@ -282,19 +288,19 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         The decode must name its number and be of the same ``invocation``.
         """
         number = next(self._numbers)
-        paused = self._paused[number] = PausedSequence(number, invocation, sequence, asyncio.Event())
+        paused_sequence = self._paused[number] = PausedSequence(number, invocation, sequence, asyncio.Event())
         try:
-            yield paused
+            yield paused_sequence
         finally:
             self._paused.pop(number, None)
 
     def resume_paused(self, invocation: str, number: int) -> Thinking:
         """Return the kept sequence, which the caller must adopt at once. Raises ``StageUnavailable``."""
-        paused = self._paused.get(number)
-        if paused is None or paused.invocation != invocation:
+        paused_sequence = self._paused.get(number)
+        if paused_sequence is None or paused_sequence.invocation != invocation:
             raise StageUnavailable("the prefill of this answer is gone; send the request again")
-        paused.taken.set()
-        return paused.sequence
+        paused_sequence.taken.set()
+        return paused_sequence.sequence
 
 
 def _embedding(item: Item) -> np.ndarray:

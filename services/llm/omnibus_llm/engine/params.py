@@ -160,10 +160,10 @@ def truncate_prompt(prompt: TokenizedPrompt, params: TextGenerationParams, conte
     """Return the last ``truncate_prompt_tokens`` of ``prompt``. Raises ``BadRequest`` for media in it, or if none is
     left.
     """
-    kept = params.truncate_prompt_tokens
-    if kept is None:
+    kept_count = params.truncate_prompt_tokens
+    if kept_count is None:
         return prompt
-    most = context - (params.max_tokens or 1) if kept == -1 else kept
+    most = context - (params.max_tokens or 1) if kept_count == -1 else kept_count
     if most <= 0:
         raise BadRequest(
             "truncate_prompt_tokens leaves no token of the prompt; raise it, or lower max_tokens",
@@ -179,10 +179,10 @@ def truncate_prompt(prompt: TokenizedPrompt, params: TextGenerationParams, conte
     return replace(prompt, ids=tuple(prompt.ids[-most:]))
 
 
-def max_answer_tokens(context: int, length: int, wanted: int | None, usual: int | None = None) -> int:
+def max_answer_tokens(context: int, length: int, requested_tokens: int | None, usual: int | None = None) -> int:
     """Return the most tokens of an answer to a prompt of ``length``.
 
-    That is ``wanted``, or else ``usual`` if so many fit. Raises ``ContextTooLong``, ``BadRequest``.
+    That is ``requested_tokens``, or else ``usual`` if so many fit. Raises ``ContextTooLong``, ``BadRequest``.
     """
     left = context - length
     if left <= 0:
@@ -190,13 +190,13 @@ def max_answer_tokens(context: int, length: int, wanted: int | None, usual: int 
             f"the prompt has {length} tokens and the model's context {context}; send a shorter prompt",
             param="messages",
         )
-    if wanted is not None and wanted > left:
+    if requested_tokens is not None and requested_tokens > left:
         raise BadRequest(
-            f"max_tokens is {wanted}, but after a prompt of {length} tokens the model's context of "
+            f"max_tokens is {requested_tokens}, but after a prompt of {length} tokens the model's context of "
             f"{context} leaves {left}; send max_tokens of at most {left}",
             param="max_tokens",
         )
-    return min(left, usual or left) if wanted is None else wanted
+    return min(left, usual or left) if requested_tokens is None else requested_tokens
 
 
 def build_sampling(
@@ -204,13 +204,13 @@ def build_sampling(
     limit: int,
     seed: int,
     ends: frozenset[int] = frozenset(),
-    banned: tuple[tuple[int, ...], ...] = (),
+    banned_words: tuple[tuple[int, ...], ...] = (),
 ) -> TokenSamplingParams:
     """Return the settings of one request; ``seed`` is the invocation's, for requests without their own.
 
-    ``ends`` are the tokens that end an answer, ``banned`` the tokens of ``bad_words``.
+    ``ends`` are the tokens that end an answer, ``banned_words`` the tokens of ``bad_words``.
     """
-    made = TokenSamplingParams(
+    sampling = TokenSamplingParams(
         max_tokens=limit,
         temperature=params.temperature,
         top_p=params.top_p,
@@ -219,9 +219,9 @@ def build_sampling(
         seed=seed if params.seed is None else params.seed,
     )
     if isinstance(params, CodecGenerationParams) or not params.changes_logits:
-        return made
+        return sampling
     return replace(
-        made,
+        sampling,
         min_p=params.min_p,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
@@ -231,5 +231,5 @@ def build_sampling(
         ends=ends,
         allowed=params.allowed_token_ids,
         bad_words=params.bad_words,
-        banned=banned,
+        banned=banned_words,
     )

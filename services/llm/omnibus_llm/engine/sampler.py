@@ -87,8 +87,8 @@ class Picker:
         """Apply bias, then penalties: [V] to [V]."""
         if self._changes is None:
             return self.apply_penalty(logits)
-        biased = self._changes.apply_bias(self._changes.mask_tokens(logits))
-        return self._changes.apply_penalties(self.apply_penalty(biased))
+        biased_logits = self._changes.apply_bias(self._changes.mask_tokens(logits))
+        return self._changes.apply_penalties(self.apply_penalty(biased_logits))
 
     def report_logprobs(self, logits: Tensor, token: int) -> None:
         """Record the probabilities in ``logits`` [V] for ``token``, if requested."""
@@ -97,8 +97,8 @@ class Picker:
             return
         values = logits.log_softmax(-1)
         best, ids = values.topk(min(count, len(values)))
-        kept = [(id, value) for id, value in zip(ids.tolist(), best.tolist(), strict=True) if value > -math.inf]
-        self.logprobs = TokenLogprobs(float(values[token]), [id for id, _ in kept], [value for _, value in kept])
+        pairs = [(id, value) for id, value in zip(ids.tolist(), best.tolist(), strict=True) if value > -math.inf]
+        self.logprobs = TokenLogprobs(float(values[token]), [id for id, _ in pairs], [value for _, value in pairs])
 
     def apply_penalty(self, logits: Tensor) -> Tensor:
         """Apply the repetition penalty: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
@@ -111,36 +111,36 @@ class Picker:
 
 def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     """Choose one token for each row of ``logits`` (float32 [B, V])."""
-    shaped = [(row, picker.grammar) for row, picker in enumerate(pickers) if picker.grammar is not None]
-    if shaped:
-        logits = _mask_rows(logits, shaped)
+    grammar_rows = [(row, picker.grammar) for row, picker in enumerate(pickers) if picker.grammar is not None]
+    if grammar_rows:
+        logits = _mask_rows(logits, grammar_rows)
     raw = logits
-    if changed := [picker.changes_logits for picker in pickers].count(True):
+    if changed_count := [picker.changes_logits for picker in pickers].count(True):
         logits = torch.stack([picker.change_logits(row) for picker, row in zip(pickers, logits, strict=True)])
     tokens: list[int] = logits.argmax(-1).tolist()
     for (top_k, has_nucleus), rows in _rows_by_limits(pickers).items():
-        drawn = _sample_rows(logits[rows], top_k, has_nucleus, [pickers[row] for row in rows])
-        for row, token in zip(rows, drawn, strict=True):
+        drawn_tokens = _sample_rows(logits[rows], top_k, has_nucleus, [pickers[row] for row in rows])
+        for row, token in zip(rows, drawn_tokens, strict=True):
             tokens[row] = token
     tokens = [picker.apply_script(token) for picker, token in zip(pickers, tokens, strict=True)]
     for row, (picker, token) in enumerate(zip(pickers, tokens, strict=True)):
-        if changed:
+        if changed_count:
             picker.report_logprobs(raw[row], token)
         picker.record_token(token)
-    if shaped:
-        shaped[0][1].prepare_all([state for _, state in shaped])
+    if grammar_rows:
+        grammar_rows[0][1].prepare_all([state for _, state in grammar_rows])
     return tokens
 
 
-def _mask_rows(logits: Tensor, shaped: Sequence[tuple[int, GrammarState]]) -> Tensor:
+def _mask_rows(logits: Tensor, grammar_rows: Sequence[tuple[int, GrammarState]]) -> Tensor:
     """Return ``logits`` [B, V] with tokens that grammars forbid at -inf."""
-    rows = [row for row, _ in shaped]
-    masks = torch.stack([state.next_mask() for _, state in shaped]).to(logits.device)
+    rows = [row for row, _ in grammar_rows]
+    masks = torch.stack([state.next_mask() for _, state in grammar_rows]).to(logits.device)
     if len(rows) == len(logits):
         return logits.masked_fill(~masks, -math.inf)
-    masked = logits.clone()
-    masked[rows] = logits[rows].masked_fill(~masks, -math.inf)
-    return masked
+    masked_logits = logits.clone()
+    masked_logits[rows] = logits[rows].masked_fill(~masks, -math.inf)
+    return masked_logits
 
 
 def _changes_logits(settings: TokenSamplingParams) -> bool:
@@ -185,8 +185,8 @@ def _sample_rows(logits: Tensor, top_k: int, has_nucleus: bool, pickers: Sequenc
         logits = _keep_nucleus(logits, _as_column([picker.settings.top_p for picker in pickers], logits))
     keys = torch.tensor([picker.draw_key() for picker in pickers], device=logits.device)
     places = (logits + gumbel_noise(keys, ids)).argmax(-1, keepdim=True)
-    drawn: list[int] = ids.gather(-1, places)[:, 0].tolist()
-    return drawn
+    tokens: list[int] = ids.gather(-1, places)[:, 0].tolist()
+    return tokens
 
 
 def _keep_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
@@ -206,11 +206,11 @@ def gumbel_noise(keys: Tensor, ids: Tensor) -> Tensor:
     They depend on ``keys`` [B] and token ``ids`` [B, K]. They are computed from integers, which are the same on all
     devices, by SplitMix64 (Steele et al. 2014, section 3).
     """
-    mixed = keys[:, None] + ids * -0x61C8864680B583EB  # integers wrap around
-    mixed = (mixed ^ _shift_right(mixed, 30)) * -0x40A7B892E31B1A47
-    mixed = (mixed ^ _shift_right(mixed, 27)) * -0x6B2FB644ECCEEE15
-    mixed ^= _shift_right(mixed, 31)
-    uniform = (_shift_right(mixed, 12).double() + 0.5) * 2.0**-52  # strictly between 0 and 1
+    bits = keys[:, None] + ids * -0x61C8864680B583EB  # integers wrap around
+    bits = (bits ^ _shift_right(bits, 30)) * -0x40A7B892E31B1A47
+    bits = (bits ^ _shift_right(bits, 27)) * -0x6B2FB644ECCEEE15
+    bits ^= _shift_right(bits, 31)
+    uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52  # strictly between 0 and 1
     return -(-uniform.log()).log()
 
 

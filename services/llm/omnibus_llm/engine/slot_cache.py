@@ -50,23 +50,23 @@ class SlotCache(Cache):
         """
         return kv_codec.cache_layers(cache)
 
-    def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        """Return the metadata and the array of ``filled``, for another executor."""
-        return kv_codec.pack_cache(filled)
+    def pack(self, layers: Layers) -> tuple[dict[str, Any], np.ndarray]:
+        """Return the metadata and the array of ``layers``, for another executor."""
+        return kv_codec.pack_cache(layers)
 
-    def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
+    def unpack(self, about: Mapping[str, Any], array: np.ndarray | None, length: int) -> Layers:
         """Restore a sequence of ``length`` positions from the output of ``pack``. Raises ``ProtocolError``."""
-        return kv_codec.unpack_cache(about, packed, length, self.layout)
+        return kv_codec.unpack_cache(about, array, length, self.layout)
 
-    def insert(self, filled: Layers) -> int:
+    def insert(self, layers: Layers) -> int:
         """Copy one sequence into the next free slot; returns the slot.
 
-        ``filled`` are keys and values [heads, T, head_dim] per layer.
+        ``layers`` are keys and values [heads, T, head_dim] per layer.
         """
         if not self._keys:
-            self._allocate_slots(filled)
-        slot, length = len(self.lengths), filled[0][0].shape[1]
-        for index, (keys, values) in enumerate(filled):
+            self._allocate_slots(layers)
+        slot, length = len(self.lengths), layers[0][0].shape[1]
+        for index, (keys, values) in enumerate(layers):
             self._keys[index][slot, :, :length] = keys
             self._values[index][slot, :, :length] = values
         self.lengths.append(length)
@@ -86,13 +86,13 @@ class SlotCache(Cache):
         A masked position has weight zero, but zero times NaN is NaN: a slot must not keep any.
         """
         last = len(self.lengths) - 1
-        used = self.lengths[last]
-        for stored in (*self._keys, *self._values):
+        used_length = self.lengths[last]
+        for tensor in (*self._keys, *self._values):
             if wipe:
-                stored[slot].zero_()
+                tensor[slot].zero_()
             if slot != last:
-                stored[slot, :, :used] = stored[last, :, :used]
-        self.lengths[slot] = used
+                tensor[slot, :, :used_length] = tensor[last, :, :used_length]
+        self.lengths[slot] = used_length
         self.lengths.pop()
 
     def begin_pass(self, slots: Sequence[int]) -> None:
@@ -141,8 +141,8 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._high, 0
 
-    def _allocate_slots(self, filled: Layers) -> None:
-        for keys, _ in filled:
+    def _allocate_slots(self, layers: Layers) -> None:
+        for keys, _ in layers:
             heads, _, width = keys.shape
             shape = (self.slots, heads, self.context, width)
             self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))

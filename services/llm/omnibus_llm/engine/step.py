@@ -62,11 +62,13 @@ class Steps(Generic[S]):
         self._decoder = decoder
         self._feed = feed
         self._adapters: Adapters | None = getattr(decoder, "adapters", None)
-        crossed = getattr(decoder, "crossed", ())
-        self._cache = CrossCache(slots, context, decoder.layers, crossed) if crossed else SlotCache(slots, context)
-        recorded = graphs and not crossed and decoder.device.type == "cuda"
+        cross_layers = getattr(decoder, "crossed", ())
+        self._cache = (
+            CrossCache(slots, context, decoder.layers, cross_layers) if cross_layers else SlotCache(slots, context)
+        )
+        records_graphs = graphs and not cross_layers and decoder.device.type == "cuda"
         self._adapted_pass = self._pass = DecodePass(decoder, self._cache)
-        if recorded:
+        if records_graphs:
             self._pass = FixedPass(decoder, self._cache, record_cuda_graphs())
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
@@ -81,9 +83,9 @@ class Steps(Generic[S]):
 
     def warm_up(self, decodes: bool) -> None:
         """Pay the one-time costs of first passes; allocates all slots if ``decodes``."""
-        filled = self._prefill_dummy(1)
+        prompt_cache = self._prefill_dummy(1)
         if decodes:
-            self._cache.insert(self._cache.filled_layers(filled, None))
+            self._cache.insert(self._cache.filled_layers(prompt_cache, None))
             self._decode_dummy([0])
             self._cache.remove(0)
 
@@ -109,11 +111,11 @@ class Steps(Generic[S]):
         return perf_counter() - begin
 
     def _prefill_dummy(self, tokens: int) -> DynamicCache:
-        decoder, filled = self._decoder, DynamicCache()
+        decoder, prompt_cache = self._decoder, DynamicCache()
         inputs = decoder.embed(torch.zeros(tokens, dtype=torch.long, device=decoder.device))
         positions = torch.arange(tokens, device=decoder.device)[None, None].expand(decoder.axes, 1, tokens)
-        decoder.logits(decoder.forward(inputs[None], positions, filled, None)[:, -1])
-        return filled
+        decoder.logits(decoder.forward(inputs[None], positions, prompt_cache, None)[:, -1])
+        return prompt_cache
 
     def _decode_dummy(self, slots: list[int]) -> None:
         decoder = self._decoder
@@ -141,11 +143,11 @@ class Steps(Generic[S]):
 
     def _insert_sequence(self, sequence: S) -> Exception | None:
         try:
-            about, packed = sequence.came
-            filled = self._cache.unpack(about, packed, sequence.length)
+            about, array = sequence.came
+            layers = self._cache.unpack(about, array, sequence.length)
             # Until its owner confirms that the source memory was valid to the end, the slot may contain anything.
             sequence.broken = True
-            self._cache.insert(filled)
+            self._cache.insert(layers)
             self.active.append(sequence)
         except Exception as error:  # noqa: BLE001 - one request's boundary: its error must not stop others
             return error
@@ -186,11 +188,11 @@ class Steps(Generic[S]):
             member.offer_prompt(sequence.cache, hidden[:, -1])
         return self._first_step(sequence, hidden[:, -1])
 
-    def _copy_prefill(self, sequence: S, filled: FilledPrompt) -> TokenStep:
+    def _copy_prefill(self, sequence: S, filled_prompt: FilledPrompt) -> TokenStep:
         """Take the prompt that another sequence has computed."""
-        sequence.cache, sequence.done = filled.cache, sequence.length
+        sequence.cache, sequence.done = filled_prompt.cache, sequence.length
         self.copied_prompts += 1
-        return self._first_step(sequence, filled.hidden)
+        return self._first_step(sequence, filled_prompt.hidden)
 
     def _first_step(self, sequence: S, hidden: Tensor) -> TokenStep:
         logits = self._decoder.logits(hidden)
@@ -207,19 +209,19 @@ class Steps(Generic[S]):
         return TokenStep(token, finish, side, sequence.picker.logprobs)
 
     def _store_cache(self, sequence: S) -> None:
-        filled = self._cache.filled_layers(sequence.cache, sequence.attention)
+        layers = self._cache.filled_layers(sequence.cache, sequence.attention)
         if sequence.stays:
-            self._cache.insert(filled)
+            self._cache.insert(layers)
             self.active.append(sequence)
         else:
-            sequence.goes = self._cache.pack(filled)
+            sequence.goes = self._cache.pack(layers)
 
     # Tokens
 
     def decode(self, batch: Rows[S]) -> list[StepOutcome]:
         """Compute one token for each sequence of ``batch``."""
-        chosen = set(batch)
-        return self._decode_slots([slot for slot, sequence in enumerate(self.active) if sequence in chosen])
+        chosen_sequences = set(batch)
+        return self._decode_slots([slot for slot, sequence in enumerate(self.active) if sequence in chosen_sequences])
 
     def _decode_slots(self, slots: list[int]) -> list[StepOutcome]:
         try:
@@ -248,15 +250,17 @@ class Steps(Generic[S]):
         ]
 
     def _count_batch(self, passes: int = 0, tokens: int = 0, steps: int = 0, rows: int = 0) -> None:
-        known = self.counts
-        self.counts = BatchCounts(known.passes + passes, known.tokens + tokens, known.steps + steps, known.rows + rows)
+        old_counts = self.counts
+        self.counts = BatchCounts(
+            old_counts.passes + passes, old_counts.tokens + tokens, old_counts.steps + steps, old_counts.rows + rows
+        )
 
     def _run_pass(self, batch: Rows[S], slots: list[int], inputs: Tensor, positions: list[int]) -> Tensor:
         """Run the pass of a decode step. Passes with adapters are not recorded: the adapted rows differ from step to
         step.
         """
-        with self._chosen_adapters(batch) as adapted:
-            return (self._adapted_pass if adapted else self._pass).run(slots, inputs, positions)
+        with self._chosen_adapters(batch) as has_adapters:
+            return (self._adapted_pass if has_adapters else self._pass).run(slots, inputs, positions)
 
     def _chosen_adapters(self, batch: Rows[S]) -> AbstractContextManager[bool]:
         """Apply to each row of a pass the adapter of its sequence; yields True if any has one."""

@@ -51,17 +51,17 @@ class AnswerParser:
         reasoning = ""
         if not self._settled:
             reasoning, text = self._read_reasoning(text)
-        said, calls = (text, "") if self._calls is None or not text else self._calls.push(text)
-        return ParsedAnswer(said, reasoning, calls)
+        answer_text, calls = (text, "") if self._calls is None or not text else self._calls.push(text)
+        return ParsedAnswer(answer_text, reasoning, calls)
 
     def close(self) -> ParsedAnswer:
         """End the answer; returns the rest."""
-        held, self._held = self._held, ""
+        held_text, self._held = self._held, ""
         if self._thinking:
-            return ParsedAnswer("", held.rstrip(), "")
-        before = self.push(held) if held and self._settle() else ParsedAnswer()
-        said, calls = ("", "") if self._calls is None else self._calls.close()
-        return ParsedAnswer(before.text + said, before.reasoning, before.calls + calls)
+            return ParsedAnswer("", held_text.rstrip(), "")
+        before = self.push(held_text) if held_text and self._settle() else ParsedAnswer()
+        answer_text, calls = ("", "") if self._calls is None else self._calls.close()
+        return ParsedAnswer(before.text + answer_text, before.reasoning, before.calls + calls)
 
     def _settle(self) -> bool:
         self._settled = True
@@ -89,9 +89,12 @@ class AnswerParser:
         if end:
             self._thinking, self._held = False, ""
             return before.rstrip(), self._begin_text(rest)
-        kept = hold_marker(self._held, (THINK_END,))
-        said, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
-        return said, ""
+        kept_chars = hold_marker(self._held, (THINK_END,))
+        reasoning_text, self._held = (
+            self._held[: len(self._held) - kept_chars],
+            self._held[len(self._held) - kept_chars :],
+        )
+        return reasoning_text, ""
 
     def _begin_text(self, text: str) -> str:
         rest = text.lstrip()
@@ -114,6 +117,9 @@ def special_tokens(reader: "Reader", params: "TextGenerationParams") -> dict[int
 
     They are not part of the answer's text.
     """
-    named = [*(reader.tool_format.special if params.tools else ()), *((THINK, THINK_END) if reader.thinks else ())]
-    numbers = {reader.special_id(text): text for text in named}
+    special_texts = [
+        *(reader.tool_format.special if params.tools else ()),
+        *((THINK, THINK_END) if reader.thinks else ()),
+    ]
+    numbers = {reader.special_id(text): text for text in special_texts}
     return {number: text for number, text in numbers.items() if number is not None}

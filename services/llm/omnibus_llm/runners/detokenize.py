@@ -21,17 +21,17 @@ _MAX_PENDING_TOKENS = 16
 class Detokeniser:
     """Text of a growing list of tokens; ``decode`` maps ids to text.
 
-    Every token decodes a short window again. The window starts with tokens whose text was already returned, ``given``
-    at first, because some decoders drop the space before the first token.
+    Every token decodes a short window again. The window starts with tokens whose text was already returned,
+    ``given_ids`` at first, because some decoders drop the space before the first token.
 
     Decoders with byte fallback replace every byte of a run that contains one stray byte, even of characters already
     returned. Here only bytes that are not part of a character are replaced, one by one as in these decoders.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], given: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], given_ids: Sequence[int] = ()) -> None:
         self._decode = decode
-        self.given = list(given)
-        self._given_text = decode(self.given) if given else ""
+        self.given = list(given_ids)
+        self._given_text = decode(self.given) if given_ids else ""
         self._pending: list[int] = []
         self._sent = 0  # characters of the text of pending tokens that were returned
 
@@ -81,8 +81,8 @@ class Detokeniser:
 
     def _send_complete(self, text: str) -> str:
         """Return the part of ``text`` that no further byte can change."""
-        unfinished = min(len(text) - len(text.rstrip(UNFINISHED)), _MAX_UNFINISHED)
-        ready = text[self._sent : len(text) - unfinished]
+        unfinished_chars = min(len(text) - len(text.rstrip(UNFINISHED)), _MAX_UNFINISHED)
+        ready = text[self._sent : len(text) - unfinished_chars]
         self._sent += len(ready)
         if len(self._pending) <= _MAX_PENDING_TOKENS:
             return ready
@@ -188,52 +188,52 @@ class Reply:
         if finish is None and self.tokens == self._limit:  # the engine may continue, for the talker
             finish = "length"
         # The token that ends an answer is not part of it.
-        made = "" if finish == "stop" and not self._rule.includes else self._detokeniser.push(token)
+        token_text = "" if finish == "stop" and not self._rule.includes else self._detokeniser.push(token)
         if token in self._special:
-            made += self._special[token]
+            token_text += self._special[token]
         if finish is not None:
-            made += self._detokeniser.flush()
-        text = self._guard.push(made) if self.tokens > self._rule.min_tokens else made
+            token_text += self._detokeniser.flush()
+        text = self._guard.push(token_text) if self.tokens > self._rule.min_tokens else token_text
         if self._guard.hit:
             self.finish = "stop"
         elif finish is not None:
             text += self._guard.flush()
             self.finish = finish
-        said = text if self._parser is None else self._parse(self._parser, text)
-        self._text += said
+        answer_text = text if self._parser is None else self._parse(self._parser, text)
+        self._text += answer_text
         if self.speech is not None:
-            self._follow(self.speech, token, made, said)
+            self._follow(self.speech, token, token_text, answer_text)
 
-    def _follow(self, speech: SpokenTokens, token: int, made: str, said: str) -> None:
+    def _follow(self, speech: SpokenTokens, token: int, token_text: str, answer_text: str) -> None:
         """Pass ``token`` to ``speech``.
 
-        The token has ``made`` text, of which the transcript has ``said``.
+        The token has ``token_text`` text, of which the transcript has ``answer_text``.
         """
-        speech.add_token(token, made)
-        speech.add_text(said)
-        if self.thought and not said:
+        speech.add_token(token, token_text)
+        speech.add_text(answer_text)
+        if self.thought and not answer_text:
             speech.add_reasoning()
         if self.finish is not None:
             speech.close(self.finish == "stop" and not self._guard.hit)
 
     def _parse(self, parser: AnswerParser, text: str) -> str:
         """Return more of the transcript, and record the other parts."""
-        said = ""
-        for found in (parser.push(text), *((parser.close(),) if self.finish is not None else ())):
-            said += found.text
-            self._reasoning += found.reasoning
-            self._calls += found.calls
+        answer_text = ""
+        for parsed_answer in (parser.push(text), *((parser.close(),) if self.finish is not None else ())):
+            answer_text += parsed_answer.text
+            self._reasoning += parsed_answer.reasoning
+            self._calls += parsed_answer.calls
         self.thought += parser.thinking
-        return said
+        return answer_text
 
-    def add_logprobs(self, token: int, finish: str | None, found: "TokenLogprobs") -> None:
+    def add_logprobs(self, token: int, finish: str | None, logprobs: "TokenLogprobs") -> None:
         """Take the last token's probabilities, unless it ends the answer."""
         if finish == "stop" or self._guard.hit:
             return
         if not self._logprobs:
             self._logprobs_at = self.tokens - 1
-        best = [[self._spell(id), value] for id, value in zip(found.ids, found.values, strict=True)]
-        self._logprobs.append([self._spell(token), found.chosen, best])
+        best = [[self._spell(id), value] for id, value in zip(logprobs.ids, logprobs.values, strict=True)]
+        self._logprobs.append([self._spell(token), logprobs.chosen, best])
 
     def _spell(self, token: int) -> str:
         return self._special.get(token) or self._decode([token])

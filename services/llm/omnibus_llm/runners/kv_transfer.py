@@ -64,13 +64,13 @@ async def put_start(
 
     ``ids`` of the prompt are sent for a repetition ``penalty``, and ``rows`` [H] for a talker.
     """
-    seen = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
-    made = [row for row in rows if row is not None]
-    if made:  # one array carries both
-        start = msgspec.structs.replace(start, rows=len(made), width=len(made[0]))
-        words = np.concatenate(made, dtype=np.float32).view(np.int32)
-        seen = words if seen is None else np.concatenate([words, seen])
-    await job.put("start", msgspec.to_builtins(start), seen)
+    id_array = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
+    row_arrays = [row for row in rows if row is not None]
+    if row_arrays:  # one array carries both
+        start = msgspec.structs.replace(start, rows=len(row_arrays), width=len(row_arrays[0]))
+        words = np.concatenate(row_arrays, dtype=np.float32).view(np.int32)
+        id_array = words if id_array is None else np.concatenate([words, id_array])
+    await job.put("start", msgspec.to_builtins(start), id_array)
 
 
 def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None, list[np.ndarray]]:
@@ -97,17 +97,17 @@ def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None,
     return start, words[count * width :] if len(words) > count * width else None, list(rows)
 
 
-def started_tokens(start: DecodeStart, resumed: Sequence[int]) -> tuple[int, ...]:
+def started_tokens(start: DecodeStart, resumed_ids: Sequence[int]) -> tuple[int, ...]:
     """Return the tokens of an answer that prefill processed.
 
-    ``resumed`` are those of an earlier attempt. Raises ``ProtocolError`` if some of them are unknown here.
+    ``resumed_ids`` are those of an earlier attempt. Raises ``ProtocolError`` if some of them are unknown here.
     """
-    if len(resumed) < start.resumed:
-        raise ProtocolError(f"prefill resumed after {start.resumed} tokens, and only {len(resumed)} reached decode")
-    return (*resumed[: start.resumed], start.first_token)
+    if len(resumed_ids) < start.resumed:
+        raise ProtocolError(f"prefill resumed after {start.resumed} tokens, and only {len(resumed_ids)} reached decode")
+    return (*resumed_ids[: start.resumed], start.first_token)
 
 
-async def put_cache(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
+async def put_cache(job: Job, about: dict[str, Any], array: np.ndarray | None) -> None:
     """Send the cache; waits while the arena is full.
 
     As many caches wait as the executor takes invocations.
@@ -115,7 +115,7 @@ async def put_cache(job: Job, about: dict[str, Any], packed: np.ndarray | None) 
     end = min(time.time() + ARENA_WAIT_SECONDS, job.deadline)
     while True:
         try:
-            return await job.put("cache", about, packed)
+            return await job.put("cache", about, array)
         except ArenaFull:
             if time.time() >= end:
                 raise

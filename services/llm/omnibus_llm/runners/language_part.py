@@ -29,10 +29,10 @@ class LanguagePart:
 
     def switch_role(self, component: str, settings: ExecutorSettings) -> "LanguagePart":
         """See ``Runner``: every part of a language model has all of it."""
-        made = self._by_component.get(component)
-        if made is None:
+        make_runner = self._by_component.get(component)
+        if make_runner is None:
             raise BadRequest(f"{component} is not part of a language model")
-        return made(self._core)
+        return make_runner(self._core)
 
     async def load(self) -> None:
         await self._core.load()

@@ -61,32 +61,32 @@ class PrefillRunner(LanguagePart, component="prefill", decodes=False):
         return BatchCounts(passes=counts.passes, tokens=counts.tokens)
 
     async def run(self, job: Job) -> None:
-        async with open_request(self._core, job) as asked:
-            if asked.params.count_only:
-                await _send_start(job, asked, [TokenStep(0, "stop")], None)
+        async with open_request(self._core, job) as request:
+            if request.params.count_only:
+                await _send_start(job, request, [TokenStep(0, "stop")], None)
                 return
-            await self._prefill(job, asked)
+            await self._prefill(job, request)
 
-    async def _prefill(self, job: Job, asked: ThinkRequest) -> None:
-        sequence = asked.sequence
+    async def _prefill(self, job: Job, request: ThinkRequest) -> None:
+        sequence = request.sequence
         sequence.pauses, sequence.stays = True, job.is_local("cache")
         with self._core.engine.admit(sequence):
             steps = await sequence.inbox.take_steps()  # of resumed tokens, and of the first new one
             if steps[0].side is not None:
-                await send_prompt(job, asked.layout, steps[0].side)
+                await send_prompt(job, request.layout, steps[0].side)
             finish = steps[-1].finish
             if finish is None and sequence.stays:
-                await self._hand_over(job, asked, steps)
+                await self._hand_over(job, request, steps)
                 return
         # The slot is free by now: waiting for memory of the arena must not keep a decode from making room there.
         if finish is None:  # before the start: its receiver may assign a slot to the cache
             await put_cache(job, *sequence.goes)
-        await _send_start(job, asked, steps, None)
+        await _send_start(job, request, steps, None)
 
-    async def _hand_over(self, job: Job, asked: ThinkRequest, steps: Rows[TokenStep]) -> None:
-        with self._core.hold_paused(job.invocation, asked.sequence) as paused:
-            await _send_start(job, asked, steps, paused.number)
-            await paused.taken.wait()
+    async def _hand_over(self, job: Job, request: ThinkRequest, steps: Rows[TokenStep]) -> None:
+        with self._core.hold_paused(job.invocation, request.sequence) as paused_sequence:
+            await _send_start(job, request, steps, paused_sequence.number)
+            await paused_sequence.taken.wait()
 
 
 class DecodeRunner(LanguagePart, component="decode"):
@@ -112,7 +112,7 @@ class DecodeRunner(LanguagePart, component="decode"):
 
     async def _run(self, job: Job, params: TextGenerationParams, adapter: int | None) -> None:
         core = self._core
-        start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
+        start, id_array, rows = read_start(await job.value("start"), TRANSFORMERS)
         if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
@@ -121,23 +121,27 @@ class DecodeRunner(LanguagePart, component="decode"):
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
         speaks = job.has_consumer("rows")
         limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens, params.usual_tokens)
-        made = limit if script else engine_limit(limit, speaks)
-        ids = [] if seen is None else seen.tolist()
-        sampling = build_sampling(params, made, start.seed, end_tokens(core, params), await core.ban_words(params))
+        token_limit = limit if script else engine_limit(limit, speaks)
+        ids = [] if id_array is None else id_array.tolist()
+        sampling = build_sampling(
+            params, token_limit, start.seed, end_tokens(core, params), await core.ban_words(params)
+        )
         picker = Picker(sampling, core.thinker.vocabulary, ids, script, grammar)
-        restored, finish = self._restore_sequence(start, tokens, picker, params, speaks)
-        restored.adapter = adapter
-        with self._adopt_paused(job, start, restored) as sequence:
+        restored_sequence, finish = self._restore_sequence(start, tokens, picker, params, speaks)
+        restored_sequence.adapter = adapter
+        with self._adopt_paused(job, start, restored_sequence) as sequence:
             reply, speech = self._open_outputs(job, start, params, sequence, limit, rows)
             await send_tokens(job, reply, tokens, start.finish or finish, speech, start.logprobs)
             if not is_complete(reply, speech):
                 await self._decode_answer(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
-    def _adopt_paused(self, job: Job, start: DecodeStart, restored: Thinking) -> AbstractContextManager[Thinking]:
-        """Yield the sequence to continue: one that waits in its slot, or ``restored``, which has none yet."""
+    def _adopt_paused(
+        self, job: Job, start: DecodeStart, restored_sequence: Thinking
+    ) -> AbstractContextManager[Thinking]:
+        """Yield the sequence to continue: one that waits in its slot, or ``restored_sequence``, which has none yet."""
         if start.here is None:
-            return nullcontext(restored)
+            return nullcontext(restored_sequence)
         return self._core.engine.adopt_paused(self._core.resume_paused(job.invocation, start.here))
 
     def _open_outputs(
@@ -149,11 +153,11 @@ class DecodeRunner(LanguagePart, component="decode"):
         limit: int,
         rows: Rows[np.ndarray],
     ) -> tuple[Reply, SpeechWriter | None]:
-        spoken = SpokenTokens() if job.has_consumer("rows") else None
-        reply = open_reply(self._core.thinker, params, start.thinking, limit, spoken)
-        if spoken is None:
+        spoken_tokens = SpokenTokens() if job.has_consumer("rows") else None
+        reply = open_reply(self._core.thinker, params, start.thinking, limit, spoken_tokens)
+        if spoken_tokens is None:
             return reply, None
-        return reply, SpeechWriter(job, spoken, limit, partial(self._core.compute_rows, sequence), rows=rows)
+        return reply, SpeechWriter(job, spoken_tokens, limit, partial(self._core.compute_rows, sequence), rows=rows)
 
     async def _decode_answer(
         self, job: Job, start: DecodeStart, sequence: Thinking, reply: Reply, speech: SpeechWriter | None
@@ -192,8 +196,8 @@ class DecodeRunner(LanguagePart, component="decode"):
         return sequence, finish
 
 
-async def _send_start(job: Job, asked: ThinkRequest, steps: Rows[TokenStep], here: int | None) -> None:
-    sequence, first = asked.sequence, steps[-1]
+async def _send_start(job: Job, request: ThinkRequest, steps: Rows[TokenStep], here: int | None) -> None:
+    sequence, first = request.sequence, steps[-1]
     start = DecodeStart(
         length=sequence.length,
         rope_delta=sequence.delta,
@@ -202,10 +206,10 @@ async def _send_start(job: Job, asked: ThinkRequest, steps: Rows[TokenStep], her
         finish=first.finish,
         here=here,
         resumed=len(steps) - 1,
-        thinking=asked.thinking,
+        thinking=request.thinking,
         logprobs=first.logprobs,
         layout=TRANSFORMERS,
-        **asked.counts,
+        **request.counts,
     )
     rows = [step.side for step in steps[1:]]
-    await put_start(job, start, asked.ids, asked.params.repetition_penalty, rows)
+    await put_start(job, start, request.ids, request.params.repetition_penalty, rows)

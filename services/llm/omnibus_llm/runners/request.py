@@ -52,17 +52,17 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
     params = await read_text_params(job, core.sampling)
     async with core.use_adapter(params) as adapter:
         with core.prompts.join(job, params.prompt_options, params.prompt_key) as member:
-            asked = await _read_request(core, job, params)
-            sequence = asked.sequence
+            request = await _read_request(core, job, params)
+            sequence = request.sequence
             sequence.adapter = adapter
             if member is not None and sequence.voice is None and not sequence.prefix:
                 sequence.member = member
             elif member is not None:
                 member.leave_group()
-            cached = 0 if params.count_only else await core.use_kept_prompt(sequence, params.conversation_key)
-            if cached:
-                asked.counts["cached_tokens"] = cached
-            yield asked
+            cached_tokens = 0 if params.count_only else await core.use_kept_prompt(sequence, params.conversation_key)
+            if cached_tokens:
+                request.counts["cached_tokens"] = cached_tokens
+            yield request
 
 
 async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParams) -> ThinkRequest:
@@ -72,12 +72,12 @@ async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParam
     prefill, layout = await core.assemble_prefill(prompt, items)
     length = prefill.inputs.shape[0]
     script = await core.tokenize_script(params, length)
-    wanted = 1 if params.prefill_only else params.max_tokens
-    limit = len(script) or core.answer_limit(length, wanted, params.usual_tokens)
+    requested_tokens = 1 if params.prefill_only else params.max_tokens
+    limit = len(script) or core.answer_limit(length, requested_tokens, params.usual_tokens)
     grammar = await core.open_grammar(answer_grammar(core.thinker, params))
-    made = limit if script else engine_limit(limit, voice is not None and not params.prefill_only)
+    token_limit = limit if script else engine_limit(limit, voice is not None and not params.prefill_only)
     ends = end_tokens(core, params)
-    sampling = build_sampling(params, made, job.seed, ends, await core.ban_words(params))
+    sampling = build_sampling(params, token_limit, job.seed, ends, await core.ban_words(params))
     picker = Picker(sampling, core.thinker.vocabulary, prompt.ids, script, grammar)
     sequence = Thinking(prefill, picker, ends, voice)
     sequence.keeps_slot = voice is not None and may_cut(core.thinker, params)
@@ -95,17 +95,17 @@ def open_reply(
     params: TextGenerationParams,
     thinking: bool | None,
     limit: int = 0,
-    spoken: SpokenTokens | None = None,
+    spoken_tokens: SpokenTokens | None = None,
 ) -> Reply:
     """Return the empty text of an answer to ``params``.
 
-    For ``thinking`` see ``TokenizedPrompt``, for ``limit`` and ``spoken`` see ``Reply``.
+    For ``thinking`` see ``TokenizedPrompt``, for ``limit`` and ``spoken_tokens`` see ``Reply``.
     """
     parser = open_parser(reader, params, thinking)
     special = special_tokens(reader, params) if parser is not None and params.skip_special_tokens else _NO_TOKENS
     detokeniser = open_detokeniser(reader, skip_special=params.skip_special_tokens)
     stops = StopRule(params.stop, params.min_tokens, params.include_stop_str_in_output)
-    return Reply(reader.decode_ids, stops, parser, special, detokeniser, limit=limit, speech=spoken)
+    return Reply(reader.decode_ids, stops, parser, special, detokeniser, limit=limit, speech=spoken_tokens)
 
 
 def engine_limit(limit: int, speaks: bool) -> int:
@@ -203,5 +203,5 @@ def count_tokens(prompt: int, items: Rows[Item], aside: bool = False) -> dict[st
     media: Counter[str] = Counter()
     for item in items:
         media[item.data.get("modality", "")] += 0 if item.array is None else 1 if aside else item.array.shape[0]
-    named = {f"{modality}_tokens": media[modality] for modality in ("image", "audio", "video")}
-    return {"prompt_tokens": prompt, **named}
+    media_counts = {f"{modality}_tokens": media[modality] for modality in ("image", "audio", "video")}
+    return {"prompt_tokens": prompt, **media_counts}

@@ -55,12 +55,12 @@ class AnswerChunks(NamedTuple):
 
     def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
         """Return the chunks of these tokens as one; empty without text to send."""
-        found = [chunk for chunk in self.chunks[begin:end] if chunk is not None]
-        if not found:
+        text_chunks = [chunk for chunk in self.chunks[begin:end] if chunk is not None]
+        if not text_chunks:
             return {}
-        joined = {key: "".join([chunk.get(key, "") for chunk in found]) for key in _TEXTS}
-        ids = [id for chunk in found for id in chunk["ids"]]
-        return {"text": joined.pop("text"), "ids": ids, **{key: text for key, text in joined.items() if text}}
+        texts = {key: "".join([chunk.get(key, "") for chunk in text_chunks]) for key in _TEXTS}
+        ids = [id for chunk in text_chunks for id in chunk["ids"]]
+        return {"text": texts.pop("text"), "ids": ids, **{key: text for key, text in texts.items() if text}}
 
 
 class ScriptedThinker(SimulatedThinker):
@@ -71,11 +71,11 @@ class ScriptedThinker(SimulatedThinker):
     async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
         """Return the answer. Raises ``BadRequest`` if calls are required and none matches."""
         params = await _read_params(job)
-        found = _choose(self.part, prompt, params)
-        if found is None:
+        scripted_answer = _choose(self.part, prompt, params)
+        if scripted_answer is None:
             return await super().choose_answer(job, prompt, draw)
         limit = self._token_limit(prompt.tokens, params.max_tokens)
-        return render_answer(found, params, find_format(self.part.tool_format), int(self.part.chars), limit)
+        return render_answer(scripted_answer, params, find_format(self.part.tool_format), int(self.part.chars), limit)
 
 
 class ScriptedPrefill(SimulatedPrefill):
@@ -85,10 +85,10 @@ class ScriptedPrefill(SimulatedPrefill):
 
     async def choose_script(self, job: Job, prompt: SimPrompt) -> dict[str, Any]:
         """Return the script. Raises as ``ScriptedThinker.choose_answer``."""
-        found = _choose(self.part, prompt, await _read_params(job))
-        if found is None:
+        scripted_answer = _choose(self.part, prompt, await _read_params(job))
+        if scripted_answer is None:
             return {}
-        return {_SCRIPT: msgspec.to_builtins(_Script(found, self.part.tool_format, int(self.part.chars)))}
+        return {_SCRIPT: msgspec.to_builtins(_Script(scripted_answer, self.part.tool_format, int(self.part.chars)))}
 
 
 class ScriptedDecode(SimulatedDecode):
@@ -119,14 +119,14 @@ def _choose(part: SimComponent, prompt: SimPrompt, params: ScriptParams) -> Scri
     """Return the scripted answer to ``prompt``; None without one. Raises ``BadRequest`` if calls are required."""
     if not part.answers or params.count_only:
         return None
-    found = find_answer(part.answers, prompt.last, params)
-    if found is None and params.tool_choice == "required":
+    scripted_answer = find_answer(part.answers, prompt.last, params)
+    if scripted_answer is None and params.tool_choice == "required":
         raise BadRequest(
             "no scripted answer to this message calls a tool that the request offers, but tool_choice requires a "
             "call; add one to `answers` of the profile",
             param="tool_choice",
         )
-    return found
+    return scripted_answer
 
 
 def render_answer(

@@ -22,14 +22,14 @@ class SpeechWriter:
     def __init__(
         self,
         job: Job,
-        spoken: SpokenTokens,
+        spoken_tokens: SpokenTokens,
         most: int,
         compute_rows: ComputeRows,
         layout: np.ndarray | None = None,
         rows: Sequence[np.ndarray] = (),
     ) -> None:
         self._job = job
-        self._spoken = spoken
+        self._spoken = spoken_tokens
         self._layout = layout
         self._prompt: np.ndarray | None = None
         self._most = most
@@ -68,11 +68,11 @@ class SpeechWriter:
             self._writer = await self._open_writer(self._most, prompt.shape[1])
         ready = max(0, self._spoken.end - self._taken)
         rows, self._rows = self._rows[:ready], self._rows[ready:]
-        heard = rows[max(0, self._spoken.begin - self._taken) :]
+        spoken_rows = rows[max(0, self._spoken.begin - self._taken) :]
         self._taken += len(rows)
-        if heard:
-            self._writer = self._writer or await self._open_writer(self._most, heard[0].shape[0])
-            self._writer.write(np.stack(heard))
+        if spoken_rows:
+            self._writer = self._writer or await self._open_writer(self._most, spoken_rows[0].shape[0])
+            self._writer.write(np.stack(spoken_rows))
 
     async def close(self, finish: str | None) -> None:
         """Send the rows of the text without tokens, and end."""

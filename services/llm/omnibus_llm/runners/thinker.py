@@ -42,23 +42,23 @@ class ThinkRunner(LanguagePart, component="thinker"):
         return self._core.batch_counts
 
     async def run(self, job: Job) -> None:
-        async with open_request(self._core, job) as asked:
-            if asked.params.count_only:
-                close_counted(job, asked.counts)
+        async with open_request(self._core, job) as request:
+            if request.params.count_only:
+                close_counted(job, request.counts)
                 return
-            if asked.params.prefill_only:
-                with self._core.engine.admit(asked.sequence):
-                    await prefill_prompt(asked.sequence, job, asked.counts)
+            if request.params.prefill_only:
+                with self._core.engine.admit(request.sequence):
+                    await prefill_prompt(request.sequence, job, request.counts)
                 return
-            sequence, speech = asked.sequence, None
-            spoken = None if sequence.voice is None else SpokenTokens()
-            reply = open_reply(self._core.thinker, asked.params, asked.thinking, asked.limit, spoken)
-            if spoken is not None:
+            sequence, speech = request.sequence, None
+            spoken_tokens = None if sequence.voice is None else SpokenTokens()
+            reply = open_reply(self._core.thinker, request.params, request.thinking, request.limit, spoken_tokens)
+            if spoken_tokens is not None:
                 compute_rows = partial(self._core.compute_rows, sequence)
-                speech = SpeechWriter(job, spoken, asked.limit, compute_rows, asked.layout)
+                speech = SpeechWriter(job, spoken_tokens, request.limit, compute_rows, request.layout)
             with self._core.engine.admit(sequence):
                 await send_answer(job, sequence.inbox.take_steps, reply, speech)
-            job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
+            job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(request.counts)})
 
 
 class TextWriter:
@@ -93,10 +93,10 @@ def _add_step(reply: Reply, step: TokenStep) -> None:
 
 async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:
     """Send text and rows until ``reply`` is finished and spoken."""
-    ended = False
-    while not ended and (reply.finish is None or (speech is not None and speech.lacks_row)):
+    is_ended = False
+    while not is_ended and (reply.finish is None or (speech is not None and speech.lacks_row)):
         for number, step in enumerate(await take(), 1):
-            ended = step.finish is not None
+            is_ended = step.finish is not None
             if reply.finish is None:  # after a stop string the engine is one step ahead
                 _add_step(reply, step)
             if speech is not None:

@@ -9,20 +9,20 @@ from omnibus_llm.vllm.protocol import Tokens
 
 
 class AnswerTokens:
-    """The ids of an answer: those of its engine, after the ``known`` ones.
+    """The ids of an answer: those of its engine, after the ``known_ids`` ones.
 
     ``counts``: see ``VllmCore.token_reader``.
     """
 
-    def __init__(self, known: Sequence[int], counts: dict[str, int] | None) -> None:
-        self._known = known
+    def __init__(self, known_ids: Sequence[int], counts: dict[str, int] | None) -> None:
+        self._known = known_ids
         self._counts = counts
 
     def next_ids(self, tokens: Tokens) -> Sequence[int]:
         if tokens.cached and self._counts is not None:  # resumed tokens are cached as well
             self._counts["cached_tokens"] = min(tokens.cached, self._counts["prompt_tokens"])
-        known, self._known = self._known, ()
-        return [*known, *tokens.ids] if known else tokens.ids
+        known_ids, self._known = self._known, ()
+        return [*known_ids, *tokens.ids] if known_ids else tokens.ids
 
 
 def build_steps(tokens: Tokens, ids: Sequence[int], sides: Sequence[np.ndarray] | None) -> list[TokenStep]:

@@ -132,12 +132,12 @@ class VllmCore:
         """True if prompts reuse the blocks of earlier ones."""
         return self._launch.prefix_cache
 
-    def keeps_nothing(self, asked: PreparedVllmRequest) -> bool:
+    def keeps_nothing(self, request: PreparedVllmRequest) -> bool:
         """Return True if computing a prompt would be useless.
 
         That is so if its answer is spoken and the engine keeps no rows.
         """
-        return asked.params.prefill_only and asked.spoken and not self.engine.keeps_rows
+        return request.params.prefill_only and request.spoken and not self.engine.keeps_rows
 
     async def load(self) -> None:
         self._users += 1
@@ -176,7 +176,7 @@ class VllmCore:
             raise BadRequest("`say` needs the transformers engine: vLLM chooses every token", param="say")
         self._check_adapter(params)
         voice = self._read_voice(job)
-        spoken = voice is not None or (params.prefill_only and bool(job.inputs.get("voice")))
+        is_spoken = voice is not None or (params.prefill_only and bool(job.inputs.get("voice")))
         prompt = await self._tokenize_prompt(job, params)
         items = await read_items(job)
         if is_text(prompt, items, voice):
@@ -194,15 +194,15 @@ class VllmCore:
         if grammar:
             await self._words.run(check_grammar, grammar)
         # Grammars and changed logits depend on all tokens of an answer, so these requests start from the first one.
-        known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
-        if known:
-            order.begin_after(known)
+        known_ids = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
+        if known_ids:
+            order.begin_after(known_ids)
         counts = count_tokens(length, items)
-        return PreparedVllmRequest(params, order, limit, counts, known, prompt.thinking, grammar, spoken)
+        return PreparedVllmRequest(params, order, limit, counts, known_ids, prompt.thinking, grammar, is_spoken)
 
     def _check_adapter(self, params: TextGenerationParams) -> None:
-        declared = params.adapter_source is None  # the engine loads those with a source
-        if params.adapter and declared and params.adapter not in dict(self._launch.adapters):
+        is_declared = params.adapter_source is None  # the engine loads those with a source
+        if params.adapter and is_declared and params.adapter not in dict(self._launch.adapters):
             raise unknown_adapter_error(params.adapter)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
@@ -223,9 +223,9 @@ class VllmCore:
             raise BadRequest("this model has no voice; request text only", param="modalities")
         return str(job.inputs.get("voice") or "")
 
-    def build_generation(self, asked: PreparedVllmRequest, seed: int, **more: Any) -> Generation:
+    def build_generation(self, request: PreparedVllmRequest, seed: int, **more: Any) -> Generation:
         """Build the engine's request; ``seed`` is the invocation's, ``more`` are fields of ``Generation``."""
-        order, params = asked.order, asked.params
+        order, params = request.order, request.params
         usual = {
             "ids": order.ids,
             "media": order.media,
@@ -233,10 +233,10 @@ class VllmCore:
             "parcel": None if order.parcel is None else order.parcel.place,
             "rows": None if order.voice is None else order.voice.rows.place,
             "sampling": self.build_sampling(
-                params, engine_limit(asked.limit, order.voice is not None) - len(asked.known), seed, asked.grammar
+                params, engine_limit(request.limit, order.voice is not None) - len(request.known), seed, request.grammar
             ),
-            "draws": len(asked.known),
-            "spoken": asked.spoken,
+            "draws": len(request.known),
+            "spoken": request.spoken,
         }
         return self.new_generation(params, **{**usual, **more})
 
@@ -265,22 +265,22 @@ class VllmCore:
     def build_sampling(
         self, params: TextGenerationParams, limit: int, seed: int, grammar: str = ""
     ) -> TokenSamplingParams:
-        made = build_sampling(params, limit, seed, self.end_tokens(params))
-        return replace(made, ignore_eos=params.ignore_eos, grammar=grammar)
+        sampling = build_sampling(params, limit, seed, self.end_tokens(params))
+        return replace(sampling, ignore_eos=params.ignore_eos, grammar=grammar)
 
     def end_tokens(self, params: TextGenerationParams) -> frozenset[int]:
         """Return the tokens that end an answer."""
         return (frozenset() if params.ignore_eos else self.reader.eos) | frozenset(params.stop_token_ids)
 
     def token_reader(
-        self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = (), counts: dict[str, int] | None = None
+        self, stream: Any, voice: TalkerRows | None, known_ids: Sequence[int] = (), counts: dict[str, int] | None = None
     ) -> Take:
         """Return a function that waits for the next tokens and side data.
 
-        Tokens are those of ``stream``; side data are a talker's input. The first tokens follow the ``known`` ones. The
-        tokens that the engine had cached are added to ``counts``.
+        Tokens are those of ``stream``; side data are a talker's input. The first tokens follow the ``known_ids`` ones.
+        The tokens that the engine had cached are added to ``counts``.
         """
-        answer = AnswerTokens(known, counts)
+        answer = AnswerTokens(known_ids, counts)
 
         async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
@@ -290,14 +290,14 @@ class VllmCore:
         return next_steps
 
     def token_consumer(
-        self, consume: Callable[[Sequence[TokenStep]], bool], known: Sequence[int], counts: dict[str, int]
+        self, consume: Callable[[Sequence[TokenStep]], bool], known_ids: Sequence[int], counts: dict[str, int]
     ) -> Callable[[Tokens], bool]:
         """Return the ``token_reader`` of an answer without speech, for ``VllmEngine.deliver``."""
-        answer = AnswerTokens(known, counts)
+        answer = AnswerTokens(known_ids, counts)
         return lambda tokens: consume(build_steps(tokens, answer.next_ids(tokens), None))
 
     async def compute_rows(
-        self, asked: PreparedVllmRequest, seed: int, stream: Any, tokens: Sequence[int], text: str
+        self, request: PreparedVllmRequest, seed: int, stream: Any, tokens: Sequence[int], text: str
     ) -> Sequence[np.ndarray]:
         """Return the rows [H] of ``text`` after ``tokens`` of an answer.
 
@@ -305,26 +305,26 @@ class VllmCore:
         the only slot.
         """
         await stream.aclose()
-        length = asked.counts["prompt_tokens"] + len(tokens)
+        length = request.counts["prompt_tokens"] + len(tokens)
         more = await self.encode_rest(text, length)
-        ids, positions = asked.order.inputs_after([*tokens, *more])
+        ids, positions = request.order.inputs_after([*tokens, *more])
         with closing(TalkerRows(self.reader, length, [])) as rows:
-            sampling = self.build_sampling(asked.params, 1, seed)
+            sampling = self.build_sampling(request.params, 1, seed)
             fields = {"ids": ids, "positions": positions, "rows": rows.rows.place, "sampling": sampling, "draws": 0}
-            return await self.read_rows(self.build_generation(asked, seed, **fields), rows, more)
+            return await self.read_rows(self.build_generation(request, seed, **fields), rows, more)
 
     async def encode_rest(self, text: str, length: int) -> Sequence[int]:
         """Return the ids of ``text`` that fit after ``length`` positions."""
         return (await self._words.run(self.reader.encode_text, text))[: self._launch.context - length]
 
-    async def read_rows(self, asked: Generation, rows: TalkerRows, tokens: Sequence[int]) -> Sequence[np.ndarray]:
+    async def read_rows(self, generation: Generation, rows: TalkerRows, tokens: Sequence[int]) -> Sequence[np.ndarray]:
         """Return the rows of ``tokens``, the last ones of the prompt.
 
         The engine generates one token, which is discarded.
         """
         if not tokens:
             return ()
-        async with aclosing(self.engine.generate(asked)) as stream:
+        async with aclosing(self.engine.generate(generation)) as stream:
             await anext(stream)
         return await self.hands(rows.next_sides, [*tokens, tokens[-1]])
 
@@ -337,14 +337,16 @@ class VllmCore:
         take: Take,
         steps: Sequence[TokenStep],
         compute_rows: ComputeRows,
-        held: AsyncExitStack,
+        exit_stack: AsyncExitStack,
     ) -> Iterator[PausedDecode]:
         """Offer an answer, until the block ends, to its decode.
 
         The decode must name its number and be of the same ``invocation``.
         """
         number = next(self._numbers)
-        going = self._going[number] = PausedDecode(number, invocation, take, steps, compute_rows, held, asyncio.Event())
+        going = self._going[number] = PausedDecode(
+            number, invocation, take, steps, compute_rows, exit_stack, asyncio.Event()
+        )
         try:
             yield going
         finally:

@@ -45,87 +45,89 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
     """
 
     async def run(self, job: Job) -> None:
-        asked = await self._core.read_request(job)
-        async with AsyncExitStack() as held:
-            held.enter_context(closing(asked.order))
-            if asked.params.count_only or self._core.keeps_nothing(asked):
-                await self._send_start(job, asked, [TokenStep(0, "stop")], "stop", None)
+        request = await self._core.read_request(job)
+        async with AsyncExitStack() as exit_stack:
+            exit_stack.enter_context(closing(request.order))
+            if request.params.count_only or self._core.keeps_nothing(request):
+                await self._send_start(job, request, [TokenStep(0, "stop")], "stop", None)
             elif job.is_local("cache"):
-                await self._prefill_in_place(job, asked, held)
+                await self._prefill_in_place(job, request, exit_stack)
             else:
-                await self._prefill_for_transfer(job, asked, held)
+                await self._prefill_for_transfer(job, request, exit_stack)
 
-    async def _prefill_in_place(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
-        core, voice = self._core, asked.order.voice
-        stream = await held.enter_async_context(aclosing(core.engine.generate(core.build_generation(asked, job.seed))))
-        take = core.token_reader(stream, voice, asked.known, asked.counts)
-        steps = await self._first_steps(job, asked, take)
-        made, later = steps[: len(asked.known) + 1], steps[len(asked.known) + 1 :]
-        if made[-1].finish is not None:
-            await self._send_start(job, asked, made, made[-1].finish, None)
+    async def _prefill_in_place(self, job: Job, request: PreparedVllmRequest, exit_stack: AsyncExitStack) -> None:
+        core, voice = self._core, request.order.voice
+        stream = await exit_stack.enter_async_context(
+            aclosing(core.engine.generate(core.build_generation(request, job.seed)))
+        )
+        take = core.token_reader(stream, voice, request.known, request.counts)
+        steps = await self._first_steps(job, request, take)
+        first_steps, later = steps[: len(request.known) + 1], steps[len(request.known) + 1 :]
+        if first_steps[-1].finish is not None:
+            await self._send_start(job, request, first_steps, first_steps[-1].finish, None)
             return
-        compute_rows = partial(core.compute_rows, asked, job.seed, stream)
-        with core.hold_paused(job.invocation, take, later, compute_rows, held) as going:
-            await self._send_start(job, asked, made, None, going.number)
+        compute_rows = partial(core.compute_rows, request, job.seed, stream)
+        with core.hold_paused(job.invocation, take, later, compute_rows, exit_stack) as going:
+            await self._send_start(job, request, first_steps, None, going.number)
             await going.taken.wait()
 
-    async def _prefill_for_transfer(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
-        _require_plain(asked)
+    async def _prefill_for_transfer(self, job: Job, request: PreparedVllmRequest, exit_stack: AsyncExitStack) -> None:
+        _require_plain(request)
         core = self._core
-        memory = held.enter_context(closing(SharedBuffer()))
-        sampling = core.build_sampling(asked.params, 1, job.seed)
-        generation = core.build_generation(asked, job.seed, sampling=sampling, gives=memory.place)
+        memory = exit_stack.enter_context(closing(SharedBuffer()))
+        sampling = core.build_sampling(request.params, 1, job.seed)
+        generation = core.build_generation(request, job.seed, sampling=sampling, gives=memory.place)
         async with aclosing(core.engine.generate(generation)) as stream:
-            take = core.token_reader(stream, asked.order.voice, asked.known, asked.counts)
-            steps = await self._first_steps(job, asked, take)
-        asked.order.close()
+            take = core.token_reader(stream, request.order.voice, request.known, request.counts)
+            steps = await self._first_steps(job, request, take)
+        request.order.close()
         # For a spoken answer, decode computes the row of the last token as well.
-        finish = "length" if engine_limit(asked.limit, asked.order.voice is not None) == len(steps) else None
-        if steps[-1].token in core.end_tokens(asked.params):
+        finish = "length" if engine_limit(request.limit, request.order.voice is not None) == len(steps) else None
+        if steps[-1].token in core.end_tokens(request.params):
             finish = "stop"
         if finish is None:  # before the start: its receiver may assign room to the cache
-            cache = await core.hands(_read_cache, memory, core.engine.layout, len(asked.order.ids))
+            cache = await core.hands(_read_cache, memory, core.engine.layout, len(request.order.ids))
             await put_cache(job, {}, cache)
-        await self._send_start(job, asked, steps, finish, None)
+        await self._send_start(job, request, steps, finish, None)
 
-    async def _first_steps(self, job: Job, asked: PreparedVllmRequest, take: Take) -> Sequence[TokenStep]:
+    async def _first_steps(self, job: Job, request: PreparedVllmRequest, take: Take) -> Sequence[TokenStep]:
         with self._inside():
             steps = await take()
-        if asked.order.voice is not None and steps[0].side is not None:
-            await send_prompt(job, asked.order.voice.layout, steps[0].side)
+        if request.order.voice is not None and steps[0].side is not None:
+            await send_prompt(job, request.order.voice.layout, steps[0].side)
         return steps
 
     async def _send_start(
-        self, job: Job, asked: PreparedVllmRequest, steps: Sequence[TokenStep], finish: str | None, here: int | None
+        self, job: Job, request: PreparedVllmRequest, steps: Sequence[TokenStep], finish: str | None, here: int | None
     ) -> None:
-        core, order = self._core, asked.order
+        core, order = self._core, request.order
         start = DecodeStart(
             length=len(order.ids),
             rope_delta=0 if order.positions is None else order.positions.delta,
             first_token=steps[-1].token,
-            seed=core.build_sampling(asked.params, asked.limit, job.seed).seed,
+            seed=core.build_sampling(request.params, request.limit, job.seed).seed,
             finish=finish,
             here=here,
-            resumed=len(asked.known),
-            thinking=asked.thinking,
+            resumed=len(request.known),
+            thinking=request.thinking,
             logprobs=steps[-1].logprobs,
             layout=core.engine.layout.name,
-            **asked.counts,
+            **request.counts,
         )
         rows = () if order.voice is None else [step.side for step in steps[1:]]
-        await put_start(job, start, order.ids, asked.params.repetition_penalty, rows)
+        await put_start(job, start, order.ids, request.params.repetition_penalty, rows)
 
 
-def _require_plain(asked: PreparedVllmRequest) -> None:
+def _require_plain(request: PreparedVllmRequest) -> None:
     """Raise ``BadRequest`` for settings that depend on all tokens.
 
     Decode here has only the tokens that it generates.
     """
-    if asked.grammar or asked.params.changes_logits:
+    if request.grammar or request.params.changes_logits:
         raise BadRequest(
             "vLLM halves on two executors support no grammar, bias, penalty or logprobs: serve this model whole, "
             "or both halves in one executor",
-            param="response_format" if asked.grammar else "logprobs",
+            param="response_format" if request.grammar else "logprobs",
         )
 
 
@@ -203,15 +205,15 @@ class VllmDecodeRunner(VllmPart, half="decode"):
     async def run(self, job: Job) -> None:
         core = self._core
         params = await read_text_params(job, self._core.sampling)
-        start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
+        start, id_array, rows = read_start(await job.value("start"), core.engine.layout.name)
         if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
         limit = core.answer_limit(start.length - start.resumed, params)
-        spoken = SpokenTokens() if job.has_consumer("rows") else None
-        reply = open_reply(core.reader, params, start.thinking, limit, spoken)
+        spoken_tokens = SpokenTokens() if job.has_consumer("rows") else None
+        reply = open_reply(core.reader, params, start.thinking, limit, spoken_tokens)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
-        state = DecodeState(job, params, start, tokens, seen, rows, limit, reply, spoken)
+        state = DecodeState(job, params, start, tokens, id_array, rows, limit, reply, spoken_tokens)
         if start.here is not None:
             await self._decode_in_place(state, start.here)
         else:
@@ -219,8 +221,8 @@ class VllmDecodeRunner(VllmPart, half="decode"):
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
     async def _decode_in_place(self, state: DecodeState, number: int) -> None:
-        going, held = self._core.resume_paused(state.job.invocation, number)
-        async with held:
+        going, exit_stack = self._core.resume_paused(state.job.invocation, number)
+        async with exit_stack:
             speech, complete = await state.send_started(going.compute_rows)
             if not complete:
                 with self._inside():
@@ -228,19 +230,19 @@ class VllmDecodeRunner(VllmPart, half="decode"):
 
     async def _decode_apart(self, state: DecodeState) -> None:
         core, start, layout = self._core, state.start, self._core.engine.layout
-        taken = TransferredCache(core, state)
-        speech, complete = await state.send_started(taken.compute_rows)
+        transferred_cache = TransferredCache(core, state)
+        speech, complete = await state.send_started(transferred_cache.compute_rows)
         if complete:
             return
         async with self._room(layout.count(start.length + 1), layout.blocks, core.slots):
             cache = await state.job.value("cache")
-            taken.memory = await core.hands(_load_cache, cache, layout, start.length)
+            transferred_cache.memory = await core.hands(_load_cache, cache, layout, start.length)
             state.job.release_input("cache")
-            with closing(taken.memory):
-                await self._decode_transferred(state, speech, taken, taken.memory)
+            with closing(transferred_cache.memory):
+                await self._decode_transferred(state, speech, transferred_cache, transferred_cache.memory)
 
     async def _decode_transferred(
-        self, state: DecodeState, speech: SpeechWriter | None, taken: TransferredCache, memory: SharedBuffer
+        self, state: DecodeState, speech: SpeechWriter | None, transferred_cache: TransferredCache, memory: SharedBuffer
     ) -> None:
         core, start = self._core, state.start
         rest = None if speech is None else TalkerRows(core.reader, start.length, [start.first_token])
@@ -259,7 +261,7 @@ class VllmDecodeRunner(VllmPart, half="decode"):
                 draws=start.resumed + 1,
             )
             async with aclosing(core.engine.generate(generation)) as stream:
-                taken.stream = stream
+                transferred_cache.stream = stream
                 with self._inside():
                     await send_answer(state.job, core.token_reader(stream, rest), state.reply, speech)
 
@@ -288,14 +290,14 @@ class SlotGate:
             self._wake_first()
 
     async def _acquire_slot(self, need: int, blocks: int, slots: int) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
-            while self._waiting[0] is not mine or not self._has_capacity(need, blocks, slots):
-                await mine
-                self._waiting[self._waiting.index(mine)] = mine = asyncio.get_running_loop().create_future()
+            while self._waiting[0] is not waiter or not self._has_capacity(need, blocks, slots):
+                await waiter
+                self._waiting[self._waiting.index(waiter)] = waiter = asyncio.get_running_loop().create_future()
         finally:
-            self._waiting.remove(mine)
+            self._waiting.remove(waiter)
             self._wake_first()
         self._used += 1
         self._blocks += need
@@ -311,10 +313,10 @@ class SlotGate:
 
 def _chain_steps(steps: Sequence[TokenStep], take: Take) -> Take:
     """Return a ``Take`` that returns ``steps`` first, then the results of ``take``."""
-    made = [steps] if steps else []
+    pending_steps = [steps] if steps else []
 
     async def next_steps() -> Sequence[TokenStep]:
-        return made.pop() if made else await take()
+        return pending_steps.pop() if pending_steps else await take()
 
     return next_steps
 
@@ -329,16 +331,18 @@ def _read_cache(memory: SharedBuffer, layout: CacheBlockLayout, length: int) -> 
 
 def _load_cache(cache: Item, layout: CacheBlockLayout, length: int) -> SharedBuffer:
     """Copy ``cache`` to where an engine reads it. Raises ``ProtocolError`` for another model or another length."""
-    wanted, found = (layout.layers, layout.count(length), layout.nbytes), cache.array
-    if found is None or found.dtype != np.uint8 or found.shape != wanted:
-        what = "nothing" if found is None else f"{found.dtype} {found.shape}"
-        raise ProtocolError(f"the cache is {what}, not uint8 {wanted}: prefill and decode must run one model")
+    expected_shape, cache_array = (layout.layers, layout.count(length), layout.nbytes), cache.array
+    if cache_array is None or cache_array.dtype != np.uint8 or cache_array.shape != expected_shape:
+        description = "nothing" if cache_array is None else f"{cache_array.dtype} {cache_array.shape}"
+        raise ProtocolError(
+            f"the cache is {description}, not uint8 {expected_shape}: prefill and decode must run one model"
+        )
     memory = SharedBuffer()
-    memory.append(np.ascontiguousarray(found))
+    memory.append(np.ascontiguousarray(cache_array))
     return memory
 
 
-def _decode_ids(start: DecodeStart, seen: np.ndarray | None) -> list[int]:
+def _decode_ids(start: DecodeStart, id_array: np.ndarray | None) -> list[int]:
     """Return ids of which only the last is computed; those for a penalty are among the others."""
-    known = [0] if seen is None else seen.tolist()[: start.length]
-    return [*known, *[known[0]] * (start.length - len(known)), start.first_token]
+    known_ids = [0] if id_array is None else id_array.tolist()[: start.length]
+    return [*known_ids, *[known_ids[0]] * (start.length - len(known_ids)), start.first_token]

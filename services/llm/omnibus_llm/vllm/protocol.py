@@ -165,7 +165,7 @@ class VllmEngine(Protocol):
     async def start(self) -> None:
         """Load the weights, which takes long. Raises the library's errors."""
 
-    def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+    def generate(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         """Yield tokens as they arrive; closing the generator aborts the request within a step.
 
         The rows of all positions but the last are written before its token arrives, and the cache in ``gives`` before
@@ -173,7 +173,7 @@ class VllmEngine(Protocol):
         and ``StageUnavailable`` if the engine is dead.
         """
 
-    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+    async def deliver(self, generation: Generation, consume: Callable[[Tokens], bool]) -> None:
         """Call ``consume`` with the tokens of ``generate``, without a task.
 
         It is called in the turns of the event loop in which tokens arrive, so no task is woken for each. Returns when

@@ -109,22 +109,22 @@ class TalkerRows:
 
         Runs in a thread; raises ``StageFailed`` without hidden rows.
         """
-        found: list[np.ndarray] = []
+        sides: list[np.ndarray] = []
         # The row of a token is computed from the one before it.
         eaten = [*self._last, *tokens][:-1]
         if eaten:
             hidden = self._read_hidden(self._length + self._count, len(eaten))
-            found.extend(_to_numpy(self._reader.talker_row(self._reader.embed(torch.tensor(eaten)), hidden)))
+            sides.extend(_to_numpy(self._reader.talker_row(self._reader.embed(torch.tensor(eaten)), hidden)))
             self._count += len(eaten)
         self._last = list(tokens[-1:]) or self._last
-        return found
+        return sides
 
     def _read_hidden(self, first: int, count: int) -> Tensor:
         width = self._reader.width * _ROW.itemsize
-        found = self.rows.read(first * width, count * width)
-        if found is None:
+        row_bytes = self.rows.read(first * width, count * width)
+        if row_bytes is None:
             raise StageFailed("the engine did not return its hidden rows, which speech needs; send the request again")
-        rows = np.frombuffer(bytearray(found), _ROW).reshape(count, self._reader.width)
+        rows = np.frombuffer(bytearray(row_bytes), _ROW).reshape(count, self._reader.width)
         return torch.from_numpy(rows).to(self._reader.dtype)
 
 

@@ -45,13 +45,13 @@ class VllmPart:
 
     def switch_role(self, component: str, settings: ExecutorSettings) -> "VllmPart":
         """See ``Runner``: the engine of one half serves the other one as well."""
-        made = self._halves.get(component)
-        if made is None or not self._core.has_halves:
+        make_runner = self._halves.get(component)
+        if make_runner is None or not self._core.has_halves:
             raise BadRequest(
                 f"vLLM's engine of {self._core.component} was not started for {component}; only prefill and "
                 "decode can switch roles"
             )
-        return made(self._core)
+        return make_runner(self._core)
 
     async def load(self) -> None:
         await self._core.load()
@@ -68,33 +68,35 @@ class VllmRunner(VllmPart):
 
     async def run(self, job: Job) -> None:
         core, engine = self._core, self._core.engine
-        asked = await core.read_request(job)
-        spoken = None if asked.order.voice is None else SpokenTokens()
-        reply = open_reply(core.reader, asked.params, asked.thinking, asked.limit, spoken)
-        with closing(asked.order) as order:
-            if asked.params.count_only or core.keeps_nothing(asked):
-                close_counted(job, asked.counts)
+        request = await core.read_request(job)
+        spoken_tokens = None if request.order.voice is None else SpokenTokens()
+        reply = open_reply(core.reader, request.params, request.thinking, request.limit, spoken_tokens)
+        with closing(request.order) as order:
+            if request.params.count_only or core.keeps_nothing(request):
+                close_counted(job, request.counts)
                 return
-            if asked.params.prefill_only:
-                await self._prefill(job, asked)
+            if request.params.prefill_only:
+                await self._prefill(job, request)
                 return
-            generation = core.build_generation(asked, job.seed)
+            generation = core.build_generation(request, job.seed)
             with self._inside():
-                if order.voice is None or spoken is None:
+                if order.voice is None or spoken_tokens is None:
                     writer = TextWriter(job, reply)
-                    await engine.deliver(generation, core.token_consumer(writer.add_steps, asked.known, asked.counts))
+                    await engine.deliver(
+                        generation, core.token_consumer(writer.add_steps, request.known, request.counts)
+                    )
                 else:
                     async with aclosing(engine.generate(generation)) as tokens:
-                        compute_rows = partial(core.compute_rows, asked, job.seed, tokens)
-                        speech = SpeechWriter(job, spoken, asked.limit, compute_rows, order.voice.layout)
-                        take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
+                        compute_rows = partial(core.compute_rows, request, job.seed, tokens)
+                        speech = SpeechWriter(job, spoken_tokens, request.limit, compute_rows, order.voice.layout)
+                        take = core.token_reader(tokens, order.voice, request.known, request.counts)
                         await send_answer(job, take, reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
+        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(request.counts)})
 
-    async def _prefill(self, job: Job, asked: PreparedVllmRequest) -> None:
+    async def _prefill(self, job: Job, request: PreparedVllmRequest) -> None:
         """Compute the prompt, whose blocks the engine keeps."""
-        generation = self._core.build_generation(asked, job.seed)
+        generation = self._core.build_generation(request, job.seed)
         async with aclosing(self._core.engine.generate(generation)) as tokens:
             with self._inside():
                 await anext(tokens)
-        close_counted(job, asked.counts)
+        close_counted(job, request.counts)

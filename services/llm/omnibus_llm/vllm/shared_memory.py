@@ -25,27 +25,27 @@ class SharedBuffer:
     @property
     def place(self) -> Place:
         """Current location of the memory. The inode distinguishes it from later memory under the same descriptor."""
-        found = os.fstat(self._fd)
-        return {"path": f"/proc/{os.getpid()}/fd/{self._fd}", "inode": found.st_ino, "nbytes": found.st_size}
+        status = os.fstat(self._fd)
+        return {"path": f"/proc/{os.getpid()}/fd/{self._fd}", "inode": status.st_ino, "nbytes": status.st_size}
 
     def append(self, array: np.ndarray) -> int:
         """Write the bytes of a contiguous ``array`` at the end; returns their offset."""
         offset, left = self._size, array.data.cast("B")
         while left:
-            done = os.pwrite(self._fd, left, self._size)
-            self._size += done
-            left = left[done:]
+            written_bytes = os.pwrite(self._fd, left, self._size)
+            self._size += written_bytes
+            left = left[written_bytes:]
         return offset
 
     def read(self, offset: int, nbytes: int) -> bytes | None:
         """Return ``nbytes`` at ``offset``, or None if they were not written."""
-        found = bytearray()
-        while len(found) < nbytes:
-            piece = os.pread(self._fd, nbytes - len(found), offset + len(found))
+        buffer = bytearray()
+        while len(buffer) < nbytes:
+            piece = os.pread(self._fd, nbytes - len(buffer), offset + len(buffer))
             if not piece:
                 return None
-            found += piece
-        return bytes(found)
+            buffer += piece
+        return bytes(buffer)
 
 
 def open_memory(place: Place, flags: int = os.O_RDONLY) -> int:

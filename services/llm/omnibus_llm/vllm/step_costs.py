@@ -59,11 +59,11 @@ class StepMeter:
         seconds = StepCosts(self._goals, self._decodes.table).seconds_left(decoding)
         if seconds is None:
             return self._most
-        known = self._prompts.table
-        if known is None:
+        cost_table = self._prompts.table
+        if cost_table is None:
             return min(self._most, FIRST_STEP_TOKENS)
-        tried = max(FIRST_STEP_TOKENS, 2 * self._prompts.largest)
-        return min(self._most, max(MIN_STEP_TOKENS, known.largest_size(seconds, tried)))
+        trial_size = max(FIRST_STEP_TOKENS, 2 * self._prompts.largest)
+        return min(self._most, max(MIN_STEP_TOKENS, cost_table.largest_size(seconds, trial_size)))
 
     def _decode_seconds(self, decoding: int) -> float:
         table = self._decodes.table

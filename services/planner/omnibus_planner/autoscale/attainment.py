@@ -40,8 +40,8 @@ class GoalCounts(NamedTuple):
     @property
     def falls_short(self) -> bool:
         """True if more requests missed their goals than chance explains."""
-        allowed = (1 - ATTAINED_SHARE) * (self.met + self.missed)
-        return self.missed > allowed + _DEVIATIONS * math.sqrt(allowed)
+        expected_misses = (1 - ATTAINED_SHARE) * (self.met + self.missed)
+        return self.missed > expected_misses + _DEVIATIONS * math.sqrt(expected_misses)
 
 
 class AttainmentControl:
@@ -72,10 +72,10 @@ class AttainmentControl:
         now = self._clock()
         if now - self._since < self._window:
             return
-        for name, found in counts.items():
-            if name not in self._factors or found.met + found.missed < self._least:
+        for name, goal_counts in counts.items():
+            if name not in self._factors or goal_counts.met + goal_counts.missed < self._least:
                 continue
-            if found.falls_short:
+            if goal_counts.falls_short:
                 self._raise(name, now)
             elif now - self._good_since[name] >= self._patience[name] and self._factors[name] > 1:
                 self._factors[name] = max(1.0, self._factors[name] / STEP_FACTOR)

@@ -144,8 +144,8 @@ class Autoscaler:
             adapt.note_plan_change()
             self._attainment.note_plan_change()
             return
-        known = [name for name in planner.models if name in plan.models]
-        running = {name: merge_cells(without_candidate(plan.models[name])) for name in known}
+        names = [name for name in planner.models if name in plan.models]
+        running = {name: merge_cells(without_candidate(plan.models[name])) for name in names}
         met = not self._burst_pace.is_resting and await self._meet_burst(planner, adapt, plan, running)
         if not met and not self._window_pace.is_resting:
             await self._follow_window(planner, adapt, plan, running)
@@ -155,37 +155,38 @@ class Autoscaler:
     ) -> None:
         """Plan again if the load of a whole window requires it."""
         self._attainment.update(self._windows.goal_counts())
-        measured = self._windows.current_loads()
-        forecasts = self._trend.forecasts(measured, planner.models_for_rate)
-        loads = self._attainment.raise_loads(raise_to_forecasts(measured, forecasts))
+        measured_loads = self._windows.current_loads()
+        forecasts = self._trend.forecasts(measured_loads, planner.models_for_rate)
+        loads = self._attainment.raise_loads(raise_to_forecasts(measured_loads, forecasts))
         loads = {name: self._without_chance(planner, name, load) for name, load in loads.items()}
         self._guard.note_running()
-        expected = adapt.expected_load(loads)
-        if expected is None or self._goes_back(adapt, loads):
+        target_load = adapt.expected_load(loads)
+        if target_load is None or self._goes_back(adapt, loads):
             return
-        self._load, self._before = expected, self._before or declared_load(planner, self._wanted, expected)
-        found = await asyncio.to_thread(solve_for_load, planner, running, expected)
-        self._window_pace.note_solved(found)
+        self._load, self._before = target_load, self._before or declared_load(planner, self._wanted, target_load)
+        plan_candidates = await asyncio.to_thread(solve_for_load, planner, running, target_load)
+        self._window_pace.note_solved(plan_candidates)
         if not self._is_current(plan):
             return
         switches = not self._settings.reconcile
-        best, rerouted = (
-            deployment_capacity(planner, running, each, switches=switches) for each in (found.best, found.rerouted)
+        best, rerouted_capacity = (
+            deployment_capacity(planner, running, each, switches=switches)
+            for each in (plan_candidates.best, plan_candidates.rerouted)
         )
-        verdict = adapt.decide(ScalingSnapshot(loads, found.now, rerouted, best))
+        verdict = adapt.decide(ScalingSnapshot(loads, plan_candidates.now, rerouted_capacity, best))
         if verdict is Verdict.KEEP:
             return
-        wanted = found.rerouted
+        plan_result = plan_candidates.rerouted
         if verdict is Verdict.REPLAN:
-            confirmed = await self._confirm_replan(found, running, expected)
-            if confirmed is None:
+            confirmed_result = await self._confirm_replan(plan_candidates, running, target_load)
+            if confirmed_result is None:
                 return
-            wanted = confirmed
-        chosen = with_forecasts(await with_alternatives(wanted), forecasts)
+            plan_result = confirmed_result
+        final_result = with_forecasts(await with_alternatives(plan_result), forecasts)
         if self._is_current(plan):
             if verdict is Verdict.REPLAN:
                 self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
-            self._apply_plan(chosen, expected, self._describe_change(expected))
+            self._apply_plan(final_result, target_load, self._describe_change(target_load))
             adapt.note_plan_change()
 
     def _without_chance(self, planner: "Planner", name: str, load: ModelLoad) -> ModelLoad:
@@ -199,10 +200,14 @@ class Autoscaler:
         return without_chance(load, before[name], self._settings.window) if name in before else load
 
     def _describe_change(self, load: Loads) -> str:
-        raised = self._attainment.raised_loads()
-        told = ", ".join(f"goals of {name}: for {factor:.3g} times the load" for name, factor in raised.items())
+        raise_factors = self._attainment.raised_loads()
+        goal_text = ", ".join(
+            f"goals of {name}: for {factor:.3g} times the load" for name, factor in raise_factors.items()
+        )
         return (
-            f"{told}; {describe_load_change(load, self._before)}" if told else describe_load_change(load, self._before)
+            f"{goal_text}; {describe_load_change(load, self._before)}"
+            if goal_text
+            else describe_load_change(load, self._before)
         )
 
     async def _meet_burst(
@@ -220,25 +225,27 @@ class Autoscaler:
         short = adapt.find_shortage(recent, capacity, self._bursts.refused_rates(), self._bursts.waiting_counts())
         if not short:
             return False
-        expected = {**self._load, **{name: recent[name] for name in recent if name not in self._load}, **short}
-        found = await asyncio.to_thread(solve_for_load, planner, running, expected)
-        self._burst_pace.note_solved(found)
-        more = [name for name in short if serves_more(name, found)]
+        target_load = {**self._load, **{name: recent[name] for name in recent if name not in self._load}, **short}
+        plan_candidates = await asyncio.to_thread(solve_for_load, planner, running, target_load)
+        self._burst_pace.note_solved(plan_candidates)
+        more = [name for name in short if serves_more(name, plan_candidates)]
         if not more or not self._is_current(plan):
             return False
-        self._before = self._before or declared_load(planner, self._wanted, expected)
-        enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
-        chosen = found.rerouted
+        self._before = self._before or declared_load(planner, self._wanted, target_load)
+        enough = all(plan_candidates.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
+        plan_result = plan_candidates.rerouted
         if not enough:
             checker = self._planning.checker
-            chosen = await asyncio.to_thread(faster_plan, checker, found.best, running, expected, recent)
+            plan_result = await asyncio.to_thread(
+                faster_plan, checker, plan_candidates.best, running, target_load, recent
+            )
             if not self._is_current(plan):
                 return False
         forecasts = {name: RateForecast(load.rate, relative_error(load.rate)) for name, load in short.items()}
         # Apply the plan before its alternatives are computed.
-        chosen = with_forecasts(msgspec.structs.replace(chosen, why=None), forecasts)
-        self._load = expected
-        self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
+        plan_result = with_forecasts(msgspec.structs.replace(plan_result, why=None), forecasts)
+        self._load = target_load
+        self._apply_plan(plan_result, target_load, f"burst: {describe_load_change(target_load, self._before)}")
         adapt.note_plan_change()
         return True
 
@@ -253,7 +260,7 @@ class Autoscaler:
         return True
 
     async def _confirm_replan(
-        self, found: PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
+        self, plan_candidates: PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
     ) -> PlanningResult | None:
         """Return the best plan as simulated; None if its advantage is within the error.
 
@@ -262,13 +269,13 @@ class Autoscaler:
         """
         checker, planner = self._planning.checker, self._planner
         if checker is None or planner is None:
-            return found.best
+            return plan_candidates.best
         if any(each.planned is not None and each.planned.goal == GPUS for each in planner.models.values()):
-            return found.best
+            return plan_candidates.best
         if self._guard.is_rejected(load):
             return None
         within = self._settings.simulate
-        estimate = await asyncio.to_thread(estimate_replan, checker, found.rerouted, running, load, within)
+        estimate = await asyncio.to_thread(estimate_replan, checker, plan_candidates.rerouted, running, load, within)
         if not estimate.is_certain:
             log.info("a replan would serve %.0f %% more, give or take %.0f %%: not made", *_percents(estimate))
             return None
@@ -304,20 +311,20 @@ class Autoscaler:
 
     def _is_rolling_out(self, plan: Plan) -> bool:
         """Return True if executors of the target may still start; postponed ones do not count."""
-        wanted = self._with_candidates(self._wanted.models if self._wanted is not None else {})
-        if all(plan.models.get(name) == model for name, model in wanted.items()):
+        target_models = self._with_candidates(self._wanted.models if self._wanted is not None else {})
+        if all(plan.models.get(name) == model for name, model in target_models.items()):
             return False
         if plan.epoch != self._epoch:
             self._epoch, self._since = plan.epoch, self._clock()
         return self._clock() - self._since < self._settings.ready
 
-    def _apply_plan(self, planned: PlanningResult, load: Loads, reason: str) -> None:
+    def _apply_plan(self, plan_result: PlanningResult, load: Loads, reason: str) -> None:
         planning = self._planning
-        log.info("%s: %s", reason, ", ".join(f"{name} {rate:.3g} req/s" for name, rate in planned.capacity.items()))
+        log.info("%s: %s", reason, ", ".join(f"{name} {rate:.3g} req/s" for name, rate in plan_result.capacity.items()))
         planning.planned = msgspec.structs.replace(
-            planned,
-            models={**planning.planned.models, **planned.models},
-            explain={**planned.explain, LOAD: msgspec.to_builtins(load)},
+            plan_result,
+            models={**planning.planned.models, **plan_result.models},
+            explain={**plan_result.explain, LOAD: msgspec.to_builtins(load)},
         )
         self._before, self._wanted, self._since = load, planning.planned, self._clock()
         self._want(reason)

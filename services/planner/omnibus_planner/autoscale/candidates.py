@@ -36,8 +36,8 @@ class PlanCandidates(NamedTuple):
 def solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: Loads) -> PlanCandidates:
     began = time.thread_time()
     now = DeploymentCapacity(planner.capacity(running, load), _gpu_count(running))
-    rerouted, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
-    return PlanCandidates(now, rerouted, best, time.thread_time() - began)
+    reroute_result, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
+    return PlanCandidates(now, reroute_result, best, time.thread_time() - began)
 
 
 def faster_plan(
@@ -60,44 +60,48 @@ def faster_plan(
         return best
 
 
-def _has_new_option(running: Mapping[str, ModelPlan], planned: PlanningResult) -> bool:
+def _has_new_option(running: Mapping[str, ModelPlan], plan_result: PlanningResult) -> bool:
     there = replica_counts(running)
-    return any(kind not in there for kind in replica_counts(planned.models))
+    return any(kind not in there for kind in replica_counts(plan_result.models))
 
 
 def estimate_replan(
-    checker: "PromiseChecker", rerouted: PlanningResult, running: Mapping[str, ModelPlan], load: Loads, within: float
+    checker: "PromiseChecker",
+    reroute_result: PlanningResult,
+    running: Mapping[str, ModelPlan],
+    load: Loads,
+    within: float,
 ) -> ReplanEstimate:
     best = checker.plan(load, running, within=within)
     try:
-        return ReplanEstimate(best, *checker.estimate_gain(rerouted, best, load))
+        return ReplanEstimate(best, *checker.estimate_gain(reroute_result, best, load))
     except BadRequest:  # without a simulation, the solved plan is judged
         return ReplanEstimate(best, math.inf, 0.0)
 
 
-def serves_more(name: str, found: PlanCandidates) -> bool:
+def serves_more(name: str, plan_candidates: PlanCandidates) -> bool:
     """Return True if a candidate serves more of ``name`` than now."""
-    now = found.now.capacity.get(name, 0.0) * (1 + EQUAL_CAPACITY_FRACTION)
-    return max(found.best.capacity.get(name, 0.0), found.rerouted.capacity.get(name, 0.0)) > now
+    now = plan_candidates.now.capacity.get(name, 0.0) * (1 + EQUAL_CAPACITY_FRACTION)
+    return max(plan_candidates.best.capacity.get(name, 0.0), plan_candidates.rerouted.capacity.get(name, 0.0)) > now
 
 
 def deployment_capacity(
-    planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult, *, switches: bool = False
+    planner: "Planner", running: Mapping[str, ModelPlan], plan_result: PlanningResult, *, switches: bool = False
 ) -> DeploymentCapacity:
-    """Return capacity, GPUs and starts of ``planned``, compared to ``running``.
+    """Return capacity, GPUs and starts of ``plan_result``, compared to ``running``.
 
     With ``switches``, executors may take another role, which takes less time than a start.
     """
     there, news = replica_counts(running), 0.0
-    switched = Counter[ExecutorKind]()
-    for (_, kind), count in role_switches(running, planned.models).items() if switches else ():
-        switched[kind] += count
-    for kind, count in added_replicas(running, planned.models).items():
-        option = planned.models[kind.model].options[kind.option]
+    switch_counts = Counter[ExecutorKind]()
+    for (_, kind), count in role_switches(running, plan_result.models).items() if switches else ():
+        switch_counts[kind] += count
+    for kind, count in added_replicas(running, plan_result.models).items():
+        option = plan_result.models[kind.model].options[kind.option]
         starts = planner.start_seconds.get((kind.model, kind.option), 0.0)
-        fresh = count - there.get(kind, 0) - switched[kind]
-        news += max(1, option.gpus) * (fresh * starts + switched[kind] * min(starts, SWITCH_SECONDS))
-    return DeploymentCapacity(planned.capacity, _gpu_count(planned.models), news)
+        fresh = count - there.get(kind, 0) - switch_counts[kind]
+        news += max(1, option.gpus) * (fresh * starts + switch_counts[kind] * min(starts, SWITCH_SECONDS))
+    return DeploymentCapacity(plan_result.capacity, _gpu_count(plan_result.models), news)
 
 
 def _gpu_count(models: Mapping[str, ModelPlan]) -> float:

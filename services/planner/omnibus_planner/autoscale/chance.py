@@ -16,13 +16,13 @@ from omnibus_planner.optimize.load import ModelLoad
 _DEVIATIONS = 3.0
 
 
-def without_chance(load: ModelLoad, planned: ModelLoad, seconds: float) -> ModelLoad:
-    """Return ``load``, with the shares of ``planned`` if only chance differs.
+def without_chance(load: ModelLoad, planned_load: ModelLoad, seconds: float) -> ModelLoad:
+    """Return ``load``, with the shares of ``planned_load`` if only chance differs.
 
     ``load`` was measured over ``seconds``.
     """
     requests = load.rate * seconds
-    before, now = _normalised(planned.shares), _normalised(load.shares)
+    before, now = _normalised(planned_load.shares), _normalised(load.shares)
     if not before or not now or requests <= 0:
         return load
     if all(_is_chance(before.get(kind, 0.0), now.get(kind, 0.0), requests) for kind in {*before, *now}):

@@ -28,30 +28,34 @@ def recorded_load(plan: Plan | None) -> dict[str, ModelLoad]:
         return {}
 
 
-def declared_load(planner: "Planner", planned: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:
-    """Return the load of ``planned`` by its explanation.
+def declared_load(planner: "Planner", plan_result: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:
+    """Return the load of ``plan_result`` by its explanation.
 
     The request sizes are those of ``first``.
     """
-    told = planned.explain.get("planned", {}).get("models", {}) if planned is not None else {}
+    planned_models = plan_result.explain.get("planned", {}).get("models", {}) if plan_result is not None else {}
     return {
         name: ModelLoad(
             model.planned.rate if model.planned is not None else 0.0,
-            {kind: each["rate"] for kind, each in told.get(name, {}).get("types", {}).items()},
+            {kind: each["rate"] for kind, each in planned_models.get(name, {}).get("types", {}).items()},
             first[name].quantities if name in first else {},
         )
         for name, model in planner.models.items()
     }
 
 
-async def with_alternatives(planned: PlanningResult) -> PlanningResult:
+async def with_alternatives(plan_result: PlanningResult) -> PlanningResult:
     """Add the alternatives, which are computed after the plan is in force."""
-    if planned.why is None:
-        return planned
-    return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
+    if plan_result.why is None:
+        return plan_result
+    return msgspec.structs.replace(plan_result, explain=await asyncio.to_thread(plan_result.why), why=None)
 
 
-def with_forecasts(planned: PlanningResult, forecasts: Mapping[str, RateForecast]) -> PlanningResult:
-    """Add the forecasts that determined ``planned`` to its explanation."""
-    told = {name: each._asdict() for name, each in forecasts.items()}
-    return msgspec.structs.replace(planned, explain={**planned.explain, FORECAST: told}) if told else planned
+def with_forecasts(plan_result: PlanningResult, forecasts: Mapping[str, RateForecast]) -> PlanningResult:
+    """Add the forecasts that determined ``plan_result`` to its explanation."""
+    forecast_values = {name: each._asdict() for name, each in forecasts.items()}
+    return (
+        msgspec.structs.replace(plan_result, explain={**plan_result.explain, FORECAST: forecast_values})
+        if forecast_values
+        else plan_result
+    )

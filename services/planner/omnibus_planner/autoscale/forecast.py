@@ -53,14 +53,14 @@ class BurstForecast:
         if not latest:
             return recent
         before, now = capacity(recent), capacity({**recent, **latest})
-        found = {}
+        loads = {}
         for name, load in recent.items():
             new = latest.get(name, load)
             spread = _DEVIATIONS * relative_error(new.rate, LOAD_REPORT_SECONDS)
             dearer = now.get(name, 0.0) * (1 + spread) < before.get(name, 0.0)
             rate = max(load.rate, new.rate * (1 - spread))
-            found[name] = msgspec.structs.replace(new if dearer else load, rate=rate)
-        return found
+            loads[name] = msgspec.structs.replace(new if dearer else load, rate=rate)
+        return loads
 
 
 def relative_error(rate: float, seconds: float = BURST_SECONDS) -> float:

@@ -21,20 +21,24 @@ def plan_growth(plan: Plan, planner: "Planner", gpus: Mapping[str, int]) -> dict
     ``gpus`` are by type; models that cannot grow are absent. The growth assumes that all other GPUs belong to the
     model, and serve as much.
     """
-    found = {}
+    growths = {}
     for name, model in planner.models.items():
-        deployed = plan.models.get(name)
-        if deployed is None or not _follows_rate(model):
+        model_plan = plan.models.get(name)
+        if model_plan is None or not _follows_rate(model):
             continue
-        mine = {option: each for option, each in deployed.options.items() if each.replicas and not each.of}
-        used = sum(each.replicas * max(1, each.gpus) for each in mine.values())
-        factor = sum(gpus.get(gpu, 0) for gpu in {each.gpu for each in mine.values()}) / used if used else 0.0
+        own_options = {option: each for option, each in model_plan.options.items() if each.replicas and not each.of}
+        used_gpus = sum(each.replicas * max(1, each.gpus) for each in own_options.values())
+        factor = (
+            sum(gpus.get(gpu, 0) for gpu in {each.gpu for each in own_options.values()}) / used_gpus
+            if used_gpus
+            else 0.0
+        )
         if factor > 1:
-            starts = max(planner.start_seconds.get((name, option), 0.0) for option in mine)
-            found[name] = ModelGrowth(factor, REACTION_SECONDS + starts)
-    return found
+            starts = max(planner.start_seconds.get((name, option), 0.0) for option in own_options)
+            growths[name] = ModelGrowth(factor, REACTION_SECONDS + starts)
+    return growths
 
 
 def _follows_rate(model: Model) -> bool:
-    asked = model.planned
-    return asked is not None and asked.goal == GPUS and asked.adapt and not asked.cells
+    planned_model = model.planned
+    return planned_model is not None and planned_model.goal == GPUS and planned_model.adapt and not planned_model.cells

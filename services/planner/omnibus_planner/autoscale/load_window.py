@@ -60,9 +60,9 @@ class _TypeWindow:
 
     def _update_means(self) -> None:
         self.means = {name: max(0.0, value) / self.done for name, value in self.sums.items()}
-        for name, estimated in self._ended.items():
-            if estimated > 0 and self.sums.get(name, 0.0) > 0:
-                self._factors[name] = self.sums[name] / estimated
+        for name, estimated_sum in self._ended.items():
+            if estimated_sum > 0 and self.sums.get(name, 0.0) > 0:
+                self._factors[name] = self.sums[name] / estimated_sum
 
     def arriving_means(self) -> dict[str, float]:
         """Return the mean quantities of arrivals.
@@ -72,14 +72,14 @@ class _TypeWindow:
         """
         return self.mean_sizes(self.arrivals, self._estimated)
 
-    def mean_sizes(self, arrivals: int, estimated: Mapping[str, float]) -> dict[str, float]:
-        """Return mean quantities of ``arrivals`` requests; ``estimated`` is the sum of their quantities."""
-        found = dict(self.means)
+    def mean_sizes(self, arrivals: int, estimated_sums: Mapping[str, float]) -> dict[str, float]:
+        """Return mean quantities of ``arrivals`` requests; ``estimated_sums`` is the sum of their quantities."""
+        sizes = dict(self.means)
         if arrivals > 0:
-            for name, value in estimated.items():
-                if name in self._factors or name not in found:
-                    found[name] = max(0.0, value) / arrivals * self._factors.get(name, 1.0)
-        return found
+            for name, value in estimated_sums.items():
+                if name in self._factors or name not in sizes:
+                    sizes[name] = max(0.0, value) / arrivals * self._factors.get(name, 1.0)
+        return sizes
 
 
 class _ModelWindow:
@@ -103,7 +103,7 @@ class _ModelWindow:
 
     def measured_load(self, rate: float) -> ModelLoad:
         self.update_shares()
-        means = {kind: found for kind, each in self.types.items() if (found := each.arriving_means())}
+        means = {kind: type_means for kind, each in self.types.items() if (type_means := each.arriving_means())}
         return ModelLoad(rate, dict(self.shares), means)
 
     def sized_load(self, rate: float, counts: Mapping[str, LoadCounts]) -> ModelLoad:
@@ -112,7 +112,9 @@ class _ModelWindow:
         total = sum(came.values())
         shares = {kind: count / total for kind, count in came.items()}
         sizes = {kind: self.types[kind].mean_sizes(count, counts[kind].estimated) for kind, count in came.items()}
-        return ModelLoad(rate, shares or dict(self.shares), {kind: found for kind, found in sizes.items() if found})
+        return ModelLoad(
+            rate, shares or dict(self.shares), {kind: type_sizes for kind, type_sizes in sizes.items() if type_sizes}
+        )
 
 
 class LoadWindows:
@@ -127,11 +129,11 @@ class LoadWindows:
     def add_event(self, event: LoadEvent) -> None:
         """Add an event of one gateway."""
         self._expire_events()
-        begun = self._recent.add_event(event)
+        begin_time = self._recent.add_event(event)
         for name, types in event.models.items():
             model = self._models.get(name)
             if model is None:
-                model = self._models[name] = _ModelWindow(begun)
+                model = self._models[name] = _ModelWindow(begin_time)
             model.wanted = self._clock()
             for kind, load in types.items():
                 model.types.setdefault(kind, _TypeWindow()).add(load)
@@ -149,8 +151,8 @@ class LoadWindows:
 
     def observed_seconds(self, model: str) -> float:
         """Return the seconds since the first event of ``model``; 0 if there was none."""
-        found = self._models.get(model)
-        return max(0.0, self._clock() - found.since) if found is not None else 0.0
+        model_window = self._models.get(model)
+        return max(0.0, self._clock() - model_window.since) if model_window is not None else 0.0
 
     def current_loads(self) -> dict[str, ModelLoad]:
         """Return the load over the window, by model.
@@ -194,21 +196,21 @@ class LoadWindows:
         rates: dict[str, float] = {}
         for event, per_second in self._recent.event_rates():
             for name, types in event.models.items():
-                refused = sum(load.refused for load in types.values())
-                if refused > 0:
-                    rates[name] = rates.get(name, 0.0) + per_second * refused
+                refused_count = sum(load.refused for load in types.values())
+                if refused_count > 0:
+                    rates[name] = rates.get(name, 0.0) + per_second * refused_count
         return rates
 
     def waiting_counts(self) -> dict[str, int]:
         """Return the requests that currently wait for capacity at gateways, by model."""
         self._expire_events()
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for event in self._recent.latest_events():
             for name, types in event.models.items():
                 waiting = sum(load.waiting for load in types.values())
                 if waiting > 0:
-                    found[name] = found.get(name, 0) + waiting
-        return found
+                    counts[name] = counts.get(name, 0) + waiting
+        return counts
 
     def goal_counts(self) -> dict[str, GoalCounts]:
         """Return the window's requests that met their goals, and the others.
@@ -216,13 +218,15 @@ class LoadWindows:
         They are by model; only models with goals are included.
         """
         self._expire_events()
-        found: dict[str, GoalCounts] = {}
+        totals: dict[str, GoalCounts] = {}
         for event, _ in self._recent.event_rates():
             for name, types in event.models.items():
-                met, missed = (sum(getattr(load, field) for load in types.values()) for field in ("met", "missed"))
-                before = found.get(name, GoalCounts(0, 0))
-                found[name] = GoalCounts(before.met + met, before.missed + missed)
-        return {name: counts for name, counts in found.items() if counts != (0, 0)}
+                met, missed_count = (
+                    sum(getattr(load, field) for load in types.values()) for field in ("met", "missed")
+                )
+                before = totals.get(name, GoalCounts(0, 0))
+                totals[name] = GoalCounts(before.met + met, before.missed + missed_count)
+        return {name: counts for name, counts in totals.items() if counts != (0, 0)}
 
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())
@@ -244,10 +248,10 @@ def _add_sums(sums: dict[str, float], values: Mapping[str, float], sign: int) ->
 
 def _add_counts(counts: dict[str, LoadCounts], kind: str, load: LoadCounts) -> None:
     """Add the arrivals of ``load`` to those of its type."""
-    known = counts.get(kind, LoadCounts())
-    estimated = dict(known.estimated)
-    _add_sums(estimated, load.estimated, 1)
-    counts[kind] = LoadCounts(came=known.came + arrival_count(load), estimated=estimated)
+    old_counts = counts.get(kind, LoadCounts())
+    estimated_sums = dict(old_counts.estimated)
+    _add_sums(estimated_sums, load.estimated, 1)
+    counts[kind] = LoadCounts(came=old_counts.came + arrival_count(load), estimated=estimated_sums)
 
 
 def arrival_count(load: LoadCounts) -> int:

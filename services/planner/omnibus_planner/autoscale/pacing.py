@@ -20,6 +20,6 @@ class SolvePace:
         """True while no plan may be solved."""
         return self._clock() < self._until
 
-    def note_solved(self, found: PlanCandidates) -> None:
-        """Start the pause after ``found`` was solved."""
-        self._until = self._clock() + max(MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND * found.seconds)
+    def note_solved(self, plan_candidates: PlanCandidates) -> None:
+        """Start the pause after ``plan_candidates`` was solved."""
+        self._until = self._clock() + max(MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND * plan_candidates.seconds)

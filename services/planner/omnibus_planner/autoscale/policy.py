@@ -157,51 +157,51 @@ class ScalingPolicy:
         With goal "gpus" the rate is the highest of a long time.
         """
         now = self._clock()
-        found = {name: loads.get(name, ModelLoad(0.0)) for name in self._goals}
-        highest = {name: self._highest[name].add(now, load.rate) for name, load in found.items()}
+        model_loads = {name: loads.get(name, ModelLoad(0.0)) for name in self._goals}
+        highest = {name: self._highest[name].add(now, load.rate) for name, load in model_loads.items()}
         if now - self._began < self._rules.window:
             return None
-        if not any(self._goals[name].gpus or self._has_enough_requests(load) for name, load in found.items()):
+        if not any(self._goals[name].gpus or self._has_enough_requests(load) for name, load in model_loads.items()):
             self._true.clear()
             return None
         return {
             name: msgspec.structs.replace(load, rate=highest[name]) if self._goals[name].gpus else load
-            for name, load in found.items()
+            for name, load in model_loads.items()
         }
 
     def find_shortage(
         self,
         recent: Loads,
         capacity: Mapping[str, float],
-        refused: Mapping[str, float],
+        refused_rates: Mapping[str, float],
         waiting: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[str, ModelLoad]:
         """Return the load of models that are short of capacity.
 
         It is empty if none is; only models with goal "gpus" count. The last ``BURST_SECONDS`` decide. ``capacity`` is
-        that of the running plan for ``recent``, and ``refused`` are the rejected requests, in req/s by model.
+        that of the running plan for ``recent``, and ``refused_rates`` are the rejected requests, in req/s by model.
         ``waiting`` counts requests that wait for capacity. The load includes these, and arrivals while executors start.
         """
         now = self._clock()
-        found, sudden = dict[str, ModelLoad](), False
+        shortages, sudden = dict[str, ModelLoad](), False
         for name, load in recent.items():
-            known = name in self._goals and self._goals[name].gpus
-            if not known or load.rate * self._rules.window < self._rules.least:
+            has_goal = name in self._goals and self._goals[name].gpus
+            if not has_goal or load.rate * self._rules.window < self._rules.least:
                 continue
             until = self._start + ROLLOUT_SECONDS
-            queued = waiting.get(name, 0) + max(0.0, load.rate - capacity.get(name, 0.0)) * until
-            needed = load.rate + queued / DRAIN_SECONDS
-            if refused.get(name, 0.0) > 0 and now - self._changed >= BURST_SECONDS:
+            queued_requests = waiting.get(name, 0) + max(0.0, load.rate - capacity.get(name, 0.0)) * until
+            needed_rate = load.rate + queued_requests / DRAIN_SECONDS
+            if refused_rates.get(name, 0.0) > 0 and now - self._changed >= BURST_SECONDS:
                 sudden = True
-                most = max(needed, capacity.get(name, 0.0))
-                found[name] = msgspec.structs.replace(load, rate=most * _REFUSED_FACTOR)
-            elif needed > capacity.get(name, 0.0) * (1 + _BURST_MARGIN):
-                found[name] = msgspec.structs.replace(load, rate=max(needed, self._highest[name].value))
-        if not self._is_confirmed(bool(found), now) and not sudden:
+                most = max(needed_rate, capacity.get(name, 0.0))
+                shortages[name] = msgspec.structs.replace(load, rate=most * _REFUSED_FACTOR)
+            elif needed_rate > capacity.get(name, 0.0) * (1 + _BURST_MARGIN):
+                shortages[name] = msgspec.structs.replace(load, rate=max(needed_rate, self._highest[name].value))
+        if not self._is_confirmed(bool(shortages), now) and not sudden:
             return {}
-        for name, load in found.items():
+        for name, load in shortages.items():
             self._highest[name].add(now, load.rate)
-        return found
+        return shortages
 
     def _is_confirmed(self, short: bool, now: float) -> bool:
         """Return True if ``short`` held for a second: the start of a burst predicts little."""
@@ -213,11 +213,13 @@ class ScalingPolicy:
         margin, hold = self._rules.margin, self._rules.hold
         gain = self._relative_gain(scene, scene.best, scene.rerouted)
         # A mix that still changes may have a target, unless it keeps changing.
-        waited = self._is_sustained("better", gain, margin, hold if self._is_mix_steady(scene.load) else 2 * hold)
-        better = waited and self._pays_for_starts(min(gain, _MAX_GAIN) * scene.now.gpus, scene)
+        has_waited = self._is_sustained("better", gain, margin, hold if self._is_mix_steady(scene.load) else 2 * hold)
+        better = has_waited and self._pays_for_starts(min(gain, _MAX_GAIN) * scene.now.gpus, scene)
         routes = self._is_sustained("routes", self._relative_gain(scene, scene.rerouted, scene.now), margin, hold)
-        spared = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
-        fewer = self._is_sustained("fewer", spared, 0.0, self._patience) and self._pays_for_starts(spared, scene)
+        spared_gpus = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
+        fewer = self._is_sustained("fewer", spared_gpus, 0.0, self._patience) and self._pays_for_starts(
+            spared_gpus, scene
+        )
         if self._clock() - self._changed < self._rules.cooldown:
             return Verdict.KEEP
         if any(self._lacks_capacity(name, scene) for name in self._models_with_load(scene.load, gpus=True)):
@@ -239,14 +241,14 @@ class ScalingPolicy:
             if goal.gpus == gpus and name in loads and self._has_enough_requests(loads[name])
         ]
 
-    def _is_sustained(self, what: str, value: float, above: float, seconds: float) -> bool:
+    def _is_sustained(self, condition: str, value: float, above: float, seconds: float) -> bool:
         """Return True if ``value`` was ``above`` for ``seconds``; below half of it, time restarts."""
         now = self._clock()
         if value > above:
-            self._true.setdefault(what, now)
-            return now - self._true[what] >= seconds
+            self._true.setdefault(condition, now)
+            return now - self._true[condition] >= seconds
         if value <= above / 2:
-            self._true.pop(what, None)
+            self._true.pop(condition, None)
         return False
 
     def _is_mix_steady(self, load: Loads) -> bool:
@@ -270,10 +272,10 @@ class ScalingPolicy:
     def _relative_gain(self, scene: ScalingSnapshot, one: DeploymentCapacity, other: DeploymentCapacity) -> float:
         """Return the relative gain of ``one`` over ``other`` for the current load."""
         names = self._models_with_load(scene.load, gpus=False)
-        served, before = _load_factor(names, scene, one), _load_factor(names, scene, other)
+        new_factor, before = _load_factor(names, scene, one), _load_factor(names, scene, other)
         if before <= 0:
-            return math.inf if served > 0 else 0.0
-        return served / before - 1
+            return math.inf if new_factor > 0 else 0.0
+        return new_factor / before - 1
 
     # Fewest GPUs for the rate
 

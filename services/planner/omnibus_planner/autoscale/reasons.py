@@ -17,18 +17,20 @@ def describe_load_change(load: Loads, before: Loads) -> str:
 
 
 def _describe_model_change(load: ModelLoad, before: ModelLoad) -> Iterator[str]:
-    changed = before.rate > 0 and abs(load.rate / before.rate - 1) > MIN_RATE_CHANGE
-    yield f"{load.rate:.3g} req/s" + (f" (was {before.rate:.3g})" if changed else "")
+    has_changed = before.rate > 0 and abs(load.rate / before.rate - 1) > MIN_RATE_CHANGE
+    yield f"{load.rate:.3g} req/s" + (f" (was {before.rate:.3g})" if has_changed else "")
     shares, were = _normalized_shares(load), _normalized_shares(before)
     shifts = {kind: abs(share - were.get(kind, 0.0)) for kind, share in shares.items()}
     name = max(shifts, key=lambda kind: (round(shifts[kind], 3), kind.count("+")), default="")  # the more specific one
     if name and were and shifts[name] > MIN_SHARE_CHANGE:
         yield f"{100 * shares[name]:.0f} % {name} (was {100 * were.get(name, 0.0):.0f} %)"
-    known = {kind: share for kind, share in shares.items() if kind in load.quantities and kind in before.quantities}
-    quantities, had = _mean_quantities(load, known), _mean_quantities(before, known)
-    moved = {name: abs(mean / had[name] - 1) for name, mean in quantities.items() if had.get(name, 0.0) > 0}
-    name = max(moved, key=lambda each: moved[each], default="")
-    if name and moved[name] > MIN_QUANTITY_CHANGE:
+    known_shares = {
+        kind: share for kind, share in shares.items() if kind in load.quantities and kind in before.quantities
+    }
+    quantities, had = _mean_quantities(load, known_shares), _mean_quantities(before, known_shares)
+    changes = {name: abs(mean / had[name] - 1) for name, mean in quantities.items() if had.get(name, 0.0) > 0}
+    name = max(changes, key=lambda each: changes[each], default="")
+    if name and changes[name] > MIN_QUANTITY_CHANGE:
         yield f"{quantities[name]:.0f} {name} (were {had[name]:.0f})"
 
 
@@ -42,9 +44,9 @@ def _mean_quantities(load: ModelLoad, shares: Mapping[str, float]) -> dict[str, 
 
     So differences do not come from the mix alone.
     """
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for kind, share in shares.items():
         for name, mean in load.quantities.get(kind, {}).items():
-            found[name] = found.get(name, 0.0) + share * mean
+            sums[name] = sums.get(name, 0.0) + share * mean
     total = sum(shares.values())
-    return {name: mean / total for name, mean in found.items()}
+    return {name: mean / total for name, mean in sums.items()}

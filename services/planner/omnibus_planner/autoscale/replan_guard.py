@@ -50,12 +50,12 @@ class ReplanGuard:
         self._since = math.inf  # when all of its executors were ready
         self._rejected: Mapping[str, ModelLoad] = {}
 
-    def note_replan(self, before: PlanningResult, load: Loads, served: Mapping[str, float]) -> None:
+    def note_replan(self, before: PlanningResult, load: Loads, served_rates: Mapping[str, float]) -> None:
         """Note a replan for ``load`` after the plan ``before``.
 
-        ``served`` are the req/s of requests that ended well before it, by model.
+        ``served_rates`` are the req/s of requests that ended well before it, by model.
         """
-        self._adopted, self._since = _Adopted(before, dict(load), sum(served.values())), math.inf
+        self._adopted, self._since = _Adopted(before, dict(load), sum(served_rates.values())), math.inf
 
     def note_running(self) -> None:
         """Note that all executors of the current plan are ready."""
@@ -65,17 +65,20 @@ class ReplanGuard:
         """Return True if a replan for such a load was reverted: the next one would do the same."""
         return bool(self._rejected) and _are_comparable(self._rejected, load)
 
-    def find_fallback(self, load: Loads, served: Mapping[str, float]) -> tuple[PlanningResult, str] | None:
+    def find_fallback(self, load: Loads, served_rates: Mapping[str, float]) -> tuple[PlanningResult, str] | None:
         """Return the plan to revert to, and the reason, once; None if there is no reason."""
-        adopted = self._adopted
-        if adopted is None or self._clock() - self._since < self._seconds:
+        adoption = self._adopted
+        if adoption is None or self._clock() - self._since < self._seconds:
             return None
         self._adopted = None
-        now = sum(served.values())
-        if not _are_comparable(adopted.load, load) or now >= adopted.served * (1 - FALLEN_FRACTION):
+        now = sum(served_rates.values())
+        if not _are_comparable(adoption.load, load) or now >= adoption.served * (1 - FALLEN_FRACTION):
             return None
-        self._rejected = adopted.load
-        return adopted.before, f"load: back to the plan before: {now:.3g} req/s were served, {adopted.served:.3g} by it"
+        self._rejected = adoption.load
+        return (
+            adoption.before,
+            f"load: back to the plan before: {now:.3g} req/s were served, {adoption.served:.3g} by it",
+        )
 
 
 def _are_comparable(before: Loads, now: Loads) -> bool:

@@ -91,12 +91,12 @@ class TrendForecast:
 
     def forecasts(self, loads: Loads, models: Set[str]) -> dict[str, RateForecast]:
         """Return the forecasts of ``models`` that exceed the rates of ``loads``."""
-        found = {}
+        rate_forecasts = {}
         for name in models & self._models.keys() & loads.keys():
             load, forecast = loads[name], self._models[name].find_forecast()
             if forecast is not None and load.rate < forecast.rate:
-                found[name] = forecast._replace(rate=min(forecast.rate, _MAX_GROWTH * load.rate))
-        return found
+                rate_forecasts[name] = forecast._replace(rate=min(forecast.rate, _MAX_GROWTH * load.rate))
+        return rate_forecasts
 
 
 def raise_to_forecasts(loads: Loads, forecasts: Mapping[str, RateForecast]) -> dict[str, ModelLoad]:
@@ -111,8 +111,8 @@ def forecast_rate(rates: Sequence[float], ahead: int) -> float:
     """Return the rate ``ahead`` windows after the last of ``rates``, at least 0."""
     if len(rates) < 2:
         return rates[-1]
-    tried = [_smooth(rates, level, trend) for level in _LEVEL_WEIGHTS for trend in _TREND_WEIGHTS]
-    _, level, trend = min(tried)
+    attempts = [_smooth(rates, level, trend) for level in _LEVEL_WEIGHTS for trend in _TREND_WEIGHTS]
+    _, level, trend = min(attempts)
     return max(0.0, level + ahead * trend)
 
 
@@ -120,8 +120,8 @@ def _smooth(rates: Sequence[float], level_weight: float, trend_weight: float) ->
     """Return the sum of squared one-step errors, last level and trend."""
     level, trend, errors = rates[0], rates[1] - rates[0], 0.0
     for rate in list(rates)[1:]:
-        expected = level + trend
-        errors += (rate - expected) ** 2
-        before, level = level, level_weight * rate + (1 - level_weight) * expected
+        expected_rate = level + trend
+        errors += (rate - expected_rate) ** 2
+        before, level = level, level_weight * rate + (1 - level_weight) * expected_rate
         trend = trend_weight * (level - before) + (1 - trend_weight) * trend
     return errors, level, trend

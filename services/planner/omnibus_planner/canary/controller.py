@@ -55,11 +55,13 @@ class CandidateController:
 
     async def follow(self) -> None:
         """Follow the store until cancelled."""
-        async for found in self._store.candidate_changes():
-            before, self._candidates = self._candidates, found
-            changed = [each for name, each in found.items() if _effect(before.get(name)) != _effect(each)]
-            if changed:
-                self._on_change("; ".join(_describe_change(each) for each in changed))
+        async for candidates in self._store.candidate_changes():
+            before, self._candidates = self._candidates, candidates
+            changed_candidates = [
+                each for name, each in candidates.items() if _effect(before.get(name)) != _effect(each)
+            ]
+            if changed_candidates:
+                self._on_change("; ".join(_describe_change(each) for each in changed_candidates))
             self._woken.set()
 
     async def judge_candidate(self) -> None:
@@ -90,21 +92,21 @@ class CandidateController:
 def next_state(candidate: Candidate, counts: Mapping[str, int], now: float) -> Candidate | None:
     """Return ``candidate`` in its next state, by ``counts``; None if it does not change."""
     in_canary = candidate.state == "canary"
-    found = (judge_canary if in_canary else judge_shadow)(candidate.rules, counts)
-    if found.verdict == "red":
-        return candidate.enter_state("failed", found.reason, now)
-    if found.verdict == "green":
+    judgement = (judge_canary if in_canary else judge_shadow)(candidate.rules, counts)
+    if judgement.verdict == "red":
+        return candidate.enter_state("failed", judgement.reason, now)
+    if judgement.verdict == "green":
         if not in_canary and candidate.share > 0:
-            return candidate.enter_state("canary", found.reason, now)
+            return candidate.enter_state("canary", judgement.reason, now)
         if candidate.promote:
-            return candidate.enter_state("promoted", found.reason, now)
-        return _with_note(candidate, found)
+            return candidate.enter_state("promoted", judgement.reason, now)
+        return _with_note(candidate, judgement)
     if now - candidate.since > candidate.within:
-        return candidate.enter_state("expired", f"no verdict within {candidate.within:g} s: {found.reason}", now)
+        return candidate.enter_state("expired", f"no verdict within {candidate.within:g} s: {judgement.reason}", now)
     return None
 
 
-def _with_note(candidate: Candidate, found: Judgement) -> Candidate | None:
+def _with_note(candidate: Candidate, judgement: Judgement) -> Candidate | None:
     """Add a note that the gate is green, and wait for promotion.
 
     An operator promotes the candidate. The candidate stays in its state, whose time starts with the verdict.

@@ -43,22 +43,22 @@ def check_declarations(path: Path) -> list[dict[str, Any]]:
         raise BadRequest(f"is not UTF-8 text: {error}") from error
     _check_syntax(text)
     try:
-        declared = declarations_file.read_declarations(str(path))
-        declarations_file.build_static_plans(declared.models)
-        declarations_file.planned_models(declared.models)
+        declarations = declarations_file.read_declarations(str(path))
+        declarations_file.build_static_plans(declarations.models)
+        declarations_file.planned_models(declarations.models)
     except BadRequest as error:
         raise BadRequest(_explain(text, error.message.removeprefix(f"{path}: "))) from error
-    return [_describe_model(name, model) for name, model in declared.models.items()]
+    return [_describe_model(name, model) for name, model in declarations.models.items()]
 
 
 def _check_syntax(text: str) -> None:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except json.JSONDecodeError as error:
         if not text.lstrip().startswith("{"):
             raise BadRequest(f"declarations must be JSON: {_FORM}") from error
         raise BadRequest(f"line {error.lineno}: {error.msg} (column {error.colno})") from error
-    if not isinstance(found, dict) or "models" not in found:
+    if not isinstance(document, dict) or "models" not in document:
         raise BadRequest(f"declarations must have models: {_FORM}")
 
 
@@ -68,8 +68,8 @@ def _explain(text: str, message: str) -> str:
     key = unknown[1] if unknown else model[1] if model else ""
     line = next((number for number, each in enumerate(text.splitlines(), 1) if f'"{key}"' in each), 0) if key else 0
     close = closest_name(key, _field_names()) if unknown else ""
-    meant = f": did you mean `{close}`?" if close else ""
-    return (f"line {line}: " if line else "") + message + meant
+    suggestion = f": did you mean `{close}`?" if close else ""
+    return (f"line {line}: " if line else "") + message + suggestion
 
 
 def _field_names() -> Iterator[str]:

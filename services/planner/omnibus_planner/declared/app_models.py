@@ -38,25 +38,25 @@ class _AppTask:
         return self.record.component or self.record.kind
 
 
-def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
+def app_models(apps: Mapping[str, AppRecord], declared_models: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
     """Return models for the own unit tasks of ``apps``.
 
-    They do not include the ``declared`` ones. A task that cannot be served is logged and left out: one app's fault must
-    not stop the others.
+    They do not include the ``declared_models`` ones. A task that cannot be served is logged and left out: one app's
+    fault must not stop the others.
     """
-    found: dict[str, ModelPlan] = {}
+    models: dict[str, ModelPlan] = {}
     names = BusNames()
-    for name, model in declared.items():
+    for name, model in declared_models.items():
         names.claim_names(name, model, shared_components(model))
-    for name, tasks in _group_by_model(_collect_tasks(apps), declared).items():
+    for name, tasks in _group_by_model(_collect_tasks(apps), declared_models).items():
         plan = _build_model_plan(tasks)
         try:
             names.claim_names(name, plan, {})
         except BadRequest as error:
             log.error("no executor for the tasks of %s: %s", ", ".join(plan.apps), error.message)
             continue
-        found[name] = plan
-    return found
+        models[name] = plan
+    return models
 
 
 def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
@@ -65,14 +65,14 @@ def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
     So running tasks stay as they are when an app is registered. If a task has new code, the newest version counts.
     Executors of the old code serve until the new ones are ready.
     """
-    found: dict[str, _AppTask] = {}
+    tasks_by_name: dict[str, _AppTask] = {}
     newest: dict[str, float] = {}
     for app in sorted(apps.values(), key=lambda app: (app.created, app.name)):
         for record in app.tasks:
             if not record.own:
                 continue
             fault = _find_fault(app, record)
-            own = found.get(record.name)
+            own = tasks_by_name.get(record.name)
             if own is not None and not own.record.equals(record):
                 if own.by == base_app_name(app.name):  # its next version: it replaces the task once it is current
                     continue
@@ -84,11 +84,11 @@ def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
                 log.error("unit task %r of app %r is not served: %s", record.name, app.name, fault)
                 continue
             name = base_app_name(app.name)
-            own = found.setdefault(record.name, _AppTask(record, name))
+            own = tasks_by_name.setdefault(record.name, _AppTask(record, name))
             own.apps.add(name)
             if app.updated >= newest.get(record.name, 0.0):
                 newest[record.name], own.record = app.updated, record
-    return list(found.values())
+    return list(tasks_by_name.values())
 
 
 def _describe_source(record: TaskRecord) -> str:
@@ -108,17 +108,17 @@ def _find_fault(app: AppRecord, record: TaskRecord) -> str:
     return "" if module and name else f"{record.cls!r} names no module:Class"
 
 
-def _group_by_model(tasks: list[_AppTask], declared: Mapping[str, ModelPlan]) -> dict[str, dict[str, _AppTask]]:
+def _group_by_model(tasks: list[_AppTask], declared_models: Mapping[str, ModelPlan]) -> dict[str, dict[str, _AppTask]]:
     """Group the tasks of one model by component. A task whose name is in use becomes a separate model."""
-    found: dict[str, dict[str, _AppTask]] = {}
+    groups: dict[str, dict[str, _AppTask]] = {}
 
     def is_free(model: str, own: _AppTask) -> bool:
         # Executors restart when their model changes, so other apps' models are not changed.
-        others = found.get(model, {})
+        other_tasks = groups.get(model, {})
         return (
-            model not in declared
-            and own.component_name not in others
-            and all(other.by == own.by for other in others.values())
+            model not in declared_models
+            and own.component_name not in other_tasks
+            and all(other.by == own.by for other in other_tasks.values())
         )
 
     for own in tasks:
@@ -127,8 +127,8 @@ def _group_by_model(tasks: list[_AppTask], declared: Mapping[str, ModelPlan]) ->
         if model is None:
             log.error("unit task %r of %s is not served: a model has its name", own.record.name, ", ".join(own.apps))
             continue
-        found.setdefault(model, {})[own.component_name] = own
-    return found
+        groups.setdefault(model, {})[own.component_name] = own
+    return groups
 
 
 def _build_model_plan(tasks: Mapping[str, _AppTask]) -> ModelPlan:

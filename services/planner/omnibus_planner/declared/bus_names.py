@@ -22,15 +22,15 @@ class BusNames:
         ``shares`` maps borrowed components to their models. Raises ``BadRequest`` with both owners if a name is in use;
         then none is claimed.
         """
-        wanted: dict[tuple[str, str], tuple[str, str]] = {}
+        claims: dict[tuple[str, str], tuple[str, str]] = {}
         for component, task in plan.tasks.items():
-            _claim_name(wanted, ("unit task", task), (shares.get(component, model), component))
+            _claim_name(claims, ("unit task", task), (shares.get(component, model), component))
         for option, spec in plan.options.items():
             if not spec.of:
-                _claim_name(wanted, ("executor", subject_token(f"{model}-{option}")), (model, option))
-        for name, owner in wanted.items():
+                _claim_name(claims, ("executor", subject_token(f"{model}-{option}")), (model, option))
+        for name, owner in claims.items():
             _claim_name(self._taken, name, owner, keep=False)
-        self._taken.update(wanted)
+        self._taken.update(claims)
 
 
 def shared_components(model: ModelPlan) -> dict[str, str]:
@@ -44,17 +44,17 @@ def shared_components(model: ModelPlan) -> dict[str, str]:
 
 
 def _claim_name(
-    taken: dict[tuple[str, str], tuple[str, str]], name: tuple[str, str], owner: tuple[str, str], keep: bool = True
+    owners: dict[tuple[str, str], tuple[str, str]], name: tuple[str, str], owner: tuple[str, str], keep: bool = True
 ) -> None:
-    other = taken.get(name, owner)
+    other = owners.get(name, owner)
     if other != owner:
-        kind, called = name
+        kind, bus_name = name
         raise BadRequest(
-            f"{_describe_owner(other)} and {_describe_owner(owner)} have the same {kind} name {called!r} "
+            f"{_describe_owner(other)} and {_describe_owner(owner)} have the same {kind} name {bus_name!r} "
             "on the bus: rename one"
         )
     if keep:
-        taken[name] = owner
+        owners[name] = owner
 
 
 def _describe_owner(owner: tuple[str, str]) -> str:

@@ -49,8 +49,8 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def prices(self) -> PriceList:
         """Prices that requests are charged by."""
-        known = self.gpus if self.currency else {}
-        return PriceList(self.currency, {name: kind.weight for name, kind in known.items()})
+        gpu_types = self.gpus if self.currency else {}
+        return PriceList(self.currency, {name: kind.weight for name, kind in gpu_types.items()})
 
 
 def read_models(path: str) -> dict[str, DeclaredModel]:
@@ -66,9 +66,9 @@ def read_declarations(path: str) -> Declarations:
     if not path:
         return Declarations({})
     try:
-        found = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
-        check_gpus(found.gpus, found.nodes, found.currency)
-        return found
+        declarations = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
+        check_gpus(declarations.gpus, declarations.nodes, declarations.currency)
+        return declarations
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}") from error
     except OSError as error:
@@ -84,22 +84,24 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
     """
     whole = _complete_models(models)
     _check_adapter_names(models)
-    found, names = {}, BusNames()
+    plans, names = {}, BusNames()
     for name, model in whole.items():
         for owner in model.shares.values():
-            both = owner in whole and (whole[owner].planned is None) == (model.planned is None)
-            require_valid_model(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
+            is_consistent = owner in whole and (whole[owner].planned is None) == (model.planned is None)
+            require_valid_model(
+                is_consistent or owner not in whole, name, f"shares with {owner}: plan both of them, or none"
+            )
         if model.planned is not None:
             continue
         plan = _build_plan(model, whole)
-        found[name] = join_cells([plan] * model.declared.cells) if model.declared.cells else plan
-        names.claim_names(name, found[name], model.shares)
-    return found
+        plans[name] = join_cells([plan] * model.declared.cells) if model.declared.cells else plan
+        names.claim_names(name, plans[name], model.shares)
+    return plans
 
 
 def _complete_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
     """Return the models, with equal encoders shared. Raises ``BadRequest``."""
-    whole = {name: Model(name, declared) for name, declared in models.items()}
+    whole = {name: Model(name, declaration) for name, declaration in models.items()}
     share_equal_components(whole)
     return whole
 
@@ -132,8 +134,8 @@ def _build_plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
     return model.build_plan(
         options,
         {
-            request_type(model.components, used): cut_paths(paths, model.components, used)
-            for used in model.request_types()
+            request_type(model.components, used_components): cut_paths(paths, model.components, used_components)
+            for used_components in model.request_types()
         },
     )
 

@@ -27,15 +27,15 @@ def component_identity(model: Model, component: str) -> ComponentIdentity | None
 
     It is None if its checkpoint is not on this machine, or its family is not built in.
     """
-    known = KNOWN.get(model.declared.family)
-    if known is None:
+    known_family = KNOWN.get(model.declared.family)
+    if known_family is None:
         return None
     try:
         directory = hub.resolve_checkpoint(model.declared.checkpoint)
     except OmnibusError:  # an id that was not downloaded here
         return None
     encodes = model.kinds[component] == _ENCODE
-    return read_identity(directory, model.declared.family, component, known.weights, encodes)
+    return read_identity(directory, model.declared.family, component, known_family.weights, encodes)
 
 
 def share_equal_components(models: Mapping[str, Model]) -> None:
@@ -45,13 +45,13 @@ def share_equal_components(models: Mapping[str, Model]) -> None:
     ``"share_equal": false`` does not share.
     """
     lenders = {owner for model in models.values() for owner in model.declared.shares.values()}
-    borrowed: dict[str, dict[str, str]] = {}
+    borrowed_parts: dict[str, dict[str, str]] = {}
     for component, group in _equal_components(models):
         owner = _choose_lender(group, component, lenders)
         for model in group if owner is not None else ():
             if model is not owner and model.name not in lenders and owner is not None:
-                borrowed.setdefault(model.name, {})[component] = owner.name
-    for name, shares in borrowed.items():
+                borrowed_parts.setdefault(model.name, {})[component] = owner.name
+    for name, shares in borrowed_parts.items():
         _borrow(models[name], shares, models)
 
 
@@ -66,22 +66,22 @@ def _equal_components(models: Mapping[str, Model]) -> Iterator[tuple[str, list[M
             if identity is not None:
                 key = component, _planning_group(model), identity.outline
                 outlines.setdefault(key, []).append((model, identity))
-    for (component, *_), found in outlines.items():
-        for group in _group_by_content(found):
+    for (component, *_), identities in outlines.items():
+        for group in _group_by_content(identities):
             yield str(component), group
 
 
 def _planning_group(model: Model) -> object:
     """Return a key of models that may share: static ones, or those planned together."""
-    planned = model.planned
-    if planned is None:
+    planned_model = model.planned
+    if planned_model is None:
         return ""
-    return model.name if planned.cells or planned.policy else planned.goal
+    return model.name if planned_model.cells or planned_model.policy else planned_model.goal
 
 
-def _group_by_content(found: Sequence[tuple[Model, ComponentIdentity]]) -> Iterator[list[Model]]:
+def _group_by_content(identities: Sequence[tuple[Model, ComponentIdentity]]) -> Iterator[list[Model]]:
     groups: dict[str, list[Model]] = {}
-    for model, identity in found if len(found) > 1 else ():
+    for model, identity in identities if len(identities) > 1 else ():
         try:
             groups.setdefault(identity.digest, []).append(model)
         except OSError as error:  # loading it reports the fault
@@ -90,9 +90,9 @@ def _group_by_content(found: Sequence[tuple[Model, ComponentIdentity]]) -> Itera
 
 
 def _choose_lender(group: Sequence[Model], component: str, lenders: set[str]) -> Model | None:
-    named = next((model for model in group if model.name in lenders), None)
-    if named is not None or group[0].planned is not None:
-        return named or group[0]
+    lender = next((model for model in group if model.name in lenders), None)
+    if lender is not None or group[0].planned is not None:
+        return lender or group[0]
     return next((model for model in group if _encoder_options(model, {component})), None)
 
 
@@ -101,11 +101,11 @@ def _encoder_options(model: Model, components: set[str]) -> dict[str, Deployment
 
     They use the model's checkpoint.
     """
-    used = {name for path in model.paths for name in path.options}
+    used_options = {name for path in model.paths for name in path.options}
     return {
         name: option
         for name, option in model.options.items()
-        if name in used and set(option.components) <= components and not option.checkpoint
+        if name in used_options and set(option.components) <= components and not option.checkpoint
     }
 
 
@@ -114,15 +114,15 @@ def _borrow(model: Model, shares: Mapping[str, str], models: Mapping[str, Model]
         model.equal_shares = dict(shares)
         model.shares = {**model.shares, **shares}
     else:
-        renamed = dict(_lent_options(model, shares, models))
-        served = {part for name in renamed for part in model.options[name].components}
-        model.equal_shares = {part: owner for part, owner in shares.items() if part in served}
+        new_names = dict(_lent_options(model, shares, models))
+        served_parts = {part for name in new_names for part in model.options[name].components}
+        model.equal_shares = {part: owner for part, owner in shares.items() if part in served_parts}
         model.shares = {**model.shares, **model.equal_shares}
         model.paths = tuple(
-            msgspec.structs.replace(path, options=tuple(renamed.get(name, name) for name in path.options))
+            msgspec.structs.replace(path, options=tuple(new_names.get(name, name) for name in path.options))
             for path in model.paths
         )
-        model.options = {name: option for name, option in model.options.items() if name not in renamed}
+        model.options = {name: option for name, option in model.options.items() if name not in new_names}
     for part, owner in model.equal_shares.items():
         log.info("%s and %s have the same %s: executors of %s serve both", owner, model.name, part, owner)
 

@@ -67,30 +67,30 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Model:
     """A declared model, completed from its family and checked alone."""
 
-    def __init__(self, name: str, declared: DeclaredModel) -> None:
+    def __init__(self, name: str, declaration: DeclaredModel) -> None:
         self.name = name
         try:
-            family = catalog.find_family(declared.family)
+            family = catalog.find_family(declaration.family)
         except BadRequest as error:
             raise BadRequest(f"model {name}: {error.message}") from error
         self.engine = str(family["engine"])
-        self.declared = declared
-        self.components = _value_or(declared.components, tuple(family["components"]))
-        known = set(self.components)
+        self.declared = declaration
+        self.components = _value_or(declaration.components, tuple(family["components"]))
+        component_names = set(self.components)
         self.encoders = _value_or(
-            declared.encoders, {key: part for key, part in family["encoders"].items() if part in known}
+            declaration.encoders, {key: part for key, part in family["encoders"].items() if part in component_names}
         )
         self.kinds = {
-            **{part: kind for part, kind in family["tasks"].items() if part in known},
-            **(declared.tasks or {}),
+            **{part: kind for part, kind in family["tasks"].items() if part in component_names},
+            **(declaration.tasks or {}),
         }
-        self.voices = _value_or(declared.voices, tuple(family["voices"]))
-        self.shares = declared.shares
+        self.voices = _value_or(declaration.voices, tuple(family["voices"]))
+        self.shares = declaration.shares
         #: Undeclared ``shares``: both models have the same component.
         self.equal_shares: dict[str, str] = {}
-        self.planned = declared.planned
+        self.planned = declaration.planned
         #: The family's own options, whose services a planned model uses.
-        self.usual = _convert_family_field(declared.family, family["options"], dict[str, DeploymentOption])
+        self.usual = _convert_family_field(declaration.family, family["options"], dict[str, DeploymentOption])
         self.paths: tuple[DeclaredPath, ...] = ()
         self.options: dict[str, DeploymentOption] = {}
         _check_components(self)
@@ -98,17 +98,17 @@ class Model:
         _check_cells(self)
         if self.planned is None:
             self.paths = _value_or(
-                declared.paths, _convert_family_field(declared.family, family["paths"], tuple[DeclaredPath, ...])
+                declaration.paths, _convert_family_field(declaration.family, family["paths"], tuple[DeclaredPath, ...])
             )
-            self.options = _value_or(declared.options, self._family_options())
+            self.options = _value_or(declaration.options, self._family_options())
             _check_deployment(self)
         else:
             _check_planned(self, self.planned)
 
     def _family_options(self) -> dict[str, DeploymentOption]:
         """Return the family's options that are on a path: others would run idle."""
-        named = {option for path in self.paths for option in path.options}
-        return {name: option for name, option in self.usual.items() if name in named}
+        path_options = {option for path in self.paths for option in path.options}
+        return {name: option for name, option in self.usual.items() if name in path_options}
 
     def build_plan(self, options: dict[str, DeploymentOption], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
         """Return the model deployed as ``options``, with paths by request type."""
@@ -134,8 +134,8 @@ class Model:
 
     def _declared_sampling(self) -> SamplingDefaults | None:
         """Return the declared sampling, if there is any: an earlier build rejects the field."""
-        said = self.declared.sampling_defaults
-        return None if said == SamplingDefaults() else said
+        defaults = self.declared.sampling_defaults
+        return None if defaults == SamplingDefaults() else defaults
 
     def unit_task_name(self, component: str) -> str:
         """Return the name of the unit task of ``component``, maybe another model's."""
@@ -152,10 +152,10 @@ class Model:
             always = [component for component in self.required_components() if component in way]
             speech = [component for component in way if component in SPEECH]
             for count in range(len(encoders) + 1):
-                for chosen in combinations(encoders, count):
-                    yield frozenset([*chosen, *always])
+                for chosen_encoders in combinations(encoders, count):
+                    yield frozenset([*chosen_encoders, *always])
                     if speech:
-                        yield frozenset([*chosen, *always, *speech])
+                        yield frozenset([*chosen_encoders, *always, *speech])
 
     def optional_components(self) -> set[str]:
         """Return components that a request uses only with media for them: encoders, also of first frames."""
@@ -167,8 +167,8 @@ class Model:
         return [part for part in self.components if part not in {*SPEECH, *self.optional_components()}]
 
 
-def _value_or(told: T | None, usual: T) -> T:
-    return usual if told is None else told
+def _value_or(value: T | None, usual: T) -> T:
+    return usual if value is None else value
 
 
 def _convert_family_field(family: str, value: Any, kind: type[T]) -> T:
@@ -179,9 +179,11 @@ def _convert_family_field(family: str, value: Any, kind: type[T]) -> T:
 
 
 def _check_components(model: Model) -> None:
-    known = set(model.components)
+    component_names = set(model.components)
     require_valid_model(
-        len(known) == len(model.components), model.name, f"names a component twice: {', '.join(model.components)}"
+        len(component_names) == len(model.components),
+        model.name,
+        f"names a component twice: {', '.join(model.components)}",
     )
     for component in model.components:
         require_valid_model(
@@ -199,7 +201,9 @@ def _check_components(model: Model) -> None:
         require_valid_model(value is None or value >= 0, model.name, f"image_defaults has {name} {value}")
     for modality, component in model.encoders.items():
         require_valid_model(
-            component in known, model.name, f"encoder of {modality} is {component!r}, which is not a component"
+            component in component_names,
+            model.name,
+            f"encoder of {modality} is {component!r}, which is not a component",
         )
     detector = model.declared.speech_detector
     require_valid_model(
@@ -207,7 +211,7 @@ def _check_components(model: Model) -> None:
         model.name,
         f"speech_detector {detector!r} is unknown: it must be {' or '.join(SPEECH_DETECTORS)}",
     )
-    strange = sorted(set(model.kinds) - known)
+    strange = sorted(set(model.kinds) - component_names)
     require_valid_model(not strange, model.name, f"tasks name {strange}, which are not components")
     require_valid_model(
         bool(model.required_components()), model.name, "has nothing that every request uses, such as a thinker"
@@ -240,11 +244,13 @@ def _check_cells(model: Model) -> None:
     require_valid_model(not cells or not model.shares, model.name, "has cells, which share nothing: leave 'shares' out")
 
 
-def _check_planned(model: Model, planned: planned_spec.PlannedModel) -> None:
+def _check_planned(model: Model, planned_model: planned_spec.PlannedModel) -> None:
     for field in ("options", "paths"):
-        told = getattr(model.declared, field) is not None
-        require_valid_model(not told, model.name, f"is planned, so it cannot have {field!r}: leave one of them out")
-    planned_spec.check_planned_model(model.name, planned)
+        is_declared = getattr(model.declared, field) is not None
+        require_valid_model(
+            not is_declared, model.name, f"is planned, so it cannot have {field!r}: leave one of them out"
+        )
+    planned_spec.check_planned_model(model.name, planned_model)
 
 
 def _check_deployment(model: Model) -> None:

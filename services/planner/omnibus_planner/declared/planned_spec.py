@@ -99,36 +99,60 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spares: int = 0
 
 
-def check_planned_model(model: str, asked: PlannedModel) -> None:
+def check_planned_model(model: str, planned_model: PlannedModel) -> None:
     """Raises ``BadRequest`` with the model and the invalid field."""
 
     def require_valid(good: bool, fault: str) -> None:
         if not good:
             raise BadRequest(f"model {model}: planned {fault}")
 
-    require_valid(asked.goal in (THROUGHPUT, GPUS), f"goal is {asked.goal!r}; there is {THROUGHPUT} and {GPUS}")
-    for name, value in _numeric_fields(asked):
-        require_valid(math.isfinite(value) and value >= 0, f"{name} is {value}: it must be a finite number, 0 or more")
-    require_valid(asked.goal != GPUS or asked.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
-    for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
-        require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
-    require_valid(0 <= asked.cells <= MAX_CELL_GPUS, f"cells is {asked.cells}: it must be 0 to {MAX_CELL_GPUS} GPUs")
-    require_valid(asked.spares >= 0, f"spares is {asked.spares}: it must be 0 or more executors of each component")
-    plain = asked.goal == GPUS and not asked.cells and asked.policy == EXACT
-    require_valid(plain or not asked.spares, f"spares need goal {GPUS!r}, no cells and no policy: leave 'spares' out")
-    known = ", ".join(POLICIES[1:])
-    require_valid(asked.policy in POLICIES, f"policy is {asked.policy!r}; there is {known}, and none for the best plan")
-    require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
-    fits = asked.policy in (EXACT, GREEDY_CELLS)
-    require_valid(fits or not asked.cells, f"policy {asked.policy!r} does not support cells: leave 'cells' out")
-    require_valid(fits or not asked.mixes, f"policy {asked.policy!r} supports only one mix: leave 'mixes' out")
     require_valid(
-        asked.policy != GREEDY_CELLS or asked.cells > 0, f"policy {GREEDY_CELLS!r} needs 'cells', the largest"
+        planned_model.goal in (THROUGHPUT, GPUS), f"goal is {planned_model.goal!r}; there is {THROUGHPUT} and {GPUS}"
     )
-    if isinstance(asked.options, str):
-        require_valid(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")
-    elif asked.options is not None:
-        require_valid(bool(asked.options), "options is an empty list: leave it out to use all of the profile")
+    for name, value in _numeric_fields(planned_model):
+        require_valid(math.isfinite(value) and value >= 0, f"{name} is {value}: it must be a finite number, 0 or more")
+    require_valid(planned_model.goal != GPUS or planned_model.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
+    for number, mix in enumerate(
+        [*([planned_model.mix] if planned_model.mix is not None else []), *planned_model.mixes]
+    ):
+        require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
+    require_valid(
+        0 <= planned_model.cells <= MAX_CELL_GPUS,
+        f"cells is {planned_model.cells}: it must be 0 to {MAX_CELL_GPUS} GPUs",
+    )
+    require_valid(
+        planned_model.spares >= 0, f"spares is {planned_model.spares}: it must be 0 or more executors of each component"
+    )
+    plain = planned_model.goal == GPUS and not planned_model.cells and planned_model.policy == EXACT
+    require_valid(
+        plain or not planned_model.spares, f"spares need goal {GPUS!r}, no cells and no policy: leave 'spares' out"
+    )
+    policy_names = ", ".join(POLICIES[1:])
+    require_valid(
+        planned_model.policy in POLICIES,
+        f"policy is {planned_model.policy!r}; there is {policy_names}, and none for the best plan",
+    )
+    require_valid(
+        planned_model.cells == 0 or not planned_model.mixes,
+        "cells cannot be planned for several mixes: leave out 'mixes'",
+    )
+    fits = planned_model.policy in (EXACT, GREEDY_CELLS)
+    require_valid(
+        fits or not planned_model.cells, f"policy {planned_model.policy!r} does not support cells: leave 'cells' out"
+    )
+    require_valid(
+        fits or not planned_model.mixes, f"policy {planned_model.policy!r} supports only one mix: leave 'mixes' out"
+    )
+    require_valid(
+        planned_model.policy != GREEDY_CELLS or planned_model.cells > 0,
+        f"policy {GREEDY_CELLS!r} needs 'cells', the largest",
+    )
+    if isinstance(planned_model.options, str):
+        require_valid(
+            planned_model.options == ALL, f"options is {planned_model.options!r}: give a list of options, or {ALL!r}"
+        )
+    elif planned_model.options is not None:
+        require_valid(bool(planned_model.options), "options is an empty list: leave it out to use all of the profile")
 
 
 def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode], currency: str = "") -> None:
@@ -160,9 +184,9 @@ def _require_valid(good: bool, fault: str) -> None:
         raise BadRequest(fault)
 
 
-def _numeric_fields(asked: PlannedModel) -> Iterator[tuple[str, float]]:
-    yield "rate", asked.rate
-    yield "headroom", asked.headroom
-    yield from ((f"goals.{name}", value) for name, value in msgspec.structs.asdict(asked.goals).items())
-    for mix in (asked.mix or {}, *asked.mixes):
+def _numeric_fields(planned_model: PlannedModel) -> Iterator[tuple[str, float]]:
+    yield "rate", planned_model.rate
+    yield "headroom", planned_model.headroom
+    yield from ((f"goals.{name}", value) for name, value in msgspec.structs.asdict(planned_model.goals).items())
+    for mix in (planned_model.mix or {}, *planned_model.mixes):
         yield from ((f"the share of {kind}", share) for kind, share in mix.items())

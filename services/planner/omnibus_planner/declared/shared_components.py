@@ -16,14 +16,14 @@ def shared_options(model: Model, models: Mapping[str, Model]) -> dict[str, Deplo
     """
     for component, other in model.shares.items():
         check_share(model, component, other, models)
-    named = dict.fromkeys(name for path in model.paths for name in path.options if "/" in name)
-    found = {name: _shared_option(model, name, models) for name in named}
+    option_names = dict.fromkeys(name for path in model.paths for name in path.options if "/" in name)
+    foreign_options = {name: _shared_option(model, name, models) for name in option_names}
     for component, other in model.shares.items():
-        used = any(component in option.components for option in found.values())
+        is_used = any(component in option.components for option in foreign_options.values())
         require_valid_model(
-            used, model.name, f"shares {component} with {other}, but no path names an option of {other} that runs it"
+            is_used, model.name, f"shares {component} with {other}, but no path names an option of {other} that runs it"
         )
-    return found
+    return foreign_options
 
 
 def check_share(model: Model, component: str, other: str, models: Mapping[str, Model]) -> None:
@@ -44,8 +44,8 @@ def check_share(model: Model, component: str, other: str, models: Mapping[str, M
     require_valid(not in_cells, "which is in cells: they serve only its own requests")
     further = owner.shares.get(component)
     require_valid(further is None, f"which has it from {further!r}: name that one")
-    mine, theirs = model.kinds[component], owner.kinds[component]
-    require_valid(mine == theirs, f"but its unit task is of kind {mine!r} here and {theirs!r} there")
+    own_kind, owner_kind = model.kinds[component], owner.kinds[component]
+    require_valid(own_kind == owner_kind, f"but its unit task is of kind {own_kind!r} here and {owner_kind!r} there")
     difference = _first_difference(model, owner, component)
     require_valid(
         not difference,
@@ -56,11 +56,11 @@ def check_share(model: Model, component: str, other: str, models: Mapping[str, M
 
 def _first_difference(model: Model, owner: Model, component: str) -> str:
     """Return the first difference of ``component`` in both models; empty if equal or unknown."""
-    mine, theirs = component_identity(model, component), component_identity(owner, component)
-    if mine is None or theirs is None:
+    own_identity, owner_identity = component_identity(model, component), component_identity(owner, component)
+    if own_identity is None or owner_identity is None:
         return ""
     try:
-        return mine.first_difference(theirs)
+        return own_identity.first_difference(owner_identity)
     except OSError as error:
         return f"its weights cannot be compared ({error})"
 
@@ -72,10 +72,14 @@ def _shared_option(model: Model, name: str, models: Mapping[str, Model]) -> Depl
         require_valid_model(good, model.name, f"a path names option {name}, but {fault}")
 
     require_valid(other in models, f"there is no model {other!r}; there is {join_names(models)}")
-    shared = [component for component in model.components if model.shares.get(component) == other]
-    require_valid(bool(shared), f"'shares' names no component of {other}")
-    offered = models[other].options
-    require_valid(option in offered, f"{other} declares no option {option!r}; there is {join_names(offered)}")
-    runs = tuple(component for component in shared if component in offered[option].components)
-    require_valid(bool(runs), f"it runs {', '.join(offered[option].components)}, not the shared {', '.join(shared)}")
-    return DeploymentOption(components=runs, service=offered[option].service, replicas=0, of=name)
+    shared_parts = [component for component in model.components if model.shares.get(component) == other]
+    require_valid(bool(shared_parts), f"'shares' names no component of {other}")
+    owner_options = models[other].options
+    require_valid(
+        option in owner_options, f"{other} declares no option {option!r}; there is {join_names(owner_options)}"
+    )
+    runs = tuple(component for component in shared_parts if component in owner_options[option].components)
+    require_valid(
+        bool(runs), f"it runs {', '.join(owner_options[option].components)}, not the shared {', '.join(shared_parts)}"
+    )
+    return DeploymentOption(components=runs, service=owner_options[option].service, replicas=0, of=name)

@@ -41,19 +41,19 @@ class Backend(Protocol):
         ``tell`` is called when ``is_leader`` or the error changes.
         """
 
-    def workload_hash(self, wanted: DesiredExecutors) -> str:
+    def workload_hash(self, executors: DesiredExecutors) -> str:
         """Return the value of ``RunningWorkload.mark`` for these executors."""
 
     async def list_workloads(self) -> list[RunningWorkload]:
         """Return all workloads of this Omnibus."""
 
-    async def start(self, wanted: DesiredExecutors) -> None:
+    async def start(self, executors: DesiredExecutors) -> None:
         """Create the workload."""
 
-    async def scale(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
-        """Scale to the ``wanted`` replicas, for their plan, without replacing any."""
+    async def scale(self, running: RunningWorkload, executors: DesiredExecutors) -> None:
+        """Scale to the ``executors`` replicas, for their plan, without replacing any."""
 
-    async def replace_executors(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
+    async def replace_executors(self, running: RunningWorkload, executors: DesiredExecutors) -> None:
         """Update the workload, whose executors are then replaced one by one."""
 
     async def stop(self, running: RunningWorkload) -> None:

@@ -29,27 +29,27 @@ Step = StartWorkload | ScaleWorkload | ReplaceWorkload | StopWorkload
 
 
 def diff_workloads(
-    wanted: Mapping[ExecutorKind, DesiredExecutors],
+    targets: Mapping[ExecutorKind, DesiredExecutors],
     running: Sequence[RunningWorkload],
     mark: Callable[[DesiredExecutors], str],
 ) -> list[Step]:
-    """Return the fewest starts and stops from ``running`` to ``wanted``: equal executors keep running.
+    """Return the fewest starts and stops from ``running`` to ``targets``: equal executors keep running.
 
     Steps that add executors come before those that remove some. Of two workloads of one kind the first by name stays.
     """
     more, fewer = list[Step](), list[Step]()
     there: dict[ExecutorKind, RunningWorkload] = {}
     for each in sorted(running):
-        if each.kind not in wanted or each.kind in there:
+        if each.kind not in targets or each.kind in there:
             fewer.append(StopWorkload(each))
         else:
             there[each.kind] = each
-    for kind, asked in wanted.items():
-        known = there.get(kind)
-        if known is None:
-            more.append(StartWorkload(asked))
-        elif known.mark != mark(asked):
-            more.append(ReplaceWorkload(known, asked))
-        elif (known.replicas, known.epoch) != (asked.replicas, asked.epoch):
-            (more if known.replicas <= asked.replicas else fewer).append(ScaleWorkload(known, asked))
+    for kind, executors in targets.items():
+        workload = there.get(kind)
+        if workload is None:
+            more.append(StartWorkload(executors))
+        elif workload.mark != mark(executors):
+            more.append(ReplaceWorkload(workload, executors))
+        elif (workload.replicas, workload.epoch) != (executors.replicas, executors.epoch):
+            (more if workload.replicas <= executors.replicas else fewer).append(ScaleWorkload(workload, executors))
     return more + fewer

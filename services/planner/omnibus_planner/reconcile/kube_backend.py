@@ -53,41 +53,43 @@ class KubernetesBackend:
     async def run_leader_election(self, tell: Callable[[], None]) -> None:
         await self._lease.run(tell)
 
-    def workload_hash(self, wanted: DesiredExecutors) -> str:
-        return manifests.workload_hash(self._templates.get_template(wanted), wanted)
+    def workload_hash(self, executors: DesiredExecutors) -> str:
+        return manifests.workload_hash(self._templates.get_template(executors), executors)
 
     async def list_workloads(self) -> list[RunningWorkload]:
-        chosen = ",".join(
+        selector = ",".join(
             f"{key}={value}"
             for key, value in {**manifests.MANAGED, f"{manifests.LABEL_PREFIX}release": self._release}.items()
         )
-        found: list[RunningWorkload] = []
+        workloads: list[RunningWorkload] = []
         self._found = {}
         for kind in _PATHS:
-            for item in await self._list_resources(kind, chosen):
+            for item in await self._list_resources(kind, selector):
                 each = manifests.parse_workload(item)
                 if each is not None:
                     version = str(item["metadata"].get("resourceVersion", ""))
                     self._found[each.name] = _Place(kind, f"{self._resource_path(kind)}/{each.name}", version)
-                    found.append(each)
-        return found
+                    workloads.append(each)
+        return workloads
 
-    async def start(self, wanted: DesiredExecutors) -> None:
-        made = await self._build_manifest(wanted)
-        await self._cluster.request_json("POST", self._resource_path(made["kind"]), made)
+    async def start(self, executors: DesiredExecutors) -> None:
+        manifest = await self._build_manifest(executors)
+        await self._cluster.request_json("POST", self._resource_path(manifest["kind"]), manifest)
 
-    async def scale(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
-        await self._cluster.request_json("PATCH", self._found[running.name].path, manifests.scale_patch(wanted), _MERGE)
+    async def scale(self, running: RunningWorkload, executors: DesiredExecutors) -> None:
+        await self._cluster.request_json(
+            "PATCH", self._found[running.name].path, manifests.scale_patch(executors), _MERGE
+        )
 
-    async def replace_executors(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
-        made, place = await self._build_manifest(wanted), self._found[running.name]
-        if place.kind != made["kind"]:
+    async def replace_executors(self, running: RunningWorkload, executors: DesiredExecutors) -> None:
+        manifest, place = await self._build_manifest(executors), self._found[running.name]
+        if place.kind != manifest["kind"]:
             await self.stop(running)  # it is now of another kind
-            await self.start(wanted)
+            await self.start(executors)
             return
         if place.kind == manifests.GROUPS:  # its operator accepts only replacements of the last version
-            made["metadata"]["resourceVersion"] = place.version
-        await self._cluster.request_json("PUT", place.path, made)
+            manifest["metadata"]["resourceVersion"] = place.version
+        await self._cluster.request_json("PUT", place.path, manifest)
 
     async def stop(self, running: RunningWorkload) -> None:
         try:
@@ -101,20 +103,20 @@ class KubernetesBackend:
     def _resource_path(self, kind: str) -> str:
         return f"/apis/{_PATHS[kind].format(self._namespace)}"
 
-    async def _list_resources(self, kind: str, chosen: str) -> list[Manifest]:
+    async def _list_resources(self, kind: str, selector: str) -> list[Manifest]:
         try:
-            listed = await self._cluster.request_json(
-                "GET", f"{self._resource_path(kind)}?labelSelector={quote(chosen, safe='')}"
+            resources = await self._cluster.request_json(
+                "GET", f"{self._resource_path(kind)}?labelSelector={quote(selector, safe='')}"
             )
         except ClusterRefused as error:
             if error.answer == _NOT_FOUND and kind == manifests.GROUPS:
                 return []  # this cluster does not have them
             raise
-        return listed.get("items") or []
+        return resources.get("items") or []
 
-    async def _build_manifest(self, wanted: DesiredExecutors) -> Manifest:
+    async def _build_manifest(self, executors: DesiredExecutors) -> Manifest:
         return manifests.build_workload(
-            self._templates.get_template(wanted), self._release, wanted, await self._owner_reference()
+            self._templates.get_template(executors), self._release, executors, await self._owner_reference()
         )
 
     async def _owner_reference(self) -> Manifest | None:

@@ -52,10 +52,10 @@ class KubernetesClient:
     @property
     def namespace(self) -> str:
         """Namespace in which executors run. Raises ``BadRequest`` if it is neither set nor mounted."""
-        told = self._settings.namespace or self._read_account_file("namespace")
-        if not told:
+        value = self._settings.namespace or self._read_account_file("namespace")
+        if not value:
             raise BadRequest(f"no namespace: set OMNIBUS_KUBERNETES_NAMESPACE, or mount {self._account}")
-        return told
+        return value
 
     async def request_json(
         self, method: str, path: str, body: Any = None, kind: str = "application/json"
@@ -100,19 +100,19 @@ class KubernetesClient:
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
-    found = json.loads(body)
-    if not isinstance(found, dict):
+    document = json.loads(body)
+    if not isinstance(document, dict):
         raise ValueError("the answer is not a JSON object")
-    return found
+    return document
 
 
-def _to_api_error(error: HTTPError, what: str) -> ClusterRefused | ClusterUnavailable:
+def _to_api_error(error: HTTPError, operation: str) -> ClusterRefused | ClusterUnavailable:
     text = error.read().decode(errors="replace")
     try:
-        said = str(json.loads(text)["message"])
+        details = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        said = text[:_MAX_QUOTED_CHARS] or str(error.reason)
-    message = f"the API server answers {error.code} to {what}: {said}"
+        details = text[:_MAX_QUOTED_CHARS] or str(error.reason)
+    message = f"the API server answers {error.code} to {operation}: {details}"
     if error.code >= 500 or error.code in _TRANSIENT_STATUSES:
         return ClusterUnavailable(message)
     return ClusterRefused(message, error.code)

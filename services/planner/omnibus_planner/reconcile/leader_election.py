@@ -67,20 +67,20 @@ class LeaderLease:
 
     async def acquire_or_renew(self) -> bool:
         """Acquire a free lease, or renew our own; True if it is ours now. Raises as ``KubernetesClient``."""
-        asked = time.monotonic()
-        found = await self._find()
-        if found is None:
+        request_time = time.monotonic()
+        lease = await self._find()
+        if lease is None:
             owner = await self._owner()
             meta = {"name": self._name, **({"ownerReferences": [owner]} if owner else {})}
-            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
-            call = ("POST", self._root, {**made, "spec": self._build_spec({}, self.me)})
-        elif self._is_available(found):
-            call = ("PUT", f"{self._root}/{self._name}", {**found, "spec": self._build_spec(found["spec"], self.me)})
+            manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+            call = ("POST", self._root, {**manifest, "spec": self._build_spec({}, self.me)})
+        elif self._is_available(lease):
+            call = ("PUT", f"{self._root}/{self._name}", {**lease, "spec": self._build_spec(lease["spec"], self.me)})
         else:
             self._until = 0.0
             return False
         await self._cluster.request_json(*call)  # rejected if another planner was faster
-        self._until = asked + RENEW_DEADLINE_SECONDS
+        self._until = request_time + RENEW_DEADLINE_SECONDS
         return True
 
     async def _find(self) -> dict[str, Any] | None:
@@ -91,8 +91,8 @@ class LeaderLease:
                 raise
             return None
 
-    def _is_available(self, found: dict[str, Any]) -> bool:
-        spec = found.setdefault("spec", {})
+    def _is_available(self, lease: dict[str, Any]) -> bool:
+        spec = lease.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
         if holder in ("", self.me):
             return True
@@ -118,10 +118,10 @@ class LeaderLease:
             return
         self._until = 0.0
         try:
-            found = await self._find()
-            if found is not None and found.get("spec", {}).get("holderIdentity") == self.me:
+            lease = await self._find()
+            if lease is not None and lease.get("spec", {}).get("holderIdentity") == self.me:
                 await self._cluster.request_json(
-                    "PUT", f"{self._root}/{self._name}", {**found, "spec": self._build_spec(found["spec"], "")}
+                    "PUT", f"{self._root}/{self._name}", {**lease, "spec": self._build_spec(lease["spec"], "")}
                 )
         except OmnibusError as error:
             log.info("the lease %s was not released: %s", self._name, error)

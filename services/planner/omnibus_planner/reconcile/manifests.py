@@ -51,37 +51,39 @@ class Templates:
 
     def __init__(self, path: str) -> None:
         try:
-            found = json.loads(Path(path).read_text())
+            manifests = json.loads(Path(path).read_text())
         except OSError as error:
             raise BadRequest(f"OMNIBUS_KUBERNETES_TEMPLATE={path!r} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise BadRequest(f"{path}: {error}") from error
-        if not isinstance(found, dict) or not found:
+        if not isinstance(manifests, dict) or not manifests:
             raise BadRequest(f"{path} must be a JSON object of Deployments by service, or under {DEFAULT!r}")
-        for service, manifest in found.items():
+        for service, manifest in manifests.items():
             _check_template(manifest, f"{path}: {service}")
-        self._manifests: dict[str, Manifest] = found
+        self._manifests: dict[str, Manifest] = manifests
         self._path = path
 
-    def get_template(self, wanted: DesiredExecutors) -> Manifest:
+    def get_template(self, executors: DesiredExecutors) -> Manifest:
         """Return the template of these executors. Raises ``BadRequest`` if there is none, or it does not fit."""
-        kind, service = wanted.kind, wanted.service
-        found = (self._manifests.get(each) for each in (f"{kind.model}/{kind.option}", service, DEFAULT))
-        manifest = next((each for each in found if each is not None), None)
+        kind, service = executors.kind, executors.service
+        choices = (self._manifests.get(each) for each in (f"{kind.model}/{kind.option}", service, DEFAULT))
+        manifest = next((each for each in choices if each is not None), None)
         if manifest is None:
             raise BadRequest(f"{self._path} has no template for {service!r} and none under {DEFAULT!r}")
-        if wanted.gpus % _group_size(manifest):
+        if executors.gpus % _group_size(manifest):
             raise BadRequest(
-                f"{kind}: {wanted.gpus} GPUs cannot be divided among groups of {_group_size(manifest)} pods"
+                f"{kind}: {executors.gpus} GPUs cannot be divided among groups of {_group_size(manifest)} pods"
             )
         return manifest
 
 
-def workload_hash(template: Manifest, wanted: DesiredExecutors) -> str:
+def workload_hash(template: Manifest, executors: DesiredExecutors) -> str:
     """Return a hash that changes if executors must be replaced; their number does not change it."""
-    asked = [wanted.gpu] if wanted.gpu and any(_selects_gpu(pod["spec"]) for pod in _pod_templates(template)) else []
-    told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
-    return blake2b(told.encode(), digest_size=8).hexdigest()
+    gpu_types = (
+        [executors.gpu] if executors.gpu and any(_selects_gpu(pod["spec"]) for pod in _pod_templates(template)) else []
+    )
+    hash_input = json.dumps([template, executors.env, executors.gpus, *gpu_types], sort_keys=True)
+    return blake2b(hash_input.encode(), digest_size=8).hexdigest()
 
 
 def workload_name(release: str, kind: ExecutorKind) -> str:
@@ -96,58 +98,58 @@ def workload_name(release: str, kind: ExecutorKind) -> str:
 
 
 def build_workload(
-    template: Manifest, release: str, wanted: DesiredExecutors, owner: Manifest | None = None
+    template: Manifest, release: str, executors: DesiredExecutors, owner: Manifest | None = None
 ) -> Manifest:
-    """Return the manifest of ``wanted``, which is deleted with its ``owner``."""
-    made = deepcopy(template)
-    called = workload_name(release, wanted.kind)
-    selector = {f"{LABEL_PREFIX}release": release, f"{LABEL_PREFIX}executor": called}
-    said = {
-        f"{LABEL_PREFIX}model": _label_value(wanted.kind.model),
-        f"{LABEL_PREFIX}option": _label_value(wanted.kind.option),
+    """Return the manifest of ``executors``, which is deleted with its ``owner``."""
+    manifest = deepcopy(template)
+    full_name = workload_name(release, executors.kind)
+    selector = {f"{LABEL_PREFIX}release": release, f"{LABEL_PREFIX}executor": full_name}
+    model_labels = {
+        f"{LABEL_PREFIX}model": _label_value(executors.kind.model),
+        f"{LABEL_PREFIX}option": _label_value(executors.kind.option),
     }
-    if cell := wanted.env.get(CELL, ""):
-        said[f"{LABEL_PREFIX}cell"] = _label_value(cell)
+    if cell := executors.env.get(CELL, ""):
+        model_labels[f"{LABEL_PREFIX}cell"] = _label_value(cell)
     about = {
-        **dict(zip(_KIND_ANNOTATIONS, wanted.kind, strict=True)),
-        f"{LABEL_PREFIX}mark": workload_hash(template, wanted),
+        **dict(zip(_KIND_ANNOTATIONS, executors.kind, strict=True)),
+        f"{LABEL_PREFIX}mark": workload_hash(template, executors),
     }
-    meta = made.setdefault("metadata", {})
-    meta["name"] = called
+    meta = manifest.setdefault("metadata", {})
+    meta["name"] = full_name
     if owner is not None:
         meta["ownerReferences"] = [owner]
-    _add_metadata(meta, "labels", {**MANAGED, **selector, **said, EPOCH: str(wanted.epoch)})
+    _add_metadata(meta, "labels", {**MANAGED, **selector, **model_labels, EPOCH: str(executors.epoch)})
     _add_metadata(meta, "annotations", about)
-    made["spec"]["replicas"] = wanted.replicas
-    if made["kind"] != GROUPS:
-        made["spec"]["selector"] = {"matchLabels": selector}
-    pods = _pod_templates(made)
+    manifest["spec"]["replicas"] = executors.replicas
+    if manifest["kind"] != GROUPS:
+        manifest["spec"]["selector"] = {"matchLabels": selector}
+    pods = _pod_templates(manifest)
     for pod in pods:
-        _add_metadata(pod.setdefault("metadata", {}), "labels", {**selector, **said})
-        _set_gpu_limit(pod["spec"]["containers"][0], wanted.gpus // _group_size(made))
-        _set_node_selector(pod["spec"], wanted.gpu if wanted.gpus else "")
+        _add_metadata(pod.setdefault("metadata", {}), "labels", {**selector, **model_labels})
+        _set_gpu_limit(pod["spec"]["containers"][0], executors.gpus // _group_size(manifest))
+        _set_node_selector(pod["spec"], executors.gpu if executors.gpus else "")
         if "affinity" in pod["spec"]:
-            pod["spec"]["affinity"] = _fill_model(pod["spec"]["affinity"], said[f"{LABEL_PREFIX}model"])
-        if f"{LABEL_PREFIX}cell" in said:
-            _prefer_machine_of_cell(pod["spec"], {**selector, **said})
-    _set_environment(pods[0]["spec"]["containers"][0], wanted)
-    return made
+            pod["spec"]["affinity"] = _fill_model(pod["spec"]["affinity"], model_labels[f"{LABEL_PREFIX}model"])
+        if f"{LABEL_PREFIX}cell" in model_labels:
+            _prefer_machine_of_cell(pod["spec"], {**selector, **model_labels})
+    _set_environment(pods[0]["spec"]["containers"][0], executors)
+    return manifest
 
 
-def scale_patch(wanted: DesiredExecutors) -> Manifest:
+def scale_patch(executors: DesiredExecutors) -> Manifest:
     """Return the merge patch for another number of executors, or another plan."""
-    return {"metadata": {"labels": {EPOCH: str(wanted.epoch)}}, "spec": {"replicas": wanted.replicas}}
+    return {"metadata": {"labels": {EPOCH: str(executors.epoch)}}, "spec": {"replicas": executors.replicas}}
 
 
-def parse_workload(found: Manifest) -> RunningWorkload | None:
+def parse_workload(manifest: Manifest) -> RunningWorkload | None:
     """Parse a workload of the cluster; None if it is not ours."""
-    meta = found.get("metadata", {})
+    meta = manifest.get("metadata", {})
     about = meta.get("annotations") or {}
     if not all(key in about for key in (*_KIND_ANNOTATIONS, f"{LABEL_PREFIX}mark")):
         return None
     kind = ExecutorKind(*(about[key] for key in _KIND_ANNOTATIONS))
     epoch = str((meta.get("labels") or {}).get(EPOCH, ""))
-    replicas = int(found["spec"].get("replicas", 1))
+    replicas = int(manifest["spec"].get("replicas", 1))
     return RunningWorkload(
         str(meta["name"]), kind, replicas, about[f"{LABEL_PREFIX}mark"], int(epoch) if epoch.isdigit() else 0
     )
@@ -165,20 +167,20 @@ def _label_value(text: str) -> str:
     return _INVALID_LABEL_CHARS.sub("-", text)[:_MAX_LABEL_CHARS].strip("-._")
 
 
-def _set_environment(container: Manifest, wanted: DesiredExecutors) -> None:
-    told: dict[str, Manifest] = {
-        name: {"name": name, "value": _escape_value(value)} for name, value in wanted.env.items()
+def _set_environment(container: Manifest, executors: DesiredExecutors) -> None:
+    variables: dict[str, Manifest] = {
+        name: {"name": name, "value": _escape_value(value)} for name, value in executors.env.items()
     }
-    told[ID] = {"name": ID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    kept = [each for each in container.get("env") or [] if each["name"] not in told]
-    for name, value in _default_environment(wanted).items():
-        if name not in told and all(each["name"] != name for each in kept):
-            told[name] = {"name": name, "value": value}
-    container["env"] = kept + list(told.values())
+    variables[ID] = {"name": ID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    kept_entries = [each for each in container.get("env") or [] if each["name"] not in variables]
+    for name, value in _default_environment(executors).items():
+        if name not in variables and all(each["name"] != name for each in kept_entries):
+            variables[name] = {"name": name, "value": value}
+    container["env"] = kept_entries + list(variables.values())
 
 
-def _default_environment(wanted: DesiredExecutors) -> dict[str, str]:
-    return {DEVICE: "cuda", TENSOR_PARALLEL: str(wanted.tensor_parallel)} if wanted.gpus else {}
+def _default_environment(executors: DesiredExecutors) -> dict[str, str]:
+    return {DEVICE: "cuda", TENSOR_PARALLEL: str(executors.tensor_parallel)} if executors.gpus else {}
 
 
 def _set_gpu_limit(container: Manifest, gpus: int) -> None:
@@ -207,17 +209,17 @@ def _selects_gpu(pod: Manifest) -> bool:
 def _set_node_selector(pod: Manifest, gpu: str) -> None:
     """Fill in the GPU type if the template has the placeholder."""
     if _selects_gpu(pod):
-        chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or GPU_PLACEHOLDER not in value}
-        pod["nodeSelector"] = {key: value.replace(GPU_PLACEHOLDER, gpu) for key, value in chosen.items()}
+        selectors = {key: value for key, value in pod["nodeSelector"].items() if gpu or GPU_PLACEHOLDER not in value}
+        pod["nodeSelector"] = {key: value.replace(GPU_PLACEHOLDER, gpu) for key, value in selectors.items()}
 
 
-def _fill_model(found: Any, model: str) -> Any:
+def _fill_model(template: Any, model: str) -> Any:
     """Fill in the model's label if the template has the placeholder."""
-    if isinstance(found, dict):
-        return {key: _fill_model(value, model) for key, value in found.items()}
-    if isinstance(found, list):
-        return [_fill_model(value, model) for value in found]
-    return found.replace(MODEL_PLACEHOLDER, model) if isinstance(found, str) else found
+    if isinstance(template, dict):
+        return {key: _fill_model(value, model) for key, value in template.items()}
+    if isinstance(template, list):
+        return [_fill_model(value, model) for value in template]
+    return template.replace(MODEL_PLACEHOLDER, model) if isinstance(template, str) else template
 
 
 def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
@@ -231,8 +233,8 @@ def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
         "labelSelector": {"matchLabels": {name: labels[name] for name in names}},
     }
     near = pod.setdefault("affinity", {}).setdefault("podAffinity", {})
-    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    near[preferred] = [*(near.get(preferred) or []), {"weight": 100, "podAffinityTerm": term}]
+    affinity_field = "preferredDuringSchedulingIgnoredDuringExecution"
+    near[affinity_field] = [*(near.get(affinity_field) or []), {"weight": 100, "podAffinityTerm": term}]
 
 
 def _escape_value(value: str) -> str:

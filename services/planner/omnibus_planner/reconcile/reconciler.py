@@ -60,14 +60,14 @@ class Reconciler:
         """Load the store's plans; keep the last one if it is lost or unreadable."""
         if not stand.epoch:
             return
-        known = next((plan for plan in reversed(self._plans) if plan.epoch <= stand.epoch), None)
-        current = await self._read_plan(self._store.plan, stand.epoch) or known
-        staged = await self._read_plan(self._store.staged_plan) if stand.staged else None
+        known_plan = next((plan for plan in reversed(self._plans) if plan.epoch <= stand.epoch), None)
+        current = await self._read_plan(self._store.plan, stand.epoch) or known_plan
+        next_plan = await self._read_plan(self._store.staged_plan) if stand.staged else None
         if current is None:
             return
         if not self._plans:  # workloads that an earlier planner was stopping may still be in use
             await self._gateways.wait_for_plan(current.created, PLAN_WAIT_SECONDS)
-        self._set_plans(current, staged)
+        self._set_plans(current, next_plan)
 
     async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
         while True:
@@ -80,9 +80,9 @@ class Reconciler:
                 log.error("%s: %s", f"plan epoch {epoch[0]}" if epoch else "the staged plan", error)
                 return None
 
-    def _set_plans(self, current: Plan, staged: Plan | None) -> None:
+    def _set_plans(self, current: Plan, next_plan: Plan | None) -> None:
         before = [plan for plan in self._plans if plan != current and plan.epoch <= current.epoch]
-        self._plans = [*before, current, *([staged] if staged is not None else [])]
+        self._plans = [*before, current, *([next_plan] if next_plan is not None else [])]
         if self._leaving is not None:
             self._leaving.cancel()
         self._leaving = asyncio.get_running_loop().create_task(self._drop_old_plans(current)) if before else None

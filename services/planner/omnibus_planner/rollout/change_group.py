@@ -58,11 +58,11 @@ class ChangeGroup:
         same = self.before.keys() == self.after.keys()
         self.whole = not (same and all(is_compatible(model, self.after[name]) for name, model in self.before.items()))
         self._old, self._new = _components_by_kind(self.before), _components_by_kind(self.after)
-        needed, needs = _served_components(self.before), _served_components(self.after)
+        old_parts, needs = _served_components(self.before), _served_components(self.after)
         if not self.whole:
-            both = {kind: self._old.get(kind, set()) | self._new.get(kind, set()) for kind in self.kinds}
-            self._old, self._new, needed, needs = both, both, needed & needs, needed & needs
-        self._needed, self._needs = needed, needs
+            all_runs = {kind: self._old.get(kind, set()) | self._new.get(kind, set()) for kind in self.kinds}
+            self._old, self._new, old_parts, needs = all_runs, all_runs, old_parts & needs, old_parts & needs
+        self._needed, self._needs = old_parts, needs
 
     def is_switched(self, there: Counts) -> bool:
         """Return True if a plan over ``there`` is of the new side."""
@@ -87,12 +87,14 @@ class ChangeGroup:
         They let others stop, or the models begin.
         """
         fresh = [kind for kind in self.goal if not there.get(kind)]
-        known = [kind for kind in self.goal if there.get(kind)]
+        present_kinds = [kind for kind in self.goal if there.get(kind)]
         if self.whole:
-            return [] if self.is_switched(there) else [self._smallest_kinds(self._new, fresh, known)]
+            return [] if self.is_switched(there) else [self._smallest_kinds(self._new, fresh, present_kinds)]
         extras = self.required_extras(there)
-        found = [self._smallest_kinds(self._new, fresh, [*known, *(extras - {each})]) for each in sorted(extras)]
-        return [each for number, each in enumerate(found) if each and each not in found[:number]]
+        bundles = [
+            self._smallest_kinds(self._new, fresh, [*present_kinds, *(extras - {each})]) for each in sorted(extras)
+        ]
+        return [each for number, each in enumerate(bundles) if each and each not in bundles[:number]]
 
     def build_models(self, there: Counts) -> Models:
         """Return the models deployed as ``there``."""
@@ -120,9 +122,9 @@ class ChangeGroup:
         def prune_kinds(order: Callable[[ExecutorKind], tuple[int, ...]]) -> set[ExecutorKind]:
             left = sorted(kinds, key=lambda kind: (order(kind), kind))
             for kind in list(left):
-                others = [each for each in left if each != kind]
-                if self._covers_needs(runs, [*stay, *others]):
-                    left = others
+                other_kinds = [each for each in left if each != kind]
+                if self._covers_needs(runs, [*stay, *other_kinds]):
+                    left = other_kinds
             return set(left)
 
         def gpus_of_kind(kind: ExecutorKind) -> int:
@@ -138,13 +140,13 @@ class ChangeGroup:
 def _components_by_kind(models: Models) -> dict[ExecutorKind, set[Part]]:
     """Return the components of each kind, including those of borrowing models."""
     kinds = {kind[:2]: kind for kind in replica_counts(models)}
-    found: dict[ExecutorKind, set[Part]] = {kind: set() for kind in kinds.values()}
+    parts_by_kind: dict[ExecutorKind, set[Part]] = {kind: set() for kind in kinds.values()}
     for name, model in models.items():
         for key, option in model.options.items():
             runs = owning_option(name, key, option)
             if runs in kinds:
-                found[kinds[runs]] |= {(name, part) for part in option.components}
-    return found
+                parts_by_kind[kinds[runs]] |= {(name, part) for part in option.components}
+    return parts_by_kind
 
 
 def _served_components(models: Models) -> set[Part]:
@@ -157,5 +159,7 @@ def _served_components(models: Models) -> set[Part]:
         if have.get(owning_option(name, key, option))
         for part in option.components
     }
-    asked = {(name, part) for name, model in models.items() for kind in model.types for part in kind.split("+")}
-    return able & asked
+    requested_parts = {
+        (name, part) for name, model in models.items() for kind in model.types for part in kind.split("+")
+    }
+    return able & requested_parts

@@ -78,13 +78,13 @@ class RolloutPath:
             self._home = models
         resting = {name: rest for name, rest in self._rests.items() if now < rest.ends}
         after = self._hold_back(goal.models, resting)
-        known, asked = self._known, (after, goal.gpus, goal.explain)
-        if known is None or known[0] is not models or known[1] != asked:
+        cached_step, goal_key = self._known, (after, goal.gpus, goal.explain)
+        if cached_step is None or cached_step[0] is not models or cached_step[1] != goal_key:
             aim = await asyncio.to_thread(
                 _find_step, models, after, goal, self._home if resting else None, set(resting), self._switches
             )
-            self._known = known = models, asked, aim
-        aim, look = known[2], min((rest.ends for rest in resting.values()), default=INFINITE_SECONDS)
+            self._known = cached_step = models, goal_key, aim
+        aim, look = cached_step[2], min((rest.ends for rest in resting.values()), default=INFINITE_SECONDS)
         target = aim.target._replace(reason=goal.reason + aim.note)
         return aim._replace(target=target, faults=(*aim.faults, *{rest.fault for rest in resting.values()}), look=look)
 
@@ -92,22 +92,22 @@ class RolloutPath:
         """Roll back models whose executors do not start. Returns False if that is not necessary."""
         if self._home is None or (models == self._home and not aim.note):
             return False
-        tired = [name for name in names if name not in self._rests or now >= self._rests[name].ends]
-        for name in tired:
+        tired_models = [name for name in names if name not in self._rests or now >= self._rests[name].ends]
+        for name in tired_models:
             before = self._rests.get(name)
             pause = min(2 * before.pause, MAX_BACKOFF_SECONDS) if before is not None else self._pause
             self._rests[name] = _Rollback(now + pause, pause, fault)
-        return bool(tired)
+        return bool(tired_models)
 
     def must_wait_for_gpus(self, there: Mapping[ExecutorKind, int], models: Models, aim: RolloutStep) -> bool:
         """Return True if executors must stop before the next plan's can start."""
         want, have = replica_counts(aim.target.models), replica_counts(models)
         fresh = {kind: count for kind, count in want.items() if count > have.get(kind, 0)}
-        asked = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
-        leaving = {kind: count for kind, count in there.items() if count > asked.get(kind, 0)}
-        both = {**have, **leaving}
+        requested_counts = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
+        leaving = {kind: count for kind, count in there.items() if count > requested_counts.get(kind, 0)}
+        combined_counts = {**have, **leaving}
         return bool(fresh and leaving) and bool(
-            missing_gpus(both, {**both, **fresh}, self._sizes, aim.target.gpus, self._roles)
+            missing_gpus(combined_counts, {**combined_counts, **fresh}, self._sizes, aim.target.gpus, self._roles)
         )
 
     def uses_declared_gpus(self, kinds: Iterable[ExecutorKind]) -> bool:
@@ -152,13 +152,13 @@ def _find_step(
     if step == after:
         back = any(models.get(name) != step.get(name) for name in resting)
         return RolloutStep(goal._replace(models=step), tuple(faults), note=f": {ROLLBACK_NOTE}" if back else "")
-    found = _with_best_paths(step, _unchanged_models(models, step) | _unchanged_models(after, step), goal)
-    return RolloutStep(found, tuple(faults), note=f": {describe_step(models, step, after)}")
+    best_target = _with_best_paths(step, _unchanged_models(models, step) | _unchanged_models(after, step), goal)
+    return RolloutStep(best_target, tuple(faults), note=f": {describe_step(models, step, after)}")
 
 
 def _keep_models(models: Models, after: Models, names: Iterable[str]) -> dict[str, ModelPlan]:
-    kept = {name: model for name, model in after.items() if name not in names}
-    return {**kept, **{name: models[name] for name in names if name in models}}
+    kept_models = {name: model for name, model in after.items() if name not in names}
+    return {**kept_models, **{name: models[name] for name in names if name in models}}
 
 
 def _unchanged_models(one: Models, other: Models) -> set[str]:
@@ -167,17 +167,19 @@ def _unchanged_models(one: Models, other: Models) -> set[str]:
 
 def _with_best_paths(step: dict[str, ModelPlan], but: set[str], goal: PlanTarget) -> PlanTarget:
     """Return ``step`` with the best known paths, except of models ``but``."""
-    found = PlanningResult({}, {}, {}, {})
+    routing_result = PlanningResult({}, {}, {}, {})
     if goal.route is not None and but != step.keys():
         try:
-            found = goal.route(step)
+            routing_result = goal.route(step)
         except OmnibusError as error:
             log.info("paths on the way to another plan are not the best ones: %s", error)
     models = {
-        name: model if name in but or not found.capacity.get(name) else _with_paths_of(step, name, found.models[name])
+        name: model
+        if name in but or not routing_result.capacity.get(name)
+        else _with_paths_of(step, name, routing_result.models[name])
         for name, model in step.items()
     }
-    return goal._replace(models=models, explain={**goal.explain, **found.explain})
+    return goal._replace(models=models, explain={**goal.explain, **routing_result.explain})
 
 
 def _with_paths_of(step: Models, name: str, best: ModelPlan) -> ModelPlan:

@@ -56,12 +56,12 @@ def independent_changes(before: Models, after: Models) -> list[PlanChange]:
     ]
 
 
-def merge_changes(before: Models, after: Models, chosen: Iterable[PlanChange]) -> dict[str, ModelPlan]:
-    """Return ``before`` with the models of ``chosen`` as in ``after``."""
-    names = {name for change in chosen for name in change.models}
+def merge_changes(before: Models, after: Models, changes: Iterable[PlanChange]) -> dict[str, ModelPlan]:
+    """Return ``before`` with the models of ``changes`` as in ``after``."""
+    names = {name for change in changes for name in change.models}
     order = [*after, *(name for name in before if name not in after)]
-    taken = {name: (after if name in names else before).get(name) for name in order}
-    return {name: model for name, model in taken.items() if model is not None}
+    merged_models = {name: (after if name in names else before).get(name) for name in order}
+    return {name: model for name, model in merged_models.items() if model is not None}
 
 
 @dataclass
@@ -83,35 +83,41 @@ class Trials:
 
     def classify_changes(
         self,
-        wanted: list[PlanChange],
+        changes: list[PlanChange],
         missing: Callable[[Mapping[ExecutorKind, int]], Mapping[ExecutorKind, int]],
         now: float,
     ) -> ClassifiedChanges:
-        """Classify ``wanted``; ``missing`` returns the number of ready executors of incomplete kinds."""
-        known = self._trials
-        self._trials = {change.key: known.get(change.key) or self._new_trial(now) for change in wanted if change.needs}
-        found = ClassifiedChanges([change for change in wanted if not change.needs], [], [], float("inf"), [])
-        for change in wanted:
+        """Classify ``changes``; ``missing`` returns the number of ready executors of incomplete kinds."""
+        old_trials = self._trials
+        self._trials = {
+            change.key: old_trials.get(change.key) or self._new_trial(now) for change in changes if change.needs
+        }
+        classified_changes = ClassifiedChanges(
+            [change for change in changes if not change.needs], [], [], float("inf"), []
+        )
+        for change in changes:
             if change.needs:
-                found = self._classify_change(found, change, missing(change.needs), now)
-        return found
+                classified_changes = self._classify_change(classified_changes, change, missing(change.needs), now)
+        return classified_changes
 
     def _new_trial(self, now: float) -> _Trial:
         return _Trial(self._pause, now, now + self._patience)
 
     def _classify_change(
-        self, found: ClassifiedChanges, change: PlanChange, lacks: Mapping[ExecutorKind, int], now: float
+        self, classified_changes: ClassifiedChanges, change: PlanChange, lacks: Mapping[ExecutorKind, int], now: float
     ) -> ClassifiedChanges:
         trial = self._trials[change.key]
         settles = trial.began + SETTLE_SECONDS
         if not lacks and now >= settles:
-            found.ready.append(change)
-            return found
+            classified_changes.ready.append(change)
+            return classified_changes
         if lacks and now >= trial.ends:
             self._switch_phase(trial, _describe_missing(change, lacks, self._patience), now)
-        (found.waiting if trial.waits else found.later).append(change)
-        faults = [*found.faults, *([trial.fault] if trial.fault else [])]
-        return found._replace(look=min(found.look, trial.ends if lacks else settles), faults=faults)
+        (classified_changes.waiting if trial.waits else classified_changes.later).append(change)
+        faults = [*classified_changes.faults, *([trial.fault] if trial.fault else [])]
+        return classified_changes._replace(
+            look=min(classified_changes.look, trial.ends if lacks else settles), faults=faults
+        )
 
     def _switch_phase(self, trial: _Trial, fault: str, now: float) -> None:
         """Postpone the change, or retry it."""

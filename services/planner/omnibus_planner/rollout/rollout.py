@@ -181,51 +181,60 @@ class PlanRollout:
             await self._swap_plan(stand, goal, models, (), ())
             return 0.0
         aim = await self._path.next_step(models, goal, now)
-        found = self._trials.classify_changes(
+        classified_changes = self._trials.classify_changes(
             independent_changes(models, aim.target.models), self._ready.count_missing, now
         )
-        late = [name for change in found.later for name in change.models]
-        if self._path.roll_back(models, aim, late, "; ".join(found.faults), now):
+        late = [name for change in classified_changes.later for name in change.models]
+        if self._path.roll_back(models, aim, late, "; ".join(classified_changes.faults), now):
             return 0.0
-        faults = [*aim.faults, *found.faults]
+        faults = [*aim.faults, *classified_changes.faults]
         await self._report_problem(
-            faults, min(aim.look, found.look) if found.later or aim.look < INFINITE_SECONDS else 0.0
+            faults,
+            min(aim.look, classified_changes.look) if classified_changes.later or aim.look < INFINITE_SECONDS else 0.0,
         )
-        if found.ready:
-            await self._swap_plan(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
+        if classified_changes.ready:
+            await self._swap_plan(
+                stand,
+                aim.target,
+                models,
+                classified_changes.ready,
+                self._may_start(models, aim, classified_changes.waiting),
+            )
             return 0.0
-        return min(aim.look - now, await self._wait_for_executors(stand, models, aim, found) - now)
+        return min(aim.look - now, await self._wait_for_executors(stand, models, aim, classified_changes) - now)
 
     async def _wait_for_executors(
-        self, stand: PlanState, models: Models, aim: RolloutStep, found: ClassifiedChanges
+        self, stand: PlanState, models: Models, aim: RolloutStep, classified_changes: ClassifiedChanges
     ) -> float:
         """Wait, because no swap is possible now; returns the time of the next check."""
-        if found.waiting:
-            await self._stage_changes(stand, models, aim, found.waiting)
-            return min(found.look, time.monotonic() + LEASE_SECONDS / 3)
+        if classified_changes.waiting:
+            await self._stage_changes(stand, models, aim, classified_changes.waiting)
+            return min(classified_changes.look, time.monotonic() + LEASE_SECONDS / 3)
         if stand.staged:
-            faults = "; ".join([*aim.faults, *found.faults])
+            faults = "; ".join([*aim.faults, *classified_changes.faults])
             log.info("staged plan %d is dropped: %s", stand.staged, faults or "it is no longer requested")
             await self._store.unstage_plan(self._me)
             self._staged = (0, None)
         self._pending = False
-        return found.look
+        return classified_changes.look
 
     async def _stage_changes(
         self, stand: PlanState, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]
     ) -> None:
         """Start the executors of ``waiting`` changes, unless they have started."""
         if stand.mark != self._staged[0]:
-            found = await self._read_plan(self._store.staged_plan()) if stand.staged else None
-            self._staged = (stand.mark, found)
-            if found is not None and found.models == merge_changes(current, aim.target.models, waiting):
-                log.info("plan epoch %d (%s) is staged already: continuing with it", found.epoch, found.reason)
-                self._target = self._target._replace(reason=found.reason.removesuffix(aim.note))
-        known = self._staged[1]
+            stored_plan = await self._read_plan(self._store.staged_plan()) if stand.staged else None
+            self._staged = (stand.mark, stored_plan)
+            if stored_plan is not None and stored_plan.models == merge_changes(current, aim.target.models, waiting):
+                log.info(
+                    "plan epoch %d (%s) is staged already: continuing with it", stored_plan.epoch, stored_plan.reason
+                )
+                self._target = self._target._replace(reason=stored_plan.reason.removesuffix(aim.note))
+        known_plan = self._staged[1]
         models = merge_changes(current, aim.target.models, self._may_start(current, aim, waiting))
         if models == current:
             return
-        if known is None or known.models != models:
+        if known_plan is None or known_plan.models != models:
             plan = _build_plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
             await self._store.stage_plan(plan, self._me, LEASE_SECONDS)
             self._staged = (plan_mark(plan), plan)
@@ -237,12 +246,12 @@ class PlanRollout:
         late = time.monotonic() >= self._swaps + self._leaves
         if late or not self._path.must_wait_for_gpus(self._ready.count_present(), current, aim):
             return waiting
-        staged, then = self._staged[1], aim.target.models
-        begun = staged.models if staged is not None else {}
+        staged_plan, then = self._staged[1], aim.target.models
+        staged_models = staged_plan.models if staged_plan is not None else {}
         return [
             change
             for change in waiting
-            if all(begun.get(name) == then.get(name) for name in change.models)
+            if all(staged_models.get(name) == then.get(name) for name in change.models)
             or not self._path.uses_declared_gpus(change.needs)
         ]
 
@@ -285,45 +294,51 @@ class PlanRollout:
         """Return the target or the pinned plan; None if that is unavailable."""
         if stand.pin != self._pinned:
             if stand.pin:
-                pinned = await self._read_plan(self._store.plan(stand.pin))
-                if pinned is None:
+                pinned_plan = await self._read_plan(self._store.plan(stand.pin))
+                if pinned_plan is None:
                     await self._report_problem(
                         [f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0
                     )
                     return None
                 self._pin = PlanTarget(
-                    pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus, prices=pinned.prices
+                    pinned_plan.models,
+                    f"rollback to {stand.pin}",
+                    pinned_plan.explain,
+                    self._target.gpus,
+                    prices=pinned_plan.prices,
                 )
             else:
                 self._target = self._target._replace(reason="resumed")
             self._pinned, self._pending = stand.pin, True
         return self._pin if self._pinned else self._target
 
-    async def _restore_plan(self, known: Plan, stand: PlanState) -> None:
+    async def _restore_plan(self, known_plan: Plan, stand: PlanState) -> None:
         """Write the plan and the pin again after the store lost them."""
-        log.warning("the store lost plan epoch %d: writing it again", known.epoch)
-        number = max(known.epoch, stand.epoch) + 1
+        log.warning("the store lost plan epoch %d: writing it again", known_plan.epoch)
+        number = max(known_plan.epoch, stand.epoch) + 1
         plan = _build_plan(
-            number, known.models, PlanTarget(known.models, STORE_LOST_REASON, known.explain, prices=known.prices)
+            number,
+            known_plan.models,
+            PlanTarget(known_plan.models, STORE_LOST_REASON, known_plan.explain, prices=known_plan.prices),
         )
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
-        if self._base == known.epoch:  # else it was another planner's, and is still followed
+        if self._base == known_plan.epoch:  # else it was another planner's, and is still followed
             self._base = number
         self.plan = plan
         self._announce(plan)
 
     async def _report_problem(self, faults: Sequence[str], again: float) -> None:
         """Report postponed changes and reasons to the store, once. ``again`` is of the monotonic clock."""
-        told = ("; ".join(faults), again)
-        if told == self._told:
+        report = ("; ".join(faults), again)
+        if report == self._told:
             return
         problem = None
         if faults:
-            log.error("%s", told[0])
-            problem = PlanProblem(time.time(), told[0], time.time() + again - time.monotonic() if again else 0.0)
+            log.error("%s", report[0])
+            problem = PlanProblem(time.time(), report[0], time.time() + again - time.monotonic() if again else 0.0)
         await self._store.put_problem(PROBLEM_SOURCE, problem)
-        self._told = told
+        self._told = report
 
 
 def _build_plan(epoch: int, models: dict[str, ModelPlan], target: PlanTarget) -> Plan:

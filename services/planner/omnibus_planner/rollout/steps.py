@@ -45,12 +45,12 @@ def rollout_steps(
     returns the same remaining steps. With ``switches``, executors may take another role on their GPUs. Raises
     ``InsufficientGpus``.
     """
-    found: list[dict[str, ModelPlan]] = []
+    steps: list[dict[str, ModelPlan]] = []
     state = dict(before)
     while state != after:
         state = _StepFinder(state, after, gpus, switches=switches).next_step()
-        found.append(state)
-    return found
+        steps.append(state)
+    return steps
 
 
 def missing_gpus(
@@ -65,15 +65,15 @@ def missing_gpus(
     ``roles`` are those of executors that can take another one (``omnibus.cluster.roles``), on their GPUs.
     """
     begins = {sizes[kind].gpu for kind, count in want.items() if count > have.get(kind, 0) and kind in sizes}
-    used = dict.fromkeys(begins & gpus.keys(), 0)
+    used_gpus = dict.fromkeys(begins & gpus.keys(), 0)
     for kind in have.keys() | want.keys():
         size = sizes.get(kind)
-        if size is not None and size.gpu in used:
-            used[size.gpu] += size.gpus * max(have.get(kind, 0), want.get(kind, 0))
+        if size is not None and size.gpu in used_gpus:
+            used_gpus[size.gpu] += size.gpus * max(have.get(kind, 0), want.get(kind, 0))
     for (kind, _), count in find_switches(have, want, roles or {}).items():
-        if kind in sizes and sizes[kind].gpu in used:
-            used[sizes[kind].gpu] -= sizes[kind].gpus * count
-    return {gpu: count - gpus[gpu] for gpu, count in used.items() if count > gpus[gpu]}
+        if kind in sizes and sizes[kind].gpu in used_gpus:
+            used_gpus[sizes[kind].gpu] -= sizes[kind].gpus * count
+    return {gpu: count - gpus[gpu] for gpu, count in used_gpus.items() if count > gpus[gpu]}
 
 
 def describe_step(before: Models, step: Models, after: Models) -> str:
@@ -81,9 +81,9 @@ def describe_step(before: Models, step: Models, after: Models) -> str:
     if step == after:
         return ""
     fresh, there = added_replicas(before, step), replica_counts(before)
-    asked = sum(count - there.get(kind, 0) for kind, count in added_replicas(before, after).items())
+    requested_count = sum(count - there.get(kind, 0) for kind, count in added_replicas(before, after).items())
     if fresh:
-        return f"{sum(count - there.get(kind, 0) for kind, count in fresh.items())} of {asked} new executors"
+        return f"{sum(count - there.get(kind, 0) for kind, count in fresh.items())} of {requested_count} new executors"
     there = replica_counts(step)
     short = [
         f"{count - there.get(kind, 0)} {kind.model}/{kind.option}"
@@ -121,13 +121,13 @@ class _StepFinder:
 
     def _build_models(self, there: Counts) -> dict[str, ModelPlan]:
         """Build all models with the executors ``there``; those without counted GPUs change at once."""
-        made = dict(self._after)
+        models = dict(self._after)
         for unit in self._units:
             for name in unit.names:
-                made.pop(name, None)
-            made.update(unit.build_models({kind: there[kind] for kind in unit.kinds if there.get(kind)}))
+                models.pop(name, None)
+            models.update(unit.build_models({kind: there[kind] for kind in unit.kinds if there.get(kind)}))
         order = [*self._after, *(name for name in self._before if name not in self._after)]
-        return {name: made[name] for name in order if name in made}
+        return {name: models[name] for name in order if name in models}
 
     # Fewer
 
@@ -174,21 +174,21 @@ class _StepFinder:
 
     def _sorted_bundles(self, before: Counts) -> list[set[ExecutorKind]]:
         """Return the bundles of all units: first those that finally free GPUs, small before large."""
-        found: list[tuple[tuple[bool, int], set[ExecutorKind]]] = []
+        bundles: list[tuple[tuple[bool, int], set[ExecutorKind]]] = []
         for unit in self._units:
             frees = self._gpus_used({kind: before[kind] for kind in unit.required_extras(before)})
             for bundle in unit.next_bundles(before):
                 takes = self._gpus_used(dict.fromkeys(bundle, 1))
-                found.append(((takes > frees, -frees if takes > frees else takes), bundle))
-        return [bundle for _, bundle in sorted(found, key=lambda each: each[0])]
+                bundles.append(((takes > frees, -frees if takes > frees else takes), bundle))
+        return [bundle for _, bundle in sorted(bundles, key=lambda each: each[0])]
 
     def _gpus_used(self, there: Counts) -> int:
         return sum(self._sizes[kind].gpus * count for kind, count in there.items() if kind in self._sizes)
 
     def _fill_evenly(self, before: Counts, there: dict[ExecutorKind, int]) -> None:
         """Add executors of the goal evenly, as they fit next to ``before``."""
-        turned = {kind for unit in self._units if unit.is_switched(there) for kind in unit.goal}
-        kinds = [kind for kind in self._goal if kind in turned]
+        switched_kinds = {kind for unit in self._units if unit.is_switched(there) for kind in unit.goal}
+        kinds = [kind for kind in self._goal if kind in switched_kinds]
         while True:
             able = [
                 kind
@@ -206,20 +206,20 @@ class _StepFinder:
 
     def _insufficient_gpus_error(self) -> InsufficientGpus:
         """Describe the missing GPUs of the change that needs the fewest."""
-        found: list[tuple[int, str]] = []
+        shortages: list[tuple[int, str]] = []
         names: set[str] = set()
         for unit in self._units:
             for bundle in [*unit.next_bundles(self._there), unit.goal.keys()]:
                 want = {**self._there, **{kind: max(1, self._there.get(kind, 0)) for kind in bundle}}
                 if lack := self._missing_gpus(self._there, want):
                     names |= unit.names
-                    found.append((sum(lack.values()), f"{_describe_missing(lack)} for {_describe_kinds(bundle)}"))
-        if not found:
+                    shortages.append((sum(lack.values()), f"{_describe_missing(lack)} for {_describe_kinds(bundle)}"))
+        if not shortages:
             names = {name for unit in self._units if unit.have != unit.goal for name in unit.names}
-            found = [(0, _describe_missing(self._missing_gpus(self._there, self._goal)))]
+            shortages = [(0, _describe_missing(self._missing_gpus(self._there, self._goal)))]
         return InsufficientGpus(
             f"{', '.join(sorted(names))} stays as it was: the GPUs are full, and no executor can leave before others "
-            f"have started; it takes {min(found)[1]}",
+            f"have started; it takes {min(shortages)[1]}",
             frozenset(names),
         )
 

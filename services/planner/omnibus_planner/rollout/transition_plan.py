@@ -50,13 +50,15 @@ def transition_plan(before: Models, after: Models, there: Mapping[ExecutorKind, 
     have = running_replicas(
         {name: msgspec.structs.replace(plan, options=options[name]) for name, plan in after.items()}
     )
-    found = {}
+    models = {}
     for name, plan in after.items():
-        mine = {key: option for key, option in options[name].items() if have.get(owning_option(name, key, option))}
+        own_options = {
+            key: option for key, option in options[name].items() if have.get(owning_option(name, key, option))
+        }
         sides = [(each[name], running_replicas(each)) for each in (before, after) if name in each]
-        types = dict(_merged_types(name, mine, sides, have))
-        found[name] = msgspec.structs.replace(plan, options=mine, types=types)
-    return found
+        types = dict(_merged_types(name, own_options, sides, have))
+        models[name] = msgspec.structs.replace(plan, options=own_options, types=types)
+    return models
 
 
 def _without_deployment(model: ModelPlan) -> ModelPlan:
@@ -94,13 +96,13 @@ def _merged_types(
             for path in _remaining_paths(model, options, plan.paths_for(frozenset(parts)), had, have):
                 key = tuple(sorted(path.options.items()))
                 paths[key] = max(path, paths.get(key, path), key=lambda each: each.rate)
-        found = tuple(paths.values())
-        if all(path.is_candidate for path in found):  # a candidate does not replace other paths
-            found += _fallback_path(parts, options)
-        if found and not any(path.rate > 0 for path in found):
-            found = tuple(msgspec.structs.replace(path, rate=1.0) for path in found)
-        if found:
-            yield kind, found
+        type_paths = tuple(paths.values())
+        if all(path.is_candidate for path in type_paths):  # a candidate does not replace other paths
+            type_paths += _fallback_path(parts, options)
+        if type_paths and not any(path.rate > 0 for path in type_paths):
+            type_paths = tuple(msgspec.structs.replace(path, rate=1.0) for path in type_paths)
+        if type_paths:
+            yield kind, type_paths
 
 
 def _remaining_paths(
@@ -126,12 +128,12 @@ def _fallback_path(parts: Iterable[str], options: Mapping[str, DeploymentOption]
 
     It is empty if no option runs some part.
     """
-    found: dict[str, str] = {}
+    option_names: dict[str, str] = {}
     for part in parts:
         able = [
             name for name, option in options.items() if part in option.components and not name.endswith(CANDIDATE_MARK)
         ]
         if not able:
             return ()
-        found[part] = next((name for name in able if name in found.values()), able[0])
-    return (Path(">".join(dict.fromkeys(found.values())), found, 1.0),)
+        option_names[part] = next((name for name in able if name in option_names.values()), able[0])
+    return (Path(">".join(dict.fromkeys(option_names.values())), option_names, 1.0),)

@@ -101,21 +101,21 @@ class PlanMeasurement:
         ``reports`` are those at the end, after ``seconds``. An option is left out if one of its executors started,
         stopped or did not report meanwhile.
         """
-        found: dict[tuple[str, str], MeasuredOption] = {}
+        usage: dict[tuple[str, str], MeasuredOption] = {}
         for model, plan in self.plan.models.items():
-            for option, deployed in plan.options.items():
+            for option, option_plan in plan.options.items():
                 rows = list(self._executor_rows(model, option, plan.option_origin(option), reports, seconds))
-                if rows and len(rows) == deployed.replicas and all(row.busy > 0 for row in rows):
-                    found[model, option] = _add_rows(rows)
-        return found
+                if rows and len(rows) == option_plan.replicas and all(row.busy > 0 for row in rows):
+                    usage[model, option] = _add_rows(rows)
+        return usage
 
     def _executor_rows(
         self, model: str, option: str, origin: str, reports: Reports, seconds: float
     ) -> Iterator[MeasuredOption]:
         for id, (last, at) in reports.items():
             first, since = self._first.get(id, (None, at))
-            named = (last.model, last.option) == (model, option) and last.origin in ("", origin)
-            if not named or first is None or at - since < _MIN_REPORTED_FRACTION * seconds:
+            matches_option = (last.model, last.option) == (model, option) and last.origin in ("", origin)
+            if not matches_option or first is None or at - since < _MIN_REPORTED_FRACTION * seconds:
                 continue
             jobs = [after - before for before, after in zip(first.done, last.done, strict=False)]
             busy = (sum(last.busy) - sum(first.busy)) / (at - since)

@@ -18,8 +18,8 @@ def replay_requests(
     Raises ``BadRequest`` for a component that was never measured, or a request that the plan has no path for.
     """
     planner = checker.planner
-    known = {name: plan.models[name] for name in planner.inputs if name in plan.models}
-    models = simulated_models(planner.inputs, known, checker.devices, plan.explain)
-    goals = {name: each.goals for name, each in known.items() if each.goals}
-    simulated = SimulatedPlan(models, goals, links=simulation_links(planner.nodes))
-    return simulate_plan(simulated, arrivals, seconds)
+    model_plans = {name: plan.models[name] for name in planner.inputs if name in plan.models}
+    models = simulated_models(planner.inputs, model_plans, checker.devices, plan.explain)
+    goals = {name: each.goals for name, each in model_plans.items() if each.goals}
+    simulated_plan = SimulatedPlan(models, goals, links=simulation_links(planner.nodes))
+    return simulate_plan(simulated_plan, arrivals, seconds)

@@ -86,18 +86,18 @@ class PlanScorer:
         if checker is None or plan is None or not self._is_settled(plan, checker):
             self._measured, self._windows = None, FIRST_WINDOWS
             return
-        measured, now = self._measured, self._clock()
-        if measured is None or measured.plan is not plan:
-            windows = FIRST_WINDOWS if measured is not None else self._windows
+        measurement, now = self._measured, self._clock()
+        if measurement is None or measurement.plan is not plan:
+            windows = FIRST_WINDOWS if measurement is not None else self._windows
             self._windows, self._measured = windows, PlanMeasurement(plan, now, self._ready.reports())
             return
-        seconds = now - measured.began
-        is_long = seconds >= self._windows * self._settings.window and measured.requests >= MIN_REQUESTS
-        if not is_long and measured.requests < MAX_REQUESTS:
+        seconds = now - measurement.began
+        is_long = seconds >= self._windows * self._settings.window and measurement.requests >= MIN_REQUESTS
+        if not is_long and measurement.requests < MAX_REQUESTS:
             return
         self._windows = min(MAX_WINDOWS, LONGER_FACTOR * self._windows)
         self._measured = None
-        score = await asyncio.to_thread(_score, checker, measured, self._ready.reports(), seconds)
+        score = await asyncio.to_thread(_score, checker, measurement, self._ready.reports(), seconds)
         await self._store.put_plan_score(score)
         await self._learn(score, plan, checker)
 
@@ -111,36 +111,36 @@ class PlanScorer:
         return bool(models) and not self._ready.count_missing(replica_counts(models))
 
     async def _learn(self, score: PlanScore, plan: Plan, checker: "PromiseChecker") -> None:
-        learned, digests = dict(self._planning.learned), self._planning.digests
+        learned_seconds, digests = dict(self._planning.learned), self._planning.digests
         for name, inputs in checker.planner.inputs.items():
             if name in digests and inputs.asked.learn:
-                found = update_learned(learned.get(name), inputs, digests[name], score, plan)
-                if found != learned.get(name):
-                    learned[name] = found
-                    await self._store.put_learned_seconds(name, found)
-        if await self._planning.learn(learned):
+                model_seconds = update_learned(learned_seconds.get(name), inputs, digests[name], score, plan)
+                if model_seconds != learned_seconds.get(name):
+                    learned_seconds[name] = model_seconds
+                    await self._store.put_learned_seconds(name, model_seconds)
+        if await self._planning.learn(learned_seconds):
             log.info("plans are made with the seconds that executors take")
 
 
-def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Reports, seconds: float) -> PlanScore:
+def _score(checker: "PromiseChecker", measurement: PlanMeasurement, reports: Reports, seconds: float) -> PlanScore:
     """Compute a score, in a separate thread. Raises ``BadRequest`` for requests that cannot be simulated."""
     from omnibus_planner.score.replay import replay_requests
     from omnibus_planner.score.scoring import score_plan
 
-    known: Mapping[str, object] = checker.planner.inputs
-    outcome = replay_requests(checker, measured.plan, measured.arrivals(known), seconds)
-    usage = measured.option_usage(reports, seconds)
-    timed = _models_with_latencies(checker, measured.plan)
-    return score_plan(measured, outcome, usage, seconds, time.time(), timed, checker.devices)
+    model_inputs: Mapping[str, object] = checker.planner.inputs
+    outcome = replay_requests(checker, measurement.plan, measurement.arrivals(model_inputs), seconds)
+    usage = measurement.option_usage(reports, seconds)
+    timed_models = _models_with_latencies(checker, measurement.plan)
+    return score_plan(measurement, outcome, usage, seconds, time.time(), timed_models, checker.devices)
 
 
 def _models_with_latencies(checker: "PromiseChecker", plan: Plan) -> set[str]:
     """Return the models whose profile has latencies of all deployed options."""
-    found = set[str]()
+    names = set[str]()
     for name, inputs in checker.planner.inputs.items():
         model = plan.models.get(name)
         if model is not None:
             options = {base_option(model, option) for option in model.options}
             if all(each in inputs.options and inputs.options[each].has_latencies for each in options):
-                found.add(name)
-    return found
+                names.add(name)
+    return names

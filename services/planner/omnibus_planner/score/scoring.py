@@ -22,63 +22,66 @@ Usage = Mapping[tuple[str, str], MeasuredOption]
 
 
 def score_plan(
-    measured: PlanMeasurement,
+    measurement: PlanMeasurement,
     outcome: SimulationOutcome,
     usage: Usage,
     seconds: float,
     at: float,
-    timed: Collection[str],
+    timed_models: Collection[str],
     devices: Mapping[str, ModelDevices],
 ) -> PlanScore:
     """Return the score of the plan over ``seconds`` before ``at``.
 
-    ``at`` is in Unix seconds. It has latencies of the models ``timed``. ``devices`` are the simulated ones, by model.
+    ``at`` is in Unix seconds. It has latencies of the models ``timed_models``. ``devices`` are the simulated ones, by
+    model.
     """
     load = max((each.load for each in outcome.options), default=0.0)
     types = []
     for each in outcome.types:
-        found = measured.types.get((each.model, each.kind))
-        if found is not None:
-            scored = _score_rate(each, found, seconds)
-            known = each.model in timed and load <= MAX_SCORED_LOAD
+        served_type = measurement.types.get((each.model, each.kind))
+        if served_type is not None:
+            type_score = _score_rate(each, served_type, seconds)
+            is_known = each.model in timed_models and load <= MAX_SCORED_LOAD
             types.append(
-                _with_latencies(scored, each, found, measured.plan.models[each.model].goals) if known else scored
+                _with_latencies(type_score, each, served_type, measurement.plan.models[each.model].goals)
+                if is_known
+                else type_score
             )
     return PlanScore(
-        epoch=measured.plan.epoch,
+        epoch=measurement.plan.epoch,
         at=at,
         seconds=seconds,
         load=load,
         types=tuple(types),
-        options=tuple(_score_options(measured.plan, outcome, usage, devices)),
+        options=tuple(_score_options(measurement.plan, outcome, usage, devices)),
     )
 
 
-def _score_rate(promised: TypeOutcome, measured: ServedType, seconds: float) -> TypeScore:
-    rate = score_value(promised.throughput, measured.done / seconds)
-    return TypeScore(promised.model, promised.kind, measured.done, rate)
+def _score_rate(type_outcome: TypeOutcome, served_type: ServedType, seconds: float) -> TypeScore:
+    rate = score_value(type_outcome.throughput, served_type.done / seconds)
+    return TypeScore(type_outcome.model, type_outcome.kind, served_type.done, rate)
 
 
 def _with_latencies(
-    scored: TypeScore, promised: TypeOutcome, measured: ServedType, goals: Mapping[str, float]
+    type_score: TypeScore, type_outcome: TypeOutcome, served_type: ServedType, goals: Mapping[str, float]
 ) -> TypeScore:
-    p50 = _score_percentiles(measured, promised.median, 0.5, MIN_P50_REQUESTS)
-    p99 = _score_percentiles(measured, promised.p99, 0.99, MIN_P99_REQUESTS)
-    attained = {
-        goal: score_value(promised.attained[goal], measured.figures[goal].share_within(limit))
+    p50 = _score_percentiles(served_type, type_outcome.median, 0.5, MIN_P50_REQUESTS)
+    p99 = _score_percentiles(served_type, type_outcome.p99, 0.99, MIN_P99_REQUESTS)
+    goal_scores = {
+        goal: score_value(type_outcome.attained[goal], served_type.figures[goal].share_within(limit))
         for goal, limit in goals.items()
-        if goal in promised.attained and goal in measured.figures
+        if goal in type_outcome.attained and goal in served_type.figures
     }
-    return msgspec.structs.replace(scored, p50=p50, p99=p99, attained=attained)
+    return msgspec.structs.replace(type_score, p50=p50, p99=p99, attained=goal_scores)
 
 
 def _score_percentiles(
-    measured: ServedType, promised: Mapping[str, float], part: float, least: int
+    served_type: ServedType, predictions: Mapping[str, float], part: float, least: int
 ) -> dict[str, ScoredValue]:
     return {
-        name: score_value(promised[name], figure.percentile(part))
+        name: score_value(predictions[name], figure.percentile(part))
         for name in FIGURES
-        if name in promised and (figure := measured.figures.get(name)) is not None and figure.total >= least
+        if name in predictions and (figure := served_type.figures.get(name)) is not None and figure.total >= least
     }
 
 
@@ -86,25 +89,27 @@ def _score_options(
     plan: Plan, outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices]
 ) -> Iterator[OptionScore]:
     for each in outcome.options:
-        found = usage.get((each.model, each.option))
-        if found is not None:
-            timed = base_option(plan.models[each.model], each.option)
-            seconds = _score_seconds(timed, each, found, devices[each.model])
-            yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy), seconds)
+        measured_option = usage.get((each.model, each.option))
+        if measured_option is not None:
+            base_name = base_option(plan.models[each.model], each.option)
+            seconds = _score_seconds(base_name, each, measured_option, devices[each.model])
+            yield OptionScore(
+                each.model, each.option, measured_option.jobs, score_value(each.busy, measured_option.busy), seconds
+            )
 
 
 def _score_seconds(
-    timed: str, promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices
+    base_name: str, option_outcome: OptionOutcome, measured_option: MeasuredOption, devices: ModelDevices
 ) -> ScoredValue | None:
     """Score the seconds of an option that is a language model.
 
-    The promise is the seconds of its passes and steps by the times of the option ``timed``. It is None if the option
-    does not count them. In an executor with other components, passes and steps take longer because of sharing, which no
-    curve contains.
+    The promise is the seconds of its passes and steps by the times of the option ``base_name``. It is None if the
+    option does not count them. In an executor with other components, passes and steps take longer because of sharing,
+    which no curve contains.
     """
-    batches, parts = measured.batches, promised.components
-    counted = all(batches.get(part, BatchCounts()) != BatchCounts() for part in parts)
-    if not counted or not all(devices.kinds[part] in LANGUAGE_KINDS for part in parts):
+    batches, parts = measured_option.batches, option_outcome.components
+    has_counts = all(batches.get(part, BatchCounts()) != BatchCounts() for part in parts)
+    if not has_counts or not all(devices.kinds[part] in LANGUAGE_KINDS for part in parts):
         return None
-    promise = sum(devices.batch_seconds(timed, part, batches[part]) for part in parts)
-    return score_value(promise, measured.busy * measured.seconds) if promise > 0 else None
+    promise = sum(devices.batch_seconds(base_name, part, batches[part]) for part in parts)
+    return score_value(promise, measured_option.busy * measured_option.seconds) if promise > 0 else None

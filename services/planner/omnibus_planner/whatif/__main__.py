@@ -37,27 +37,27 @@ async def answer_question(question: WhatIfQuestion) -> str:
     store = Store(read_settings(StoreSettings))
     try:
         with highs.silence_stdout():
-            deployed = await find_deployment(question, store)
+            deployment = await find_deployment(question, store)
     finally:
         await store.close()
-    traffic = build_traffic(question, deployed, await _read_records(question, deployed))
-    plan = SimulatedPlan(deployed.simulated, deployed.goals, links=deployed.links)
-    found = simulate_plan(plan, traffic.arrivals, traffic.seconds, seed=question.seed)
-    cost = table.deployment_cost(found, deployed.prices)
+    traffic = build_traffic(question, deployment, await _read_records(question, deployment))
+    plan = SimulatedPlan(deployment.simulated, deployment.goals, links=deployment.links)
+    outcome = simulate_plan(plan, traffic.arrivals, traffic.seconds, seed=question.seed)
+    cost = table.deployment_cost(outcome, deployment.prices)
     if question.json:
-        told = {"plan": deployed.label, "traffic": traffic.label, "cost": cost, "goals": deployed.goals}
-        return msgspec.json.encode({**told, **msgspec.to_builtins(found)}).decode()
-    lines = [*table.answer_lines(deployed.label, traffic.label, found, deployed.goals, cost), *traffic.notes]
+        fields = {"plan": deployment.label, "traffic": traffic.label, "cost": cost, "goals": deployment.goals}
+        return msgspec.json.encode({**fields, **msgspec.to_builtins(outcome)}).decode()
+    lines = [*table.answer_lines(deployment.label, traffic.label, outcome, deployment.goals, cost), *traffic.notes]
     return "\n".join(lines)
 
 
-async def _read_records(question: WhatIfQuestion, deployed: Deployment) -> list[Arrival] | None:
+async def _read_records(question: WhatIfQuestion, deployment: Deployment) -> list[Arrival] | None:
     if not question.since:
         return None
     seconds = parse_duration(question.since)
     bus = await NatsBus.connect(read_settings(BusSettings), "cli")
     try:
-        return await recorded_arrivals(bus, deployed.plans, seconds)
+        return await recorded_arrivals(bus, deployment.plans, seconds)
     finally:
         await bus.drain()
 

@@ -60,30 +60,30 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
     """Find the deployment of ``question``. Raises ``BadRequest`` with its fault."""
     sources = await _read_sources(question, store)
     counts, models = parse_gpus(question.gpus), _planned_models(sources)
-    found = {name: await _read_profile(name, model, sources, store) for name, model in models.items()}
+    model_profiles = {name: await _read_profile(name, model, sources, store) for name, model in models.items()}
     gpus = _gpu_types(sources.declared.gpus, counts)
     nodes = {} if counts else sources.declared.nodes
     if sources.plan is not None and not counts:
-        known: Mapping[str, ModelInputs] = {
-            name: ModelInputs(model, found[name], {}, nodes) for name, model in models.items()
+        model_inputs: Mapping[str, ModelInputs] = {
+            name: ModelInputs(model, model_profiles[name], {}, nodes) for name, model in models.items()
         }
-        for inputs in known.values():
-            inputs.borrow_options(models, known)
+        for inputs in model_inputs.values():
+            inputs.borrow_options(models, model_inputs)
         label, plans = sources.label, {name: sources.plan.models[name] for name in models}
         explain: Mapping[str, Any] = sources.plan.explain
     else:
-        planner = Planner(models, found, gpus, nodes)
+        planner = Planner(models, model_profiles, gpus, nodes)
         result = PromiseChecker(planner).plan(within=read_settings(PlannerSettings).simulate)
-        known, plans, explain = planner.inputs, divide_into_cells(result, {}), result.explain
+        model_inputs, plans, explain = planner.inputs, divide_into_cells(result, {}), result.explain
         label = f"planned now for {_describe_gpus(gpus, nodes)}"
-    _check_options(plans, known)
-    devices = {name: _model_devices(inputs, question) for name, inputs in known.items()}
+    _check_options(plans, model_inputs)
+    devices = {name: _model_devices(inputs, question) for name, inputs in model_inputs.items()}
     return Deployment(
         label=label,
         models=models,
-        profiles=found,
+        profiles=model_profiles,
         plans=plans,
-        simulated=simulated_models(known, plans, devices, explain),
+        simulated=simulated_models(model_inputs, plans, devices, explain),
         goals={name: dict(each.planned.goals.active_goals()) for name, each in models.items() if each.planned},
         prices={name: kind.weight for name, kind in gpus.items()},
         links=simulation_links(nodes) if nodes else planned_links(explain),
@@ -92,16 +92,16 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
 
 async def _read_sources(question: WhatIfQuestion, store: Store) -> _Sources:
     """Read the documents that ``plan`` and ``models`` name; without either, the current plan."""
-    declared = declarations_file.read_declarations(question.models) if question.models else Declarations({})
-    sources = _Sources(declared, File(question.models or ".").parent)
-    named = question.plan or ("" if question.models else CURRENT)
-    if named == CURRENT:
+    declarations = declarations_file.read_declarations(question.models) if question.models else Declarations({})
+    sources = _Sources(declarations, File(question.models or ".").parent)
+    plan_name = question.plan or ("" if question.models else CURRENT)
+    if plan_name == CURRENT:
         sources.plan = await store.plan()
         if sources.plan is None:
             raise BadRequest("the store has no plan yet: name declarations by --models, or a plan's file by --plan")
         sources.label = f"epoch {sources.plan.epoch} as it runs"
-    elif named:
-        _read_plan_file(named, sources)
+    elif plan_name:
+        _read_plan_file(plan_name, sources)
     return sources
 
 
@@ -112,15 +112,15 @@ def _read_plan_file(path: str, sources: _Sources) -> None:
     """
     try:
         body = File(path).read_bytes()
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except OSError as error:
         raise BadRequest(f"--plan {path} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:
         raise BadRequest(f"--plan {path} is not JSON: {error}") from error
-    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
-        found = found["plan"]
-    if isinstance(found, dict) and "epoch" in found:
-        sources.plan = decode_plan(msgspec.json.encode(found))
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        document = document["plan"]
+    if isinstance(document, dict) and "epoch" in document:
+        sources.plan = decode_plan(msgspec.json.encode(document))
         sources.label = f"epoch {sources.plan.epoch} of {path}"
     elif not sources.declared.models:
         sources.declared, sources.directory = declarations_file.read_declarations(path), File(path).parent
@@ -130,12 +130,12 @@ def _read_plan_file(path: str, sources: _Sources) -> None:
 
 def _planned_models(sources: _Sources) -> dict[str, Model]:
     """Return the planned models: as declared, else as in the plan."""
-    declared = declarations_file.planned_models(sources.declared.models)
+    declared_models = declarations_file.planned_models(sources.declared.models)
     if sources.plan is None:
-        models = declared
+        models = declared_models
     else:
         models = {
-            name: declared.get(name) or Model(name, _declaration_of(plan))
+            name: declared_models.get(name) or Model(name, _declaration_of(plan))
             for name, plan in sources.plan.models.items()
             if not plan.apps
         }
@@ -165,21 +165,22 @@ async def _read_profile(name: str, model: Model, sources: _Sources, store: Store
             return profiles.decode_profile(path.read_bytes(), str(path))
         except OSError as error:
             raise BadRequest(f"the profile {path} of model {name} cannot be read: {error.strerror}") from error
-    found = await store.profile(name)
-    if found is None:
+    stored_profile = await store.profile(name)
+    if stored_profile is None:
         raise BadRequest(
             f"model {name} has no profile in the store: name its declarations by --models, or measure it with "
             "`omnibus profile --put`"
         )
-    return found
+    return stored_profile
 
 
-def _gpu_types(declared: Mapping[str, GpuType], counts: Mapping[str, int]) -> dict[str, GpuType]:
+def _gpu_types(declared_types: Mapping[str, GpuType], counts: Mapping[str, int]) -> dict[str, GpuType]:
     """Return GPUs by type: with the number in ``counts``, and declared memory and price."""
     if not counts:
-        return dict(declared)
+        return dict(declared_types)
     return {
-        name: msgspec.structs.replace(declared.get(name, GpuType(0)), count=count) for name, count in counts.items()
+        name: msgspec.structs.replace(declared_types.get(name, GpuType(0)), count=count)
+        for name, count in counts.items()
     }
 
 
@@ -187,10 +188,10 @@ def _describe_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode
     return join_names([f"{kind.count} {name}" for name, kind in gpus.items()]) or f"{len(nodes)} nodes"
 
 
-def _check_options(plans: Mapping[str, ModelPlan], known: Mapping[str, ModelInputs]) -> None:
+def _check_options(plans: Mapping[str, ModelPlan], model_inputs: Mapping[str, ModelInputs]) -> None:
     for name, plan in plans.items():
         own = {base_option(plan, each) for each, option in plan.options.items() if not option.of}
-        strange = sorted(own - set(known[name].options))
+        strange = sorted(own - set(model_inputs[name].options))
         if strange:
             raise BadRequest(f"the profile of model {name} has no option {strange[0]}: measure it again")
 

@@ -38,28 +38,28 @@ class RateChange(msgspec.Struct, frozen=True):
 
 def parse_rate(text: str) -> RateChange:
     """Parse ``2x`` or ``12`` (req/s); an empty text changes nothing. Raises ``BadRequest``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(x?)\s*", text or "1x")
-    value = float(found[1]) if found else 0.0
-    if not found or not value > 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(x?)\s*", text or "1x")
+    value = float(match[1]) if match else 0.0
+    if not match or not value > 0:
         raise BadRequest(f"--rate {text!r}: give a factor such as 2x, or requests per second such as 12")
-    return RateChange(factor=value) if found[2] else RateChange(rate=value)
+    return RateChange(factor=value) if match[2] else RateChange(rate=value)
 
 
 def parse_gpus(text: str) -> dict[str, int]:
     """Parse ``8 H100, 4 L40S`` as counts by type. Raises ``BadRequest``."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         count, _, name = part.partition(" ")
-        if not count.isdigit() or not name.strip() or name.strip() in found:
+        if not count.isdigit() or not name.strip() or name.strip() in counts:
             raise BadRequest(f"--gpus {text!r}: give counts and types, each once, such as '8 H100, 4 L40S'")
-        found[name.strip()] = int(count)
-    return found
+        counts[name.strip()] = int(count)
+    return counts
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds of ``90s``, ``10m``, ``2h`` or ``1d``. Raises ``BadRequest``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
-    unit = _SECONDS.get(found[2] or "s") if found else None
-    if found is None or unit is None or not float(found[1]) > 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
+    unit = _SECONDS.get(match[2] or "s") if match else None
+    if match is None or unit is None or not float(match[1]) > 0:
         raise BadRequest(f"--from {text!r}: give a duration such as 90s, 10m or 2h")
-    return float(found[1]) * unit
+    return float(match[1]) * unit

@@ -17,20 +17,20 @@ async def recorded_arrivals(bus: Bus, models: Collection[str], seconds: float) -
     Segments after a request's first, replays, and calls over several models are left out.
     """
     since = time.time() - seconds
-    begun: dict[str, Invocation] = {}
+    invocations: dict[str, Invocation] = {}
     ends: dict[str, EndRecord] = {}
     for delivery in await bus.read_records(f"{subjects.ROOT}.inv.>"):
         try:
-            invocation, ended = decode_message(delivery.data)
+            invocation, end_record = decode_message(delivery.data)
         except ProtocolError:  # another build's
             continue
-        if ended is not None:
-            ends[ended.inv] = ended
+        if end_record is not None:
+            ends[end_record.inv] = end_record
         if invocation is not None and _is_request(invocation, models, since):
-            begun.setdefault(invocation.id, invocation)
-    found = sorted(begun.values(), key=lambda each: each.created)
-    first = found[0].created if found else 0.0
-    return [Arrival(each.created - first, each.model, each.type, _sizes(ends.get(each.id))) for each in found]
+            invocations.setdefault(invocation.id, invocation)
+    requests = sorted(invocations.values(), key=lambda each: each.created)
+    first = requests[0].created if requests else 0.0
+    return [Arrival(each.created - first, each.model, each.type, _sizes(ends.get(each.id))) for each in requests]
 
 
 def _is_request(invocation: Invocation, models: Collection[str], since: float) -> bool:
@@ -39,11 +39,11 @@ def _is_request(invocation: Invocation, models: Collection[str], since: float) -
     return not part and invocation.created >= since and invocation.model in models
 
 
-def _sizes(ended: EndRecord | None) -> dict[str, float]:
+def _sizes(end_record: EndRecord | None) -> dict[str, float]:
     """Return the sizes in the answer's usage; those of an unfinished request are drawn."""
-    if ended is None:
+    if end_record is None:
         return {}
-    found = {name: float(value) for name, value in ended.answer.usage.items() if name in QUANTITIES and value}
-    if ended.answer.audio_seconds:
-        found["speech_seconds"] = ended.answer.audio_seconds
-    return found
+    sizes = {name: float(value) for name, value in end_record.answer.usage.items() if name in QUANTITIES and value}
+    if end_record.answer.audio_seconds:
+        sizes["speech_seconds"] = end_record.answer.audio_seconds
+    return sizes

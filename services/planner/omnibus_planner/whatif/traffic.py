@@ -53,26 +53,31 @@ class SizedRequest(NamedTuple):
     share: float = 1.0
 
 
-def build_traffic(question: WhatIfQuestion, deployed: Deployment, recorded: Sequence[Arrival] | None) -> Traffic:
-    """Build the requests of ``question``; ``recorded`` are those of the record stream. Raises ``BadRequest``."""
+def build_traffic(
+    question: WhatIfQuestion, deployment: Deployment, recorded_requests: Sequence[Arrival] | None
+) -> Traffic:
+    """Build the requests of ``question``; ``recorded_requests`` are those of the record stream.
+
+    Raises ``BadRequest``.
+    """
     change = parse_rate(question.rate)
     if sum(map(bool, (question.trace, question.workload, question.since))) > 1:
         raise BadRequest("give one of --trace, --workload and --from")
-    if recorded is not None:
-        return _timed_traffic(f"recorded in the last {question.since}", list(recorded), change, question, [])
+    if recorded_requests is not None:
+        return _timed_traffic(f"recorded in the last {question.since}", list(recorded_requests), change, question, [])
     if question.trace:
         notes: list[str] = []
-        arrivals = list(_read_trace(question, deployed, notes))
+        arrivals = list(_read_trace(question, deployment, notes))
         return _timed_traffic(f"{question.trace}", arrivals, change, question, notes)
     seconds = question.seconds or _DEFAULT_SECONDS
     if question.workload:
-        name, rows = _read_workload(question, deployed)
+        name, rows = _read_workload(question, deployment)
         rates = [TypeRate(name, each.kind, each.share, each.sizes) for each in rows]
         label = question.workload
     else:
-        rates, label = list(_profile_rates(deployed)), "the mix of the profile"
-    scaled = _scale_rates(rates, change, deployed, relative=bool(question.workload))
-    return Traffic(label, poisson_arrivals(scaled, seconds, question.seed), seconds, [])
+        rates, label = list(_profile_rates(deployment)), "the mix of the profile"
+    scaled_rates = _scale_rates(rates, change, deployment, relative=bool(question.workload))
+    return Traffic(label, poisson_arrivals(scaled_rates, seconds, question.seed), seconds, [])
 
 
 def _timed_traffic(
@@ -88,36 +93,38 @@ def _timed_traffic(
     return Traffic(label, repeat_arrivals(list(scale_arrivals(arrivals, factor)), seconds), seconds, notes)
 
 
-def _profile_rates(deployed: Deployment) -> Iterator[TypeRate]:
+def _profile_rates(deployment: Deployment) -> Iterator[TypeRate]:
     """Yield rates of the plan's paths, or of the profile's mix.
 
     The sizes are those of the profile.
     """
-    for name, plan in deployed.plans.items():
+    for name, plan in deployment.plans.items():
         for kind, paths in plan.types.items():
-            known = _profile_sizes(deployed, name, kind)
-            if known is not None:
-                yield TypeRate(name, kind, sum(path.rate for path in paths), known)
+            sizes = _profile_sizes(deployment, name, kind)
+            if sizes is not None:
+                yield TypeRate(name, kind, sum(path.rate for path in paths), sizes)
 
 
-def _profile_sizes(deployed: Deployment, model: str, kind: str) -> Mapping[str, float] | None:
+def _profile_sizes(deployment: Deployment, model: str, kind: str) -> Mapping[str, float] | None:
     """Return the mean sizes of a request type; None if it was not measured."""
     parts = frozenset(kind.split("+"))
-    for each in deployed.profiles[model].types.values():
+    for each in deployment.profiles[model].types.values():
         if frozenset(each.components) == parts:
             return each.quantities
     return None
 
 
 def _scale_rates(
-    rates: Sequence[TypeRate], change: RateChange, deployed: Deployment, *, relative: bool
+    rates: Sequence[TypeRate], change: RateChange, deployment: Deployment, *, relative: bool
 ) -> list[TypeRate]:
     """Scale ``rates``; if ``relative``, they are shares of the planned rate."""
     total = sum(each.rate for each in rates)
     if not total > 0:
         raise BadRequest("there are no requests to simulate: the plan has no path for any type of the workload")
-    planned = sum(path.rate for plan in deployed.plans.values() for paths in plan.types.values() for path in paths)
-    usual = planned if relative else total
+    planned_rate = sum(
+        path.rate for plan in deployment.plans.values() for paths in plan.types.values() for path in paths
+    )
+    usual = planned_rate if relative else total
     factor = (change.rate or change.factor * usual) / total
     return [each._replace(rate=each.rate * factor) for each in rates]
 
@@ -125,13 +132,13 @@ def _scale_rates(
 # Files
 
 
-def _chosen_model(question: WhatIfQuestion, deployed: Deployment) -> Model:
+def _chosen_model(question: WhatIfQuestion, deployment: Deployment) -> Model:
     """Return the model for a file's requests."""
-    if question.model and question.model not in deployed.models:
-        raise BadRequest(f"--model {question.model}: the plan has {', '.join(deployed.models)}")
-    if not question.model and len(deployed.models) > 1:
-        raise BadRequest(f"say by --model which model the requests go to: {', '.join(deployed.models)}")
-    return deployed.models[question.model or next(iter(deployed.models))]
+    if question.model and question.model not in deployment.models:
+        raise BadRequest(f"--model {question.model}: the plan has {', '.join(deployment.models)}")
+    if not question.model and len(deployment.models) > 1:
+        raise BadRequest(f"say by --model which model the requests go to: {', '.join(deployment.models)}")
+    return deployment.models[question.model or next(iter(deployment.models))]
 
 
 def _read_text(option: str, path: str) -> str:
@@ -142,8 +149,8 @@ def _read_text(option: str, path: str) -> str:
         raise BadRequest(f"--{option} {path} cannot be read: {error}") from error
 
 
-def _read_trace(question: WhatIfQuestion, deployed: Deployment, notes: list[str]) -> Iterator[Arrival]:
-    model, path = _chosen_model(question, deployed), question.trace
+def _read_trace(question: WhatIfQuestion, deployment: Deployment, notes: list[str]) -> Iterator[Arrival]:
+    model, path = _chosen_model(question, deployment), question.trace
     reader = csv.DictReader(io.StringIO(_read_text("trace", path)))
     if TIME not in (reader.fieldnames or ()) or not {*COLUMNS} & {*(reader.fieldnames or ())}:
         raise BadRequest(f"--trace {path} must have column {TIME}, in seconds, and some of {', '.join(COLUMNS)}")
@@ -158,9 +165,9 @@ def _read_trace(question: WhatIfQuestion, deployed: Deployment, notes: list[str]
         if at < before:
             raise BadRequest(f"--trace {path}, line {line}: times must not go back, and {at:g} follows {before:g}")
         before = at
-        found = size_row(model, values, lacks)
-        yield Arrival(at, model.name, found.kind, found.sizes)
-    notes += [f"{count} requests ask for {what}, which {model.name} lacks" for what, count in lacks.items()]
+        sized_request = size_row(model, values, lacks)
+        yield Arrival(at, model.name, sized_request.kind, sized_request.sizes)
+    notes += [f"{count} requests ask for {ability}, which {model.name} lacks" for ability, count in lacks.items()]
 
 
 def size_row(model: Model, row: Mapping[str, float], lacks: dict[str, int]) -> SizedRequest:
@@ -179,46 +186,48 @@ def size_row(model: Model, row: Mapping[str, float], lacks: dict[str, int]) -> S
 def _request_sizes(
     model: Model, media: Mapping[str, float], text: float, answer: float, lacks: dict[str, int]
 ) -> dict[str, float]:
-    taken = {modality: tokens for modality, tokens in media.items() if tokens and modality in model.encoders}
-    for modality in media.keys() - taken.keys():
+    accepted_media = {modality: tokens for modality, tokens in media.items() if tokens and modality in model.encoders}
+    for modality in media.keys() - accepted_media.keys():
         if media[modality]:
             lacks[modality] = lacks.get(modality, 0) + 1
-    sizes = {f"{modality}_tokens": tokens for modality, tokens in taken.items()}
-    sizes["prompt_tokens"] = max(1.0, text) + sum(taken.values())
+    sizes = {f"{modality}_tokens": tokens for modality, tokens in accepted_media.items()}
+    sizes["prompt_tokens"] = max(1.0, text) + sum(accepted_media.values())
     if answer:
         sizes["completion_tokens"] = answer
     return sizes
 
 
 def _type_of(model: Model, media: Mapping[str, float], speaks: bool, lacks: dict[str, int]) -> str:
-    spoken = [part for part in SPEECH if part in model.components] if speaks else []
-    if speaks and not spoken:
+    speech_parts = [part for part in SPEECH if part in model.components] if speaks else []
+    if speaks and not speech_parts:
         lacks["audio output"] = lacks.get("audio output", 0) + 1
     encoders = [model.encoders[modality] for modality, tokens in media.items() if tokens and modality in model.encoders]
-    return request_type(model.components, frozenset([*model.required_components(), *encoders, *spoken]))
+    return request_type(model.components, frozenset([*model.required_components(), *encoders, *speech_parts]))
 
 
-def _read_workload(question: WhatIfQuestion, deployed: Deployment) -> tuple[str, list[SizedRequest]]:
+def _read_workload(question: WhatIfQuestion, deployment: Deployment) -> tuple[str, list[SizedRequest]]:
     """Read requests with their shares: from a profiler's JSON, or rows of a CSV."""
-    model, path = _chosen_model(question, deployed), question.workload
+    model, path = _chosen_model(question, deployment), question.workload
     text = _read_text("workload", path)
     if path.endswith((".csv", ".csv.gz")):
         rows = csv.DictReader(io.StringIO(text))
         try:
-            sized = [size_row(model, {name: float(row.get(name) or 0) for name in COLUMNS}, {}) for row in rows]
+            sized_requests = [
+                size_row(model, {name: float(row.get(name) or 0) for name in COLUMNS}, {}) for row in rows
+            ]
         except ValueError as error:
             raise BadRequest(f"--workload {path}: {error}") from error
-        return model.name, sized
+        return model.name, sized_requests
     try:
         entries = msgspec.json.decode(text)["requests"]
-        return model.name, [_size_body(model, deployed, entry) for entry in entries]
+        return model.name, [_size_body(model, deployment, entry) for entry in entries]
     except (*UNREADABLE, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadRequest(
             f'--workload {path} must be JSON with a list "requests", as for `omnibus profile`: {error!r}'
         ) from error
 
 
-def _size_body(model: Model, deployed: Deployment, entry: Mapping[str, Any]) -> SizedRequest:
+def _size_body(model: Model, deployment: Deployment, entry: Mapping[str, Any]) -> SizedRequest:
     """Convert a chat body; an answer without a limit has the length of the profile's type."""
     body, media, words = entry["body"], {"image": 0.0, "audio": 0.0, "video": 0.0}, 0.0
     images = 0
@@ -232,9 +241,9 @@ def _size_body(model: Model, deployed: Deployment, entry: Mapping[str, Any]) -> 
                     images += modality == "image"
     kind = _type_of(model, media, "audio" in (body.get("modalities") or ()), {})
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
-    usual = dict(_profile_sizes(deployed, model.name, kind) or {})
-    known = usual.get("completion_tokens", 0.0)
-    answer = limit if body.get("ignore_eos") or not known else min(limit or known, known)
+    usual = dict(_profile_sizes(deployment, model.name, kind) or {})
+    known_tokens = usual.get("completion_tokens", 0.0)
+    answer = limit if body.get("ignore_eos") or not known_tokens else min(limit or known_tokens, known_tokens)
     sizes = {**usual, **_request_sizes(model, media, words, answer, {})}
     if images:
         sizes["images"] = float(images)

@@ -44,17 +44,17 @@ class Peer:
         own: PeerIdentity,
         arena: ArenaBytes,
         thread: PeerThread,
-        lost: "Callable[[Peer], None]",
+        on_loss: "Callable[[Peer], None]",
         ucx: UcxTransport | None = None,
     ) -> None:
-        """Create the peer; ``lost`` is called once, when it becomes unusable."""
+        """Create the peer; ``on_loss`` is called once, when it becomes unusable."""
         self.node = node
         self.address = address
         self._config = config
         self._own = own
         self._arena = arena
         self._thread = thread
-        self._lost = lost
+        self._lost = on_loss
         self._transfers: set[asyncio.Task[object]] = set()
         self._failure: NodeUnreachable | None = None
         self._ready: asyncio.Future[PeerStream] = asyncio.get_running_loop().create_future()
@@ -197,6 +197,6 @@ class Peer:
 
 
 async def _expect_kept(stream: PeerStream, get: PeerFrame) -> None:
-    kept = await read_frame(stream)
-    if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
-        raise ProtocolError(f"got verb {kept.verb} instead of the end of a transfer")
+    reply = await read_frame(stream)
+    if (reply.verb, reply.request) != (PeerVerb.KEPT, get.request):
+        raise ProtocolError(f"got verb {reply.verb} instead of the end of a transfer")

@@ -59,10 +59,10 @@ async def greet_listener(stream: PeerStream, own: PeerIdentity, node: str, purpo
     return listener
 
 
-async def greet_dialler(stream: PeerStream, own: PeerIdentity, refused: Callable[[str], None]) -> PeerGreeting:
+async def greet_dialler(stream: PeerStream, own: PeerIdentity, on_refusal: Callable[[str], None]) -> PeerGreeting:
     """Answer the greeting of another sidecar; returns that greeting.
 
-    Raises as ``greet_listener`` does. ``refused`` is called with the reason, which is also sent to the other side.
+    Raises as ``greet_listener`` does. ``on_refusal`` is called with the reason, which is also sent to the other side.
     """
     try:
         greeting = decode_greeting(await _expect_text(stream, PeerVerb.HELLO))
@@ -75,7 +75,7 @@ async def greet_dialler(stream: PeerStream, own: PeerIdentity, refused: Callable
         if not is_proof(proof, own.secret, _DIALLER, greeting, listener):
             raise Unauthorized(f"node {greeting.node!r} has another secret")
     except (ProtocolError, Unauthorized) as error:
-        refused(error.code)
+        on_refusal(error.code)
         await write_text(stream, PeerVerb.REFUSED, error.message[:1000])
         raise
     await write_frame(stream, PeerFrame(PeerVerb.READY))

@@ -15,11 +15,11 @@ class Handshakes:
 
     A handshake takes milliseconds, so at a limit the oldest task is cancelled. It is of the same address as the new
     connection if that address is at its limit, else of the address with the most. A valid handshake therefore succeeds
-    even with many silent connections. ``refused`` counts the cancelled ones.
+    even with many silent connections. ``refusal_counts`` counts the cancelled ones.
     """
 
-    def __init__(self, refused: Counter[str]) -> None:
-        self._refused = refused
+    def __init__(self, refusal_counts: Counter[str]) -> None:
+        self._refused = refusal_counts
         self._addresses: dict[asyncio.Task[Any], str] = {}
 
     @contextmanager

@@ -61,13 +61,13 @@ class ByteRanges:
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, start: int, stop: int) -> None:
-        merged = [(start, stop)] if start < stop else []
+        merged_ranges = [(start, stop)] if start < stop else []
         for low, high in self._ranges:
-            if merged and low <= merged[0][1] and high >= merged[0][0]:
-                merged[0] = (min(low, merged[0][0]), max(high, merged[0][1]))
+            if merged_ranges and low <= merged_ranges[0][1] and high >= merged_ranges[0][0]:
+                merged_ranges[0] = (min(low, merged_ranges[0][0]), max(high, merged_ranges[0][1]))
             else:
-                merged.append((low, high))
-        self._ranges = sorted(merged)
+                merged_ranges.append((low, high))
+        self._ranges = sorted(merged_ranges)
 
     def first_gap(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the first gap in the set between ``start`` and ``stop``."""
@@ -81,7 +81,9 @@ class ByteRanges:
 class Mirror:
     """One block of another node. It is also the caller of the allocation."""
 
-    def __init__(self, key: MirrorKey, request: PullRequest, granted: "Callable[[Mirror, SidecarFrame], None]") -> None:
+    def __init__(
+        self, key: MirrorKey, request: PullRequest, on_grant: "Callable[[Mirror, SidecarFrame], None]"
+    ) -> None:
         self.key = key
         self.block_key = request.key
         self.nbytes = request.nbytes
@@ -97,7 +99,7 @@ class Mirror:
         self.withdrawn_reads = 0  # of the transfer: over even if it fails
         self.cancel: Callable[[], None] | None = None  # of the transfer
         self.failed = False
-        self._granted = granted
+        self._granted = on_grant
 
     @property
     def is_whole(self) -> bool:

@@ -178,9 +178,9 @@ async def receive_range(
     if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):
         raise ProtocolError(f"got verb {head.verb} instead of the head of a transfer")
     if head.status == PullStatus.OK:
-        kept = await _watch_stream(stream, receive())
-        if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
-            raise ProtocolError(f"got verb {kept.verb} instead of the end of a transfer")
+        reply = await _watch_stream(stream, receive())
+        if (reply.verb, reply.request) != (PeerVerb.KEPT, get.request):
+            raise ProtocolError(f"got verb {reply.verb} instead of the end of a transfer")
     return PullStatus(head.status)
 
 
@@ -192,14 +192,14 @@ async def send_range(lane: UcxLane, stream: PeerStream, source: memoryview, tag:
 async def close_lane(lane: UcxLane) -> None:
     """Close ``lane``, even if the task is cancelled: only then may its memory be granted again."""
     closing = asyncio.ensure_future(lane.close())
-    cancelled: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     while not closing.done():
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation
 
 
 async def _watch_stream(stream: PeerStream, work: Coroutine[Any, Any, None]) -> PeerFrame:

@@ -215,27 +215,27 @@ class PeerListener:
     async def _send_block(
         self, stream: PeerStream, lane: UcxLane | None, get: PeerFrame, transfer: OutgoingTransfer
     ) -> None:
-        stall, granted = self._config.stall_seconds, transfer.begin(get)
+        stall, grant = self._config.stall_seconds, transfer.begin(get)
         lane = lane if get.tag else None
-        copied = get.reads if lane is None else 0
-        head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, reads=copied, status=granted.status)
-        more = granted.status == PullStatus.OK and lane is None and get.nbytes > 0
+        copied_reads = get.reads if lane is None else 0
+        head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, reads=copied_reads, status=grant.status)
+        more = grant.status == PullStatus.OK and lane is None and get.nbytes > 0
         async with asyncio.timeout(stall) as limit:
             progress = make_progress(limit, stall)
             await write_frame(stream, head, more=more)
-            if granted.status != PullStatus.OK:
+            if grant.status != PullStatus.OK:
                 return
             if lane is not None:
-                source = self._arena.bytes_at(granted.offset, get.nbytes)
-                done = await send_range(lane, stream, source, get.tag, progress)
+                source = self._arena.bytes_at(grant.offset, get.nbytes)
+                done_frame = await send_range(lane, stream, source, get.tag, progress)
             else:
-                await stream.send_range(granted.offset, get.nbytes, progress)
+                await stream.send_range(grant.offset, get.nbytes, progress)
                 transfer.is_copied = True
                 progress()
-                done = await read_frame(stream)
-        if (done.verb, done.request) != (PeerVerb.DONE, get.request):
-            raise ProtocolError(f"got verb {done.verb} instead of the end of a transfer")
+                done_frame = await read_frame(stream)
+        if (done_frame.verb, done_frame.request) != (PeerVerb.DONE, get.request):
+            raise ProtocolError(f"got verb {done_frame.verb} instead of the end of a transfer")
         # The block is held until it is copied or until this call, so the reader has its bytes.
-        transfer.finish(get, done.reads)
-        if copied != COPIED:
+        transfer.finish(get, done_frame.reads)
+        if copied_reads != COPIED:
             await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))

@@ -26,11 +26,11 @@ class GrantedRange(NamedTuple):
 class OutgoingReads:
     """Checks and holds blocks for other nodes. ``secret`` makes the keys of blocks."""
 
-    def __init__(self, ledger: Ledger, secret: bytes, freed: Callable[[], None]) -> None:
-        """Create the reads; ``freed`` is called when memory may have become free."""
+    def __init__(self, ledger: Ledger, secret: bytes, on_free: Callable[[], None]) -> None:
+        """Create the reads; ``on_free`` is called when memory may have become free."""
         self._ledger = ledger
         self._secret = secret
-        self._freed = freed
+        self._freed = on_free
         self._sending: dict[object, tuple[BlockLease, Callable[[], None]]] = {}
         self.sent_bytes = 0
         self.refused = 0

@@ -49,24 +49,24 @@ class PlainStream:
             return
         if self._closed:
             raise closed_error()
-        done: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
 
         def receive() -> None:
             nonlocal at
-            if done.done():  # the reader no longer waits
+            if future.done():  # the reader no longer waits
                 return
             try:
                 count = self._socket.recv_into(target[at : at + TURN_BYTES])
             except BlockingIOError:
                 return
             except OSError as error:
-                done.set_exception(error)
+                future.set_exception(error)
                 return
             at += count
             if not count:
-                done.set_exception(closed_error())
+                future.set_exception(closed_error())
             elif at == nbytes:
-                done.set_result(None)
+                future.set_result(None)
             else:
                 self._wake_for(min(WAKE_BYTES, nbytes - at))
             progress()
@@ -76,7 +76,7 @@ class PlainStream:
         self._receive = receive
         self._watch()
         try:
-            await done
+            await future
         finally:
             self._receive = None
             if timer is not None:
@@ -95,32 +95,32 @@ class PlainStream:
             self._writers -= 1
 
     async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
-        done: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         source, number, at = self._arena.bytes_at(offset, nbytes), self._socket.fileno(), 0
 
         def send() -> None:
             nonlocal at
-            if done.done():  # the sender no longer waits
+            if future.done():  # the sender no longer waits
                 return
             try:
                 at += self._socket.send(source[at : at + TURN_BYTES])
             except BlockingIOError:
                 return
             except OSError as error:
-                done.set_exception(error)
+                future.set_exception(error)
                 return
             if at == nbytes:
-                done.set_result(None)
+                future.set_result(None)
             progress()
 
         send()  # most small ranges are sent at once
-        if not done.done():
+        if not future.done():
             self._loop.add_writer(number, send)
             try:
-                await done
+                await future
             finally:
                 self._loop.remove_writer(number)
-        done.result()
+        future.result()
 
     def abort(self) -> None:
         if self._closed:

@@ -84,7 +84,7 @@ class PeerPlane:
             "ucx_failures_by_node": {} if self._ucx is None else dict(self._ucx.failures),
         }
 
-    def _start_transfer(self, transfer: MirrorTransfer, done: TransferDone) -> Callable[[], None]:
+    def _start_transfer(self, transfer: MirrorTransfer, on_done: TransferDone) -> Callable[[], None]:
         address = self.addresses.get(transfer.node)
         tasks: list[asyncio.Task[PullStatus]] = []
 
@@ -92,7 +92,9 @@ class PeerPlane:
             began = time.monotonic()
             task = self._thread.spawn(self._fetch_in_time(transfer, address))
             # Not in the task itself: a task cancelled before its first step never runs.
-            task.add_done_callback(lambda ended: self._thread.call_main(self._on_fetched, transfer, began, ended, done))
+            task.add_done_callback(
+                lambda ended: self._thread.call_main(self._on_fetched, transfer, began, ended, on_done)
+            )
             tasks.append(task)
 
         def cancel() -> None:
@@ -114,7 +116,7 @@ class PeerPlane:
             ) from None
 
     def _on_fetched(
-        self, transfer: MirrorTransfer, began: float, task: "asyncio.Task[PullStatus]", done: TransferDone
+        self, transfer: MirrorTransfer, began: float, task: "asyncio.Task[PullStatus]", on_done: TransferDone
     ) -> None:
         """Report the result of ``transfer``, which writes no more."""
         node = transfer.node
@@ -127,12 +129,12 @@ class PeerPlane:
             self.pulled_bytes[node] += transfer.get.nbytes
             self.pull_seconds[node] = self.pull_seconds.get(node, 0.0) + time.monotonic() - began
         if failure is None:
-            done(None if task.cancelled() else task.result(), None)
+            on_done(None if task.cancelled() else task.result(), None)
         elif isinstance(failure, OmnibusError):
-            done(None, failure)
+            on_done(None, failure)
         else:
             log.error("a pull from node %s failed", node, exc_info=failure)
-            done(None, Fatal(f"a pull from node {node!r} failed: {failure!r}"))
+            on_done(None, Fatal(f"a pull from node {node!r} failed: {failure!r}"))
 
     def _peer(self, node: str, address: PeerAddress) -> Peer:
         peer = self._peers.get(node)

@@ -18,10 +18,10 @@ SLICE_BYTES, EARLY_BYTES = 1 << 20, 64 << 10
 class TlsStream(asyncio.BufferedProtocol):
     """A TLS connection. One task at a time reads, one sends a range, any number write."""
 
-    def __init__(self, arena: ArenaBytes, connected: "Callable[[TlsStream], None] | None" = None) -> None:
-        """Create the stream; ``connected`` is called after the TLS handshake."""
+    def __init__(self, arena: ArenaBytes, on_connect: "Callable[[TlsStream], None] | None" = None) -> None:
+        """Create the stream; ``on_connect`` is called after the TLS handshake."""
         self._arena = arena
-        self._connected = connected
+        self._connected = on_connect
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._error: Exception | None = None
@@ -50,10 +50,10 @@ class TlsStream(asyncio.BufferedProtocol):
             raise self._error
         self._early_at = self._early_end = 0
         self._target, self._progress = target[count:], progress
-        self._done = done = self._loop.create_future()
+        self._done = future = self._loop.create_future()
         self._resume_reading()
         try:
-            await done
+            await future
         finally:
             self._done = None
             self._target = memoryview(b"")

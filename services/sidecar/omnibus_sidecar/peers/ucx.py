@@ -151,15 +151,15 @@ class UcxLane:
 
         Waits as long as necessary: losing memory that may still be written to is better than granting it again.
         """
-        began, said = time.monotonic(), False
+        began, was_logged = time.monotonic(), False
         self.abort()
         while not self._closed:
             await asyncio.sleep(_CLOSE_LOOK_SECONDS)
             self._advance()
             if not self._pending:
                 self._destroy()
-            elif not said and time.monotonic() - began > _SLOW_CLOSE_SECONDS:
-                said = True
+            elif not was_logged and time.monotonic() - began > _SLOW_CLOSE_SECONDS:
+                was_logged = True
                 log.error("UCX does not release the memory of a transfer that is over: it remains leased")
 
     async def _move(self, operation: str, view: memoryview, tag: int, progress: Progress) -> None:
@@ -177,13 +177,13 @@ class UcxLane:
     def _begin(self, operation: str, piece: memoryview, tag: int) -> "asyncio.Future[None]":
         if self._endpoint is None:
             raise UcxFailure("the lane is closed")
-        done: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         try:
-            self._pending[done] = getattr(self._endpoint, operation)(self._array(piece), self._api.UCXXTag(tag))
+            self._pending[future] = getattr(self._endpoint, operation)(self._array(piece), self._api.UCXXTag(tag))
         except (self._api.UCXError, RuntimeError) as error:
             raise UcxFailure(f"UCX: {error}") from error
         self._advance()
-        return done
+        return future
 
     def _advance(self) -> None:
         """Let UCX progress until it is idle or out of steps.
@@ -211,11 +211,11 @@ class UcxLane:
         return True
 
     def _settle(self) -> None:
-        for done, request in list(self._pending.items()):
+        for future, request in list(self._pending.items()):
             if request.completed:
-                del self._pending[done]
-                if not done.done():
-                    _set_outcome(done, request, self._api.UCXError)
+                del self._pending[future]
+                if not future.done():
+                    _set_outcome(future, request, self._api.UCXError)
 
     def _destroy(self) -> None:
         self._closed = True
@@ -230,13 +230,13 @@ class UcxLane:
         threading.Thread(target=parts.clear, name="ucx-close", daemon=True).start()
 
 
-def _set_outcome(done: "asyncio.Future[None]", request: Any, error_type: type[Exception]) -> None:
+def _set_outcome(future: "asyncio.Future[None]", request: Any, error_type: type[Exception]) -> None:
     try:
         request.check_error()
     except error_type as error:
-        done.set_exception(UcxFailure(f"UCX: {error}"))
+        future.set_exception(UcxFailure(f"UCX: {error}"))
     else:
-        done.set_result(None)
+        future.set_result(None)
 
 
 def _forget_cancelled(endpoint: Any) -> None:

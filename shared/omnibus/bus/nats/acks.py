@@ -64,14 +64,14 @@ class RecordAcks:
     def send(self, subject: str, data: bytes, id: str) -> None:
         """Publish one record. Raises the ``OmnibusError`` of publishing; the record is then lost."""
         loop = asyncio.get_running_loop()
-        held = self._held_bytes + len(data) <= MAX_UNACKED_BYTES
-        sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
+        fits = self._held_bytes + len(data) <= MAX_UNACKED_BYTES
+        record = _Sent(subject, data if fits else b"", id, loop.time(), len(data) if fits else 0)
         try:
-            self._send_record(f"{self._prefix}{next(self._numbers)}", sent)
+            self._send_record(f"{self._prefix}{next(self._numbers)}", record)
         except OmnibusError as error:
             self._count_lost(str(error))
             raise
-        self._held_bytes += sent.size
+        self._held_bytes += record.size
         if self._timer is None:
             self._timer = loop.call_later(RESEND_SECONDS, self._resend_overdue)
 
@@ -86,10 +86,10 @@ class RecordAcks:
         # A refused record is sent again later: a full disk may have room again.
 
     def _remove_acked(self, reply: str) -> None:
-        sent = self._sent.pop(reply, None)
-        if sent is None:
+        record = self._sent.pop(reply, None)
+        if record is None:
             return
-        self._held_bytes -= sent.size
+        self._held_bytes -= record.size
         if not self._sent:
             self._settled.set()
         if self._losing:
@@ -110,10 +110,10 @@ class RecordAcks:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send_record(self, reply: str, sent: _Sent) -> None:
+    def _send_record(self, reply: str, record: _Sent) -> None:
         # Each send has the same reply subject: a late acknowledgement still belongs to the record.
-        self._publish(sent.subject, sent.data, reply, {"Nats-Msg-Id": sent.id})
-        self._sent[reply] = sent
+        self._publish(record.subject, record.data, reply, {"Nats-Msg-Id": record.id})
+        self._sent[reply] = record
 
     def _resend_overdue(self) -> None:
         """Send overdue records again, or drop them."""
@@ -121,8 +121,8 @@ class RecordAcks:
         self._timer = None
         late = loop.time() - RESEND_SECONDS
         overdue = []
-        for reply, sent in self._sent.items():
-            if sent.at > late:
+        for reply, record in self._sent.items():
+            if record.at > late:
                 break
             overdue.append(reply)
         for reply in overdue:
@@ -132,17 +132,17 @@ class RecordAcks:
         else:
             self._settled.set()
 
-    def _resend_or_drop(self, reply: str, sent: _Sent, now: float) -> None:
+    def _resend_or_drop(self, reply: str, record: _Sent, now: float) -> None:
         most = max(MAX_SENDS, MAX_CLUSTER_SENDS) if self._clustered else MAX_SENDS
-        if sent.sends < most and sent.size:
-            sent.sends, sent.at = sent.sends + 1, now
+        if record.sends < most and record.size:
+            record.sends, record.at = record.sends + 1, now
             try:
-                self._send_record(reply, sent)
+                self._send_record(reply, record)
             except OmnibusError as error:
                 self._why = str(error)
             else:
                 return
-        self._held_bytes -= sent.size
+        self._held_bytes -= record.size
         self._count_lost(self._why)
 
     def _count_lost(self, why: str) -> None:

@@ -190,8 +190,8 @@ class NatsBus:
 
         def endpoint_handler(responder: Responder) -> Callable[[Request], Awaitable[None]]:
             async def handle_request(request: Request) -> None:
-                asked = Delivery(request.subject, request.data, request._msg.reply, request._msg.headers)
-                self._spawn_task(request_reply.send_replies(self, responder, asked))
+                delivery = Delivery(request.subject, request.data, request._msg.reply, request._msg.headers)
+                self._spawn_task(request_reply.send_replies(self, responder, delivery))
 
             return handle_request
 
@@ -251,12 +251,12 @@ class NatsBus:
         self.publish(subject, data, reply=reply, headers=headers)
 
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         sequence = 1
         while (message := await self._read_message(stream, subject, sequence)) is not None:
-            found.append(Delivery(message.subject or subject, message.data or b""))
+            deliveries.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
-        return found
+        return deliveries
 
     async def _read_message(self, stream: StreamSpec, subject: str, sequence: int) -> RawStreamMsg | None:
         """The first message on ``subject`` from ``sequence`` on. A server under load is asked again."""
@@ -279,20 +279,20 @@ class NatsBus:
         give_up = time.monotonic() + APPEND_TIMEOUT_SECONDS
         while True:
             try:
-                stored = await self._js.publish(subject, data, timeout=APPEND_TRY_SECONDS, headers=headers)
+                ack = await self._js.publish(subject, data, timeout=APPEND_TRY_SECONDS, headers=headers)
             except nats.js.errors.APIError as error:
                 if error.err_code == _WRONG_LAST_SEQUENCE_CODE:
                     return await self._find_own_record(stream, subject, id, error)
-                failed: Exception = error
+                failure: Exception = error
             except (nats.errors.Error, TimeoutError) as error:
-                failed = error
+                failure = error
             else:
-                return stored.seq
+                return ack.seq
             if time.monotonic() > give_up:
-                raise BusUnavailable(f"no stream has taken {subject}: {failed or 'no answer'}") from failed
+                raise BusUnavailable(f"no stream has taken {subject}: {failure or 'no answer'}") from failure
             await asyncio.sleep(_APPEND_PAUSE_SECONDS)
 
-    async def _find_own_record(self, stream: StreamSpec, subject: str, id: str, refused: Exception) -> int:
+    async def _find_own_record(self, stream: StreamSpec, subject: str, id: str, refusal: Exception) -> int:
         """Return the number of the last record if it has ``id``.
 
         Its acknowledgement was lost: the server compares numbers before it detects a repeat. Raises ``Conflict`` for
@@ -303,18 +303,18 @@ class NatsBus:
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"cannot read {subject}: {error or 'no answer'}") from error
         if (last.headers or {}).get("Nats-Msg-Id") != id or last.seq is None:
-            raise Conflict(f"another client has written to {subject}") from refused
+            raise Conflict(f"another client has written to {subject}") from refusal
         return last.seq
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
-        found: list[Stored] = []
+        messages: list[Stored] = []
         while True:
-            begin = (found[-1].number if found else after) + 1
-            wanted = {"seq": begin, "batch": _MAX_BATCH, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": subject}
-            batch = await self._fetch_batch(stream, wanted)
-            found += batch.found
+            begin = (messages[-1].number if messages else after) + 1
+            query = {"seq": begin, "batch": _MAX_BATCH, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": subject}
+            batch = await self._fetch_batch(stream, query)
+            messages += batch.found
             if not batch.found or not batch.pending:
-                return found
+                return messages
 
     async def list_streams(self) -> list[StreamState]:
         try:
@@ -324,8 +324,8 @@ class NatsBus:
 
     async def _stream_state(self, info: nats.js.api.StreamInfo) -> StreamState:
         name, state = str(info.config.name), info.state
-        found = await self._js.consumers_info(name) if state.consumer_count else []
-        durable = {each.name: each for each in found if each.config.durable_name}  # others have generated names
+        infos = await self._js.consumers_info(name) if state.consumer_count else []
+        durable = {each.name: each for each in infos if each.config.durable_name}  # others have generated names
         consumers = {key: (each.num_pending or 0, each.num_ack_pending or 0) for key, each in durable.items()}
         return StreamState(name, state.messages, state.bytes, info.config.max_bytes or -1, state.last_seq, consumers)
 
@@ -337,25 +337,27 @@ class NatsBus:
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"cannot read {stream.name}: {error}") from error
         end = min(below or state.last_seq + 1, state.last_seq + 1)
-        found: list[Stored] = []
-        while state.messages and end > state.first_seq and not found:  # otherwise all between were removed
+        stored_messages: list[Stored] = []
+        while state.messages and end > state.first_seq and not stored_messages:  # otherwise all between were removed
             begin = max(end - count, state.first_seq)
-            wanted = {"seq": begin, "batch": end - begin, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": stream.subjects}
-            found = [stored for stored in (await self._fetch_batch(stream, wanted)).found if stored.number < end]
+            query = {"seq": begin, "batch": end - begin, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": stream.subjects}
+            stored_messages = [
+                message for message in (await self._fetch_batch(stream, query)).found if message.number < end
+            ]
             end = begin
-        return found
+        return stored_messages
 
-    async def _fetch_batch(self, stream: StreamSpec, wanted: dict[str, Any]) -> _Batch:
+    async def _fetch_batch(self, stream: StreamSpec, query: dict[str, Any]) -> _Batch:
         """Get many messages directly, which nats-py does not support."""
-        arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        reply, found = self._nc.new_inbox(), list[Stored]()
-        stop = await self._send_subscription(reply, arrived.put_nowait)
+        deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        reply, messages = self._nc.new_inbox(), list[Stored]()
+        stop = await self._send_subscription(reply, deliveries.put_nowait)
         try:
-            self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=reply)
+            self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(query).encode(), reply=reply)
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                while (headers := (delivery := await arrived.get()).headers) and "Nats-Sequence" in headers:
-                    found.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
-                return _Batch(found, int((headers or {}).get("Nats-Num-Pending", len(found))))
+                while (headers := (delivery := await deliveries.get()).headers) and "Nats-Sequence" in headers:
+                    messages.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
+                return _Batch(messages, int((headers or {}).get("Nats-Num-Pending", len(messages))))
         except TimeoutError as error:
             raise BusUnavailable(f"{stream.name} was not read within {READ_TIMEOUT_SECONDS:g} s: try again") from error
         finally:

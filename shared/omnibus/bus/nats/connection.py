@@ -102,10 +102,10 @@ class NatsConnection(Client):
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        refused = bool(headers) and not data and _NO_RESPONDERS in headers[:16]
-        known = await self._process_headers(headers) if headers and not refused else None
+        is_refused = bool(headers) and not data and _NO_RESPONDERS in headers[:16]
+        parsed_headers = await self._process_headers(headers) if headers and not is_refused else None
         try:
-            handler(Delivery(subject.decode(), data, reply.decode(), known, refused))
+            handler(Delivery(subject.decode(), data, reply.decode(), parsed_headers, is_refused))
         except Exception:  # the reader must survive every message
             log.exception("handler of %s failed", subject.decode())
 
@@ -192,8 +192,8 @@ def encode_publish(subject: str, data: bytes, reply: str, head: bytes) -> bytes:
 
     Parts of subjects come from messages, so blanks and line breaks in them are rejected: they would become protocol.
     """
-    both = f"{subject}{reply}"
-    if " " in both or not both.isprintable():
+    subjects = f"{subject}{reply}"
+    if " " in subjects or not subjects.isprintable():
         raise ProtocolError(f"{subject[:80]!r} or {reply[:80]!r} is not a subject")
     if not head:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
@@ -247,8 +247,8 @@ def _server_problem(connection: NatsConnection, settings: BusSettings) -> str:
     """Describe a requirement that the server does not meet; empty if it meets all."""
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
-        needed = ".".join(map(str, MIN_SERVER_VERSION))
-        return f"NATS server {version} is too old: Omnibus needs {needed} or newer"
+        minimum = ".".join(map(str, MIN_SERVER_VERSION))
+        return f"NATS server {version} is too old: Omnibus needs {minimum} or newer"
     if connection.max_payload < settings.max_payload:
         return (
             f"the NATS server accepts messages of at most {connection.max_payload} bytes (max_payload) and Omnibus "
@@ -264,8 +264,8 @@ def _is_refusal(error: BaseException) -> bool:
 def _describe_failure(settings: BusSettings, error: BaseException) -> str:
     url = redact_url(settings.url)
     if _is_refusal(error):
-        who = f"user {settings.user!r}" if settings.user else "connections without a user"
-        return f"the NATS server at {url} refuses {who}: check OMNIBUS_BUS_USER and OMNIBUS_BUS_PASSWORD"
+        client = f"user {settings.user!r}" if settings.user else "connections without a user"
+        return f"the NATS server at {url} refuses {client}: check OMNIBUS_BUS_USER and OMNIBUS_BUS_PASSWORD"
     if isinstance(error, ssl.SSLError):
         return f"the certificate of the NATS server at {url} is not trusted: check OMNIBUS_BUS_TLS_CA ({error})"
     return f"no NATS server at {url}: {str(error) or 'timed out'}"

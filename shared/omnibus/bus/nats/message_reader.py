@@ -101,7 +101,7 @@ class MessageReader:
             return 0
         try:
             _, number, *_, size = rest[4:line_end].split()
-            ours = int(number) in self._handlers
-            return line_end + 2 + int(size) + 2 - len(rest) if ours else 0
+            has_handler = int(number) in self._handlers
+            return line_end + 2 + int(size) + 2 - len(rest) if has_handler else 0
         except ValueError:  # nats-py reports it
             return 0

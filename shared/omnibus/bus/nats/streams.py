@@ -41,7 +41,7 @@ class StreamKeeper:
 
         Waits at most ``patience`` seconds for servers of a cluster that elect a leader. Raises ``Fatal``.
         """
-        wanted = StreamConfig(
+        stream_config = StreamConfig(
             name=stream.name,
             subjects=[stream.subjects],
             retention=RetentionPolicy.LIMITS,
@@ -54,72 +54,72 @@ class StreamKeeper:
             num_replicas=self._replicas,
         )
         try:
-            await self._await_stream(wanted, stream, patience)
+            await self._await_stream(stream_config, stream, patience)
         except (nats.errors.Error, TimeoutError) as error:
-            raise Fatal(_describe_refusal(error, wanted)) from error
-        self._wanted[stream.name] = (wanted, stream)
+            raise Fatal(_describe_refusal(error, stream_config)) from error
+        self._wanted[stream.name] = (stream_config, stream)
 
-    async def _await_stream(self, wanted: StreamConfig, stream: StreamSpec, patience: float) -> None:
+    async def _await_stream(self, stream_config: StreamConfig, stream: StreamSpec, patience: float) -> None:
         give_up = time.monotonic() + patience
         while True:
             try:
-                await self._ensure_stream(wanted, stream)
+                await self._ensure_stream(stream_config, stream)
                 return
             except (nats.errors.Error, TimeoutError) as error:
                 if not self._is_clustered() or not _is_temporary(error) or time.monotonic() > give_up:
                     raise
             await asyncio.sleep(_ELECTION_PAUSE_SECONDS)
 
-    async def _ensure_stream(self, wanted: StreamConfig, stream: StreamSpec) -> None:
+    async def _ensure_stream(self, stream_config: StreamConfig, stream: StreamSpec) -> None:
         try:
             info = await self._js.stream_info(stream.name)
         except nats.js.errors.NotFoundError:
-            await self._js.add_stream(wanted)
+            await self._js.add_stream(stream_config)
             return
         if list(info.config.subjects or []) != [stream.subjects]:
             raise Fatal(
                 f"stream {stream.name} has the subjects {info.config.subjects}, but "
                 f"Omnibus needs {stream.subjects}: rename or delete it"
             )
-        await self._js.update_stream(wanted)
+        await self._js.update_stream(stream_config)
 
     async def verify_streams(self) -> None:
         """Restore the streams' configuration: a server that starts on a full disk reduces it."""
-        for wanted, stream in list(self._wanted.values()):
+        for stream_config, stream in list(self._wanted.values()):
             for _ in range(_MAX_VERIFY_ATTEMPTS):
                 try:
-                    await self._ensure_stream(wanted, stream)
+                    await self._ensure_stream(stream_config, stream)
                     break
                 except Fatal as error:
                     log.error("%s", error)
                     break
                 except (nats.errors.Error, TimeoutError) as error:
-                    refused = isinstance(error, nats.js.errors.APIError)
-                    if refused and not (self._is_clustered() and _is_temporary(error)):
-                        _log_refusal(error, wanted)
+                    is_refusal = isinstance(error, nats.js.errors.APIError)
+                    if is_refusal and not (self._is_clustered() and _is_temporary(error)):
+                        _log_refusal(error, stream_config)
                         break
                     await asyncio.sleep(_VERIFY_PAUSE_SECONDS)  # it is still reading its streams, or elects a leader
 
 
-def _describe_refusal(error: Exception, wanted: StreamConfig) -> str:
+def _describe_refusal(error: Exception, config: StreamConfig) -> str:
     code = _error_code(error)
     if code in _REPLICAS_CODES:
         return (
-            f"there are not enough NATS servers with JetStream for {wanted.num_replicas} replicas of stream "
-            f"{wanted.name} ({error}): lower OMNIBUS_BUS_REPLICAS, or start more servers"
+            f"there are not enough NATS servers with JetStream for {config.num_replicas} replicas of stream "
+            f"{config.name} ({error}): lower OMNIBUS_BUS_REPLICAS, or start more servers"
         )
     if code == _STORAGE_EXCEEDED_CODE:
         return (
-            f"JetStream has no room for the {wanted.max_bytes} bytes of stream {wanted.name}: raise max_file_store of "
+            f"JetStream has no room for the {config.max_bytes} bytes of stream {config.name}: raise max_file_store of "
             "the NATS server, or lower OMNIBUS_BUS_RECORD_BYTES, _RESPONSE_BYTES or _DEAD_BYTES"
         )
     return f"JetStream is not usable ({error}): start nats-server with -js"
 
 
-def _log_refusal(error: Exception, wanted: StreamConfig) -> None:
+def _log_refusal(error: Exception, config: StreamConfig) -> None:
     full = _error_code(error) == _STORAGE_EXCEEDED_CODE
     why = "has no room for it" if full else f"refuses it: {getattr(error, 'description', error)}"
-    log.error("stream %s must have %s bytes, but NATS %s", wanted.name, wanted.max_bytes, why)
+    log.error("stream %s must have %s bytes, but NATS %s", config.name, config.max_bytes, why)
 
 
 def _error_code(error: Exception) -> int | None:

@@ -18,18 +18,18 @@ DEFAULT_DTYPE = "float32"
 
 def family_info(name: str) -> dict[str, Any]:
     """Return the description of a family, without a checkpoint. Raises ``BadRequest`` if a plugin fails to load."""
-    found = catalog.find_family(name)
-    usual = {option for path in found["paths"] for option in path["options"]}
-    options = {each: {**option, "usual": each in usual} for each, option in found["options"].items()}
+    family = catalog.find_family(name)
+    usual = {option for path in family["paths"] for option in path["options"]}
+    options = {each: {**option, "usual": each in usual} for each, option in family["options"].items()}
     return {
         "family": name,
         "title": _family_title(name),
-        "takes": catalog.input_kinds(found),
-        "gives": catalog.output_kinds(found),
-        "components": {part: found["tasks"][part] for part in found["components"]},
-        "voices": list(found["voices"]),
+        "takes": catalog.input_kinds(family),
+        "gives": catalog.output_kinds(family),
+        "components": {part: family["tasks"][part] for part in family["components"]},
+        "voices": list(family["voices"]),
         "options": dict(sorted(options.items(), key=lambda item: not item[1]["usual"])),
-        "paths": list(found["paths"]),
+        "paths": list(family["paths"]),
         "tiny": KNOWN[name].tiny if name in KNOWN else "",
     }
 
@@ -56,13 +56,13 @@ def list_lines(
     yield ""
     yield from table_lines(["NOT SERVED", "WHY"], [[name, why] for name, why in absent.items()])
     if plan is not None and plan.models:
-        found = {name: plan_model_summary(model) for name, model in plan.models.items()}
+        summaries = {name: plan_model_summary(model) for name, model in plan.models.items()}
         yield ""
         yield from table_lines(
             ["RUNNING", "FAMILY", "CHECKPOINT", "OPTIONS"],
             [
                 [name, each["family"], _checkpoint_text(each), _replica_text(each["options"])]
-                for name, each in found.items()
+                for name, each in summaries.items()
             ],
         )
 
@@ -92,13 +92,13 @@ def family_lines(about: Mapping[str, Any]) -> Iterator[str]:
 
 def checkpoint_lines(report: Report) -> Iterator[str]:
     """Yield the lines of ``omnibus models show PATH``."""
-    known = family_info(report.family)
+    info = family_info(report.family)
     yield from field_lines(
         {
             "checkpoint": report.path,
-            "family": f"{report.family} ({known['title']})",
-            "takes": ", ".join(known["takes"]),
-            "gives": ", ".join(known["gives"]),
+            "family": f"{report.family} ({info['title']})",
+            "takes": ", ".join(info["takes"]),
+            "gives": ", ".join(info["gives"]),
             "weights": _stored_text(report),
             "dtype": _dtype_text(report),
             "sampling": ", ".join(f"{name} {value:g}" for name, value in report.sampling.items()),
@@ -106,26 +106,32 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [name, known["components"].get(name, ""), count_text(part.parameters), _memory_text(part), *_cache_cells(part)]
+        [name, info["components"].get(name, ""), count_text(part.parameters), _memory_text(part), *_cache_cells(part)]
         for name, part in report.parts.items()
     ]
     yield from table_lines(["COMPONENT", "UNIT TASK", "PARAMETERS", "MEMORY", "CACHE PER TOKEN", "CONTEXT"], rows)
     yield ""
-    taken = {name: size_text(nbytes) for name, nbytes in option_bytes(report).items()}
+    option_sizes = {name: size_text(nbytes) for name, nbytes in option_bytes(report).items()}
     rows = [
-        [name, "+".join(each["components"]), each["service"], taken.get(name, "?"), "yes" if each["usual"] else ""]
-        for name, each in known["options"].items()
+        [
+            name,
+            "+".join(each["components"]),
+            each["service"],
+            option_sizes.get(name, "?"),
+            "yes" if each["usual"] else "",
+        ]
+        for name, each in info["options"].items()
     ]
     yield from table_lines(["OPTION", "RUNS", "SERVICE", "MEMORY", "USUAL"], rows)
     yield ""
-    yield from _path_lines(known["paths"])
+    yield from _path_lines(info["paths"])
     yield ""
     yield "Memory is that of weights. Caches and activations need more."
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
 def check_lines(
-    report: Report, declared: Mapping[str, Any], identities: Mapping[str, str] | None = None
+    report: Report, declaration: Mapping[str, Any], identities: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Yield the lines of ``omnibus models check``. ``identities`` maps encoders to their digests."""
     yield f"{report.path}: {report.family} ({_family_title(report.family)}); weights: {_stored_text(report)}"
@@ -147,24 +153,24 @@ def check_lines(
     for component, digest in (identities or {}).items():
         yield f"{component} {digest}: executors serve all models that have this one."
     yield "It can be split. `omnibus up --models FILE` serves it, with this in FILE:"
-    yield json.dumps(declared, indent=2)
+    yield json.dumps(declaration, indent=2)
 
 
 def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
     """Return the shortest declaration that serves the checkpoint and its adapters. Directories are absolute paths."""
-    name, found = _name_and_path(checkpoint)
-    declared: dict[str, Any] = {"family": report.family, "checkpoint": found}
+    name, path = _name_and_path(checkpoint)
+    declaration: dict[str, Any] = {"family": report.family, "checkpoint": path}
     if adapters:
-        declared["adapters"] = dict(map(_name_and_path, adapters))
-    return {"models": {name: declared}}
+        declaration["adapters"] = dict(map(_name_and_path, adapters))
+    return {"models": {name: declaration}}
 
 
 def _name_and_path(checkpoint: str) -> tuple[str, str]:
     """Return the name of a checkpoint, and its id or absolute path."""
     if is_id(checkpoint):
         return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
-    found = Path(checkpoint).resolve()
-    return found.name, str(found)
+    path = Path(checkpoint).resolve()
+    return path.name, str(path)
 
 
 def option_bytes(report: Report) -> dict[str, int]:
@@ -173,12 +179,12 @@ def option_bytes(report: Report) -> dict[str, int]:
     Options with a component that could not be built are omitted. The prefill and decode halves of a language model
     share their weights if one executor runs both.
     """
-    found = {}
+    sizes = {}
     for name, option in catalog.find_family(report.family)["options"].items():
         parts = {"thinker" if part in catalog.SPLIT else part for part in option["components"]}
         if parts <= report.parts.keys() and all(report.parts[part].nbytes for part in parts):
-            found[name] = sum(report.parts[part].nbytes for part in parts)
-    return found
+            sizes[name] = sum(report.parts[part].nbytes for part in parts)
+    return sizes
 
 
 def count_text(number: int) -> str:
@@ -225,8 +231,8 @@ def _unexpected_faults(report: Report, part: ComponentReport) -> list[str]:
 
 def _checkpoint_text(model: Mapping[str, Any]) -> str:
     """Return the checkpoint as text, empty for an app's own tasks: theirs is not a path."""
-    found = str(model["checkpoint"])
-    return "" if model["family"] == catalog.PYTHON else found
+    checkpoint = str(model["checkpoint"])
+    return "" if model["family"] == catalog.PYTHON else checkpoint
 
 
 def _replica_text(options: Mapping[str, int]) -> str:

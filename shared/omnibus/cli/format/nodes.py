@@ -13,15 +13,15 @@ from omnibus.cluster.nodes import NodeLink
 _NAME_CHARS = 60
 
 
-def node_lines(seen: SystemState, width: int) -> Iterator[str]:
+def node_lines(system: SystemState, width: int) -> Iterator[str]:
     """Yield tables of nodes and links, nothing for fewer than two nodes."""
-    nodes = node_values(seen)
+    nodes = node_values(system)
     if len(nodes) < 2:
         return
     yield ""
     head = ["NODES", "state", "started", "arena used", "executors", "gateways", "  address"]
     yield from column_lines(head, [_node_row(node) for node in nodes], width, words=1, least=_NAME_CHARS)
-    links = seen.nodes.links()
+    links = system.nodes.links()
     if links:
         yield ""
         head = ["LINKS", "now", "in all", "at", "  state"]

@@ -57,28 +57,28 @@ def _cell_executors(model: ModelPlan, cell: str) -> str:
 
 
 def state_lines(
-    plan: Plan, staged: Plan | None, missing: str, pin: int, problems: Mapping[str, PlanProblem]
+    plan: Plan, staged_plan: Plan | None, missing: str, pin: int, problems: Mapping[str, PlanProblem]
 ) -> Iterator[str]:
     """Yield lines on the state of plans. ``missing`` names the staged plan's executors that are not ready."""
-    waits = f"epoch {staged.epoch} ({staged.reason or 'no reason given'})" if staged is not None else ""
-    named = {
+    waits = f"epoch {staged_plan.epoch} ({staged_plan.reason or 'no reason given'})" if staged_plan is not None else ""
+    fields = {
         "plan": f"epoch {plan.epoch}, made {age_text(plan.created)}",
         "reason": plan.reason,
         "staged": f"{waits}{f', waits for {missing}' if missing else ''}" if waits else "",
         "pinned": f"epoch {pin}, until `omnibus plan resume`" if pin else "",
-        "problem": "\n".join(_problem_text(who, problem) for who, problem in problems.items()),
+        "problem": "\n".join(_problem_text(name, problem) for name, problem in problems.items()),
     }
-    yield from field_lines(named)
+    yield from field_lines(fields)
 
 
 def explain_lines(explain: Mapping[str, Any]) -> Iterator[str]:
     """Yield the planner's notes on its plan: tables of planned values, and a line for each other value."""
-    planned = explain.get("planned")
-    if isinstance(planned, Mapping):
-        yield from planned_lines(planned)
-    rest = {name: value for name, value in explain.items() if value is not planned}
+    planned_values = explain.get("planned")
+    if isinstance(planned_values, Mapping):
+        yield from planned_lines(planned_values)
+    rest = {name: value for name, value in explain.items() if value is not planned_values}
     if rest:
-        yield from ([""] if planned is not None else [])
+        yield from ([""] if planned_values is not None else [])
         yield from _value_lines(rest)
 
 
@@ -104,8 +104,8 @@ def history_lines(history: Sequence[PlanHistoryEntry], current: int, pin: int) -
             rows.append([str(each.epoch), "-", "-", "-", ", ".join(marks), each.fault])
             continue
         executors = sum(replica_counts(each.plan.models).values())
-        made, models = age_text(each.plan.created), ", ".join(each.plan.models) or "none"
-        rows.append([str(each.epoch), made, str(executors), models, ", ".join(marks), each.plan.reason])
+        age, models = age_text(each.plan.created), ", ".join(each.plan.models) or "none"
+        rows.append([str(each.epoch), age, str(executors), models, ", ".join(marks), each.plan.reason])
     yield from table_lines(["EPOCH", "MADE", "EXECUTORS", "MODELS", "", "REASON"], rows)
 
 
@@ -118,26 +118,26 @@ def age_text(moment: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def missing_executors(planned: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
+def missing_executors(planned_counts: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
     """Return the executors of ``planned`` that are not up, in words."""
-    short = {kind: count for kind, count in planned.items() if there.get(kind, 0) < count}
+    short = {kind: count for kind, count in planned_counts.items() if there.get(kind, 0) < count}
     return ", ".join(f"{count - there.get(kind, 0)} of {kind.model}/{kind.option}" for kind, count in short.items())
 
 
 def _option_row(name: str, model: ModelPlan, option: str, up: Up) -> list[str]:
-    deployed = model.options[option]
-    if deployed.of:
-        return [f"{name}/{option}", ", ".join(deployed.components), f"that of {deployed.of}", "", "", ""]
+    deployment = model.options[option]
+    if deployment.of:
+        return [f"{name}/{option}", ", ".join(deployment.components), f"that of {deployment.of}", "", "", ""]
     there = "?" if up is None else str(up.get(ExecutorKind(name, option, model.option_origin(option)), 0))
-    gpus, replicas = str(deployed.gpus or "-"), str(deployed.replicas)
-    if deployed.spare_count:
-        replicas = f"{replicas} ({deployed.spare_count} spare)"
-    return [f"{name}/{option}", ", ".join(deployed.components), deployed.service, gpus, replicas, there]
+    gpus, replicas = str(deployment.gpus or "-"), str(deployment.replicas)
+    if deployment.spare_count:
+        replicas = f"{replicas} ({deployment.spare_count} spare)"
+    return [f"{name}/{option}", ", ".join(deployment.components), deployment.service, gpus, replicas, there]
 
 
-def _problem_text(who: str, problem: PlanProblem) -> str:
+def _problem_text(name: str, problem: PlanProblem) -> str:
     again = f"; again in {max(0.0, problem.again - time.time()):.0f} s" if problem.again else ""
-    return f"{who}, {age_text(problem.at)}: {problem.message}{again}"
+    return f"{name}, {age_text(problem.at)}: {problem.message}{again}"
 
 
 def _value_text(value: Any) -> str:

@@ -14,22 +14,22 @@ _NOTES = {
 }
 
 
-def planned_lines(planned: Mapping[str, Any]) -> Iterator[str]:
+def planned_lines(plan_values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for ``explain["planned"]`` of a plan."""
-    models = planned.get("models", {})
+    models = plan_values.get("models", {})
     for name, model in models.items():
         yield from _model_lines(name, model)
         yield ""
     yield from _option_lines(models)
     yield ""
     yield from _type_lines(models)
-    for deployment in planned.get("deployments", ()):
+    for deployment in plan_values.get("deployments", ()):
         yield ""
         yield from _deployment_lines(deployment)
-    if planned.get("links"):
+    if plan_values.get("links"):
         yield ""
-        yield from _link_lines(planned["links"])
-    yield from (f"warning: {each}" for each in planned.get("warnings", ()))
+        yield from _link_lines(plan_values["links"])
+    yield from (f"warning: {each}" for each in plan_values.get("warnings", ()))
 
 
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
@@ -37,8 +37,8 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
     yield f"  {rate} req/s expected, {capacity} req/s can be served"
     yield from _promise_lines(model.get("promise"))
-    for option, learned in model.get("learned", {}).items():
-        factor, jobs = _number_text(learned.get("factor")), learned.get("jobs")
+    for option, correction in model.get("learned", {}).items():
+        factor, jobs = _number_text(correction.get("factor")), correction.get("jobs")
         yield f"  {option} takes {factor} times as long as profiled, as {jobs} jobs took while it served"
     if model.get("goals"):
         yield f"  goals: {model['goals']}"
@@ -56,11 +56,11 @@ def _promise_lines(promise: Any) -> Iterator[str]:
     if promise.get("fault"):
         yield f"  not simulated: {promise['fault']}"
         return
-    solver, simulated = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
-    which = "" if promise.get("agrees") else ", which is the promise"
+    solver, simulation = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
+    suffix = "" if promise.get("agrees") else ", which is the promise"
     rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
     policy = f", as policy {promise['policy']} has it" if promise.get("policy") else ""
-    yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds}){policy}"
+    yield f"  {solver} req/s by the solver, {simulation} req/s simulated{suffix} ({rounds}){policy}"
     if promise.get("goodput"):
         yield f"  {_number_text(promise['goodput'])} req/s of which 99 of 100 are within the goals, simulated"
 

@@ -19,9 +19,9 @@ def score_lines(score: PlanScore | None) -> Iterator[str]:
     """Yield the lines of a score, none if ``score`` is None."""
     if score is None:
         return
-    ended = sum(each.requests for each in score.types)
+    request_count = sum(each.requests for each in score.types)
     ago = max(0.0, time.time() - score.at)
-    yield f"promised and measured over {score.seconds:.0f} s until {ago:.0f} s ago, {ended} requests:"
+    yield f"promised and measured over {score.seconds:.0f} s until {ago:.0f} s ago, {request_count} requests:"
     rows = [row for each in score.types for row in _type_rows(each)]
     yield from table_lines(["MODEL", "REQUEST TYPE", "", "PROMISED", "MEASURED", "ERROR"], rows)
     if not any(each.p50 or each.p99 for each in score.types) and score.types:
@@ -40,9 +40,9 @@ def score_lines(score: PlanScore | None) -> Iterator[str]:
 def _type_rows(each: TypeScore) -> Iterator[list[str]]:
     yield [each.model, each.kind, "req/s", *_cells(each.rate, "{:.4g}")]
     for figure, label in _FIGURES.items():
-        for name, found in (("P50", each.p50), ("P99", each.p99)):
-            if figure in found:
-                yield ["", "", f"{label} {name}", *_cells(found[figure], "{:.3g} s")]
+        for name, quantiles in (("P50", each.p50), ("P99", each.p99)):
+            if figure in quantiles:
+                yield ["", "", f"{label} {name}", *_cells(quantiles[figure], "{:.3g} s")]
     for goal, value in each.attained.items():
         yield ["", "", f"within the goal of {_FIGURES.get(goal, goal)}", *_cells(value, "{:.1%}")]
 

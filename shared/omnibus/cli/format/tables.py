@@ -13,10 +13,10 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def field_lines(named: dict[str, str]) -> Iterator[str]:
+def field_lines(fields: dict[str, str]) -> Iterator[str]:
     """Yield one line per field that is not empty."""
-    width = max(map(len, named))
-    for name, value in named.items():
+    width = max(map(len, fields))
+    for name, value in fields.items():
         if value:
             first, *rest = value.splitlines()
             yield f"{name.ljust(width)}  {first}".rstrip()
@@ -41,8 +41,8 @@ def column_lines(
     for name, row in zip(names, [head, *rows], strict=True):
         cells = [name.ljust(widths[0])]
         for column, cell in enumerate(row[1:], 1):
-            aligned = cell.ljust if column >= len(row) - words else cell.rjust
-            cells.append(_cut(aligned(widths[column]), widths[column]))
+            align = cell.ljust if column >= len(row) - words else cell.rjust
+            cells.append(_cut(align(widths[column]), widths[column]))
         yield "  ".join(cells).rstrip()
 
 
@@ -86,9 +86,9 @@ def _cut(text: str, width: int) -> str:
 
 def size_text(nbytes: float) -> str:
     """Return ``nbytes`` in the largest unit that gives at least 1."""
-    found, unit = float(nbytes), "B"
+    value, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if found < 1024 or unit == "TiB":
+        if value < 1024 or unit == "TiB":
             break
-        found /= 1024
-    return f"{found:.0f} {unit}" if unit == "B" or found >= 1000 else f"{found:.3g} {unit}"
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 1000 else f"{value:.3g} {unit}"

@@ -15,50 +15,50 @@ _UNKNOWN = "   -".ljust(5 + _BAR_CHARS)
 _NONE = Totals(0.0, 0.0, 0, 0, None, None, {})
 
 
-def top_lines(seen: SystemState, away: Sequence[str], width: int = 100) -> Iterator[str]:
+def top_lines(system: SystemState, away: Sequence[str], width: int = 100) -> Iterator[str]:
     """Yield all of the output. Tables fit ``width`` characters if possible, 0 for any.
 
     ``away`` contains the problems with unreachable services.
     """
-    yield from _state_lines(seen, away)
+    yield from _state_lines(system, away)
     yield ""
-    yield from _request_lines(seen, width)
+    yield from _request_lines(system, width)
     yield ""
-    yield from _executor_lines(seen.option_states(), width)
-    yield from node_lines(seen, width)
+    yield from _executor_lines(system.option_states(), width)
+    yield from node_lines(system, width)
 
 
-def _state_lines(seen: SystemState, away: Sequence[str]) -> Iterator[str]:
-    up = seen.ready_counts()
-    parts = [_count_text(len(seen.gateways), "gateway"), _count_text(seen.inflight, "request") + " in flight"]
-    behind = [id for id, epoch in seen.gateways.items() if seen.plan is not None and epoch != seen.plan.epoch]
+def _state_lines(system: SystemState, away: Sequence[str]) -> Iterator[str]:
+    up = system.ready_counts()
+    parts = [_count_text(len(system.gateways), "gateway"), _count_text(system.inflight, "request") + " in flight"]
+    behind = [id for id, epoch in system.gateways.items() if system.plan is not None and epoch != system.plan.epoch]
     if behind:
         parts.append(f"{_count_text(len(behind), 'gateway')} at another epoch")
-    if seen.plan is not None:
-        lacks = plan.missing_executors(replica_counts(seen.staged.models), up) if seen.staged is not None else ""
-        yield from plan.state_lines(seen.plan, seen.staged, lacks, seen.stand.pin, seen.problems)
+    if system.plan is not None:
+        lacks = plan.missing_executors(replica_counts(system.staged.models), up) if system.staged is not None else ""
+        yield from plan.state_lines(system.plan, system.staged, lacks, system.stand.pin, system.problems)
     else:
         yield "plan     none yet"
-    yield f"now      {', '.join(parts)}; {time.strftime('%H:%M:%S')}, rates over {seen.span:.0f} s"
+    yield f"now      {', '.join(parts)}; {time.strftime('%H:%M:%S')}, rates over {system.span:.0f} s"
     yield from (f"away     {each}" for each in away)
 
 
-def _request_lines(seen: SystemState, width: int) -> Iterator[str]:
-    types, planned = seen.type_totals(), planned_rates(seen.plan)
-    named: list[tuple[str, Totals, float | None]] = []
-    for model in model_names(seen.plan, types):
+def _request_lines(system: SystemState, width: int) -> Iterator[str]:
+    types, plan_rates = system.type_totals(), planned_rates(system.plan)
+    entries: list[tuple[str, Totals, float | None]] = []
+    for model in model_names(system.plan, types):
         own = {kind: totals for (name, kind), totals in types.items() if name == model}
-        expected = {kind: rate for (name, kind), rate in planned.items() if name == model and rate > 0}
-        named.append((model, sum_totals(own.values()), sum(expected.values()) if expected else None))
-        named += [
-            (f"  {kind or '(refused early)'}", own.get(kind, _NONE), expected.get(kind))
-            for kind in dict.fromkeys([*expected, *own])
+        expected_rates = {kind: rate for (name, kind), rate in plan_rates.items() if name == model and rate > 0}
+        entries.append((model, sum_totals(own.values()), sum(expected_rates.values()) if expected_rates else None))
+        entries += [
+            (f"  {kind or '(refused early)'}", own.get(kind, _NONE), expected_rates.get(kind))
+            for kind in dict.fromkeys([*expected_rates, *own])
         ]
-    every = [(totals, rate) for _, totals, rate in named]
-    found = [(head, list(map(cell, every)), always) for head, cell, always in _COLUMNS]
-    shown = [(head, cells) for head, cells, always in found if always or any(cells)]
-    rows = [[name, *(cells[row] or "-" for _, cells in shown)] for row, (name, _, _) in enumerate(named)]
-    yield from column_lines(["REQUESTS", *(head for head, _ in shown)], rows, width)
+    every = [(totals, rate) for _, totals, rate in entries]
+    columns = [(head, list(map(cell, every)), always) for head, cell, always in _COLUMNS]
+    visible_columns = [(head, cells) for head, cells, always in columns if always or any(cells)]
+    rows = [[name, *(cells[row] or "-" for _, cells in visible_columns)] for row, (name, _, _) in enumerate(entries)]
+    yield from column_lines(["REQUESTS", *(head for head, _ in visible_columns)], rows, width)
 
 
 def _executor_lines(options: Sequence[OptionState], width: int) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _target_text(option: OptionState) -> str:
     return f"{option.wanted}>{option.staged}"
 
 
-def _count_text(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _rate_text(value: float) -> str:

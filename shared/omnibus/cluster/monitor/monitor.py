@@ -45,8 +45,8 @@ class Watch:
             subjects.NODE: self.seen.nodes.handle_status,
         }
         async with AsyncExitStack() as stack:
-            wrapped = {kind: self._with_news(handler) for kind, handler in handlers.items()}
-            for stop in await follow_events(self._bus, wrapped):
+            wrapped_handlers = {kind: self._with_news(handler) for kind, handler in handlers.items()}
+            for stop in await follow_events(self._bus, wrapped_handlers):
                 stack.push_async_callback(stop)
             for following in (self._follow_plans(), self._follow_problems()):
                 stack.push_async_callback(until_cancelled, asyncio.create_task(following))
@@ -83,13 +83,13 @@ class Watch:
             self._tell()
 
     async def _read_state(self, stand: PlanState) -> None:
-        seen, known = self.seen, self.seen.stand
-        seen.problems = await self._store.plan_problems()
-        if stand.epoch != known.epoch or seen.plan is None:
-            seen.plan = await _readable_plan(self._store.plan(stand.epoch)) if stand.epoch else None
-        if stand.mark != known.mark:
-            seen.staged = await _readable_plan(self._store.staged_plan()) if stand.staged else None
-        seen.stand = stand
+        system, old_state = self.seen, self.seen.stand
+        system.problems = await self._store.plan_problems()
+        if stand.epoch != old_state.epoch or system.plan is None:
+            system.plan = await _readable_plan(self._store.plan(stand.epoch)) if stand.epoch else None
+        if stand.mark != old_state.mark:
+            system.staged = await _readable_plan(self._store.staged_plan()) if stand.staged else None
+        system.stand = stand
 
     async def _follow_problems(self) -> None:
         """Poll the problems of plans, which no event announces."""

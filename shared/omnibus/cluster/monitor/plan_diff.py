@@ -38,8 +38,8 @@ def _changed_rows(name: str, label: str, old: Mapping[str, str], new: Mapping[st
 
 
 def _replica_texts(name: str, model: ModelPlan | None) -> dict[str, str]:
-    found = replica_counts({name: model}) if model is not None else {}
-    return {f"/{kind.option}": str(count) for kind, count in found.items()}
+    counts = replica_counts({name: model}) if model is not None else {}
+    return {f"/{kind.option}": str(count) for kind, count in counts.items()}
 
 
 def _share_texts(model: ModelPlan | None) -> dict[str, str]:

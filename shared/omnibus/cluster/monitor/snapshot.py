@@ -83,10 +83,10 @@ class _ExecutorHistory:
         return rates[1] if rates is not None and self.status.done else None
 
     def _compute_rates(self) -> tuple[float, float] | None:
-        (began, busy, done), (ended, later, more) = self._samples[0], self._samples[-1]
-        if ended <= began:
+        (began, busy, jobs), (end, later, more) = self._samples[0], self._samples[-1]
+        if end <= began:
             return None
-        return max(0.0, later - busy) / (ended - began), max(0, more - done) / (ended - began)
+        return max(0.0, later - busy) / (end - began), max(0, more - jobs) / (end - began)
 
 
 class SystemState:
@@ -134,9 +134,9 @@ class SystemState:
         self._gateways.record(event.gateway, event.epoch)
         for model, types in event.models.items():
             for kind, load in types.items():
-                lost = self._lost.setdefault((model, kind), [0, 0])
-                lost[0] += load.failed
-                lost[1] += load.refused
+                losses = self._lost.setdefault((model, kind), [0, 0])
+                losses[0] += load.failed
+                losses[1] += load.refused
 
     def handle_disconnect(self) -> None:
         """Drop load data, as the bus was disconnected and events were lost."""
@@ -152,19 +152,19 @@ class SystemState:
 
     def node_gateways(self) -> dict[str, list[str]]:
         """Return the ids of the gateways on each node."""
-        found: dict[str, list[str]] = {}
+        gateways: dict[str, list[str]] = {}
         for gateway, node in sorted(self._gateway_nodes.entries().items()):
-            found.setdefault(node, []).append(gateway)
-        return found
+            gateways.setdefault(node, []).append(gateway)
+        return gateways
 
     def node_executors(self) -> dict[str, list[NodeExecutor]]:
         """Return the executors on each node."""
-        found: dict[str, list[NodeExecutor]] = {}
+        executors: dict[str, list[NodeExecutor]] = {}
         for id, each in sorted(self._executors.entries().items()):
             status = each.status
             executor = NodeExecutor(id, status.model, status.option, status.state, each.busy, status.inflight)
-            found.setdefault(status.node, []).append(executor)
-        return found
+            executors.setdefault(status.node, []).append(executor)
+        return executors
 
     @property
     def inflight(self) -> int:
@@ -184,27 +184,29 @@ class SystemState:
             for model, types in event.models.items():
                 for kind, load in types.items():
                     rates[model, kind].add_load(load, per_second)
-        return {key: rates[key].to_totals(*lost) for key, lost in sorted(self._lost.items())}
+        return {key: rates[key].to_totals(*losses) for key, losses in sorted(self._lost.items())}
 
     def ready_counts(self) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each kind."""
-        found: dict[ExecutorKind, int] = {}
+        counts: dict[ExecutorKind, int] = {}
         for each in self._executors.entries().values():
             if each.status.state == "ready":
                 kind = self._executor_kind(each.status)
-                found[kind] = found.get(kind, 0) + 1
-        return found
+                counts[kind] = counts.get(kind, 0) + 1
+        return counts
 
     def option_states(self) -> list[OptionState]:
         """Return the states of all planned or running kinds of executors."""
-        planned = replica_counts(self.plan.models) if self.plan is not None else {}
-        staged = replica_counts(self.staged.models) if self.staged is not None else None
+        planned_counts = replica_counts(self.plan.models) if self.plan is not None else {}
+        staged_counts = replica_counts(self.staged.models) if self.staged is not None else None
         there: dict[ExecutorKind, list[_ExecutorHistory]] = {}
         for each in self._executors.entries().values():
             there.setdefault(self._executor_kind(each.status), []).append(each)
-        kinds = dict.fromkeys([*planned, *(staged or {}), *sorted(there)])
+        kinds = dict.fromkeys([*planned_counts, *(staged_counts or {}), *sorted(there)])
         return [
-            _option_state(kind, self._option_components(kind, there), planned, staged, there.get(kind, []))
+            _option_state(
+                kind, self._option_components(kind, there), planned_counts, staged_counts, there.get(kind, [])
+            )
             for kind in sorted(kinds, key=lambda kind: kind[:2])
         ]
 
@@ -241,26 +243,28 @@ class _RateSums:
         for name, value in load.quantities.items():
             self.quantities[name] = self.quantities.get(name, 0.0) + per_second * value
 
-    def to_totals(self, failed: int, refused: int) -> Totals:
+    def to_totals(self, failures: int, refusals: int) -> Totals:
         first, total = (self.first / self.done, self.total / self.done) if self.done > 0 else (None, None)
-        return Totals(max(0.0, self.came), self.done, failed, refused, first, total, self.quantities)
+        return Totals(max(0.0, self.came), self.done, failures, refusals, first, total, self.quantities)
 
 
 def sum_totals(parts: Iterable[Totals]) -> Totals:
     """Return the totals of several types."""
     parts = list(parts)
-    done = sum(part.done for part in parts)
+    done_count = sum(part.done for part in parts)
     quantities: dict[str, float] = {}
     for part in parts:
         for name, value in part.quantities.items():
             quantities[name] = quantities.get(name, 0.0) + value
     first, total = (
-        sum(part.done * (seconds or 0.0) for part, seconds in zip(parts, means, strict=True)) / done if done else None
+        sum(part.done * (seconds or 0.0) for part, seconds in zip(parts, means, strict=True)) / done_count
+        if done_count
+        else None
         for means in ([part.first for part in parts], [part.total for part in parts])
     )
     return Totals(
         sum(part.came for part in parts),
-        done,
+        done_count,
         sum(part.failed for part in parts),
         sum(part.refused for part in parts),
         first,
@@ -284,8 +288,8 @@ def planned_rates(plan: Plan | None) -> dict[tuple[str, str], float]:
 def _option_state(
     kind: ExecutorKind,
     components: tuple[str, ...],
-    planned: Mapping[ExecutorKind, int],
-    staged: Mapping[ExecutorKind, int] | None,
+    planned_counts: Mapping[ExecutorKind, int],
+    staged_counts: Mapping[ExecutorKind, int] | None,
     there: list[_ExecutorHistory],
 ) -> OptionState:
     ready = [each for each in there if each.status.state == "ready"]
@@ -294,8 +298,8 @@ def _option_state(
     return OptionState(
         kind=kind,
         components=components,
-        wanted=planned.get(kind, 0),
-        staged=staged.get(kind, 0) if staged is not None else None,
+        wanted=planned_counts.get(kind, 0),
+        staged=staged_counts.get(kind, 0) if staged_counts is not None else None,
         up=len(ready),
         leaving=len(there) - len(ready),
         busy=sum(busy) / len(busy) if busy else None,

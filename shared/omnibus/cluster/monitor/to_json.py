@@ -10,52 +10,52 @@ from omnibus.cluster.nodes import NodeState
 from omnibus.plan import Plan
 
 
-def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
+def state_values(system: SystemState, away: Sequence[str]) -> dict[str, Any]:
     """Return the whole state as JSON values. ``away`` contains the problems with unreachable services."""
-    types, planned = seen.type_totals(), planned_rates(seen.plan)
-    known: dict[str, dict[str, Any]] = {name: {} for name in model_names(seen.plan, types)}
-    for model, kind in dict.fromkeys([*planned, *types]):
-        known[model][kind] = {
+    types, plan_rates = system.type_totals(), planned_rates(system.plan)
+    models: dict[str, dict[str, Any]] = {name: {} for name in model_names(system.plan, types)}
+    for model, kind in dict.fromkeys([*plan_rates, *types]):
+        models[model][kind] = {
             **(types[model, kind]._asdict() if (model, kind) in types else {}),
-            "planned": planned.get((model, kind)),
+            "planned": plan_rates.get((model, kind)),
         }
-    plan = seen.plan
+    plan = system.plan
     return {
         "at": time.time(),
-        "seconds": seen.span,
+        "seconds": system.span,
         "epoch": plan.epoch if plan is not None else 0,
         "reason": plan.reason if plan is not None else "",
-        "staged": seen.staged.epoch if seen.staged is not None else 0,
-        "pin": seen.stand.pin,
-        "problems": {who: problem.message for who, problem in seen.problems.items()},
+        "staged": system.staged.epoch if system.staged is not None else 0,
+        "pin": system.stand.pin,
+        "problems": {source: problem.message for source, problem in system.problems.items()},
         "away": list(away),
-        "gateways": seen.gateways,
-        "inflight": seen.inflight,
-        "models": known,
-        "executors": [{**each.kind._asdict(), **_option_values(each)} for each in seen.option_states()],
-        "nodes": node_values(seen),
-        "links": [link._asdict() for link in seen.nodes.links()],
+        "gateways": system.gateways,
+        "inflight": system.inflight,
+        "models": models,
+        "executors": [{**each.kind._asdict(), **_option_values(each)} for each in system.option_states()],
+        "nodes": node_values(system),
+        "links": [link._asdict() for link in system.nodes.links()],
     }
 
 
-def node_values(seen: SystemState) -> list[dict[str, Any]]:
+def node_values(system: SystemState) -> list[dict[str, Any]]:
     """Return the nodes with their executors and gateways. Empty if sidecars do not pull from each other.
 
     A node with an expired sidecar is gone and has no address, as long as another process on it reports.
     """
-    executors, gateways = seen.node_executors(), seen.node_gateways()
-    known: dict[str, dict[str, Any]] = {node.node: node._asdict() for node in seen.nodes.nodes()}
-    if not known:
+    executors, gateways = system.node_executors(), system.node_gateways()
+    known_nodes: dict[str, dict[str, Any]] = {node.node: node._asdict() for node in system.nodes.nodes()}
+    if not known_nodes:
         return []
-    for name in sorted({*executors, *gateways} - {*known, ""}):
-        known[name] = NodeState(name, "", "gone", "", 0.0, 0, 0)._asdict()
+    for name in sorted({*executors, *gateways} - {*known_nodes, ""}):
+        known_nodes[name] = NodeState(name, "", "gone", "", 0.0, 0, 0)._asdict()
     return [
         {
             **node,
             "executors": [each._asdict() for each in executors.get(name, [])],
             "gateways": gateways.get(name, []),
         }
-        for name, node in known.items()
+        for name, node in known_nodes.items()
     ]
 
 

@@ -70,16 +70,16 @@ class ChatInput(BaseModel):
         ``media`` come before the text: handles from ``Media.of``, or images of another task of the graph. For units of
         the parameters see ``TextParams``.
         """
-        given = {
+        options = {
             "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
             "repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "ignore_eos": ignore_eos, "say": say,
         }  # fmt: skip
-        params = cast(TextParams, {name: value for name, value in given.items() if value is not None})
-        said = [{"role": "system", "content": system}] if system else []
+        params = cast(TextParams, {name: value for name, value in options.items() if value is not None})
+        system_messages = [{"role": "system", "content": system}] if system else []
         modalities = tuple(str(each["modality"]) if isinstance(each, dict) else "image" for each in media)
         parts = [*({"type": modality} for modality in modalities), {"type": "text", "text": text}]
         return cls(
-            messages=[*said, {"role": "user", "content": parts if media else text}],
+            messages=[*system_messages, {"role": "user", "content": parts if media else text}],
             media=tuple(media),
             modalities=modalities,
             params=params,
@@ -165,8 +165,8 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
 
     def encoder_for(self, modality: str) -> Encode:
         if modality not in self.encoders:
-            taken = ", ".join(sorted(self.encoders)) or "text only"
-            raise BadRequest(f"this model takes no {modality} input (it takes: {taken})", param="messages")
+            modalities = ", ".join(sorted(self.encoders)) or "text only"
+            raise BadRequest(f"this model takes no {modality} input (it takes: {modalities})", param="messages")
         return self.encoders[modality]
 
     def _media_tokens(self, request: ChatInput) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class Omni(MLLM):
         if request.speech is None:
             return ChatOutput(text=thought.text)
         with pinned(self.pin):
-            spoken = self.talker.invoke(
+            speech_codes = self.talker.invoke(
                 TalkInput(
                     prompt=thought.prompt,
                     layout=thought.layout,
@@ -198,5 +198,5 @@ class Omni(MLLM):
                 ),
                 work=self.codes,
             )
-            sound = self.vocoder.invoke(VocodeInput(codes=spoken.codes, voice=request.voice), work=self.codes)
+            sound = self.vocoder.invoke(VocodeInput(codes=speech_codes.codes, voice=request.voice), work=self.codes)
         return ChatOutput(text=thought.text, audio=sound.audio)

@@ -33,9 +33,9 @@ class ChatFanOut(CompositeTask[ChoicesInput, ChatChoices]):
     chat: SkipValidation[CompositeTask[ChatInput, ChatOutput]]
 
     def invoke(self, request: ChoicesInput) -> ChatChoices:
-        asked = [request.model_copy(update={"params": params}) for params in request.choices]
+        requests = [request.model_copy(update={"params": params}) for params in request.choices]
         chat = self.chat
         if isinstance(chat, MLLM) and type(chat).invoke in (MLLM.invoke, Omni.invoke):
             items = chat.encode_media(request)
-            return ChatChoices(texts=[chat.think_about(each, items).text for each in asked])
-        return ChatChoices(texts=[cast(ChatOutput, chat.invoke(each)).text for each in asked])
+            return ChatChoices(texts=[chat.think_about(each, items).text for each in requests])
+        return ChatChoices(texts=[cast(ChatOutput, chat.invoke(each)).text for each in requests])

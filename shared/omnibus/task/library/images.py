@@ -138,12 +138,12 @@ class ImageEdit(CompositeTask[EditInput, ImageOutput]):
 
     def invoke(self, request: EditInput) -> ImageOutput:
         tokens = _DEFAULT_PIXELS // 28**2
-        seen = self.vision.invoke(EncodeInput(media=request.image), work=tokens)
+        features = self.vision.invoke(EncodeInput(media=request.image), work=tokens)
         guide = self.text_encoder.invoke(
             TextEncodeInput(
                 prompt=request.prompt,
                 negative_prompt=request.negative_prompt if request.uses_negative_prompt else None,
-                items=[seen.embedding],
+                items=[features.embedding],
             ),
             work=tokens + len(request.prompt) // 4,
         )
@@ -160,7 +160,7 @@ def _generate_images(
     image: Tensor | None = None,
 ) -> ImageOutput:
     """Generate the images of ``request`` from ``guide``, and ``image`` if given."""
-    made = [
+    image_latents = [
         denoiser.invoke(
             DenoiseInput(
                 embeds=guide.embeds,
@@ -179,21 +179,21 @@ def _generate_images(
         for place in range(request.n)
     ]
     return ImageOutput(
-        images=[decoder.invoke(DecodeInputs(latents=each.latents)).image for each in made],
-        progress=[each.progress for each in made] if request.progress else [],
-        previews=[each.preview for each in made] if request.previews else [],
+        images=[decoder.invoke(DecodeInputs(latents=each.latents)).image for each in image_latents],
+        progress=[each.progress for each in image_latents] if request.progress else [],
+        previews=[each.preview for each in image_latents] if request.previews else [],
         tokens=guide.tokens if request.count else None,
     )
 
 
 def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Tensor:
     """Return the prior's tokens for one image, with its noise's seed."""
-    drawn = prior.invoke(
+    prior_output = prior.invoke(
         PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_image_seed(request, place)),
         # A token for 32 x 32 pixels, and those of a small image before them.
         work=request.pixels // 1024 + 256,
     )
-    return drawn.tokens
+    return prior_output.tokens
 
 
 def _image_seed(request: DrawInput, place: int) -> int | None:

@@ -138,8 +138,8 @@ class Think(UnitTask[ThinkInput, ThinkOutput]):
 
     def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> "Thought":
         """Call the LLM; ``work`` and ``answer`` are as in ``PrefillDecode.think``."""
-        made = self.invoke(request, work=work + answer)
-        return Thought(made.text, made.prompt, made.layout, made.rows)
+        thought = self.invoke(request, work=work + answer)
+        return Thought(thought.text, thought.prompt, thought.layout, thought.rows)
 
 
 class PrefillOutput(TaskOutput):
@@ -218,9 +218,11 @@ class PrefillDecode(CompositeTask[ThinkInput, TextOutput]):
 
     def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> Thought:
         """Call both halves; ``work`` and ``answer`` are the expected tokens of prompt and answer."""
-        begun = self.prefill.invoke(request, work=work)
-        done = self.decode.invoke(DecodeInput(cache=begun.cache, start=begun.start, params=request.params), work=answer)
-        return Thought(done.text, begun.prompt, begun.layout, done.rows)
+        prefill_output = self.prefill.invoke(request, work=work)
+        decode_output = self.decode.invoke(
+            DecodeInput(cache=prefill_output.cache, start=prefill_output.start, params=request.params), work=answer
+        )
+        return Thought(decode_output.text, prefill_output.prompt, prefill_output.layout, decode_output.rows)
 
 
 #: Texts, or token ids of each, or the handle of their JSON when they are long. The engine checks them.
@@ -285,5 +287,5 @@ class TextEmbedding(CompositeTask[TextInput, Vectors]):
     embedder: Embed
 
     def invoke(self, request: TextInput) -> Vectors:
-        made = self.embedder.invoke(EmbedInput(text=request.text, pooling=request.pooling), work=request.work)
-        return Vectors(embedding=made.embedding, tokens=made.tokens)
+        result = self.embedder.invoke(EmbedInput(text=request.text, pooling=request.pooling), work=request.work)
+        return Vectors(embedding=result.embedding, tokens=result.tokens)

@@ -172,9 +172,9 @@ class Speech(CompositeTask[SpeechInput, SpeechOutput]):
     vocoder: Vocode
 
     def invoke(self, request: SpeechInput) -> SpeechOutput:
-        said = self.speaker.invoke(
+        speech_codes = self.speaker.invoke(
             SayInput(text=request.text, voice=request.voice, instructions=request.instructions, params=request.params),
             work=request.codes,
         )
-        sound = self.vocoder.invoke(VocodeInput(codes=said.codes, voice=request.voice), work=request.codes)
+        sound = self.vocoder.invoke(VocodeInput(codes=speech_codes.codes, voice=request.voice), work=request.codes)
         return SpeechOutput(audio=sound.audio)

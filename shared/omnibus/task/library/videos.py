@@ -102,7 +102,7 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
             ),
             work=len(request.prompt) // 4,
         )
-        made = self.denoiser.invoke(
+        video_latents = self.denoiser.invoke(
             DenoiseInput(
                 embeds=guide.embeds,
                 mask=guide.mask,
@@ -119,11 +119,11 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
         )
         audio = None
         if request.sound and self.sound is not None:
-            audio = self.sound.invoke(DecodeInputs(latents=made.sound)).audio
+            audio = self.sound.invoke(DecodeInputs(latents=video_latents.sound)).audio
         return VideoOutput(
-            frames=self.decoder.invoke(DecodeInputs(latents=made.latents), work=request.frames).frames,
+            frames=self.decoder.invoke(DecodeInputs(latents=video_latents.latents), work=request.frames).frames,
             audio=audio,
-            progress=made.progress if request.progress else None,
+            progress=video_latents.progress if request.progress else None,
         )
 
     def _encode_first_frame(self, request: VideoInput) -> Tensor | None:
@@ -132,5 +132,5 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
             return None
         if self.frame_encoder is None:
             raise BadRequest("this model cannot start a video with an image; leave it out", param="image")
-        given = FrameInput(media=request.image, width=request.width, height=request.height)
-        return self.frame_encoder.invoke(given, work=request.width * request.height // 1024).latents
+        frame_input = FrameInput(media=request.image, width=request.width, height=request.height)
+        return self.frame_encoder.invoke(frame_input, work=request.width * request.height // 1024).latents

@@ -17,8 +17,8 @@ class Sizes(CompositeTask):
     large: Think
 
     def invoke(self, request: ChatInput) -> dict[str, Any]:
-        seen = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
-        question = ThinkInput(messages=request.messages, items=seen, params=request.params)
+        embeddings = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
+        question = ThinkInput(messages=request.messages, items=embeddings, params=request.params)
         return {SMALL: self.small.invoke(question).text, LARGE: self.large.invoke(question).text}
 
 

@@ -34,17 +34,17 @@ class Wish(VideoInput):
     first: str = ""
 
 
-def told(array: np.ndarray) -> dict[str, Any]:
+def encode_array(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
 async def serve(request: Wish) -> dict[str, Any]:
     image = await Media.of(base64.b64decode(request.first)) if request.first else None
     film = await DIRECTOR(VideoInput(**request.model_dump(exclude={"first", "image"}), image=image))
-    wanted = {"frames": film.frames, "audio": film.audio, "progress": film.progress}
-    there = {name: stream for name, stream in wanted.items() if stream is not None}
-    found = dict(zip(there, await asyncio.gather(*there.values()), strict=True))
-    answer: dict[str, Any] = {"frames": told(found["frames"])}
-    if "audio" in found:
-        answer["audio"] = {**told(found["audio"].array), "rate": found["audio"].rate}
-    return {**answer, "steps": [step.step for step in found.get("progress", [])]}
+    streams = {"frames": film.frames, "audio": film.audio, "progress": film.progress}
+    there = {name: stream for name, stream in streams.items() if stream is not None}
+    results = dict(zip(there, await asyncio.gather(*there.values()), strict=True))
+    answer: dict[str, Any] = {"frames": encode_array(results["frames"])}
+    if "audio" in results:
+        answer["audio"] = {**encode_array(results["audio"].array), "rate": results["audio"].rate}
+    return {**answer, "steps": [step.step for step in results.get("progress", [])]}

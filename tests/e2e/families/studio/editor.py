@@ -25,7 +25,7 @@ EDITOR = ImageEdit(
 )
 
 
-def png(picture: np.ndarray) -> str:
+def encode_png(picture: np.ndarray) -> str:
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
@@ -33,5 +33,5 @@ def png(picture: np.ndarray) -> str:
 
 async def serve(request: ChatInput) -> list[str]:
     [wish] = [json.loads(part["text"]) for part in request.messages[0]["content"] if part["type"] == "text"]
-    edited = await EDITOR(EditInput(image=request.media[0], **wish))
-    return [png(picture) for picture in await asyncio.gather(*edited.images)]
+    output = await EDITOR(EditInput(image=request.media[0], **wish))
+    return [encode_png(picture) for picture in await asyncio.gather(*output.images)]

@@ -18,12 +18,12 @@ PAINTER = ImageGeneration(
 )
 
 
-def png(picture: np.ndarray) -> str:
+def encode_png(picture: np.ndarray) -> str:
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
 
 
 async def serve(request: DrawInput) -> list[str]:
-    painted = await PAINTER(request)
-    return [png(picture) for picture in await asyncio.gather(*painted.images)]
+    output = await PAINTER(request)
+    return [encode_png(picture) for picture in await asyncio.gather(*output.images)]

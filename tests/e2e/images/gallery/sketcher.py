@@ -15,11 +15,11 @@ PAINTER = ImageGeneration(
 
 
 async def serve(request: DrawInput) -> AsyncIterator[dict[str, Any]]:
-    painted = await PAINTER(request.model_copy(update={"n": 1, "progress": True}))
-    async for step in painted.progress[0]:
+    output = await PAINTER(request.model_copy(update={"n": 1, "progress": True}))
+    async for step in output.progress[0]:
         yield {"step": step.step, "of": step.steps}
-    for previews in painted.previews:
+    for previews in output.previews:
         async for preview in previews:
             yield {"preview": preview.step, "size": list(preview.array.shape)}
-    picture = await painted.images[0]
+    picture = await output.images[0]
     yield {"picture": list(picture.shape), "mean": float(picture.mean())}

@@ -5,39 +5,39 @@ import json
 import pytest
 
 from omnibus import __version__
-from tests.unit.gateway.house import OMNI, VL, House, error
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import OMNI, VL, ToyGateway, read_error_body
+from tests.unit.sidecar.node import wait_until
 
 
-async def test_models_are_those_of_the_plan(home: House):
+async def test_models_are_those_of_the_plan(home: ToyGateway):
     assert (await home.http.get("/v1/models")).json() == {"object": "list", "data": []}
 
     home.serve(VL, OMNI)
 
-    found = (await home.http.get("/v1/models")).json()
+    listing = (await home.http.get("/v1/models")).json()
     about = {"object": "model", "created": 1000, "owned_by": "omnibus"}
-    assert found["object"] == "list"
-    assert [each["id"] for each in found["data"]] == [VL, OMNI]
-    assert all(each.items() >= about.items() for each in found["data"])
+    assert listing["object"] == "list"
+    assert [each["id"] for each in listing["data"]] == [VL, OMNI]
+    assert all(each.items() >= about.items() for each in listing["data"])
 
 
-async def test_one_model_is_shown_by_its_name(home: House):
+async def test_one_model_is_shown_by_its_name(home: ToyGateway):
     home.serve(VL)
 
-    found = (await home.http.get(f"/v1/models/{VL}")).json()
+    model = (await home.http.get(f"/v1/models/{VL}")).json()
     missing = await home.http.get("/v1/models/some/where%2Felse")
 
-    assert found.items() >= {"object": "model", "id": VL, "created": 1000, "owned_by": "omnibus"}.items()
+    assert model.items() >= {"object": "model", "id": VL, "created": 1000, "owned_by": "omnibus"}.items()
     assert missing.status_code == 404
-    assert (error(missing)["param"], error(missing)["code"]) == ("model", "not_found")
-    assert "some/where/else" in error(missing)["message"]
+    assert (read_error_body(missing)["param"], read_error_body(missing)["code"]) == ("model", "not_found")
+    assert "some/where/else" in read_error_body(missing)["message"]
 
 
-async def test_health_is_about_the_process_alone(home: House):
+async def test_health_is_about_the_process_alone(home: ToyGateway):
     assert (await home.http.get("/health")).json() == {"status": "ok"}
 
 
-async def test_the_version_comes_with_the_epoch(home: House):
+async def test_the_version_comes_with_the_epoch(home: ToyGateway):
     assert (await home.http.get("/version")).json() == {"version": __version__, "epoch": 0}
 
     home.serve(VL)
@@ -49,54 +49,54 @@ async def test_the_version_comes_with_the_epoch(home: House):
 # Ready
 
 
-async def ready(home: House) -> tuple[int, dict]:
+async def read_readiness(home: ToyGateway) -> tuple[int, dict]:
     response = await home.http.get("/readyz")
     assert response.json()["ready"] is (response.status_code == 200)
     return response.status_code, response.json()
 
 
-async def test_without_a_plan_nothing_is_ready(home: House):
-    assert await ready(home) == (503, {"ready": False, "epoch": 0, "bus": True, "missing": {}})
+async def test_without_a_plan_nothing_is_ready(home: ToyGateway):
+    assert await read_readiness(home) == (503, {"ready": False, "epoch": 0, "bus": True, "missing": {}})
 
 
-async def test_ready_means_that_every_stage_of_every_model_has_an_executor(home: House):
+async def test_ready_means_that_every_stage_of_every_model_has_an_executor(home: ToyGateway):
     home.serve(VL)
-    assert (await ready(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
+    assert (await read_readiness(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
 
     await home.executor(VL, "E", "vision")
-    assert (await ready(home))[1]["missing"] == {VL: {"thinker": "no executor"}}
+    assert (await read_readiness(home))[1]["missing"] == {VL: {"thinker": "no executor"}}
 
     await home.executor(VL, "L", "thinker")
-    assert await ready(home) == (200, {"ready": True, "epoch": 1, "bus": True, "missing": {}})
+    assert await read_readiness(home) == (200, {"ready": True, "epoch": 1, "bus": True, "missing": {}})
 
 
-async def test_an_executor_that_leaves_makes_it_not_ready(home: House):
+async def test_an_executor_that_leaves_makes_it_not_ready(home: ToyGateway):
     await home.all_of(VL)
-    assert (await ready(home))[0] == 200
+    assert (await read_readiness(home))[0] == 200
 
     for executor in home.place.executors.values():
         await executor.drain(0.1)
-    await until(lambda: not home.members.statuses())
+    await wait_until(lambda: not home.members.statuses())
 
-    assert (await ready(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
+    assert (await read_readiness(home))[1]["missing"] == {VL: {"vision": "no executor", "thinker": "no executor"}}
 
 
-async def test_a_model_that_is_new_in_the_plan_makes_it_not_ready(home: House):
+async def test_a_model_that_is_new_in_the_plan_makes_it_not_ready(home: ToyGateway):
     await home.all_of(VL)
 
     home.serve(VL, OMNI)
 
-    status, body = await ready(home)
+    status, body = await read_readiness(home)
     assert status == 503
     assert set(body["missing"]) == {OMNI}
 
 
-async def test_without_the_bus_it_is_not_ready(home: House):
+async def test_without_the_bus_it_is_not_ready(home: ToyGateway):
     await home.all_of(VL)
 
     home.bus.connected = False
 
-    status, body = await ready(home)
+    status, body = await read_readiness(home)
     assert (status, body["bus"], body["missing"]) == (503, False, {})
     home.bus.connected = True
 
@@ -104,7 +104,7 @@ async def test_without_the_bus_it_is_not_ready(home: House):
 # Metrics and documentation
 
 
-async def test_metrics_are_in_the_text_format_of_prometheus(home: House):
+async def test_metrics_are_in_the_text_format_of_prometheus(home: ToyGateway):
     await home.all_of(VL)
     await home.ask()
 
@@ -115,7 +115,7 @@ async def test_metrics_are_in_the_text_format_of_prometheus(home: House):
     assert "omnibus_gateway_inflight" in response.text
 
 
-async def test_the_documentation_contains_every_route_and_its_schemas(home: House):
+async def test_the_documentation_contains_every_route_and_its_schemas(home: ToyGateway):
     document = (await home.http.get("/openapi.json")).json()
 
     assert document["openapi"].startswith("3.")
@@ -132,9 +132,9 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
     conversations = {"/v1/conversations", talk, f"{talk}/items", f"{talk}/items/{{item_id}}"}
     videos = {"/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"}
     around = plain | files | videos | batches | responses | conversations | {"/v1/realtime"}
-    refused = {"/v1/images/variations"}
+    unsupported_paths = {"/v1/images/variations"}
     chats = {"/v1/chat/completions", "/v1/chat/completions/{token}/events"}
-    assert set(document["paths"]) == around | chats | (home.table.posts.keys() - refused)
+    assert set(document["paths"]) == around | chats | (home.table.posts.keys() - unsupported_paths)
     chat = document["paths"]["/v1/chat/completions"]["post"]
     body = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body.removeprefix("#/components/schemas/") in document["components"]["schemas"]
@@ -144,7 +144,7 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
             assert operation["summary"]
 
 
-async def test_every_reference_of_the_documentation_leads_somewhere(home: House):
+async def test_every_reference_of_the_documentation_leads_somewhere(home: ToyGateway):
     text = (await home.http.get("/openapi.json")).text
     document = json.loads(text)
 
@@ -155,11 +155,11 @@ async def test_every_reference_of_the_documentation_leads_somewhere(home: House)
         assert target
 
 
-async def test_the_documentation_is_made_once(home: House):
+async def test_the_documentation_is_made_once(home: ToyGateway):
     assert (await home.http.get("/openapi.json")).text == (await home.http.get("/openapi.json")).text
 
 
-async def test_no_page_runs_the_code_of_other_sites(home: House):
+async def test_no_page_runs_the_code_of_other_sites(home: ToyGateway):
     for path in ("/docs", "/redoc"):  # the console's own page, whose policy allows nothing from elsewhere
         assert (await home.http.get(path)).headers["location"] == "console/#/api"
     assert (await home.http.get("/docs/oauth2-redirect")).status_code == 404
@@ -179,35 +179,35 @@ async def test_no_page_runs_the_code_of_other_sites(home: House):
     ],
 )
 async def test_what_is_not_there_is_an_error_in_openais_shape(
-    home: House, method: str, path: str, status: int, code: str
+    home: ToyGateway, method: str, path: str, status: int, code: str
 ):
     response = await home.http.request(method, path)
 
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
-    assert (error(response)["code"], error(response)["type"]) == (code, "invalid_request_error")
+    assert (read_error_body(response)["code"], read_error_body(response)["type"]) == (code, "invalid_request_error")
 
 
-async def test_a_wrong_method_is_told_the_right_one(home: House):
+async def test_a_wrong_method_is_told_the_right_one(home: ToyGateway):
     assert "POST" in (await home.http.get("/v1/chat/completions")).headers["allow"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"x"}', b"\xff\xfe"])
-async def test_a_body_that_is_no_request_is_400(home: House, body: bytes):
+async def test_a_body_that_is_no_request_is_400(home: ToyGateway, body: bytes):
     response = await home.http.post("/v1/chat/completions", content=body)
 
-    assert (response.status_code, error(response)["code"]) == (400, "bad_request")
+    assert (response.status_code, read_error_body(response)["code"]) == (400, "bad_request")
 
 
-async def test_every_error_of_chat_has_a_request_id(home: House):
+async def test_every_error_of_chat_has_a_request_id(home: ToyGateway):
     response = await home.http.post("/v1/chat/completions", content=b"{")
 
-    assert response.headers["x-request-id"] == error(response)["request_id"]
+    assert response.headers["x-request-id"] == read_error_body(response)["request_id"]
 
 
-async def test_a_body_over_the_limit_is_413_before_it_is_read(home: House):
+async def test_a_body_over_the_limit_is_413_before_it_is_read(home: ToyGateway):
     response = await home.http.post(
         "/v1/chat/completions", content=b"{}", headers={"content-length": str(home.settings.max_body + 1)}
     )
 
-    assert (response.status_code, error(response)["code"]) == (413, "too_large")
+    assert (response.status_code, read_error_body(response)["code"]) == (413, "too_large")

@@ -8,7 +8,15 @@ import pytest
 
 from omnibus.executor.runner import Job
 from omnibus.store import Store
-from tests.unit.gateway.house import TEXT, VL, error, house, image, text, think
+from tests.unit.gateway.house import (
+    TEXT,
+    VL,
+    make_image_part,
+    make_text_part,
+    read_error_body,
+    start_toy_gateway,
+    write_chat_words,
+)
 
 NODE: dict[str, Any] = {
     "type": "object",
@@ -26,7 +34,7 @@ TOOL = {"type": "function", "function": {"name": "grow", "parameters": SCHEMA}}
 OVERLAP = {"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]}
 
 
-class Noting:
+class SchemaParamsRecorder:
     """A thinker that records its parameters."""
 
     def __init__(self) -> None:
@@ -34,42 +42,42 @@ class Noting:
 
     async def __call__(self, job: Job) -> None:
         self.params = await job.value("params")
-        await think(job)
+        await write_chat_words(job)
 
 
 @pytest.fixture
-def noting() -> Noting:
-    return Noting()
+def params_recorder() -> SchemaParamsRecorder:
+    return SchemaParamsRecorder()
 
 
 @pytest.mark.parametrize("model", [TEXT, VL])
 async def test_schemas_reach_the_model_in_their_order_with_their_references(
-    tmp_path: Path, store: Store, noting: Noting, model: str
+    tmp_path: Path, store: Store, params_recorder: SchemaParamsRecorder, model: str
 ) -> None:
-    async with house(tmp_path, store) as home:
+    async with start_toy_gateway(tmp_path, store) as home:
         home.serve(model)
         if model == VL:
             await home.executor(model, "E", "vision")
-        await home.executor(model, "L", "thinker", thinker=noting)
-        content = [image(), text("look")] if model == VL else "look"
+        await home.executor(model, "L", "thinker", thinker=params_recorder)
+        content = [make_image_part(), make_text_part("look")] if model == VL else "look"
 
         response = await home.ask(model, content, response_format=FORMAT, tools=[TOOL])
 
         assert response.status_code == 200, response.text
-        assert json.dumps(noting.params["structured_outputs"]["json"]) == json.dumps(SCHEMA)
-        assert json.dumps(noting.params["tools"][0]["function"]["parameters"]) == json.dumps(SCHEMA)
+        assert json.dumps(params_recorder.params["structured_outputs"]["json"]) == json.dumps(SCHEMA)
+        assert json.dumps(params_recorder.params["tools"][0]["function"]["parameters"]) == json.dumps(SCHEMA)
 
 
 async def test_a_schema_that_cannot_be_obeyed_is_a_400_with_its_place(tmp_path: Path, store: Store) -> None:
     schema = {"type": "object", "properties": {"a": OVERLAP}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    async with house(tmp_path, store) as home:
+    json_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with start_toy_gateway(tmp_path, store) as home:
         home.serve(TEXT)
         await home.executor(TEXT, "L", "thinker")
 
-        response = await home.ask(TEXT, "x", response_format=wanted)
-        said = error(response)
+        response = await home.ask(TEXT, "x", response_format=json_format)
+        details = read_error_body(response)
 
         assert response.status_code == 400
-        assert said["param"] == "response_format.json_schema.schema"
-        assert "#/properties/a/oneOf" in said["message"]
+        assert details["param"] == "response_format.json_schema.schema"
+        assert "#/properties/a/oneOf" in details["message"]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.unit.gateway.background import EMBEDDER, Running
 from tests.unit.gateway.fuzz import JUNK, Schemas
-from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, error
-from tests.unit.gateway.samples import sound
+from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, read_error_body
+from tests.unit.gateway.samples import make_sample_sound
 
-WAV = sound("wav", "pcm_s16le", 0.2, 16000)
+WAV = make_sample_sound("wav", "pcm_s16le", 0.2, 16000)
 MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
 #: Values that are cheap to serve, and probably valid.
 KNOWN: dict[str, st.SearchStrategy[Any]] = {
@@ -48,52 +48,54 @@ EXAMPLES = settings(
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, valkey_url: str) -> Iterator[Running]:
-    made = Running(tmp_path_factory.mktemp("fuzz"), valkey_url)
-    yield made
-    made.close()
+def background_gateway(tmp_path_factory: pytest.TempPathFactory, valkey_url: str) -> Iterator[Running]:
+    gateway = Running(tmp_path_factory.mktemp("fuzz"), valkey_url)
+    yield gateway
+    gateway.close()
 
 
 @pytest.fixture(scope="module")
-def schemas(running: Running) -> Schemas:
-    document = running.do(running.home.http.get("/openapi.json")).json()
+def schemas(background_gateway: Running) -> Schemas:
+    document = background_gateway.do(background_gateway.home.http.get("/openapi.json")).json()
     return Schemas(document, KNOWN)
 
 
-def check(response: httpx.Response) -> None:
+def check_response(response: httpx.Response) -> None:
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
-        error(response)
+        read_error_body(response)
     elif response.headers["content-type"].startswith("text/event-stream"):
         assert '"server_error"' not in response.text, response.text
 
 
 @pytest.mark.parametrize("path", JSON_ROUTES)
-def test_json_is_answered_or_refused(running: Running, schemas: Schemas, path: str):
+def test_json_is_answered_or_refused(background_gateway: Running, schemas: Schemas, path: str):
     @EXAMPLES
     @given(schemas.body(*JSON_ROUTES[path]))
     def any_body(body: Any) -> None:
-        check(running.do(running.home.http.post(path, content=json.dumps(body).encode())))
+        check_response(
+            background_gateway.do(background_gateway.home.http.post(path, content=json.dumps(body).encode()))
+        )
 
     any_body()
-    running.do(running.home.emptied())
+    background_gateway.do(background_gateway.home.emptied())
 
 
 @pytest.mark.parametrize("path", FORM_ROUTES)
-def test_forms_are_answered_or_refused(running: Running, schemas: Schemas, path: str):
+def test_forms_are_answered_or_refused(background_gateway: Running, schemas: Schemas, path: str):
     component, name, fine = FORM_ROUTES[path]
     fitting = PNG if name == "image" else WAV
     files = st.just(fitting) | st.sampled_from([PNG, WAV, PNG[:30], WAV[:50]]) | st.binary(max_size=40)
 
     @EXAMPLES
     @given(schemas.body(component, fine), st.just([fitting]) | st.lists(files, max_size=2))
-    def any_form(body: Any, given: list[bytes]) -> None:
-        fields = {key: _field(value) for key, value in body.items()} if isinstance(body, dict) else {}
-        parts = [(name, ("file", each)) for each in given]
-        check(running.do(running.home.http.post(path, data=fields, files=parts or None)))
+    def any_form(body: Any, contents: list[bytes]) -> None:
+        fields = {key: _format_field(value) for key, value in body.items()} if isinstance(body, dict) else {}
+        parts = [(name, ("file", each)) for each in contents]
+        check_response(background_gateway.do(background_gateway.home.http.post(path, data=fields, files=parts or None)))
 
     any_form()
-    running.do(running.home.emptied())
+    background_gateway.do(background_gateway.home.emptied())
 
 
 #: Routes that need no body: nothing is a conversation without items.
@@ -101,7 +103,7 @@ BODILESS = {"/v1/conversations"}
 
 
 @pytest.mark.parametrize("path", [*sorted(JSON_ROUTES.keys() - BODILESS), *FORM_ROUTES, "/v1/images/variations"])
-def test_bytes_are_refused(running: Running, path: str):
+def test_bytes_are_refused(background_gateway: Running, path: str):
     kinds = st.sampled_from(
         ["multipart/form-data; boundary=x", "application/json", "", 'multipart/form-data; boundary="']
     )
@@ -109,16 +111,18 @@ def test_bytes_are_refused(running: Running, path: str):
     @EXAMPLES
     @given(st.binary(max_size=200) | JUNK.map(lambda value: json.dumps(value).encode()), kinds)
     def any_bytes(body: bytes, kind: str) -> None:
-        wrapped = body if "multipart" not in kind else b"--x\r\n" + body + b"\r\n--x--"
-        response = running.do(running.home.http.post(path, content=wrapped, headers={"content-type": kind}))
-        check(response)
+        payload = body if "multipart" not in kind else b"--x\r\n" + body + b"\r\n--x--"
+        response = background_gateway.do(
+            background_gateway.home.http.post(path, content=payload, headers={"content-type": kind})
+        )
+        check_response(response)
         assert response.status_code >= 400
 
     any_bytes()
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_ids_lead_nowhere_else(running: Running, method: str):
+def test_ids_lead_nowhere_else(background_gateway: Running, method: str):
     characters = st.text(st.characters(codec="ascii", exclude_characters="/?#", exclude_categories=["Cc"]), min_size=1)
 
     @EXAMPLES
@@ -128,13 +132,13 @@ def test_ids_lead_nowhere_else(running: Running, method: str):
     )
     def any_id(id: str) -> None:
         for path in (f"/v1/{kind}/{id}{end}" for kind in KINDS for end in ("", "/content")):
-            response = running.do(running.home.http.request(method, path))
+            response = background_gateway.do(background_gateway.home.http.request(method, path))
             assert 400 <= response.status_code < 500, response.text
 
     any_id()
 
 
-def _field(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value) if not isinstance(value, bool) else str(value).lower()

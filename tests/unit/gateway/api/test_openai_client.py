@@ -25,7 +25,7 @@ from omnibus_gateway.openai import chat_response, chat_stream, errors
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.parse import parse_chat, read_body
-from tests.unit.gateway.samples import picture, sound, tone
+from tests.unit.gateway.samples import make_sample_picture, make_sample_sound, make_sample_tone
 
 LIMITS = inspect.MediaLimits(body_bytes=1 << 20)
 #: Models that fail, each with its error.
@@ -39,7 +39,7 @@ FAILING_MODELS = {
 }
 
 
-async def answer(http: Request) -> Response:
+async def answer_request(http: Request) -> Response:
     """Return the parsed request; models named after an error fail with it."""
     try:
         request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
@@ -52,27 +52,27 @@ async def answer(http: Request) -> Response:
         return Response(body, errors.status_of(error), headers, "application/json")
     words = [item.info.mime for item in items] or [str(messages[-1]["content"])]
     if request.stream:
-        return StreamingResponse(frames(request, words), media_type="text/event-stream")
-    return Response(await whole(request, " ".join(words)), media_type="application/json")
+        return StreamingResponse(stream_frames(request, words), media_type="text/event-stream")
+    return Response(await encode_whole(request, " ".join(words)), media_type="application/json")
 
 
-async def whole(request: ChatRequest, text: str) -> bytes:
-    spoken = None
+async def encode_whole(request: ChatRequest, text: str) -> bytes:
+    chat_audio = None
     if request.audio is not None and request.wants_audio:
-        data = encode_audio(tone(0.1), 24000, request.audio.format)
-        spoken = chat_response.ChatCompletionAudio(id="audio_1", data=data, expires_at=1, transcript=text)
+        data = encode_audio(make_sample_tone(0.1), 24000, request.audio.format)
+        chat_audio = chat_response.ChatCompletionAudio(id="audio_1", data=data, expires_at=1, transcript=text)
     return chat_response.encode_completion(
         id="chatcmpl-1",
         model=request.model,
         created=1,
-        text=None if spoken else text,
+        text=None if chat_audio else text,
         finish_reason="stop",
         usage=chat_response.build_usage(prompt_text=2, text=1),
-        audio=spoken,
+        audio=chat_audio,
     )
 
 
-async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]:
+async def stream_frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]:
     out = chat_stream.ChatStream("chatcmpl-1", request.model, 1, include_usage=request.wants_usage)
     yield out.role()
     for word in words:
@@ -82,7 +82,7 @@ async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]
         return
     if request.wants_audio:
         yield out.audio_start("audio_1")
-        yield out.audio(encode_audio(tone(0.1), 24000, "wav"))
+        yield out.audio(encode_audio(make_sample_tone(0.1), 24000, "wav"))
         yield out.transcript("hi")
         yield out.audio_end(1)
     yield out.finish("stop")
@@ -92,7 +92,7 @@ async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]
 
 @pytest.fixture
 async def client() -> AsyncIterator[AsyncOpenAI]:
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    app = Starlette(routes=[Route("/v1/chat/completions", answer_request, methods=["POST"])])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     socket = server.config.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
@@ -108,7 +108,7 @@ def data_url(mime: str, data: bytes) -> str:
 
 
 async def test_a_multimodal_question_is_answered(client: AsyncOpenAI) -> None:
-    recording = base64.b64encode(sound("wav", "pcm_s16le", 0.1)).decode()
+    recording = base64.b64encode(make_sample_sound("wav", "pcm_s16le", 0.1)).decode()
 
     reply = await client.chat.completions.create(
         model="m",
@@ -117,7 +117,10 @@ async def test_a_multimodal_question_is_answered(client: AsyncOpenAI) -> None:
                 "role": "user",
                 "content": [
                     {"type": "text", "text": "what"},
-                    {"type": "image_url", "image_url": {"url": data_url("image/png", picture("PNG")), "detail": "low"}},
+                    {
+                        "type": "image_url",
+                        "image_url": {"url": data_url("image/png", make_sample_picture("PNG")), "detail": "low"},
+                    },
                     {"type": "input_audio", "input_audio": {"data": recording, "format": "wav"}},
                 ],
             }
@@ -142,10 +145,10 @@ async def test_a_spoken_answer_arrives_as_a_file(client: AsyncOpenAI) -> None:
         audio={"voice": "alloy", "format": "flac"},
     )
 
-    spoken = reply.choices[0].message.audio
-    assert spoken is not None
-    assert spoken.transcript == "hi"
-    assert base64.b64decode(spoken.data).startswith(b"fLaC")
+    message_audio = reply.choices[0].message.audio
+    assert message_audio is not None
+    assert message_audio.transcript == "hi"
+    assert base64.b64decode(message_audio.data).startswith(b"fLaC")
 
 
 async def test_a_stream_of_text_sound_and_usage_is_read(client: AsyncOpenAI) -> None:
@@ -161,15 +164,15 @@ async def test_a_stream_of_text_sound_and_usage_is_read(client: AsyncOpenAI) -> 
         chunks.append(chunk)
 
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    spoken = [delta.audio for delta in deltas if getattr(delta, "audio", None)]
-    pieces = [piece["data"] if isinstance(piece, dict) else piece.data for piece in spoken if _data(piece)]
+    audio_deltas = [delta.audio for delta in deltas if getattr(delta, "audio", None)]
+    pieces = [piece["data"] if isinstance(piece, dict) else piece.data for piece in audio_deltas if _get_data(piece)]
     assert "".join(delta.content or "" for delta in deltas) == "hi"
     with wave.open(io.BytesIO(b"".join(map(base64.b64decode, pieces)))) as reader:
-        assert reader.readframes(10_000) == to_pcm16(tone(0.1))
+        assert reader.readframes(10_000) == to_pcm16(make_sample_tone(0.1))
     assert chunks[-1].usage.total_tokens == 3
 
 
-def _data(piece: Any) -> str | None:
+def _get_data(piece: Any) -> str | None:
     return piece.get("data") if isinstance(piece, dict) else piece.data
 
 

@@ -27,10 +27,10 @@ def test_every_route_is_named(route: str):
 
 
 @pytest.mark.parametrize(
-    "asked", [speech.SYSTEM, speech.USER.partition("\n")[0], transcriptions.SYSTEM, transcriptions.USER]
+    "prompt", [speech.SYSTEM, speech.USER.partition("\n")[0], transcriptions.SYSTEM, transcriptions.USER]
 )
-def test_what_models_are_asked_for_is_quoted(asked: str):
-    assert f"`{asked}`" in TEXT
+def test_what_models_are_asked_for_is_quoted(prompt: str):
+    assert f"`{prompt}`" in TEXT
 
 
 def test_formats_and_speeds_are_those_there_are():

@@ -13,8 +13,8 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
 from omnibus_gateway.media.headers.sniff import sniff_mime
-from tests.unit.encoding.test_audio import decode
-from tests.unit.gateway.house import OMNI, RATE, VL, House, error
+from tests.unit.encoding.test_audio import decode_audio
+from tests.unit.gateway.house import OMNI, RATE, VL, ToyGateway, read_error_body
 
 SPEECH = "/v1/audio/speech"
 TEXT = "one two three four five"
@@ -22,45 +22,45 @@ WISH: dict[str, Any] = {"model": OMNI, "input": TEXT, "voice": "Chelsie", "respo
 
 
 @pytest.fixture
-async def studio(home: House) -> House:
+async def speech_gateway(home: ToyGateway) -> ToyGateway:
     await home.all_of(OMNI)
     return home
 
 
-async def speak(home: House, **more: Any) -> httpx.Response:
+async def post_speech(home: ToyGateway, **more: Any) -> httpx.Response:
     return await home.http.post(SPEECH, json={**WISH, **more})
 
 
-def samples(data: bytes) -> np.ndarray:
+def read_samples(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2")
 
 
-async def test_the_text_itself_is_spoken(studio: House):
-    response = await speak(studio)
+async def test_the_text_itself_is_spoken(speech_gateway: ToyGateway):
+    response = await post_speech(speech_gateway)
 
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "audio/pcm"
-    assert len(samples(response.content)) == 5 * 240
-    ended = await studio.ended(response.headers["x-request-id"])
-    assert ended.answer.text == "one two three four five "
-    assert ended.answer.audio_seconds == pytest.approx(5 * 240 / RATE)
-    await studio.emptied()
+    assert len(read_samples(response.content)) == 5 * 240
+    end_record = await speech_gateway.ended(response.headers["x-request-id"])
+    assert end_record.answer.text == "one two three four five "
+    assert end_record.answer.audio_seconds == pytest.approx(5 * 240 / RATE)
+    await speech_gateway.emptied()
 
 
-async def test_the_model_is_asked_to_read_and_how(studio: House):
-    heard: list[Any] = []
+async def test_the_model_is_asked_to_read_and_how(speech_gateway: ToyGateway):
+    received_messages: list[Any] = []
 
-    async def listen(job: Job) -> None:
-        heard.append(await job.value("messages"))
+    async def record_messages(job: Job) -> None:
+        received_messages.append(await job.value("messages"))
         job.close("text", {"finish_reason": "stop", "usage": {}})
         job.close("rows")
 
-    studio.serve(OMNI)
-    await studio.executor(OMNI, "Th", "thinker", id="listening", thinker=listen)
+    speech_gateway.serve(OMNI)
+    await speech_gateway.executor(OMNI, "Th", "thinker", id="listening", thinker=record_messages)
     for _ in range(4):
-        await speak(studio, instructions="Whisper.")
+        await post_speech(speech_gateway, instructions="Whisper.")
 
-    assert heard[0] == [
+    assert received_messages[0] == [
         {"role": "system", "content": "You read texts aloud, exactly as they are written. Whisper."},
         {"role": "user", "content": f"Read this text aloud:\n\n{TEXT}"},
     ]
@@ -77,45 +77,45 @@ async def test_the_model_is_asked_to_read_and_how(studio: House):
         ("wav", "audio/wav", "audio/wav"),
     ],
 )
-async def test_speech_comes_in_every_format(studio: House, format: str | None, kind: str, mime: str):
-    response = await speak(studio, response_format=format, input="word " * 40)
+async def test_speech_comes_in_every_format(speech_gateway: ToyGateway, format: str | None, kind: str, mime: str):
+    response = await post_speech(speech_gateway, response_format=format, input="word " * 40)
 
     assert response.headers["content-type"] == kind
     assert sniff_mime(response.content) == mime
-    sound, rate = decode(response.content)
+    sound, rate = decode_audio(response.content)
     assert len(sound) / rate == pytest.approx(40 * 240 / RATE, abs=0.06)
-    await studio.emptied()
+    await speech_gateway.emptied()
 
 
-async def test_another_speed_is_another_length(studio: House):
-    usual, quick = [await speak(studio, input="word " * 100, speed=speed) for speed in (1.0, 2.0)]
+async def test_another_speed_is_another_length(speech_gateway: ToyGateway):
+    usual, quick = [await post_speech(speech_gateway, input="word " * 100, speed=speed) for speed in (1.0, 2.0)]
 
     assert len(quick.content) / len(usual.content) == pytest.approx(0.5, rel=0.1)
 
 
-async def test_events_hold_the_file_and_then_the_usage(studio: House):
-    response = await speak(studio, stream_format="sse")
+async def test_events_hold_the_file_and_then_the_usage(speech_gateway: ToyGateway):
+    response = await post_speech(speech_gateway, stream_format="sse")
 
     assert response.headers["content-type"].startswith("text/event-stream")
-    *deltas, done = [json.loads(block[6:]) for block in response.text.split("\n\n") if block]
+    *deltas, end_event = [json.loads(block[6:]) for block in response.text.split("\n\n") if block]
     assert {each["type"] for each in deltas} == {"speech.audio.delta"}
-    assert b"".join(base64.b64decode(each["audio"]) for each in deltas) == (await speak(studio)).content
-    assert done == {
+    assert b"".join(base64.b64decode(each["audio"]) for each in deltas) == (await post_speech(speech_gateway)).content
+    assert end_event == {
         "type": "speech.audio.done",
         "usage": {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7},
     }
 
 
-async def test_sound_leaves_before_the_rest_is_made(home: House):
-    client = Listener(home)
+async def test_sound_leaves_before_the_rest_is_made(home: ToyGateway):
+    client = SpeechListener(home)
 
-    async def slow(job: Job) -> None:
+    async def send_slowly(job: Job) -> None:
         async for item in job.stream("codes"):
             for _ in item.data.get("codes", []):
                 await job.send("audio", {"rate": RATE}, np.ones(240, np.float32))
                 await client.heard.wait()
 
-    await vocoder(home, slow)
+    await serve_vocoder(home, send_slowly)
     await client.ask()
 
     assert len(client.parts[0]) == 480
@@ -124,10 +124,10 @@ async def test_sound_leaves_before_the_rest_is_made(home: House):
     await home.emptied()
 
 
-class Listener:
+class SpeechListener:
     """A client that signals the arrival of each piece."""
 
-    def __init__(self, home: House) -> None:
+    def __init__(self, home: ToyGateway) -> None:
         self._home = home
         self.heard = asyncio.Event()
         self.parts: list[bytes] = []
@@ -136,20 +136,20 @@ class Listener:
     async def ask(self, **more: Any) -> None:
         body = [json.dumps({**WISH, **more}).encode()]
 
-        async def receive() -> Any:
+        async def receive_request() -> Any:
             return {"type": "http.request", "body": body.pop()} if body else await asyncio.Event().wait()
 
-        async def send(message: Any) -> None:
+        async def record_part(message: Any) -> None:
             if message["type"] == "http.response.body":
                 self.parts += [message["body"]] if message["body"] else []
                 self.complete = not message.get("more_body")
                 self.heard.set()
 
         scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": []}
-        await self._home.app(scope, receive, send)
+        await self._home.app(scope, receive_request, record_part)
 
 
-async def vocoder(home: House, work: Any) -> None:
+async def serve_vocoder(home: ToyGateway, work: Any) -> None:
     """Serve a speaking model with the vocoder ``work``."""
     home.serve(OMNI)
     await home.executor(OMNI, "Th", "thinker")
@@ -158,12 +158,12 @@ async def vocoder(home: House, work: Any) -> None:
 
 
 @pytest.mark.parametrize("voice", ["Ethan", "alloy", {"id": "Ethan"}])
-async def test_voices_are_the_models_own_or_openais(studio: House, voice: Any):
-    assert (await speak(studio, voice=voice)).status_code == 200
+async def test_voices_are_the_models_own_or_openais(speech_gateway: ToyGateway, voice: Any):
+    assert (await post_speech(speech_gateway, voice=voice)).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("changed", "param"),
+    ("changes", "param"),
     [
         ({"input": ""}, "input"),
         ({"input": "x" * 4097}, "input"),
@@ -181,63 +181,67 @@ async def test_voices_are_the_models_own_or_openais(studio: House, voice: Any):
         ({"ref_audio": "x"}, "ref_audio"),
     ],
 )
-async def test_what_cannot_be_spoken_is_refused_by_name(studio: House, changed: dict[str, Any], param: str):
-    studio.serve(OMNI, VL)
+async def test_what_cannot_be_spoken_is_refused_by_name(
+    speech_gateway: ToyGateway, changes: dict[str, Any], param: str
+):
+    speech_gateway.serve(OMNI, VL)
 
-    response = await speak(studio, **changed)
+    response = await post_speech(speech_gateway, **changes)
 
     assert response.status_code == 400, response.text
-    assert error(response)["param"] == param
-    await studio.emptied()
+    assert read_error_body(response)["param"] == param
+    await speech_gateway.emptied()
 
 
-async def test_a_text_that_the_model_refuses_is_called_the_input(home: House):
-    async def refuse(job: Job) -> None:
+async def test_a_text_that_the_model_refuses_is_called_the_input(home: ToyGateway):
+    async def refuse_input(job: Job) -> None:
         raise BadRequest("the text holds a control token", param="say")
 
     home.serve(OMNI)
-    await home.executor(OMNI, "Th", "thinker", thinker=refuse)
+    await home.executor(OMNI, "Th", "thinker", thinker=refuse_input)
     await home.executor(OMNI, "Ta", "talker")
     await home.executor(OMNI, "V", "vocoder")
 
-    response = await speak(home)
+    response = await post_speech(home)
 
-    assert (response.status_code, error(response)["param"]) == (400, "input")
+    assert (response.status_code, read_error_body(response)["param"]) == (400, "input")
     await home.emptied()
 
 
-async def test_an_unknown_model_is_not_found(studio: House):
-    assert (await speak(studio, model="nobody")).status_code == 404
+async def test_an_unknown_model_is_not_found(speech_gateway: ToyGateway):
+    assert (await post_speech(speech_gateway, model="nobody")).status_code == 404
 
 
 @pytest.mark.parametrize("how", ["audio", "sse"])
-async def test_speech_that_breaks_off_is_not_taken_as_whole(home: House, how: str):
-    client = Listener(home)
+async def test_speech_that_breaks_off_is_not_taken_as_whole(home: ToyGateway, how: str):
+    client = SpeechListener(home)
 
-    async def breaks(job: Job) -> None:
+    async def break_off(job: Job) -> None:
         await job.send("audio", {"rate": RATE}, np.ones(240, np.float32))
         await client.heard.wait()
         raise RuntimeError("out of breath")
 
-    await vocoder(home, breaks)
+    await serve_vocoder(home, break_off)
     await client.ask(stream_format=how)
 
     if how == "audio":
         assert (len(client.parts), client.complete) == (1, False)
     else:
-        told = json.loads(client.parts[-1].removeprefix(b"data: "))
-        assert (told["error"]["code"], told["error"]["stage"]) == ("stage_failed", "vocoder")
+        payload = json.loads(client.parts[-1].removeprefix(b"data: "))
+        assert (payload["error"]["code"], payload["error"]["stage"]) == ("stage_failed", "vocoder")
     await home.emptied()
 
 
-async def test_the_official_client_hears_it(studio: House):
-    client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=studio.http, max_retries=0)
+async def test_the_official_client_hears_it(speech_gateway: ToyGateway):
+    client = openai.AsyncOpenAI(
+        base_url="http://gateway/v1", api_key="x", http_client=speech_gateway.http, max_retries=0
+    )
 
     whole = await client.audio.speech.create(model=OMNI, input=TEXT, voice="alloy", response_format="wav")
     async with client.audio.speech.with_streaming_response.create(
         model=OMNI, input=TEXT, voice="alloy", response_format="wav"
-    ) as streamed:
-        pieces = [piece async for piece in streamed.iter_bytes()]
+    ) as stream_response:
+        pieces = [piece async for piece in stream_response.iter_bytes()]
 
     assert whole.content == b"".join(pieces)
-    assert len(decode(whole.content)[0]) == 5 * 240
+    assert len(decode_audio(whole.content)[0]) == 5 * 240

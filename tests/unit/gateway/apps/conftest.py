@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from tests.unit.gateway.apps.estate import Estate, Gateway, estate
+from tests.unit.gateway.apps.estate import AppCluster, AppGateway, start_app_cluster
 from tests.unit.gateway.apps.forked_workers import fork_workers
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 #: Files with workers started as in production, since they test the process and its restrictions.
 _STARTED = ("test_worker_supervisor", "test_uploads")
@@ -22,18 +22,18 @@ def forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
+async def cluster(tmp_path: Path, valkey_url: str) -> AsyncIterator[AppCluster]:
     """An empty store and no gateway yet."""
     client = redis.Redis.from_url(valkey_url)
     await client.flushall()
     await client.aclose()
-    async with estate(tmp_path, valkey_url) as made:
-        yield made
+    async with start_app_cluster(tmp_path, valkey_url) as app_cluster:
+        yield app_cluster
 
 
 @pytest.fixture
-async def gate(land: Estate) -> Gateway:
+async def gate(cluster: AppCluster) -> AppGateway:
     """One gateway that has read the registered apps."""
-    made = land.gateway()
-    await until(lambda: not made.apps.registry.starting_apps)
-    return made
+    app_gateway = cluster.gateway()
+    await wait_until(lambda: not app_gateway.apps.registry.starting_apps)
+    return app_gateway

@@ -22,9 +22,9 @@ from omnibus_gateway.api.app import Frontend
 from omnibus_gateway.apps.service import AppService
 from omnibus_planner.declared import app_models
 from tests.unit.gateway.apps.forked_workers import template_pid
-from tests.unit.gateway.house import House
-from tests.unit.gateway.house import house as plain_house
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import ToyGateway
+from tests.unit.gateway.house import start_toy_gateway as plain_house
+from tests.unit.sidecar.node import wait_until
 
 TOKEN = "open-sesame"
 
@@ -119,10 +119,10 @@ LOUD = """
 """
 
 
-class Gateway:
+class AppGateway:
     """A gateway of the house, with a separate registry, workers and routes."""
 
-    def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
+    def __init__(self, home: ToyGateway, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
         self.apps = AppService(settings, self.store, home.router, home.runs, home.chat)
         self.frontend = Frontend(settings, home.router, home.dispatcher, home.table, self.apps)
@@ -154,11 +154,11 @@ class Gateway:
     async def serves(self, name: str, version: int) -> None:
         """Wait until this gateway's worker is of ``version``."""
 
-        def there() -> bool:
+        def is_served() -> bool:
             about = self.apps.registry.worker_view(name)
             return about is not None and (about.state, about.version) == ("ready", version)
 
-        await until(there)
+        await wait_until(is_served)
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -166,25 +166,25 @@ class Gateway:
         await self.store.close()
 
 
-class Estate:
+class AppCluster:
     """A house, its gateways and its directory of apps."""
 
-    def __init__(self, home: House, directory: Path, store_url: str, settings: GatewaySettings) -> None:
+    def __init__(self, home: ToyGateway, directory: Path, store_url: str, settings: GatewaySettings) -> None:
         self.home = home
         self.directory = directory
         self.settings = settings
         self._store_url = store_url
-        self.gateways: list[Gateway] = []
+        self.gateways: list[AppGateway] = []
         self._planner: asyncio.Task[None] | None = None
 
     def write(self, module: str, text: str, **values: str) -> None:
         """Write an app; ``{name}`` in its text is replaced."""
-        (self.directory / f"{module}.py").write_text(source(text, **values))
+        (self.directory / f"{module}.py").write_text(format_source(text, **values))
 
-    def gateway(self, **changes: Any) -> Gateway:
+    def gateway(self, **changes: Any) -> AppGateway:
         """Add a gateway with ``changes`` to its settings."""
         settings = msgspec.structs.replace(self.settings, **changes)
-        self.gateways.append(Gateway(self.home, settings, self._store_url))
+        self.gateways.append(AppGateway(self.home, settings, self._store_url))
         return self.gateways[-1]
 
     def plan_apps(self) -> None:
@@ -196,23 +196,23 @@ class Estate:
         try:
             async for apps in store.app_changes():
                 router = self.home.router
-                declared = {name: model for name, model in router.plan.models.items() if not model.apps}
-                models = app_models.app_models(apps, declared)
-                router.plan = Plan(router.plan.epoch + 1, 0, 1000.0, {**declared, **models})
+                declared_models = {name: model for name, model in router.plan.models.items() if not model.apps}
+                models = app_models.app_models(apps, declared_models)
+                router.plan = Plan(router.plan.epoch + 1, 0, 1000.0, {**declared_models, **models})
                 await self._staff(models)
         finally:
             await store.close()
 
     async def _staff(self, models: dict[str, ModelPlan]) -> None:
         """Run executors of ``models`` and no others."""
-        wanted = {
+        executor_options = {
             f"{name}-{option}-{model.option_origin(option)[:4]}": (name, option)
             for name, model in models.items()
             for option in model.options
         }
-        for id in [id for id in self.home.place.executors if id.endswith("-own") and id[:-4] not in wanted]:
+        for id in [id for id in self.home.place.executors if id.endswith("-own") and id[:-4] not in executor_options]:
             await self.home.place.executors.pop(id).drain(5.0)
-        for id, (name, option) in wanted.items():
+        for id, (name, option) in executor_options.items():
             if f"{id}-own" in self.home.place.executors:
                 continue
             model = models[name]
@@ -227,7 +227,7 @@ class Estate:
                 origin=model.option_origin(option),
             )
 
-    async def leave(self, gateway: Gateway) -> None:
+    async def leave(self, gateway: AppGateway) -> None:
         self.gateways.remove(gateway)
         await gateway.close()
 
@@ -239,7 +239,7 @@ class Estate:
 
 
 @asynccontextmanager
-async def estate(tmp_path: Path, store_url: str, **changes: Any) -> AsyncIterator[Estate]:
+async def start_app_cluster(tmp_path: Path, store_url: str, **changes: Any) -> AsyncIterator[AppCluster]:
     directory = tmp_path / "apps"
     directory.mkdir()
     usual = {
@@ -250,14 +250,14 @@ async def estate(tmp_path: Path, store_url: str, **changes: Any) -> AsyncIterato
         "app_drain": 10.0,
     }
     async with plain_house(tmp_path, **{**usual, **changes}) as home:
-        made = Estate(home, directory, store_url, home.settings)
+        cluster = AppCluster(home, directory, store_url, home.settings)
         try:
-            yield made
+            yield cluster
         finally:
-            await made.close()
+            await cluster.close()
 
 
-def source(text: str, **values: str) -> str:
+def format_source(text: str, **values: str) -> str:
     """``text`` as a module; ``{name}`` in it is replaced."""
     text = dedent(text)
     for name, value in values.items():
@@ -265,21 +265,21 @@ def source(text: str, **values: str) -> str:
     return text
 
 
-def workers() -> set[int]:
+def find_worker_pids() -> set[int]:
     """Return the process ids of this process's workers."""
     children = psutil.Process().children(recursive=True)
-    found = {child.pid for child in children if "omnibus.app.worker" in " ".join(_line(child))}
-    return found - {template_pid()}
+    pids = {child.pid for child in children if "omnibus.app.worker" in " ".join(_read_command(child))}
+    return pids - {template_pid()}
 
 
-def _line(process: psutil.Process) -> list[str]:
+def _read_command(process: psutil.Process) -> list[str]:
     try:
         return list(process.cmdline())
     except psutil.Error:
         return []
 
 
-def parts(response: httpx.Response) -> list[Any]:
+def read_stream_parts(response: httpx.Response) -> list[Any]:
     """The data of each server-sent event."""
     blocks = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block]
     return [block if block == "[DONE]" else json.loads(block) for block in blocks]

@@ -42,32 +42,32 @@ class ForkedWorker:
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
     """Fork workers until ``patch`` is undone; other processes start as usual."""
-    _template()  # in this thread: the kernel ends the template with it
-    started = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
-    patch.setattr(process, "subprocess", started)
+    _start_template()  # in this thread: the kernel ends the template with it
+    fake_subprocess = SimpleNamespace(Popen=_start_process, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+    patch.setattr(process, "subprocess", fake_subprocess)
 
 
 def template_pid() -> int:
     """Return the process id of the template; 0 before the first worker was forked."""
-    return _template()[1].pid if _template.cache_info().currsize else 0
+    return _start_template()[1].pid if _start_template.cache_info().currsize else 0
 
 
-def _start(argv: Sequence[str], **options: Any) -> "ForkedWorker | subprocess.Popen[bytes]":
+def _start_process(argv: Sequence[str], **options: Any) -> "ForkedWorker | subprocess.Popen[bytes]":
     is_worker = argv[0] == sys.executable and "omnibus.app.worker" in argv
-    return _fork(options) if is_worker else subprocess.Popen(argv, **options)
+    return _fork_worker(options) if is_worker else subprocess.Popen(argv, **options)
 
 
-def _fork(options: Mapping[str, Any]) -> ForkedWorker:
-    orders, _ = _template()
+def _fork_worker(options: Mapping[str, Any]) -> ForkedWorker:
+    orders, _ = _start_template()
     (link,) = options["pass_fds"]
     order = {"environment": dict(options["env"]), "directory": options["cwd"] or os.getcwd()}
-    with _subreaper():
+    with _adopt_descendants():
         socket.send_fds(orders, [json.dumps(order).encode()], [options["stdout"], link])
         return ForkedWorker(int(orders.recv(64)))
 
 
 @contextmanager
-def _subreaper() -> Iterator[None]:
+def _adopt_descendants() -> Iterator[None]:
     """Adopt descendants whose parent has ended, until the end of the block."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -78,27 +78,27 @@ def _subreaper() -> Iterator[None]:
 
 
 @functools.cache
-def _template() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+def _start_template() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
     """Return the template's socket and process.
 
     The first call starts the process; it ends with this one.
     """
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    mine.settimeout(_FORK_SECONDS)
-    command = [sys.executable, "-P", "-u", str(_PROGRAM), str(theirs.fileno()), "omnibus.app.worker"]
+    parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_socket.settimeout(_FORK_SECONDS)
+    command = [sys.executable, "-P", "-u", str(_PROGRAM), str(child_socket.fileno()), "omnibus.app.worker"]
     environment = worker_environment("directory", os.environ)
-    started = subprocess.Popen(
+    template_process = subprocess.Popen(
         command,
         env=environment,
-        pass_fds=(theirs.fileno(),),
+        pass_fds=(child_socket.fileno(),),
         start_new_session=True,
         preexec_fn=die_with_parent(),
     )
-    theirs.close()
+    child_socket.close()
 
-    def end() -> None:
-        mine.close()
-        started.wait(_STOP_SECONDS)
+    def end_template() -> None:
+        parent_socket.close()
+        template_process.wait(_STOP_SECONDS)
 
-    atexit.register(end)
-    return mine, started
+    atexit.register(end_template)
+    return parent_socket, template_process

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omnibus.bus import subjects
-from tests.unit.gateway.apps.estate import Estate, Gateway
-from tests.unit.gateway.house import TOYS, VL, question
+from tests.unit.gateway.apps.estate import AppCluster, AppGateway
+from tests.unit.gateway.house import TOYS, VL, build_chat_body
 
 PATIENCE = 20.0  # seconds
 
@@ -55,67 +55,71 @@ CHATS = """
 """
 
 
-async def replay(land: Estate, id: str) -> list[dict[str, Any]]:
-    bus = land.home.bus
+async def replay_request(cluster: AppCluster, id: str) -> list[dict[str, Any]]:
+    bus = cluster.home.bus
     body = (await bus.read_records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
     parts = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, PATIENCE)]
-    await land.home.emptied()
+    await cluster.home.emptied()
     return parts
 
 
 @pytest.mark.parametrize("chats", [False, True])
 async def test_an_agent_is_replayed_as_a_whole_without_its_tools(
-    land: Estate, gate: Gateway, tmp_path: Path, chats: bool
+    cluster: AppCluster, gate: AppGateway, tmp_path: Path, chats: bool
 ):
-    await land.home.all_of(VL)
+    await cluster.home.all_of(VL)
     log = tmp_path / "looked"
-    land.write("agent", AGENT + (CHATS if chats else SERVES), log=str(log))
+    cluster.write("agent", AGENT + (CHATS if chats else SERVES), log=str(log))
     await gate.register("agent")
     if chats:
-        response = await gate.http.post("/v1/chat/completions", json=question("agent-chat", "one two"))
+        response = await gate.http.post("/v1/chat/completions", json=build_chat_body("agent-chat", "one two"))
     else:
         response = await gate.http.post("/v1/apps/agent/invoke", json="one two")
     assert response.status_code == 200, response.text
     id = response.headers["x-request-id"]
-    ended = await land.home.ended(id)
-    for later in ended.segments:
-        await land.home.ended(later)
-    assert (len(ended.segments), log.read_text()) == (3, "xx")
+    end_record = await cluster.home.ended(id)
+    for later in end_record.segments:
+        await cluster.home.ended(later)
+    assert (len(end_record.segments), log.read_text()) == (3, "xx")
 
-    *running, done = await replay(land, id)
-    (alone, one) = await replay(land, f"{id}_2")
+    *running, outcome = await replay_request(cluster, id)
+    (alone, one) = await replay_request(cluster, f"{id}_2")
 
-    assert [part["replay_of"] for part in running] == [id, *ended.segments]
-    assert (done["status"], done["identical"]) == ("done", True), done
-    assert [each.partition(" (")[0] for each in done["compared"]] == [
-        f"segment {each}: thinker.text" for each in (id, *ended.segments)
+    assert [part["replay_of"] for part in running] == [id, *end_record.segments]
+    assert (outcome["status"], outcome["identical"]) == ("done", True), outcome
+    assert [each.partition(" (")[0] for each in outcome["compared"]] == [
+        f"segment {each}: thinker.text" for each in (id, *end_record.segments)
     ]
     assert (alone["replay_of"], one["identical"], len(one["compared"])) == (f"{id}_2", True, 1)
     assert log.read_text() == "xx"
 
 
-async def test_the_segment_in_which_an_agent_differs_is_named(land: Estate, gate: Gateway, tmp_path: Path):
-    changed = False
+async def test_the_segment_in_which_an_agent_differs_is_named(cluster: AppCluster, gate: AppGateway, tmp_path: Path):
+    is_changed = False
 
-    async def think(job: Any) -> None:
+    async def think_or_lose(job: Any) -> None:
         messages = await job.value("messages")
-        if changed and "found" in json.dumps(messages[-1]["content"]):
+        if is_changed and "found" in json.dumps(messages[-1]["content"]):
             await job.send("text", {"text": "lost"})
             job.close("text", {"finish_reason": "stop", "usage": {}})
             return
         await TOYS["thinker"](job)
 
-    land.home.serve(VL)
-    await land.home.executor(VL, "EL", "vision", "thinker", thinker=think)
-    land.write("agent", AGENT + SERVES, log=str(tmp_path / "looked"))
+    cluster.home.serve(VL)
+    await cluster.home.executor(VL, "EL", "vision", "thinker", thinker=think_or_lose)
+    cluster.write("agent", AGENT + SERVES, log=str(tmp_path / "looked"))
     await gate.register("agent")
     response = await gate.http.post("/v1/apps/agent/invoke", json="one two")
     id = response.headers["x-request-id"]
-    ended = await land.home.ended(id)
-    for later in ended.segments:
-        await land.home.ended(later)
-    changed = True
+    end_record = await cluster.home.ended(id)
+    for later in end_record.segments:
+        await cluster.home.ended(later)
+    is_changed = True
 
-    *_, done = await replay(land, id)
+    *_, outcome = await replay_request(cluster, id)
 
-    assert (done["identical"], done["first"]["segment"], done["first"]["stage"]) == (False, f"{id}_1", "thinker")
+    assert (outcome["identical"], outcome["first"]["segment"], outcome["first"]["stage"]) == (
+        False,
+        f"{id}_1",
+        "thinker",
+    )

@@ -3,8 +3,8 @@
 import httpx
 
 from tests.unit.gateway.api.test_transcriptions import HEARD, WAV
-from tests.unit.gateway.apps.estate import Estate, Gateway
-from tests.unit.gateway.house import OMNI, error
+from tests.unit.gateway.apps.estate import AppCluster, AppGateway
+from tests.unit.gateway.house import OMNI, read_error_body
 
 #: The toy model with audio input, in capitals.
 LISTENER = """
@@ -36,55 +36,55 @@ MUTE = """
 """
 
 
-async def transcribe(gate: Gateway, model: str, file: bytes = WAV, **more: str) -> httpx.Response:
+async def post_transcription(gate: AppGateway, model: str, file: bytes = WAV, **more: str) -> httpx.Response:
     fields = {"model": model, "seed": "5", **more}
     return await gate.http.post("/v1/audio/transcriptions", data=fields, files={"file": ("a.wav", file)})
 
 
-async def test_an_app_writes_down_what_it_hears(land: Estate, gate: Gateway):
-    await land.home.all_of(OMNI)
-    land.write("listener", LISTENER)
+async def test_an_app_writes_down_what_it_hears(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(OMNI)
+    cluster.write("listener", LISTENER)
     await gate.register("listener")
 
-    whole = await transcribe(gate, "secretary")
-    stream = await transcribe(gate, "secretary", stream="true")
+    whole = await post_transcription(gate, "secretary")
+    stream = await post_transcription(gate, "secretary", stream="true")
 
     assert whole.status_code == 200, whole.text
     assert whole.json()["text"].startswith("YOU SAID TRANSCRIBE THE AUDIO")
     assert f"SAW {HEARD}" in whole.json()["text"]
     assert "transcript.text.done" in stream.text
-    await land.home.emptied()
+    await cluster.home.emptied()
 
 
-async def test_a_broken_sound_is_refused_before_the_app_hears_of_it(land: Estate, gate: Gateway):
-    await land.home.all_of(OMNI)
-    land.write("listener", LISTENER)
+async def test_a_broken_sound_is_refused_before_the_app_hears_of_it(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(OMNI)
+    cluster.write("listener", LISTENER)
     await gate.register("listener")
 
-    refused = await transcribe(gate, "secretary", WAV[:20])
+    rejection = await post_transcription(gate, "secretary", WAV[:20])
 
-    assert (refused.status_code, error(refused)["param"]) == (400, "file")
-    await land.home.emptied()
+    assert (rejection.status_code, read_error_body(rejection)["param"]) == (400, "file")
+    await cluster.home.emptied()
 
 
-async def test_an_app_that_writes_nothing_says_so(land: Estate, gate: Gateway):
-    await land.home.all_of(OMNI)
-    land.write("mute", MUTE)
+async def test_an_app_that_writes_nothing_says_so(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(OMNI)
+    cluster.write("mute", MUTE)
     await gate.register("mute")
 
-    refused = await transcribe(gate, "mute")
+    rejection = await post_transcription(gate, "mute")
 
-    assert refused.status_code == 400, refused.text
-    assert "writes no text" in error(refused)["message"]
-    await land.home.emptied()
+    assert rejection.status_code == 400, rejection.text
+    assert "writes no text" in read_error_body(rejection)["message"]
+    await cluster.home.emptied()
 
 
-async def test_apps_are_not_told_what_to_say(land: Estate, gate: Gateway):
-    await land.home.all_of(OMNI)
-    land.write("listener", LISTENER)
+async def test_apps_are_not_told_what_to_say(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(OMNI)
+    cluster.write("listener", LISTENER)
     await gate.register("listener")
 
-    refused = await gate.http.post("/v1/audio/speech", json={"model": "secretary", "input": "hi", "voice": "alloy"})
+    rejection = await gate.http.post("/v1/audio/speech", json={"model": "secretary", "input": "hi", "voice": "alloy"})
 
-    assert (refused.status_code, error(refused)["param"]) == (400, "model")
-    assert "chat" in error(refused)["message"]
+    assert (rejection.status_code, read_error_body(rejection)["param"]) == (400, "model")
+    assert "chat" in read_error_body(rejection)["message"]

@@ -8,11 +8,11 @@ import pytest
 from omnibus.app.protocol import WINDOW_BYTES
 from omnibus.errors import BadRequest, NotFound
 from omnibus.tensors.item import Item
-from tests.unit.gateway.apps.workers import SPELLS, Abacus, hosted, until, written
+from tests.unit.gateway.apps.workers import SPELLS, Abacus, run_worker, wait_until_true, write_app
 
 
 async def test_an_answer_is_made_from_the_results_of_tasks(tmp_path):
-    async with hosted(written(tmp_path, SPELLS)) as host:
+    async with run_worker(write_app(tmp_path, SPELLS)) as host:
         run = Abacus()
 
         answer = await host.invoke(run, b'{"text": "abc"}').read_answer()
@@ -26,7 +26,7 @@ async def test_an_answer_is_made_from_the_results_of_tasks(tmp_path):
 
 
 async def test_many_requests_run_side_by_side(tmp_path):
-    async with hosted(written(tmp_path, SPELLS)) as host:
+    async with run_worker(write_app(tmp_path, SPELLS)) as host:
         calls = [host.invoke(Abacus(), b'{"text": "%s"}' % (b"a" * count)) for count in range(1, 30)]
 
         answers = await asyncio.gather(*(call.read_answer() for call in calls))
@@ -47,7 +47,7 @@ async def test_results_that_are_returned_unread_are_read_for_the_answer(tmp_path
     async def serve(request: Words):
         return await Short()(request)
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         answer = await host.invoke(Abacus(), b'{"text": "ab"}').read_answer()
 
     assert answer == b'{"all":["ab",{"count":2}],"codes":[97,98]}'
@@ -60,7 +60,7 @@ async def test_a_graph_of_several_calls_is_one_segment_and_calls_one_after_the_o
         second = await (await SUM(Words(text=str(first)))).sum
         return [first, second]
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         run = Abacus()
 
         answer = await host.invoke(run, b'{"text": "ab"}').read_answer()
@@ -92,7 +92,7 @@ PLACES = """
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer", "placed"),
+    ("request_body", "answer", "file_count"),
     [
         (b'{"n": 2, "file": []}', b'"image"', 2),
         (b'{"n": 33, "file": []}', b'"too_large"', 32),
@@ -101,14 +101,14 @@ PLACES = """
     ids=["an array", "too many", "no media"],
 )
 async def test_an_app_places_files_as_many_as_a_client_may_send(
-    tmp_path: Path, asked: bytes, answer: bytes, placed: int
+    tmp_path: Path, request_body: bytes, answer: bytes, file_count: int
 ) -> None:
-    async with hosted(written(tmp_path, PLACES)) as host:
+    async with run_worker(write_app(tmp_path, PLACES)) as host:
         run = Abacus()
 
-        assert await host.invoke(run, asked).read_answer() == answer
+        assert await host.invoke(run, request_body).read_answer() == answer
 
-    assert len(run.placed) == placed
+    assert len(run.placed) == file_count
 
 
 async def test_choices_are_met_evenly_over_requests(tmp_path):
@@ -120,14 +120,14 @@ async def test_choices_are_met_evenly_over_requests(tmp_path):
     async def serve(request: Words):
         return await (await Picks()(request))
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         answers = [await host.invoke(Abacus(), b'{"text": "a"}').read_answer() for _ in range(40)]
 
     assert abs(answers.count(b'"A"') - 10) <= 1
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "said"),
+    ("body", "param", "fault"),
     [
         (b'{"text": 3}', "text", "text: Input should be a valid string"),
         (b"{}", "text", "text: Field required"),
@@ -137,24 +137,26 @@ async def test_choices_are_met_evenly_over_requests(tmp_path):
         (b'{"text": "\xff"}', "", "Invalid JSON"),
     ],
 )
-async def test_a_request_that_does_not_fit_is_refused_where_it_does_not(tmp_path, body, param, said):
-    async with hosted(written(tmp_path, SPELLS)) as host:
+async def test_a_request_that_does_not_fit_is_refused_where_it_does_not(tmp_path, body, param, fault):
+    async with run_worker(write_app(tmp_path, SPELLS)) as host:
         run = Abacus()
 
-        with pytest.raises(BadRequest, match=said) as refused:
+        with pytest.raises(BadRequest, match=fault) as rejection:
             await host.invoke(run, body).read_answer()
 
-    assert refused.value.param == param
+    assert rejection.value.param == param
     assert run.status == "failed"
     assert run.segments == {}
 
 
 async def test_a_place_deep_in_a_request_is_named_as_clients_write_it(tmp_path):
-    async with hosted(written(tmp_path, "async def serve(request: dict[str, list[dict[str, int]]]): ...\n")) as host:
-        with pytest.raises(BadRequest) as refused:
+    async with run_worker(
+        write_app(tmp_path, "async def serve(request: dict[str, list[dict[str, int]]]): ...\n")
+    ) as host:
+        with pytest.raises(BadRequest) as rejection:
             await host.invoke(Abacus(), b'{"a": [{"b": 1}, {"b": "x"}]}').read_answer()
 
-    assert refused.value.param == "a[1].b"
+    assert rejection.value.param == "a[1].b"
 
 
 # Parts
@@ -166,7 +168,7 @@ async def test_parts_arrive_one_by_one(tmp_path):
         async for letter in (await SPELL(request)).letters:
             yield {"letter": letter}
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         run = Abacus()
         assert host.description.streams
 
@@ -181,15 +183,15 @@ async def test_a_stream_that_serve_returns_is_passed_on(tmp_path):
     async def serve(request: Words) -> AsyncIterator[str]:
         return (await SPELL(request)).letters.transform(str.upper)
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         parts = [part async for part in host.invoke(Abacus(), b'{"text": "ab"}').read_parts()]
 
     assert parts == [b'"A"', b'"B"']
 
 
 async def test_a_part_arrives_before_the_next_one_is_there(tmp_path):
-    async with hosted(
-        written(
+    async with run_worker(
+        write_app(
             tmp_path,
             "async def serve(request: Words):\n    async for x in (await SPELL(request)).letters:\n        yield x\n",
         )
@@ -199,7 +201,7 @@ async def test_a_part_arrives_before_the_next_one_is_there(tmp_path):
         parts = host.invoke(run, b'{"text": "ab"}').read_parts()
 
         first = asyncio.ensure_future(anext(parts))
-        await until(lambda: "letters" in streams)
+        await wait_until_true(lambda: "letters" in streams)
         streams["letters"].add_item(Item({"value": "x"}))
         streams["letters"].wake_reader()
         assert await first == b'"x"'
@@ -224,24 +226,24 @@ async def serve(request) -> AsyncIterator[Any]:
 
 async def test_an_app_does_not_run_ahead_of_a_slow_client(tmp_path):
     ahead = WINDOW_BYTES // PIECE + 1
-    async with hosted(written(tmp_path, MANY)) as host:
+    async with run_worker(write_app(tmp_path, MANY)) as host:
 
-        async def made() -> int:
-            (said,) = [part async for part in host.invoke(Abacus(), b'"made"').read_parts()]
-            return int(said)
+        async def count_parts() -> int:
+            (part_count,) = [part async for part in host.invoke(Abacus(), b'"made"').read_parts()]
+            return int(part_count)
 
         slow = host.invoke(Abacus(), b"1").read_parts()
         await anext(slow)
-        while await made() < ahead:
+        while await count_parts() < ahead:
             pass
 
-        assert [await made() for _ in range(5)] == [ahead] * 5
+        assert [await count_parts() for _ in range(5)] == [ahead] * 5
         assert len([part async for part in slow]) == PIECES - 1
 
 
 async def test_a_part_over_the_window_still_arrives(tmp_path):
-    async with hosted(
-        written(
+    async with run_worker(
+        write_app(
             tmp_path, f"async def serve(request):\n    for _ in range(3):\n        yield 'x' * {2 * WINDOW_BYTES}\n"
         )
     ) as host:
@@ -251,8 +253,8 @@ async def test_a_part_over_the_window_still_arrives(tmp_path):
 
 
 async def test_a_failure_in_the_middle_comes_after_what_was_there(tmp_path):
-    async with hosted(
-        written(tmp_path, "async def serve(request):\n    yield 1\n    yield 2\n    raise NotFound('no third')\n")
+    async with run_worker(
+        write_app(tmp_path, "async def serve(request):\n    yield 1\n    yield 2\n    raise NotFound('no third')\n")
     ) as host:
         run, parts = Abacus(), []
 
@@ -280,7 +282,7 @@ async def test_a_client_that_stops_reading_ends_the_app(tmp_path):
         finally:
             STATE = "ended"
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         run = Abacus()
         parts = host.invoke(run, b"1").read_parts()
         await anext(parts)

@@ -5,29 +5,29 @@ from pathlib import Path
 import pytest
 
 from omnibus.app import framing, protocol
-from tests.unit.gateway.apps.workers import SPELLS, Abacus, hosted, written
+from tests.unit.gateway.apps.workers import SPELLS, Abacus, run_worker, write_app
 from tests.unit.gateway.test_request_cost import cyclic_garbage
 
 
 async def test_a_call_takes_one_message_for_each_step_and_leaves_no_circle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    sent: list[str] = []
+    message_names: list[str] = []
     decode = framing.from_worker
 
-    def decoded(body: bytes) -> protocol.FromWorker:
+    def record_message(body: bytes) -> protocol.FromWorker:
         message = decode(body)
-        sent.append(type(message).__name__)
+        message_names.append(type(message).__name__)
         return message
 
-    monkeypatch.setattr(framing, "from_worker", decoded)
-    async with hosted(written(tmp_path, SPELLS)) as host:
+    monkeypatch.setattr(framing, "from_worker", record_message)
+    async with run_worker(write_app(tmp_path, SPELLS)) as host:
         await host.invoke(Abacus(), b'{"text": "ab"}').read_answer()
-        sent.clear()
+        message_names.clear()
         with cyclic_garbage() as left:
             answer = await host.invoke(Abacus(), b'{"text": "abc"}').read_answer()
 
     assert answer == b'{"letters":"abc","count":3}'
     # Each output is read once; its last items also contain the end.
-    assert [name for name in sent if name != "Pong"] == ["Submit", "Read", "Read", "ServeAnswer", "RequestEnd"]
+    assert [name for name in message_names if name != "Pong"] == ["Submit", "Read", "Read", "ServeAnswer", "RequestEnd"]
     assert not left

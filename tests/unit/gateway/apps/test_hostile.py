@@ -7,7 +7,7 @@ from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import HANDLE, GraphNode, call_digest, make_ref
 from omnibus.task import ChatInput, Segment
 from omnibus_gateway.apps import graph_submission
-from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
+from tests.unit.gateway.apps.workers import Abacus, run_worker, wait_until_true, write_app
 
 SPEAKS = """
 from omnibus.app import framing, protocol
@@ -57,8 +57,8 @@ PLAIN = "async def serve(request):\n"
     ],
 )
 async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
-    async with hosted(
-        written(
+    async with run_worker(
+        write_app(
             tmp_path,
             SPEAKS
             + PLAIN
@@ -71,7 +71,7 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
             await host.invoke(run, b"1").read_answer()
 
         assert run.status == "failed"
-        await until(lambda: host.is_ready and host.pid != pid)
+        await wait_until_true(lambda: host.is_ready and host.pid != pid)
         assert await host.invoke(Abacus(), b"0").read_answer() == b'"fine"'
 
 
@@ -96,7 +96,9 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
     ],
 )
 async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
-    async with hosted(written(tmp_path, SPEAKS + CHAT + f"    say({says})\n    await asyncio.sleep(1000)\n")) as host:
+    async with run_worker(
+        write_app(tmp_path, SPEAKS + CHAT + f"    say({says})\n    await asyncio.sleep(1000)\n")
+    ) as host:
         pid = host.pid
 
         with pytest.raises(AppFailed, match=f"ended: it sent an invalid message .*{why}"):
@@ -104,12 +106,12 @@ async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
                 while await output.next_items():
                     pass
 
-        await until(lambda: host.is_ready and host.pid != pid)
+        await wait_until_true(lambda: host.is_ready and host.pid != pid)
 
 
 async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
     says = "protocol.AnswerPart(99, b'1'), protocol.RequestEnd(99), protocol.Submit(99, 0, SEGMENT), protocol.Read(99, 0, 0, 'x'), protocol.Give(99, 'x', ())"
-    async with hosted(written(tmp_path, SPEAKS + PLAIN + f"    say({says})\n    return 'fine'\n")) as host:
+    async with run_worker(write_app(tmp_path, SPEAKS + PLAIN + f"    say({says})\n    return 'fine'\n")) as host:
         pid = host.pid
 
         assert [await host.invoke(Abacus(), b"1").read_answer() for _ in range(2)] == [b'"fine"'] * 2
@@ -117,13 +119,15 @@ async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
 
 
 async def test_a_worker_that_closes_its_link_is_replaced(tmp_path):
-    async with hosted(written(tmp_path, PLAIN + "    os.close(int(sys.argv[1]))\n    time.sleep(1000)\n")) as host:
+    async with run_worker(
+        write_app(tmp_path, PLAIN + "    os.close(int(sys.argv[1]))\n    time.sleep(1000)\n")
+    ) as host:
         pid = host.pid
 
         with pytest.raises(AppFailed):
             await host.invoke(Abacus(2.0), b"1").read_answer()
 
-        await until(lambda: host.is_ready and host.pid != pid)
+        await wait_until_true(lambda: host.is_ready and host.pid != pid)
 
 
 async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
@@ -132,7 +136,7 @@ async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
         + CHAT
         + "    say(protocol.ServeAnswer(1, b'[\"text\"]'), protocol.RequestEnd(1))\n    await asyncio.sleep(1000)\n"
     )
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 
         with pytest.raises(AppFailed, match="ended in the middle of its answer"):
@@ -146,11 +150,11 @@ MEDIA = {HANDLE: {"id": 7}, "modality": "image", "sha256": "ab"}
 ISSUED = frozenset(graph_submission.handle_literals([MEDIA]))
 
 
-def node(**inputs) -> GraphNode:
+def make_node(**inputs) -> GraphNode:
     return GraphNode("encode", "vision", inputs, call_digest("encode", inputs))
 
 
-def segment(*nodes: GraphNode, **more) -> Segment:
+def make_segment(*nodes: GraphNode, **more) -> Segment:
     usual = {"outputs": ((0, "y"),), "work": (1,) * len(nodes), "pins": ("",) * len(nodes)}
     return Segment(nodes, **{**usual, **more})
 
@@ -158,11 +162,11 @@ def segment(*nodes: GraphNode, **more) -> Segment:
 @pytest.mark.parametrize(
     "good",
     [
-        segment(node(media=MEDIA)),
-        segment(node(x=1), node(items=[make_ref(0, "y"), {"deep": [MEDIA]}])),
-        segment(node(x=1), work=(), pins=()),
-        segment(node(x=1), pins=("path:E>L",), choices=(1, 0), work=(0,)),
-        segment(node(x=1), msgspec.structs.replace(node(x=1), salt=1)),
+        make_segment(make_node(media=MEDIA)),
+        make_segment(make_node(x=1), make_node(items=[make_ref(0, "y"), {"deep": [MEDIA]}])),
+        make_segment(make_node(x=1), work=(), pins=()),
+        make_segment(make_node(x=1), pins=("path:E>L",), choices=(1, 0), work=(0,)),
+        make_segment(make_node(x=1), msgspec.structs.replace(make_node(x=1), salt=1)),
     ],
 )
 def test_what_record_makes_is_accepted(good):
@@ -170,33 +174,33 @@ def test_what_record_makes_is_accepted(good):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "fault"),
     [
-        (segment(outputs=()), "a segment of 0 calls"),
-        (segment(node(x=1), work=(1, 1)), "with 2 loads"),
-        (segment(node(x=1), pins=("", "")), "and 2 pins"),
-        (segment(node(x=1), work=(-1,)), "out of bounds"),
-        (segment(node(x=1), work=(10**9,)), "out of bounds"),
-        (segment(node(x=1), pins=("x" * 300,)), "out of bounds"),
-        (segment(node(x=1), choices=(0,) * 5000), "out of bounds"),
-        (segment(node(x=1), outputs=((1, "y"),)), "outputs of unknown calls"),
-        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of unknown calls"),
-        (segment(node(media={**MEDIA, "sha256": "cd"})), "names media"),
-        (segment(node(media={HANDLE: {"id": 8}})), "names media"),
-        (segment(node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
-        (segment(node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
+        (make_segment(outputs=()), "a segment of 0 calls"),
+        (make_segment(make_node(x=1), work=(1, 1)), "with 2 loads"),
+        (make_segment(make_node(x=1), pins=("", "")), "and 2 pins"),
+        (make_segment(make_node(x=1), work=(-1,)), "out of bounds"),
+        (make_segment(make_node(x=1), work=(10**9,)), "out of bounds"),
+        (make_segment(make_node(x=1), pins=("x" * 300,)), "out of bounds"),
+        (make_segment(make_node(x=1), choices=(0,) * 5000), "out of bounds"),
+        (make_segment(make_node(x=1), outputs=((1, "y"),)), "outputs of unknown calls"),
+        (make_segment(make_node(x=1), outputs=((-1, "y"),)), "outputs of unknown calls"),
+        (make_segment(make_node(media={**MEDIA, "sha256": "cd"})), "names media"),
+        (make_segment(make_node(media={HANDLE: {"id": 8}})), "names media"),
+        (make_segment(make_node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
+        (make_segment(make_node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
         (
-            segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))),
+            make_segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))),
             "does not match its digest",
         ),
         (
-            segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 1}), salt=-1)),
+            make_segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 1}), salt=-1)),
             "does not match its digest",
         ),
     ],
 )
-def test_what_record_does_not_make_is_refused(bad, said):
-    with pytest.raises(ProtocolError, match=said):
+def test_what_record_does_not_make_is_refused(bad, fault):
+    with pytest.raises(ProtocolError, match=fault):
         graph_submission.check_segment(bad, ISSUED)
 
 
@@ -210,7 +214,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
             "    return await _request.get().submit(forged, 0)\n"
         )
     )
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         run, pid = Abacus(), host.pid
 
         with pytest.raises(OmnibusError, match="a call of spell does not match its digest"):

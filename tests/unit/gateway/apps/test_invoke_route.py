@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from omnibus_gateway.http.server import ON_LEFT
-from tests.unit.gateway.apps.estate import COUNT, ECHO, Estate, Gateway, estate, parts
-from tests.unit.gateway.house import VL, error
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.apps.estate import COUNT, ECHO, AppCluster, AppGateway, read_stream_parts, start_app_cluster
+from tests.unit.gateway.house import VL, read_error_body
+from tests.unit.sidecar.node import wait_until
 
 #: Writes its start and its end, of any kind, to files in the given directory.
 ENDLESS = """
@@ -43,7 +43,7 @@ TELL = """
 """
 
 
-def count(name: str, code: str, text: str) -> float:
+def read_count(name: str, code: str, text: str) -> float:
     """Return an app's request counter from a scrape; 0 if it is missing."""
     for line in text.splitlines():
         if line.startswith(f'omnibus_app_requests_total{{app="{name}",code="{code}"}}'):
@@ -51,32 +51,32 @@ def count(name: str, code: str, text: str) -> float:
     return 0.0
 
 
-async def test_a_stream_is_one_event_per_part(land: Estate, gate: Gateway):
-    land.write("count", COUNT)
+async def test_a_stream_is_one_event_per_part(cluster: AppCluster, gate: AppGateway):
+    cluster.write("count", COUNT)
     await gate.register("count")
 
     response = await gate.http.post("/v1/apps/count/invoke", json=3)
 
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-request-id"]
-    assert parts(response) == [0, 1, 2, "[DONE]"]
+    assert read_stream_parts(response) == [0, 1, 2, "[DONE]"]
 
 
-async def test_an_empty_stream_is_whole(land: Estate, gate: Gateway):
-    land.write("count", COUNT)
+async def test_an_empty_stream_is_whole(cluster: AppCluster, gate: AppGateway):
+    cluster.write("count", COUNT)
     await gate.register("count")
 
-    assert parts(await gate.http.post("/v1/apps/count/invoke", json=0)) == ["[DONE]"]
+    assert read_stream_parts(await gate.http.post("/v1/apps/count/invoke", json=0)) == ["[DONE]"]
 
 
-async def test_a_stream_that_fails_ends_with_the_error_in_place_of_done(land: Estate, gate: Gateway):
-    land.write("count", COUNT)
+async def test_a_stream_that_fails_ends_with_the_error_in_place_of_done(cluster: AppCluster, gate: AppGateway):
+    cluster.write("count", COUNT)
     await gate.register("count")
 
     response = await gate.http.post("/v1/apps/count/invoke", json=6)
 
-    *told, last = parts(response)
-    assert told == [0, 1, 2, 3, 4, 5]
+    *numbers, last = read_stream_parts(response)
+    assert numbers == [0, 1, 2, 3, 4, 5]
     assert (last["error"]["code"], last["error"]["request_id"]) == ("app_failed", response.headers["x-request-id"])
 
 
@@ -84,59 +84,59 @@ async def test_a_stream_that_fails_ends_with_the_error_in_place_of_done(land: Es
     ("content", "status", "code"), [(b'"x"', 400, "bad_request"), (b"", 400, "bad_request"), (b"{", 400, "bad_request")]
 )
 async def test_what_fails_before_the_first_part_is_an_error_like_any_other(
-    land: Estate, gate: Gateway, content: bytes, status: int, code: str
+    cluster: AppCluster, gate: AppGateway, content: bytes, status: int, code: str
 ):
     for name, text in (("count", COUNT), ("echo", ECHO)):
-        land.write(name, text, by="one")
+        cluster.write(name, text, by="one")
         await gate.register(name)
 
         response = await gate.http.post(f"/v1/apps/{name}/invoke", content=content)
 
-        assert (response.status_code, error(response)["code"]) == (status, code)
-        assert response.headers["x-request-id"] == error(response)["request_id"]
+        assert (response.status_code, read_error_body(response)["code"]) == (status, code)
+        assert response.headers["x-request-id"] == read_error_body(response)["request_id"]
 
 
-async def test_an_app_calls_tasks_and_its_parts_leave_as_they_come(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("tell", TELL)
+async def test_an_app_calls_tasks_and_its_parts_leave_as_they_come(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("tell", TELL)
     await gate.register("tell")
 
     response = await gate.http.post("/v1/apps/tell/invoke", json="hello there")
 
-    *told, done = parts(response)
-    assert done == "[DONE]"
-    assert "".join(told).startswith("You said hello there [")
-    assert len(told) > 3
+    *chunks, end_mark = read_stream_parts(response)
+    assert end_mark == "[DONE]"
+    assert "".join(chunks).startswith("You said hello there [")
+    assert len(chunks) > 3
     assert response.headers["x-omnibus-path"] in ("L", "EL")
-    ended = await land.home.ended(response.headers["x-request-id"])
-    assert ended.status == "done"
-    await land.home.emptied()
+    end_record = await cluster.home.ended(response.headers["x-request-id"])
+    assert end_record.status == "done"
+    await cluster.home.emptied()
 
 
-async def test_an_app_that_nobody_knows_is_404_before_its_body_is_read(gate: Gateway):
+async def test_an_app_that_nobody_knows_is_404_before_its_body_is_read(gate: AppGateway):
     response = await gate.http.post("/v1/apps/none/invoke", content=b"{")
 
-    assert (response.status_code, error(response)["code"]) == (404, "not_found")
+    assert (response.status_code, read_error_body(response)["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/v1/apps//invoke", "/v1/apps/a/b/invoke", "/v1/apps/invoke", "/v1/apps/a/invoked"])
-async def test_other_paths_are_none(gate: Gateway, path: str):
+async def test_other_paths_are_none(gate: AppGateway, path: str):
     assert (await gate.http.post(path, json={})).status_code in (404, 405)
 
 
-async def test_a_body_over_the_limit_is_413(land: Estate, gate: Gateway):
-    land.write("echo", ECHO, by="one")
+async def test_a_body_over_the_limit_is_413(cluster: AppCluster, gate: AppGateway):
+    cluster.write("echo", ECHO, by="one")
     await gate.register("echo")
 
     response = await gate.http.post(
-        "/v1/apps/echo/invoke", content=b"{}", headers={"content-length": str(land.settings.max_body + 1)}
+        "/v1/apps/echo/invoke", content=b"{}", headers={"content-length": str(cluster.settings.max_body + 1)}
     )
 
-    assert (response.status_code, error(response)["code"]) == (413, "too_large")
+    assert (response.status_code, read_error_body(response)["code"]) == (413, "too_large")
 
 
-async def test_requests_are_counted_by_app_and_never_by_what_a_client_invents(land: Estate, gate: Gateway):
-    land.write("counted", COUNT)
+async def test_requests_are_counted_by_app_and_never_by_what_a_client_invents(cluster: AppCluster, gate: AppGateway):
+    cluster.write("counted", COUNT)
     await gate.register("counted")
 
     for body in (1, 6, "x"):
@@ -144,18 +144,18 @@ async def test_requests_are_counted_by_app_and_never_by_what_a_client_invents(la
     await gate.http.post("/v1/apps/invented/invoke", json=1)
 
     text = (await gate.http.get("/metrics")).text
-    assert [count("counted", code, text) for code in ("ok", "app_failed", "bad_request")] == [1, 1, 1]
+    assert [read_count("counted", code, text) for code in ("ok", "app_failed", "bad_request")] == [1, 1, 1]
     assert "invented" not in text
-    assert count("", "not_found", text) >= 1
+    assert read_count("", "not_found", text) >= 1
 
 
 # Disconnects
 
 
-class Client:
+class InvokeClient:
     """A client that sends a request to ``name`` and disconnects on demand."""
 
-    def __init__(self, gate: Gateway, name: str, body: Any, with_word: bool) -> None:
+    def __init__(self, gate: AppGateway, name: str, body: Any, with_word: bool) -> None:
         self.got: list[dict[str, Any]] = []
         self._gone = asyncio.Event()
         self._sent = False
@@ -193,41 +193,41 @@ class Client:
 @pytest.mark.parametrize("first", ["pass", "yield 1"], ids=["whole", "stream"])
 @pytest.mark.parametrize("with_word", [True, False], ids=["told", "watching"])
 async def test_a_client_that_leaves_cancels_what_still_runs(
-    land: Estate, gate: Gateway, tmp_path: Path, first: str, with_word: bool
+    cluster: AppCluster, gate: AppGateway, tmp_path: Path, first: str, with_word: bool
 ):
-    land.write("endless", ENDLESS, first=first)
+    cluster.write("endless", ENDLESS, first=first)
     await gate.register("endless")
-    client = Client(gate, "endless", str(tmp_path), with_word)
-    await until(lambda: len(client.got) > 1 if "yield" in first else (tmp_path / "begun").exists())
+    client = InvokeClient(gate, "endless", str(tmp_path), with_word)
+    await wait_until(lambda: len(client.got) > 1 if "yield" in first else (tmp_path / "begun").exists())
     assert not (tmp_path / "ended").exists()
 
     client.leave()
 
-    await until((tmp_path / "ended").exists)
+    await wait_until((tmp_path / "ended").exists)
     await client.task
     bodies = b"".join(message.get("body", b"") for message in client.got)
     assert bodies == (b"data: 1\n\n" if "yield" in first else b"")
     text = (await gate.http.get("/metrics")).text
-    assert count("endless", "cancelled", text) >= 1
+    assert read_count("endless", "cancelled", text) >= 1
 
 
 async def test_a_request_past_its_deadline_is_504(tmp_path: Path, valkey_url: str):
-    async with estate(tmp_path, valkey_url, deadline=0.5) as land:
-        gate = land.gateway()
-        land.write("late", ENDLESS, first="pass")
+    async with start_app_cluster(tmp_path, valkey_url, deadline=0.5) as cluster:
+        gate = cluster.gateway()
+        cluster.write("late", ENDLESS, first="pass")
         await gate.register("late")
 
         response = await gate.http.post("/v1/apps/late/invoke", json=str(tmp_path))
 
-        assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded")
-        await until((tmp_path / "ended").exists)
+        assert (response.status_code, read_error_body(response)["code"]) == (504, "deadline_exceeded")
+        await wait_until((tmp_path / "ended").exists)
         await gate.ask("DELETE", "/v1/apps/late")
 
 
-async def test_json_of_too_many_values_does_not_reach_the_app(land: Estate, gate: Gateway):
-    land.write("echo", ECHO, by="one")
+async def test_json_of_too_many_values_does_not_reach_the_app(cluster: AppCluster, gate: AppGateway):
+    cluster.write("echo", ECHO, by="one")
     await gate.register("echo")
 
-    refused = await gate.http.post("/v1/apps/echo/invoke", content=b"[" + b"[],".join([b""] * 300_000) + b"[]]")
+    rejection = await gate.http.post("/v1/apps/echo/invoke", content=b"[" + b"[],".join([b""] * 300_000) + b"[]]")
 
-    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")
+    assert (rejection.status_code, read_error_body(rejection)["code"]) == (413, "too_large")

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tests.unit.gateway.apps.estate import Estate, Gateway
+from tests.unit.gateway.apps.estate import AppCluster, AppGateway
 from tests.unit.gateway.apps.test_audio import LISTENER
 from tests.unit.gateway.house import OMNI
-from tests.unit.gateway.realtime_house import SOUND, Caller, connected, joined, sound_of
-from tests.unit.gateway.wires import doorway
+from tests.unit.gateway.realtime_house import SOUND, RealtimeCaller, connect_caller, join_deltas, sound_of
+from tests.unit.gateway.wires import open_doorway
 
 #: Returns its number of messages, and 0.1 s of audio.
 SPEAKER = """
@@ -24,32 +24,32 @@ SPEAKER = """
 """
 
 
-async def test_an_app_hears_what_is_said_to_it(land: Estate, gate: Gateway):
-    await land.home.all_of(OMNI)
-    land.write("listener", LISTENER)
+async def test_an_app_hears_what_is_said_to_it(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(OMNI)
+    cluster.write("listener", LISTENER)
     await gate.register("listener")
-    land.home.app = gate.app
+    cluster.home.app = gate.app
 
-    async with doorway(land.home) as door, connected(f"ws://localhost:{door.port}", "secretary") as caller:
+    async with open_doorway(cluster.home) as door, connect_caller(f"ws://localhost:{door.port}", "secretary") as caller:
         await caller.update(output_modalities=["text"], audio={"input": {"turn_detection": None}})
         await caller.speak(SOUND)
         events = await caller.respond()
 
-    said = joined(events, "response.output_text.delta")
+    text = join_deltas(events, "response.output_text.delta")
     assert events[-1]["response"]["status"] == "completed", events[-1]
-    assert "SAW" in said
-    await land.home.emptied()
+    assert "SAW" in text
+    await cluster.home.emptied()
 
 
-async def test_an_app_speaks_and_has_the_whole_conversation(land: Estate, gate: Gateway):
-    land.home.serve(OMNI)
-    land.write("speaker", SPEAKER)
+async def test_an_app_speaks_and_has_the_whole_conversation(cluster: AppCluster, gate: AppGateway):
+    cluster.home.serve(OMNI)
+    cluster.write("speaker", SPEAKER)
     await gate.register("speaker")
-    land.home.app = gate.app
+    cluster.home.app = gate.app
 
-    async with doorway(land.home) as door, connected(f"ws://localhost:{door.port}", "speaker") as caller:
-        first = await _turn(caller, "one")
-        second = await _turn(caller, "two")
+    async with open_doorway(cluster.home) as door, connect_caller(f"ws://localhost:{door.port}", "speaker") as caller:
+        first = await _take_turn(caller, "one")
+        second = await _take_turn(caller, "two")
 
     assert [first[0], second[0]] == ["1 messages", "3 messages"]
     for _, sound in (first, second):
@@ -57,8 +57,8 @@ async def test_an_app_speaks_and_has_the_whole_conversation(land: Estate, gate: 
         assert len(sound) == 2 * 2400
 
 
-async def _turn(caller: Caller, text: str) -> tuple[str, bytes]:
+async def _take_turn(caller: RealtimeCaller, text: str) -> tuple[str, bytes]:
     await caller.say(text)
     events = await caller.respond()
     assert events[-1]["response"]["status"] == "completed", events[-1]
-    return joined(events, "response.output_audio_transcript.delta"), sound_of(events)
+    return join_deltas(events, "response.output_audio_transcript.delta"), sound_of(events)

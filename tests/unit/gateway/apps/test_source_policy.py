@@ -19,27 +19,27 @@ def settings(tmp_path: Path) -> GatewaySettings:
     return GatewaySettings(apps_dir=str(tmp_path / "apps"), app_uploads=True)
 
 
-def given(settings: GatewaySettings, **source: Any) -> source_policy.SubmittedSource | None:
+def parse_submission(settings: GatewaySettings, **source: Any) -> source_policy.SubmittedSource | None:
     return source_policy.parse_source(source_policy.parse_request(json.dumps({"source": source}).encode()), settings)
 
 
 def test_an_installed_module_is_named(settings: GatewaySettings):
-    assert given(settings, module="company.poems") == (AppSource("import", "company.poems"), "")
+    assert parse_submission(settings, module="company.poems") == (AppSource("import", "company.poems"), "")
 
 
 def test_the_app_of_a_plugin_is_named(settings: GatewaySettings):
-    assert given(settings, module="nice-poems") == (AppSource("import", "nice-poems"), "")
+    assert parse_submission(settings, module="nice-poems") == (AppSource("import", "nice-poems"), "")
 
 
 @pytest.mark.parametrize(("directory", "below"), [("team", "team"), (".", ""), ("./team/../team", "team"), ("", "")])
 def test_a_directory_lies_below_that_of_the_apps(settings: GatewaySettings, directory: str, below: str):
-    found = given(settings, module="poems", directory=directory)
+    submission = parse_submission(settings, module="poems", directory=directory)
 
-    assert found == (AppSource("directory", "poems", str(Path(settings.apps_dir) / below)), "")
+    assert submission == (AppSource("directory", "poems", str(Path(settings.apps_dir) / below)), "")
 
 
 def test_a_text_comes_with_a_name(settings: GatewaySettings):
-    assert given(settings, upload="x = 1", name="poems") == (AppSource("upload", "poems"), "x = 1")
+    assert parse_submission(settings, upload="x = 1", name="poems") == (AppSource("upload", "poems"), "x = 1")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"source": null}'])
@@ -53,7 +53,7 @@ def test_a_directory_elsewhere_is_refused(settings: GatewaySettings, tmp_path: P
     (tmp_path / "apps" / "link").symlink_to(tmp_path / "other")
 
     with pytest.raises(Forbidden, match="not below OMNIBUS_GATEWAY_APPS_DIR"):
-        given(settings, module="poems", directory=directory)
+        parse_submission(settings, module="poems", directory=directory)
 
 
 @pytest.mark.parametrize("directory", ["none", "file", "x" * 5000, "nul\0", "circle"])
@@ -62,7 +62,7 @@ def test_a_directory_that_is_none_is_said(settings: GatewaySettings, tmp_path: P
     (tmp_path / "apps" / "circle").symlink_to(tmp_path / "apps" / "circle")
 
     with pytest.raises((BadRequest, Forbidden)):
-        given(settings, module="poems", directory=directory)
+        parse_submission(settings, module="poems", directory=directory)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_directory_that_is_none_is_said(settings: GatewaySettings, tmp_path: P
 )
 def test_what_is_switched_off_names_its_setting(source: dict[str, str], variable: str):
     with pytest.raises(Forbidden, match=variable):
-        given(GatewaySettings(), **source)
+        parse_submission(GatewaySettings(), **source)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_switched_off_names_its_setting(source: dict[str, str], variable
 )
 def test_what_is_no_source_is_400_that_names_the_place(settings: GatewaySettings, source: Any, param: str):
     with pytest.raises(BadRequest) as caught:
-        given(settings, **source)
+        parse_submission(settings, **source)
 
     assert caught.value.param == param
 

@@ -11,7 +11,7 @@ from omnibus.app.sandbox import NICE_INCREMENT
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from tests.unit.gateway.apps.workers import Abacus, hosted
+from tests.unit.gateway.apps.workers import Abacus, run_worker
 
 UPLOAD = AppSource("upload", "sent_app", sha256="ab")
 
@@ -69,15 +69,15 @@ async def serve(request: dict):
 """
 
 
-async def tried(host, name: str, what=None) -> bytes:
-    return await host.invoke(Abacus(), msgspec.json.encode({"try": name, "what": what})).read_answer()
+async def try_operation(host, name: str, argument=None) -> bytes:
+    return await host.invoke(Abacus(), msgspec.json.encode({"try": name, "what": argument})).read_answer()
 
 
 async def test_uploaded_code_is_confined_and_says_by_what():
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         assert {"limits", "privileges", "read-only", "calls"} <= set(host.description.restricted)
 
-        answer = await tried(host, "fine")
+        answer = await try_operation(host, "fine")
 
     assert answer.startswith(b'["ab",')
     assert answer.endswith(b'"/",{}]')
@@ -88,11 +88,11 @@ async def test_uploaded_code_reaches_neither_bus_nor_store(tmp_path, valkey_url,
     for port in ports:
         socket.create_connection(("127.0.0.1", port), 5).close()
 
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         pid = host.pid
         for port in ports:
             for kind in ("tcp", "udp"):
-                assert await tried(host, kind, ["127.0.0.1", port]) == b'{"raised":"PermissionError"}'
+                assert await try_operation(host, kind, ["127.0.0.1", port]) == b'{"raised":"PermissionError"}'
         assert host.pid == pid
 
 
@@ -103,8 +103,8 @@ async def test_uploaded_code_reaches_no_socket_in_the_file_system(tmp_path):
         listener.listen()
         path.chmod(0o777)
 
-        async with hosted(UPLOAD, TRIES) as host:
-            assert await tried(host, "unix", str(path)) == b'{"raised":"PermissionError"}'
+        async with run_worker(UPLOAD, TRIES) as host:
+            assert await try_operation(host, "unix", str(path)) == b'{"raised":"PermissionError"}'
 
 
 async def test_uploaded_code_reads_no_file_of_others(tmp_path):
@@ -115,7 +115,7 @@ async def test_uploaded_code_reads_no_file_of_others(tmp_path):
     public.write_text("x")
     public.chmod(0o644)
 
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         pid = host.pid
         files = [
             secret,
@@ -126,64 +126,64 @@ async def test_uploaded_code_reads_no_file_of_others(tmp_path):
             Path("/proc/self/environ"),
         ]
         for path in files:
-            assert await tried(host, "read", str(path)) == b'{"raised":"PermissionError"}', path
+            assert await try_operation(host, "read", str(path)) == b'{"raised":"PermissionError"}', path
         for path in (tmp_path, Path("/"), Path("/proc"), Path.home()):
-            assert await tried(host, "list", str(path)) == b'{"raised":"PermissionError"}', path
+            assert await try_operation(host, "list", str(path)) == b'{"raised":"PermissionError"}', path
         assert host.pid == pid
 
 
 async def test_uploaded_code_changes_no_file(tmp_path):
     tmp_path.chmod(0o777)
-    kept = tmp_path / "kept"
-    kept.write_text("as it was")
-    kept.chmod(0o666)
+    kept_file = tmp_path / "kept"
+    kept_file.write_text("as it was")
+    kept_file.chmod(0o666)
 
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         for name, path in {
             "write": tmp_path / "new",
             "here": Path("here"),
             "mkdir": tmp_path / "directory",
-            "remove": kept,
-            "chmod": kept,
+            "remove": kept_file,
+            "chmod": kept_file,
         }.items():
-            assert await tried(host, name, str(path)) == b'{"raised":"PermissionError"}', name
-        for path in (kept, Path("/dev/shm/omnibus-test"), Path("/tmp/omnibus-test")):
-            assert await tried(host, "write", str(path)) == b'{"raised":"PermissionError"}', path
+            assert await try_operation(host, name, str(path)) == b'{"raised":"PermissionError"}', name
+        for path in (kept_file, Path("/dev/shm/omnibus-test"), Path("/tmp/omnibus-test")):
+            assert await try_operation(host, "write", str(path)) == b'{"raised":"PermissionError"}', path
 
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert kept.read_text() == "as it was"
-    assert kept.stat().st_mode & 0o777 == 0o666
+    assert kept_file.read_text() == "as it was"
+    assert kept_file.stat().st_mode & 0o777 == 0o666
 
 
 async def test_uploaded_code_starts_no_process_and_reaches_none():
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         for name in ("run", "shell", "fork"):
-            assert await tried(host, name) == b'{"raised":"PermissionError"}', name
+            assert await try_operation(host, name) == b'{"raised":"PermissionError"}', name
         for pid in (os.getpid(), 1, 0, -1):
-            assert await tried(host, "kill", pid) == b'{"raised":"PermissionError"}', pid
+            assert await try_operation(host, "kill", pid) == b'{"raised":"PermissionError"}', pid
 
 
 async def test_uploaded_code_does_not_see_the_gateways_environment(monkeypatch):
     monkeypatch.setenv("OMNIBUS_STORE_URL", "redis://:s3cret@h")
 
-    async with hosted(UPLOAD, TRIES) as host:
-        assert await tried(host, "environ") == b'{"raised":"KeyError"}'
+    async with run_worker(UPLOAD, TRIES) as host:
+        assert await try_operation(host, "environ") == b'{"raised":"KeyError"}'
 
 
 async def test_uploaded_code_computes_after_its_gateway_and_cannot_change_that():
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         assert os.getpriority(os.PRIO_PROCESS, host.pid) >= NICE_INCREMENT
-        assert await tried(host, "first") == b'{"raised":"PermissionError"}'
+        assert await try_operation(host, "first") == b'{"raised":"PermissionError"}'
 
 
 async def test_uploaded_code_is_bounded_in_memory_and_cannot_lift_its_bounds():
-    async with hosted(UPLOAD, TRIES) as host:
+    async with run_worker(UPLOAD, TRIES) as host:
         pid = host.pid
 
-        assert await tried(host, "memory", 1 << 36) == b'{"raised":"MemoryError"}'
-        assert await tried(host, "raise") == b'{"raised":"ValueError"}'
-        assert await tried(host, "mount") == b'{"raised":"ZeroDivisionError"}'
-        assert await tried(host, "raw") == b'{"raised":"ZeroDivisionError"}'
+        assert await try_operation(host, "memory", 1 << 36) == b'{"raised":"MemoryError"}'
+        assert await try_operation(host, "raise") == b'{"raised":"ValueError"}'
+        assert await try_operation(host, "mount") == b'{"raised":"ZeroDivisionError"}'
+        assert await try_operation(host, "raw") == b'{"raised":"ZeroDivisionError"}'
         assert host.pid == pid
 
 

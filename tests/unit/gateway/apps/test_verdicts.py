@@ -14,7 +14,7 @@ from omnibus_gateway.apps.call_replay import ReplayedCall, has_comparison, is_as
 from omnibus_gateway.apps.recorded_calls import RecordedCall, RecordedSegment
 from omnibus_gateway.dispatch.capture import RecordedChunk
 from omnibus_gateway.replay.mirrored import digest_chunks
-from tests.unit.cli.documents import ended, invocation
+from tests.unit.cli.documents import make_end, make_invocation
 
 KEY = (0, 2, "text")
 SAID = [RecordedChunk({"text": "hi"})]
@@ -23,68 +23,71 @@ CALLS = call_head("add") + "{}"
 CALLED = [RecordedChunk({"calls": CALLS}), *CLOSED]
 
 
-def sha(text: str) -> str:
+def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def recorded(kind: str, outputs: dict[str, str], answer: str = "", **chat: Any) -> RecordedCall:
-    asked: Invocation = invocation()
-    over = msgspec.structs.replace(ended(answer={}), outputs=outputs)
+def make_recorded(kind: str, outputs: dict[str, str], answer: str = "", **chat: Any) -> RecordedCall:
+    begin: Invocation = make_invocation()
+    over = msgspec.structs.replace(make_end(answer={}), outputs=outputs)
     call = AppCall("poems", kind, 1, 7, answer_sha256=answer)
-    return RecordedCall(call, RecordedAnswer(**chat), (RecordedSegment(0, Record(asked, over)),))
+    return RecordedCall(call, RecordedAnswer(**chat), (RecordedSegment(0, Record(begin, over)),))
 
 
-def tried(**fields: Any) -> ReplayedCall:
+def make_replayed(**fields: Any) -> ReplayedCall:
     return ReplayedCall(**{"components": {KEY: "thinker"}, **fields})
 
 
 @pytest.mark.parametrize(
-    ("answered", "same"),
+    ("replayed_call", "same"),
     [
-        (tried(parts=["hi"], digest="a", outputs={KEY: SAID}), True),
-        (tried(parts=["hi"], digest="b", outputs={KEY: SAID}), False),
-        (tried(parts=["hi"], digest="a", outputs={KEY: CLOSED}), False),
-        (tried(parts=["hi"], digest="a"), False),  # its component produced nothing in full
-        (tried(parts=["hi"], digest="a", components={KEY: "other"}), True),  # another graph with the same answer
-        (tried(digest="a", components={}), False),  # an empty answer, and no output of both
+        (make_replayed(parts=["hi"], digest="a", outputs={KEY: SAID}), True),
+        (make_replayed(parts=["hi"], digest="b", outputs={KEY: SAID}), False),
+        (make_replayed(parts=["hi"], digest="a", outputs={KEY: CLOSED}), False),
+        (make_replayed(parts=["hi"], digest="a"), False),  # its component produced nothing in full
+        (
+            make_replayed(parts=["hi"], digest="a", components={KEY: "other"}),
+            True,
+        ),  # another graph with the same answer
+        (make_replayed(digest="a", components={}), False),  # an empty answer, and no output of both
     ],
 )
-def test_a_call_is_as_recorded_where_something_was_compared(answered: ReplayedCall, same: bool):
-    before = recorded(protocol.JSON, {"2.text": digest_chunks(SAID)}, "a")
+def test_a_call_is_as_recorded_where_something_was_compared(replayed_call: ReplayedCall, same: bool):
+    before = make_recorded(protocol.JSON, {"2.text": digest_chunks(SAID)}, "a")
 
-    assert is_as_recorded(before, answered) is same
+    assert is_as_recorded(before, replayed_call) is same
 
 
 @pytest.mark.parametrize(
     ("answer", "streams", "same"),
     [
-        ({"text_sha256": sha("hi")}, {"text": [*SAID, *CLOSED]}, True),
-        ({"text_sha256": sha("hi")}, {"text": CLOSED}, False),
-        ({"text_sha256": sha("")}, {"text": CLOSED}, False),
-        ({"text_sha256": sha("")}, {}, False),
-        ({"text_sha256": sha(""), "calls_sha256": sha(CALLS)}, {"text": CALLED}, True),
-        ({"text_sha256": sha(""), "calls_sha256": sha(CALLS + " ")}, {"text": CALLED}, False),
-        ({"text_sha256": sha("")}, {"text": CALLED}, False),  # a record of an earlier build
-        ({"text_sha256": sha("hi"), "audio_sha256": sha("")}, {"text": SAID}, False),
+        ({"text_sha256": hash_text("hi")}, {"text": [*SAID, *CLOSED]}, True),
+        ({"text_sha256": hash_text("hi")}, {"text": CLOSED}, False),
+        ({"text_sha256": hash_text("")}, {"text": CLOSED}, False),
+        ({"text_sha256": hash_text("")}, {}, False),
+        ({"text_sha256": hash_text(""), "calls_sha256": hash_text(CALLS)}, {"text": CALLED}, True),
+        ({"text_sha256": hash_text(""), "calls_sha256": hash_text(CALLS + " ")}, {"text": CALLED}, False),
+        ({"text_sha256": hash_text("")}, {"text": CALLED}, False),  # a record of an earlier build
+        ({"text_sha256": hash_text("hi"), "audio_sha256": hash_text("")}, {"text": SAID}, False),
     ],
 )
 def test_a_chat_is_as_recorded_with_its_calls_and_its_audio(
     answer: dict[str, str], streams: dict[str, list[RecordedChunk]], same: bool
 ):
-    before = recorded(protocol.CHAT, {}, **answer)
+    before = make_recorded(protocol.CHAT, {}, **answer)
 
-    assert is_as_recorded(before, tried(streams=streams, components={})) is same
+    assert is_as_recorded(before, make_replayed(streams=streams, components={})) is same
 
 
 @pytest.mark.parametrize(
     ("one", "other", "comparable"),
     [
-        (tried(), tried(), False),
-        (tried(streams={"text": CLOSED}), tried(streams={"text": CLOSED}), False),
-        (tried(outputs={KEY: SAID}), tried(), False),
-        (tried(outputs={KEY: SAID}), tried(outputs={KEY: SAID}), True),
-        (tried(parts=[""]), tried(), True),
-        (tried(streams={"text": SAID}), tried(streams={"text": CLOSED}), True),
+        (make_replayed(), make_replayed(), False),
+        (make_replayed(streams={"text": CLOSED}), make_replayed(streams={"text": CLOSED}), False),
+        (make_replayed(outputs={KEY: SAID}), make_replayed(), False),
+        (make_replayed(outputs={KEY: SAID}), make_replayed(outputs={KEY: SAID}), True),
+        (make_replayed(parts=[""]), make_replayed(), True),
+        (make_replayed(streams={"text": SAID}), make_replayed(streams={"text": CLOSED}), True),
     ],
 )
 def test_two_empty_answers_are_no_comparison(one: ReplayedCall, other: ReplayedCall, comparable: bool):

@@ -10,10 +10,10 @@ import pytest
 from omnibus.errors import DeadlineExceeded
 from omnibus.metrics.collectors import REGISTRY
 from omnibus_gateway.apps.warm_workers import WarmWorkers
-from tests.unit.gateway.apps.estate import ECHO, LOUD, PATIENT, Estate, Gateway, workers
+from tests.unit.gateway.apps.estate import ECHO, LOUD, PATIENT, AppCluster, AppGateway, find_worker_pids
 from tests.unit.gateway.apps.test_served_apps import SLOW
-from tests.unit.gateway.house import VL, error
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import VL, read_error_body
+from tests.unit.sidecar.node import wait_until
 
 
 class Worker:
@@ -87,102 +87,108 @@ async def test_a_place_of_who_left_is_the_next_ones():
 
 
 @pytest.fixture
-async def narrow(land: Estate) -> Gateway:
+async def small_gateway(cluster: AppCluster) -> AppGateway:
     """A gateway with room for one worker, and two apps: ``quiet``, which is cold, and ``echo``."""
-    gate = land.gateway(app_workers=1)
+    gate = cluster.gateway(app_workers=1)
     for name in ("quiet", "echo"):
-        land.write(name, ECHO, by=name)
+        cluster.write(name, ECHO, by=name)
         await gate.register(name)
-    await until(lambda: len(workers()) == 1)
+    await wait_until(lambda: len(find_worker_pids()) == 1)
     return gate
 
 
-def states(gate: Gateway) -> dict[str, str]:
+def read_states(gate: AppGateway) -> dict[str, str]:
     views = {name: gate.apps.registry.worker_view(name) for name in gate.apps.registry.records}
     return {name: view.state for name, view in views.items() if view is not None}
 
 
-async def test_a_call_starts_the_worker_of_an_app_that_has_none(narrow: Gateway):
+async def test_a_call_starts_the_worker_of_an_app_that_has_none(small_gateway: AppGateway):
     before = REGISTRY.get_sample_value("omnibus_app_cold_starts_total") or 0.0
-    assert states(narrow) == {"quiet": "cold", "echo": "ready"}
-    assert (await narrow.ask("GET", "/v1/apps/quiet")).json()["worker"] == {"state": "cold", "version": 1}
+    assert read_states(small_gateway) == {"quiet": "cold", "echo": "ready"}
+    assert (await small_gateway.ask("GET", "/v1/apps/quiet")).json()["worker"] == {"state": "cold", "version": 1}
 
-    answers = await asyncio.gather(*(narrow.invoke("quiet", {"text": "hi"}) for _ in range(5)))
+    answers = await asyncio.gather(*(small_gateway.invoke("quiet", {"text": "hi"}) for _ in range(5)))
 
     assert {answer["by"] for answer in answers} == {"quiet"}
-    assert states(narrow) == {"quiet": "ready", "echo": "cold"}
-    await until(lambda: len(workers()) == 1)
+    assert read_states(small_gateway) == {"quiet": "ready", "echo": "cold"}
+    await wait_until(lambda: len(find_worker_pids()) == 1)
     assert REGISTRY.get_sample_value("omnibus_app_cold_starts_total") == before + 1
     assert REGISTRY.get_sample_value("omnibus_app_workers") == 1
 
 
-async def test_a_gateway_that_starts_is_ready_with_as_many_workers_as_it_may_have(land: Estate, narrow: Gateway):
-    fresh = land.gateway(app_workers=1)
-    await until(lambda: not fresh.apps.registry.starting_apps)
+async def test_a_gateway_that_starts_is_ready_with_as_many_workers_as_it_may_have(
+    cluster: AppCluster, small_gateway: AppGateway
+):
+    fresh = cluster.gateway(app_workers=1)
+    await wait_until(lambda: not fresh.apps.registry.starting_apps)
 
-    assert sorted(states(fresh).values()) == ["cold", "ready"]
+    assert sorted(read_states(fresh).values()) == ["cold", "ready"]
     assert "apps" not in (await fresh.http.get("/readyz")).json()
     for name in ("quiet", "echo"):
         assert (await fresh.invoke(name, {"text": "hi"}))["by"] == name
 
 
-async def test_a_worker_with_requests_keeps_its_process(land: Estate, narrow: Gateway, tmp_path: Path):
-    land.write("patient", PATIENT, by="patient")
-    await narrow.register("patient")
-    begun, go = tmp_path / "begun", tmp_path / "go"
-    waiting = asyncio.ensure_future(narrow.invoke("patient", {"begun": str(begun), "go": str(go)}))
-    await until(begun.exists)
+async def test_a_worker_with_requests_keeps_its_process(cluster: AppCluster, small_gateway: AppGateway, tmp_path: Path):
+    cluster.write("patient", PATIENT, by="patient")
+    await small_gateway.register("patient")
+    begin_path, go = tmp_path / "begun", tmp_path / "go"
+    waiting = asyncio.ensure_future(small_gateway.invoke("patient", {"begun": str(begin_path), "go": str(go)}))
+    await wait_until(begin_path.exists)
 
     with pytest.raises(DeadlineExceeded, match="echo did not answer within its deadline"):
-        await narrow.apps.registry.warm_worker("echo", time.time() + 0.05)
-    calling = asyncio.ensure_future(narrow.invoke("echo", {"text": "hi"}))
+        await small_gateway.apps.registry.warm_worker("echo", time.time() + 0.05)
+    calling = asyncio.ensure_future(small_gateway.invoke("echo", {"text": "hi"}))
     await asyncio.sleep(0.05)
-    assert (calling.done(), states(narrow)["patient"]) == (False, "ready")
+    assert (calling.done(), read_states(small_gateway)["patient"]) == (False, "ready")
     go.touch()
 
     assert await waiting == "patient"
     assert (await calling)["by"] == "echo"
-    assert states(narrow) == {"quiet": "cold", "echo": "ready", "patient": "cold"}
+    assert read_states(small_gateway) == {"quiet": "cold", "echo": "ready", "patient": "cold"}
 
 
-async def test_a_cold_app_that_does_not_start_is_broken_until_it_is_updated(land: Estate, narrow: Gateway):
-    land.write("quiet", "raise ValueError('not today')\n")
+async def test_a_cold_app_that_does_not_start_is_broken_until_it_is_updated(
+    cluster: AppCluster, small_gateway: AppGateway
+):
+    cluster.write("quiet", "raise ValueError('not today')\n")
 
-    response = await narrow.http.post("/v1/apps/quiet/invoke", json={"text": "hi"})
+    response = await small_gateway.http.post("/v1/apps/quiet/invoke", json={"text": "hi"})
 
-    found = error(response)
-    assert (response.status_code, found["code"], found["stage"]) == (503, "stage_unavailable", "quiet")
-    assert re.search("broken at this gateway: .*not today", found["message"])
-    assert states(narrow)["quiet"] == "broken"
-    land.write("quiet", ECHO, by="better")
-    await narrow.update("quiet")
-    assert (await narrow.invoke("quiet", {"text": "hi"}))["by"] == "better"
+    details = read_error_body(response)
+    assert (response.status_code, details["code"], details["stage"]) == (503, "stage_unavailable", "quiet")
+    assert re.search("broken at this gateway: .*not today", details["message"])
+    assert read_states(small_gateway)["quiet"] == "broken"
+    cluster.write("quiet", ECHO, by="better")
+    await small_gateway.update("quiet")
+    assert (await small_gateway.invoke("quiet", {"text": "hi"}))["by"] == "better"
 
 
-async def test_an_app_that_leaves_while_its_worker_starts(land: Estate, narrow: Gateway, tmp_path: Path):
+async def test_an_app_that_leaves_while_its_worker_starts(
+    cluster: AppCluster, small_gateway: AppGateway, tmp_path: Path
+):
     go = tmp_path / "go"
-    land.write("quiet", SLOW, go=str(go))
-    calling = asyncio.ensure_future(narrow.http.post("/v1/apps/quiet/invoke", json=1))
-    await until(lambda: states(narrow)["echo"] == "cold" and len(workers()) == 1)
+    cluster.write("quiet", SLOW, go=str(go))
+    calling = asyncio.ensure_future(small_gateway.http.post("/v1/apps/quiet/invoke", json=1))
+    await wait_until(lambda: read_states(small_gateway)["echo"] == "cold" and len(find_worker_pids()) == 1)
 
-    await narrow.ask("DELETE", "/v1/apps/quiet")
+    await small_gateway.ask("DELETE", "/v1/apps/quiet")
 
     response = await calling
-    assert (response.status_code, error(response)["code"]) == (404, "not_found")
-    assert (await narrow.invoke("echo", {"text": "hi"}))["by"] == "echo"
-    await until(lambda: len(workers()) == 1)
+    assert (response.status_code, read_error_body(response)["code"]) == (404, "not_found")
+    assert (await small_gateway.invoke("echo", {"text": "hi"}))["by"] == "echo"
+    await wait_until(lambda: len(find_worker_pids()) == 1)
 
 
-async def test_a_chat_starts_the_worker_of_its_model(land: Estate, narrow: Gateway):
-    await land.home.all_of(VL)
-    land.write("loud", LOUD, model="loud")
-    await narrow.register("loud")
-    await narrow.invoke("echo", {"text": "hi"})
-    assert states(narrow)["loud"] == "cold"
+async def test_a_chat_starts_the_worker_of_its_model(cluster: AppCluster, small_gateway: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("loud", LOUD, model="loud")
+    await small_gateway.register("loud")
+    await small_gateway.invoke("echo", {"text": "hi"})
+    assert read_states(small_gateway)["loud"] == "cold"
 
     chat = {"model": "loud", "messages": [{"role": "user", "content": "say so"}]}
-    response = await narrow.http.post("/v1/chat/completions", json=chat)
+    response = await small_gateway.http.post("/v1/chat/completions", json=chat)
 
     assert response.status_code == 200, response.text
     assert response.json()["choices"][0]["message"]["content"].isupper()
-    assert states(narrow) == {"quiet": "cold", "echo": "cold", "loud": "ready"}
+    assert read_states(small_gateway) == {"quiet": "cold", "echo": "cold", "loud": "ready"}

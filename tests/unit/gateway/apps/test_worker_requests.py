@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway, parts
-from tests.unit.gateway.house import OMNI, VL, answered, error, events, image, text
+from tests.unit.gateway.apps.estate import LOUD, AppCluster, AppGateway, read_stream_parts
+from tests.unit.gateway.house import (
+    OMNI,
+    VL,
+    make_image_part,
+    make_text_part,
+    read_chat_answer,
+    read_error_body,
+    read_sse_events,
+)
 
 #: The toy model's words, one by one.
 TELL = """
@@ -43,53 +51,53 @@ SPEAK = """
         return ChatOutput(text=answer.text, audio=answer.audio{changed})
 """
 
-QUESTION = [text("look at"), image()]
+QUESTION = [make_text_part("look at"), make_image_part()]
 
 
-def asked(content: Any = QUESTION, **more: Any) -> dict[str, Any]:
+def make_request(content: Any = QUESTION, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "seed": 3, **more}
 
 
-async def test_an_app_is_asked_like_a_model_and_answers_with_text(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("loud", LOUD, model="poet")
+async def test_an_app_is_asked_like_a_model_and_answers_with_text(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("loud", LOUD, model="poet")
     await gate.register("loud")
-    model = await gate.http.post("/v1/chat/completions", json={"model": "poet", **asked()})
+    model = await gate.http.post("/v1/chat/completions", json={"model": "poet", **make_request()})
 
-    found = await gate.invoke("loud", asked())
+    app_answer = await gate.invoke("loud", make_request())
 
-    assert found == {"text": answered(model), "audio": None}
-    assert found["text"].startswith("YOU SAID LOOK AT SAW ")
-    await land.home.emptied()
+    assert app_answer == {"text": read_chat_answer(model), "audio": None}
+    assert app_answer["text"].startswith("YOU SAID LOOK AT SAW ")
+    await cluster.home.emptied()
 
 
-async def test_parts_leave_as_events_and_the_request_is_recorded_with_its_seed(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("tell", TELL)
+async def test_parts_leave_as_events_and_the_request_is_recorded_with_its_seed(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("tell", TELL)
     await gate.register("tell")
 
-    response = await gate.http.post("/v1/apps/tell/invoke", json=asked(max_tokens=3, stream=True))
+    response = await gate.http.post("/v1/apps/tell/invoke", json=make_request(max_tokens=3, stream=True))
 
-    assert parts(response) == ["You ", "said ", "look ", "", "[DONE]"]
-    invocation, _ = await land.home.records.find(response.headers["x-request-id"])
+    assert read_stream_parts(response) == ["You ", "said ", "look ", "", "[DONE]"]
+    invocation, _ = await cluster.home.records.find(response.headers["x-request-id"])
     assert (invocation.app, invocation.seed, len(invocation.nodes)) == ("tell", 3, 2)
-    await land.home.emptied()
+    await cluster.home.emptied()
 
 
-@pytest.mark.parametrize("changed", ["", ".transform(lambda part: part)"], ids=["as it is", "transformed"])
-async def test_a_sound_is_a_wav_file(land: Estate, gate: Gateway, changed: str):
-    await land.home.all_of(OMNI)
-    land.write("speak", SPEAK, changed=changed)
+@pytest.mark.parametrize("expression", ["", ".transform(lambda part: part)"], ids=["as it is", "transformed"])
+async def test_a_sound_is_a_wav_file(cluster: AppCluster, gate: AppGateway, expression: str):
+    await cluster.home.all_of(OMNI)
+    cluster.write("speak", SPEAK, changed=expression)
     await gate.register("speak")
-    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}, "temperature": 0}
+    speech_options = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}, "temperature": 0}
 
-    found = await gate.invoke("speak", asked("hello", **spoken))
+    app_answer = await gate.invoke("speak", make_request("hello", **speech_options))
 
-    assert found["text"].startswith("You said hello")
-    assert found["audio"]["format"] == "wav"
-    with wave.open(io.BytesIO(base64.b64decode(found["audio"]["data"]))) as file:
+    assert app_answer["text"].startswith("You said hello")
+    assert app_answer["audio"]["format"] == "wav"
+    with wave.open(io.BytesIO(base64.b64decode(app_answer["audio"]["data"]))) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
-        assert file.getnframes() == 240 * len(found["text"].split())
+        assert file.getnframes() == 240 * len(app_answer["text"].split())
 
 
 @pytest.mark.parametrize(
@@ -98,60 +106,60 @@ async def test_a_sound_is_a_wav_file(land: Estate, gate: Gateway, changed: str):
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        (asked(max_tokens=0), "max_tokens"),
-        (asked(surprise=1), "surprise"),
-        (asked(model="gpt"), "model"),
-        (asked(stream=False), "stream"),
-        (asked(modalities=["audio"], audio={"voice": "a", "format": "mp3"}), "audio.format"),
-        (asked([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), None),
+        (make_request(max_tokens=0), "max_tokens"),
+        (make_request(surprise=1), "surprise"),
+        (make_request(model="gpt"), "model"),
+        (make_request(stream=False), "stream"),
+        (make_request(modalities=["audio"], audio={"voice": "a", "format": "mp3"}), "audio.format"),
+        (make_request([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), None),
     ],
     ids=str,
 )
 async def test_what_is_no_chat_request_is_refused_by_its_parameter(
-    land: Estate, gate: Gateway, body: dict[str, Any], param: str | None
+    cluster: AppCluster, gate: AppGateway, body: dict[str, Any], param: str | None
 ):
-    await land.home.all_of(VL)
-    land.write("tell", TELL)
+    await cluster.home.all_of(VL)
+    cluster.write("tell", TELL)
     await gate.register("tell")
 
     response = await gate.http.post("/v1/apps/tell/invoke", json=body)
 
     assert response.status_code == 400
-    assert param is None or error(response)["param"] == param
-    await land.home.emptied()
+    assert param is None or read_error_body(response)["param"] == param
+    await cluster.home.emptied()
 
 
 @pytest.mark.parametrize("model", ["tell", ""])
-async def test_its_own_name_may_stand_as_the_model(land: Estate, gate: Gateway, model: str):
-    await land.home.all_of(VL)
-    land.write("tell", TELL)
+async def test_its_own_name_may_stand_as_the_model(cluster: AppCluster, gate: AppGateway, model: str):
+    await cluster.home.all_of(VL)
+    cluster.write("tell", TELL)
     await gate.register("tell")
 
-    response = await gate.http.post("/v1/apps/tell/invoke", json=asked(model=model))
+    response = await gate.http.post("/v1/apps/tell/invoke", json=make_request(model=model))
 
     assert response.status_code == 200
 
 
-async def test_handles_of_ones_own_are_no_chat_request(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("tell", TELL)
+async def test_handles_of_ones_own_are_no_chat_request(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("tell", TELL)
     await gate.register("tell")
     raw = {"messages": [{"role": "user", "content": "hi"}], "media": [{"$handle": {"id": 1}, "modality": "image"}]}
 
     response = await gate.http.post("/v1/apps/tell/invoke", json=raw)
 
-    assert (response.status_code, error(response)["param"]) == (400, "media")
+    assert (response.status_code, read_error_body(response)["param"]) == (400, "media")
 
 
-async def test_what_it_takes_is_told(land: Estate, gate: Gateway):
-    land.write("tell", TELL)
-    await land.home.all_of(VL)
+async def test_what_it_takes_is_told(cluster: AppCluster, gate: AppGateway):
+    cluster.write("tell", TELL)
+    await cluster.home.all_of(VL)
 
-    shown = await gate.register("tell")
+    view = await gate.register("tell")
     schemas = (await gate.http.get("/openapi.json")).json()["components"]["schemas"]
 
-    assert shown["chat"] is True
-    assert shown["request"]["$ref"].rpartition("/")[2] in schemas
+    assert view["chat"] is True
+    assert view["request"]["$ref"].rpartition("/")[2] in schemas
 
 
 #: Speaks even if not requested.
@@ -174,47 +182,53 @@ LOUDMOUTH = """
 """
 
 
-async def test_sound_that_no_client_asked_for_is_not_sent_and_costs_the_app_nothing(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("loudmouth", LOUDMOUTH)
+async def test_sound_that_no_client_asked_for_is_not_sent_and_costs_the_app_nothing(
+    cluster: AppCluster, gate: AppGateway
+):
+    await cluster.home.all_of(VL)
+    cluster.write("loudmouth", LOUDMOUTH)
     await gate.register("loudmouth")
     before = gate.apps.registry.worker("loudmouth")[1].pid
 
     for stream in (False, True, False):
-        response = await gate.http.post("/v1/chat/completions", json={"model": "loudmouth", **asked(stream=stream)})
+        response = await gate.http.post(
+            "/v1/chat/completions", json={"model": "loudmouth", **make_request(stream=stream)}
+        )
 
         assert response.status_code == 200
         assert "hi" in response.text
         assert '"audio":' not in response.text
 
     assert gate.apps.registry.worker("loudmouth")[1].pid == before
-    await land.home.emptied()
+    await cluster.home.emptied()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["", "vllm-omni"])
-async def test_an_answer_names_the_app_as_its_client_does(land: Estate, gate: Gateway, stream: bool, dialect: str):
-    await land.home.all_of(VL)
-    land.write("loud", LOUD, model="poet")
+async def test_an_answer_names_the_app_as_its_client_does(
+    cluster: AppCluster, gate: AppGateway, stream: bool, dialect: str
+):
+    await cluster.home.all_of(VL)
+    cluster.write("loud", LOUD, model="poet")
     await gate.register("loud")
     headers = {"x-omnibus-dialect": dialect} if dialect else {}
 
     response = await gate.http.post(
-        "/v1/chat/completions", json={"model": "poet", **asked(stream=stream)}, headers=headers
+        "/v1/chat/completions", json={"model": "poet", **make_request(stream=stream)}, headers=headers
     )
 
-    answers = [each for each in events(response) if each != "[DONE]"] if stream else [response.json()]
+    answers = [each for each in read_sse_events(response) if each != "[DONE]"] if stream else [response.json()]
     assert {each["model"] for each in answers} == {"poet"}
-    await land.home.emptied()
+    await cluster.home.emptied()
 
 
-async def test_sound_that_an_app_does_not_give_is_refused(land: Estate, gate: Gateway):
-    await land.home.all_of(VL)
-    land.write("loud", LOUD, model="poet")
+async def test_sound_that_an_app_does_not_give_is_refused(cluster: AppCluster, gate: AppGateway):
+    await cluster.home.all_of(VL)
+    cluster.write("loud", LOUD, model="poet")
     await gate.register("loud")
-    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "wav"}}
+    speech_options = {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "wav"}}
 
-    response = await gate.http.post("/v1/chat/completions", json={"model": "poet", **asked(**spoken)})
+    response = await gate.http.post("/v1/chat/completions", json={"model": "poet", **make_request(**speech_options)})
 
-    assert (response.status_code, error(response)["param"]) == (400, "modalities")
-    await land.home.emptied()
+    assert (response.status_code, read_error_body(response)["param"]) == (400, "modalities")
+    await cluster.home.emptied()

@@ -16,13 +16,13 @@ from omnibus.errors import AppFailed, BadRequest, DeadlineExceeded, OmnibusError
 from omnibus.process.spec import PACKAGE_PATH
 from omnibus_gateway.apps.worker_process import worker_environment
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
-from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, alive, hosted, until, written
+from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, is_alive, run_worker, wait_until_true, write_app
 
 ROOT = Path(__file__).parents[4]
 
 
 async def test_a_started_worker_says_what_its_app_is_and_serves_it(tmp_path):
-    host = WorkerSupervisor(written(tmp_path, '"""Echoes."""\n' + ECHO))
+    host = WorkerSupervisor(write_app(tmp_path, '"""Echoes."""\n' + ECHO))
     assert not host.is_ready
     with pytest.raises(StageUnavailable, match="has not been started"):
         _ = host.description
@@ -39,18 +39,18 @@ async def test_a_started_worker_says_what_its_app_is_and_serves_it(tmp_path):
 
 
 def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
-    async def scenario():
-        async with hosted(written(tmp_path, ECHO)) as host:
+    async def run_scenario():
+        async with run_worker(write_app(tmp_path, ECHO)) as host:
             os.kill(host.pid, signal.SIGKILL)
-            await until(lambda: not host.is_ready)
-            await until(lambda: host.is_ready)
+            await wait_until_true(lambda: not host.is_ready)
+            await wait_until_true(lambda: host.is_ready)
             return await host.invoke(Abacus(), b"1").read_answer()
 
-    assert uvloop.run(scenario()) == b"1"
+    assert uvloop.run(run_scenario()) == b"1"
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "fault"),
     [
         (
             "import no_such_library",
@@ -64,10 +64,10 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
     ],
     ids=["import", "no-serve", "not-async", "exit", "killed"],
 )
-async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said):
-    host = WorkerSupervisor(written(tmp_path, text), rules=CALM)
+async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, fault):
+    host = WorkerSupervisor(write_app(tmp_path, text), rules=CALM)
 
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=fault):
         await host.start()
 
     assert not host.is_ready
@@ -77,7 +77,7 @@ async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said)
 
 async def test_an_app_that_never_loads_is_given_up(tmp_path):
     root = tmp_path / "pid"
-    source = written(tmp_path, f"open({str(root)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
+    source = write_app(tmp_path, f"open({str(root)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
 
     for within in (2, 10, 30):  # a busy machine may take longer until the app is imported at all
         host = WorkerSupervisor(source, rules=WorkerLimits(ready_within=within))
@@ -86,13 +86,15 @@ async def test_an_app_that_never_loads_is_given_up(tmp_path):
         if root.exists():
             break
 
-    assert not alive(int(root.read_text()))
+    assert not is_alive(int(root.read_text()))
 
 
 async def test_a_worker_that_is_killed_starts_again_and_only_its_requests_fail(tmp_path):
     async with (
-        hosted(written(tmp_path, "async def serve(request):\n    await asyncio.sleep(1000)\n", "hang_app")) as hung,
-        hosted(written(tmp_path, ECHO, "echo_app")) as other,
+        run_worker(
+            write_app(tmp_path, "async def serve(request):\n    await asyncio.sleep(1000)\n", "hang_app")
+        ) as hung,
+        run_worker(write_app(tmp_path, ECHO, "echo_app")) as other,
     ):
         runs = [Abacus(), Abacus()]
         calls = [hung.invoke(run, b"1") for run in runs]
@@ -105,12 +107,12 @@ async def test_a_worker_that_is_killed_starts_again_and_only_its_requests_fail(t
                 await call.read_answer()
             assert run.status == "failed"
         assert await other.invoke(Abacus(), b"2").read_answer() == b"2"
-        await until(lambda: hung.is_ready)
+        await wait_until_true(lambda: hung.is_ready)
         assert hung.pid != pid
 
 
 async def test_a_request_that_comes_as_the_worker_ends_does_not_wait_for_its_deadline(tmp_path):
-    async with hosted(written(tmp_path, ECHO)) as host:
+    async with run_worker(write_app(tmp_path, ECHO)) as host:
         process = host._process
         os.kill(host.pid, signal.SIGKILL)
         while not process.gone.is_set():  # the worker's supervisor notices one loop turn later
@@ -122,42 +124,42 @@ async def test_a_request_that_comes_as_the_worker_ends_does_not_wait_for_its_dea
 
 
 async def test_a_worker_that_starts_again_serves_what_its_file_says_now(tmp_path):
-    source = written(tmp_path, ECHO)
-    async with hosted(source) as host:
-        written(tmp_path, "async def serve(request):\n    return 'new'\n")
+    source = write_app(tmp_path, ECHO)
+    async with run_worker(source) as host:
+        write_app(tmp_path, "async def serve(request):\n    return 'new'\n")
 
         os.kill(host.pid, signal.SIGKILL)
-        await until(lambda: not host.is_ready)
+        await wait_until_true(lambda: not host.is_ready)
         with pytest.raises(StageUnavailable, match="starts again after a crash"):
             host.invoke(Abacus(), b"1")
-        await until(lambda: host.is_ready)
+        await wait_until_true(lambda: host.is_ready)
 
         assert await host.invoke(Abacus(), b"1").read_answer() == b'"new"'
 
 
 async def test_a_worker_that_cannot_start_again_is_tried_until_it_can(tmp_path, caplog):
-    source = written(tmp_path, ECHO)
-    async with hosted(source) as host:
-        written(tmp_path, "import no_such_library")
+    source = write_app(tmp_path, ECHO)
+    async with run_worker(source) as host:
+        write_app(tmp_path, "import no_such_library")
         with caplog.at_level(logging.ERROR):
             os.kill(host.pid, signal.SIGKILL)
-            await until(lambda: "does not restart" in caplog.text)
+            await wait_until_true(lambda: "does not restart" in caplog.text)
         assert not host.is_ready
 
-        written(tmp_path, ECHO)
-        await until(lambda: host.is_ready)
+        write_app(tmp_path, ECHO)
+        await wait_until_true(lambda: host.is_ready)
 
         assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
 async def test_an_app_that_ends_its_process_is_a_crash(tmp_path):
-    async with hosted(written(tmp_path, "async def serve(request):\n    os._exit(3)\n")) as host:
+    async with run_worker(write_app(tmp_path, "async def serve(request):\n    os._exit(3)\n")) as host:
         run = Abacus()
 
         with pytest.raises(AppFailed, match="ended: exit code 3"):
             await host.invoke(run, b"1").read_answer()
 
-        await until(lambda: host.is_ready)
+        await wait_until_true(lambda: host.is_ready)
 
 
 SLOW = """
@@ -171,7 +173,7 @@ async def serve(request):
 
 
 async def test_draining_lets_requests_finish_and_takes_no_more(tmp_path):
-    async with hosted(written(tmp_path, SLOW)) as host:
+    async with run_worker(write_app(tmp_path, SLOW)) as host:
         waiting = host.invoke(Abacus(), b'"wait"')
         release = host.invoke(Abacus(), b'"go"')
 
@@ -187,7 +189,7 @@ async def test_draining_lets_requests_finish_and_takes_no_more(tmp_path):
 
 
 async def test_draining_ends_when_its_time_is_over(tmp_path):
-    async with hosted(written(tmp_path, SLOW)) as host:
+    async with run_worker(write_app(tmp_path, SLOW)) as host:
         run = Abacus()
         call = host.invoke(run, b'"wait"')
 
@@ -200,9 +202,9 @@ async def test_draining_ends_when_its_time_is_over(tmp_path):
 
 
 async def test_draining_an_idle_or_lost_worker_takes_no_time(tmp_path):
-    async with hosted(written(tmp_path, ECHO)) as host:
+    async with run_worker(write_app(tmp_path, ECHO)) as host:
         await host.drain(1000.0)
-    async with hosted(written(tmp_path, SLOW, "lost_app")) as host:
+    async with run_worker(write_app(tmp_path, SLOW, "lost_app")) as host:
         call = host.invoke(Abacus(), b'"wait"')
         draining = asyncio.create_task(host.drain(1000.0))
         await asyncio.sleep(0)
@@ -223,28 +225,28 @@ async def serve(request):
 
 
 async def test_stopping_leaves_nothing_of_what_the_app_started(tmp_path):
-    async with hosted(written(tmp_path, CHILD)) as host:
+    async with run_worker(write_app(tmp_path, CHILD)) as host:
         child = int(await host.invoke(Abacus(), b"1").read_answer())
         worker = host.pid
-        assert alive(child)
+        assert is_alive(child)
 
-    assert not alive(worker)
-    await until(lambda: not alive(child))
+    assert not is_alive(worker)
+    await wait_until_true(lambda: not is_alive(child))
 
 
 async def test_stopping_cancels_what_runs_before_anything_is_killed(tmp_path):
-    begun, path = tmp_path / "begun", tmp_path / "cleaned"
+    begin_path, path = tmp_path / "begun", tmp_path / "cleaned"
     text = f"""
     async def serve(request):
-        open({str(begun)!r}, "w").close()
+        open({str(begin_path)!r}, "w").close()
         try:
             await asyncio.sleep(1000)
         finally:
             open({str(path)!r}, "w").close()
     """
-    async with hosted(written(tmp_path, text)) as host:
+    async with run_worker(write_app(tmp_path, text)) as host:
         host.invoke(Abacus(), b"1")
-        await until(begun.exists)
+        await wait_until_true(begin_path.exists)
 
         await host.stop()
 
@@ -252,19 +254,19 @@ async def test_stopping_cancels_what_runs_before_anything_is_killed(tmp_path):
 
 
 async def test_an_app_that_will_not_stop_is_killed(tmp_path):
-    async with hosted(written(tmp_path, "async def serve(request):\n    time.sleep(1000)\n")) as host:
+    async with run_worker(write_app(tmp_path, "async def serve(request):\n    time.sleep(1000)\n")) as host:
         host.invoke(Abacus(), b"1")
         pid = host.pid
 
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 async def test_what_an_app_prints_is_logged_under_its_name(tmp_path, caplog):
     text = 'async def serve(request):\n    print("out", request)\n    print("err", file=sys.stderr)\n    print("x" * 9000)\n    return 1\n'
-    async with hosted(written(tmp_path, text, "chatty_app")) as host:
+    async with run_worker(write_app(tmp_path, text, "chatty_app")) as host:
         with caplog.at_level(logging.INFO):
             await host.invoke(Abacus(), b"5").read_answer()
-            await until(lambda: "app chatty_app: xxx" in caplog.text)
+            await wait_until_true(lambda: "app chatty_app: xxx" in caplog.text)
 
     assert "app chatty_app: out 5" in caplog.text
     assert "app chatty_app: err" in caplog.text
@@ -274,15 +276,15 @@ async def test_what_an_app_prints_is_logged_under_its_name(tmp_path, caplog):
 async def test_what_an_app_prints_steers_no_terminal_and_begins_no_line(tmp_path, caplog):
     text = "print('one\\x1b[2J\\rtwo\\x85\\u202ethree', flush=True)\n" + ECHO
     with caplog.at_level(logging.INFO):
-        async with hosted(written(tmp_path, text)):
-            await until(lambda: "three" in caplog.text)
+        async with run_worker(write_app(tmp_path, text)):
+            await wait_until_true(lambda: "three" in caplog.text)
 
     (line,) = [message for message in caplog.messages if "three" in message]
     assert line == "app sample_app: one\ufffd[2J\ufffdtwo\ufffd\ufffdthree"
 
 
 async def test_a_terminal_reaches_the_gateway_alone(tmp_path):
-    async with hosted(written(tmp_path, ECHO)) as host:
+    async with run_worker(write_app(tmp_path, ECHO)) as host:
         assert os.getsid(host.pid) == host.pid
 
         os.kill(host.pid, signal.SIGINT)
@@ -293,17 +295,19 @@ async def test_a_terminal_reaches_the_gateway_alone(tmp_path):
 async def test_an_installed_app_sees_the_environment_without_the_gateways_own(tmp_path, monkeypatch):
     monkeypatch.setenv("OMNIBUS_STORE_URL", "redis://:s3cret@h")
     monkeypatch.setenv("COMPANY_KEY", "k")
-    async with hosted(written(tmp_path, "async def serve(request):\n    return dict(os.environ)\n")) as host:
-        seen = await host.invoke(Abacus(), b"1").read_answer()
+    async with run_worker(write_app(tmp_path, "async def serve(request):\n    return dict(os.environ)\n")) as host:
+        environment = await host.invoke(Abacus(), b"1").read_answer()
 
-    assert b'"COMPANY_KEY":"k"' in seen
-    assert b"OMNIBUS_" not in seen
+    assert b'"COMPANY_KEY":"k"' in environment
+    assert b"OMNIBUS_" not in environment
 
 
 def test_an_upload_is_started_with_next_to_no_environment():
-    made = worker_environment("upload", {"OMNIBUS_STORE_URL": "redis://:s3cret@h", "HOME": "/root", "PATH": "/bin"})
+    environment = worker_environment(
+        "upload", {"OMNIBUS_STORE_URL": "redis://:s3cret@h", "HOME": "/root", "PATH": "/bin"}
+    )
 
-    assert set(made) == {"PYTHONPATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert set(environment) == {"PYTHONPATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
 
 GATEWAY = """
@@ -325,19 +329,19 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("hangs", ["await asyncio.sleep(1000)", "time.sleep(1000)"], ids=["idle", "blocked"])
 async def test_a_worker_does_not_outlive_its_gateway(tmp_path, hangs):
-    begun = tmp_path / "begun"
-    written(tmp_path, f"async def serve(request):\n    open({str(begun)!r}, 'w').close()\n    {hangs}\n")
+    begin_path = tmp_path / "begun"
+    write_app(tmp_path, f"async def serve(request):\n    open({str(begin_path)!r}, 'w').close()\n    {hangs}\n")
     env = {**os.environ, "PYTHONPATH": f"{PACKAGE_PATH}:{ROOT}"}
     with subprocess.Popen(
         [sys.executable, "-c", GATEWAY, str(tmp_path), "sample_app"], env=env, cwd=ROOT, stdout=subprocess.PIPE
     ) as gateway:
         pid = int(await asyncio.to_thread(gateway.stdout.readline))
-        await until(begun.exists)
-        assert alive(pid)
+        await wait_until_true(begin_path.exists)
+        assert is_alive(pid)
 
         gateway.kill()
 
-    await until(lambda: not alive(pid))
+    await wait_until_true(lambda: not is_alive(pid))
 
 
 async def test_a_host_that_cannot_start_a_process_says_so(tmp_path, monkeypatch):

@@ -110,10 +110,10 @@ class Abacus:
         values: dict[tuple[int, str], Any] = {}
         for index, node in enumerate(segment.nodes):
             inputs = {name: values[found] if (found := as_ref(value)) else value for name, value in node.inputs.items()}
-            values.update({(index, name): value for name, value in evaluated(node.task, inputs).items()})
-        made = {output: self._stream(output[1], values[output]) for output in segment.outputs}
-        self.streams.update({(step, *output): stream for output, stream in made.items()})
-        return made
+            values.update({(index, name): value for name, value in evaluate_task(node.task, inputs).items()})
+        output_streams = {output: self._stream(output[1], values[output]) for output in segment.outputs}
+        self.streams.update({(step, *output): stream for output, stream in output_streams.items()})
+        return output_streams
 
     async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
         self.placed.append(data)
@@ -146,7 +146,7 @@ class Abacus:
         self.status = status
 
 
-def evaluated(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def evaluate_task(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs of a task of ``HEAD``."""
     if task == "add":
         return {"sum": int(inputs["codes"].sum())}
@@ -160,14 +160,14 @@ def evaluated(task: str, inputs: dict[str, Any]) -> dict[str, Any]:
     return {"letters": list(text), "count": len(text), "codes": codes}
 
 
-def written(root: Path, text: str, name: str = "sample_app") -> AppSource:
+def write_app(root: Path, text: str, name: str = "sample_app") -> AppSource:
     """Write an app of ``text`` after the usual imports into a directory."""
     (root / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
     return AppSource("directory", name, str(root))
 
 
 @asynccontextmanager
-async def hosted(source: AppSource, text: str = "", rules: WorkerLimits = CALM) -> AsyncIterator[WorkerSupervisor]:
+async def run_worker(source: AppSource, text: str = "", rules: WorkerLimits = CALM) -> AsyncIterator[WorkerSupervisor]:
     """Yield a started worker and stop it at the end; each step is limited to ``PATIENCE``."""
     host = WorkerSupervisor(source, HEAD + textwrap.dedent(text) if text else "", rules)
     async with asyncio.timeout(PATIENCE * 2):
@@ -178,14 +178,14 @@ async def hosted(source: AppSource, text: str = "", rules: WorkerLimits = CALM) 
             await host.stop()
 
 
-async def until(there: Callable[[], Any]) -> None:
+async def wait_until_true(there: Callable[[], Any]) -> None:
     """Wait until ``there()`` is true, within the tests' patience."""
     async with asyncio.timeout(PATIENCE):
         while not there():
             await asyncio.sleep(0.005)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Return True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -14,8 +14,8 @@ from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus_gateway.auth.tenancy import Tenancy
 from omnibus_gateway.tenancy.deferred import DeferredWork
-from tests.unit.gateway.house import TEXT, House, house
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
+from tests.unit.sidecar.node import wait_until
 
 ADMIN = "open-sesame-open"
 
@@ -45,7 +45,7 @@ class PatientThinker:
 class KeyedGateway:
     """A house with key checks; the key of each tenant is its name."""
 
-    def __init__(self, home: House, store: Store) -> None:
+    def __init__(self, home: ToyGateway, store: Store) -> None:
         self.home = home
         self.store = store
         self.tenancy = Tenancy(home.settings, store, home.router)
@@ -66,18 +66,18 @@ class KeyedGateway:
     async def create_key(self, tenant: str, name: str = "", **limits: Any) -> KeyRecord:
         record = KeyRecord(hash_key(name or tenant), tenant, **limits)
         await self.store.put_key(record)
-        await until(lambda: record.sha256 in self.tenancy._book.records)
+        await wait_until(lambda: record.sha256 in self.tenancy._book.records)
         return record
 
     async def revoke_key(self, name: str) -> None:
         await self.store.drop_key(hash_key(name))
 
 
-def use_deferred_work(home: House, deferred: DeferredWork) -> None:
+def use_deferred_work(home: ToyGateway, deferred_work: DeferredWork) -> None:
     """Use the keys of ``deferred`` for all work that outlives its request."""
     worker = home.table.batches._worker
-    home.responses._deferred = home.videos._filming._deferred = deferred
-    worker._deferred = worker._sender._deferred = deferred
+    home.responses._deferred = home.videos._filming._deferred = deferred_work
+    worker._deferred = worker._sender._deferred = deferred_work
 
 
 @asynccontextmanager
@@ -91,11 +91,11 @@ async def keyed_gateways(
         stores = [Store(store_settings) for _ in range(count)]
         for store in stores:
             stack.push_async_callback(store.close)
-        first = await stack.enter_async_context(house(directory, stores[0], **settings))
+        first = await stack.enter_async_context(start_toy_gateway(directory, stores[0], **settings))
         homes = [first]
         for number, store in enumerate(stores[1:], 1):
             whole = GatewaySettings(media_dir=str(directory / "kept"), **settings)
-            homes.append(House(first.place, whole, store, f"gw{number}"))
+            homes.append(ToyGateway(first.place, whole, store, f"gw{number}"))
             await homes[-1].open()
             stack.push_async_callback(homes[-1].close)
         for home in homes:
@@ -104,7 +104,7 @@ async def keyed_gateways(
         await first.executor(TEXT, "L", "thinker", id="thinker-0", **works)
         gateways = [KeyedGateway(home, store) for home, store in zip(homes, stores, strict=True)]
         for each in gateways:
-            await until(lambda home=each.home: home.members.get("thinker-0") is not None)
+            await wait_until(lambda home=each.home: home.members.get("thinker-0") is not None)
             await each.tenancy.startup(first.bus, lambda: None)
             stack.push_async_callback(each.tenancy.shutdown)
             stack.push_async_callback(each.http.aclose)

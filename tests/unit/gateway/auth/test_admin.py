@@ -13,7 +13,7 @@ HERE = {"host": "127.0.0.1:8000"}
 TOKEN = {**HERE, "authorization": "Bearer open-sesame"}
 
 
-def refused(admin: AdminAuth, headers: Mapping[str, str], code: bool = False) -> type[OmnibusError] | None:
+def find_refusal(admin: AdminAuth, headers: Mapping[str, str], code: bool = False) -> type[OmnibusError] | None:
     try:
         (admin.require_token if code else admin.check_control_access)(headers)
     except OmnibusError as error:
@@ -49,8 +49,8 @@ def test_who_may_use_control_routes(
 ):
     admin = AdminAuth(GatewaySettings(admin_token=token, host=host))
 
-    assert refused(admin, headers) is control
-    assert refused(admin, headers, code=True) is code
+    assert find_refusal(admin, headers) is control
+    assert find_refusal(admin, headers, code=True) is code
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_who_may_use_control_routes(
     ],
 )
 def test_a_page_of_somewhere_else_is_not_this_machines_own_client(headers: Mapping[str, str]):
-    assert refused(AdminAuth(GatewaySettings()), headers) is Forbidden
+    assert find_refusal(AdminAuth(GatewaySettings()), headers) is Forbidden
 
 
 def test_the_gateways_own_page_is():
     headers = {"host": "localhost:8000", "origin": "http://localhost:8000"}
 
-    assert refused(AdminAuth(GatewaySettings()), headers) is None
+    assert find_refusal(AdminAuth(GatewaySettings()), headers) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])

@@ -11,25 +11,25 @@ import pytest
 from omnibus.errors import BadRequest, NotFound
 from omnibus_gateway.request.record_rules import parse_record_rules
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
-from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, gated
-from tests.unit.gateway.house import TEXT, VL, answered, image, text, think
-from tests.unit.gateway.samples import picture
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, start_gated_gateway
+from tests.unit.gateway.house import TEXT, VL, make_image_part, make_text_part, read_chat_answer, write_chat_words
+from tests.unit.gateway.samples import make_sample_picture
+from tests.unit.sidecar.node import wait_until
 
 
 async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: Path):
     salts: list[str] = []
 
-    async def look(job: Any) -> None:
+    async def record_media_salt(job: Any) -> None:
         salts.append((await job.value("media")).data.get("salt", ""))
         await job.put("embedding", {"tokens": 1}, (await job.value("media")).array[:4].astype("float32").reshape(1, 4))
 
-    async with gated(tmp_path) as gate:
+    async with start_gated_gateway(tmp_path) as gate:
         gate.home.serve(VL)
-        await gate.home.executor(VL, "E", "vision", vision=look)
+        await gate.home.executor(VL, "E", "vision", vision=record_media_salt)
         await gate.home.executor(VL, "L", "thinker")
         for tenant in ("a", "b", "a", ADMIN):
-            answered(await gate.ask(tenant, [image()], VL))
+            read_chat_answer(await gate.ask(tenant, [make_image_part()], VL))
 
     assert salts[0] == salts[2] != ""
     assert len({*salts}) == 3
@@ -41,17 +41,19 @@ async def test_what_is_kept_of_a_tenants_prompts_has_a_salt_of_its_own(tmp_path:
     """This includes parameters that are too long for a message."""
     salts: list[str] = []
 
-    async def listen(job: Any) -> None:
+    async def record_params_salt(job: Any) -> None:
         params = await job.value("params")
         salts.append((params if isinstance(params, dict) else json.loads(bytes(params.array))).get("cache_salt", ""))
-        await think(job)
+        await write_chat_words(job)
 
-    said = {"description": "x" * length, "name": "look", "parameters": {"type": "object"}}
-    async with gated(tmp_path) as gate:
+    look_function = {"description": "x" * length, "name": "look", "parameters": {"type": "object"}}
+    async with start_gated_gateway(tmp_path) as gate:
         gate.home.serve(TEXT)
-        await gate.home.executor(TEXT, "L", "thinker", thinker=listen)
+        await gate.home.executor(TEXT, "L", "thinker", thinker=record_params_salt)
         for tenant in ("a", "b", "a", ADMIN):
-            answered(await gate.ask(tenant, tools=[{"type": "function", "function": said}], prompt_cache_key="us"))
+            read_chat_answer(
+                await gate.ask(tenant, tools=[{"type": "function", "function": look_function}], prompt_cache_key="us")
+            )
 
     assert salts[0] == salts[2] != ""
     assert len({*salts}) == 3
@@ -61,38 +63,43 @@ async def test_what_is_kept_of_a_tenants_prompts_has_a_salt_of_its_own(tmp_path:
 async def test_tenants_that_are_not_kept_apart_share_prompts(tmp_path: Path):
     salts: list[str] = []
 
-    async def listen(job: Any) -> None:
+    async def record_params_salt(job: Any) -> None:
         salts.append(job.inputs["params"].get("cache_salt", ""))
-        await think(job)
+        await write_chat_words(job)
 
-    async with gated(tmp_path, isolate=False) as gate:
+    async with start_gated_gateway(tmp_path, isolate=False) as gate:
         gate.home.serve(TEXT)
-        await gate.home.executor(TEXT, "L", "thinker", thinker=listen)
+        await gate.home.executor(TEXT, "L", "thinker", thinker=record_params_salt)
         for tenant in ("a", "b"):
-            answered(await gate.ask(tenant))
+            read_chat_answer(await gate.ask(tenant))
 
     assert salts == ["", ""]
 
 
 async def test_nothing_that_a_tenant_sends_or_gets_is_kept_where_its_rule_says_so(tmp_path: Path):
-    async with gated(tmp_path) as gate:
+    async with start_gated_gateway(tmp_path) as gate:
         gate.home.records.rules = parse_record_rules("full", "a=digest")
         gate.home.serve(VL)
         await gate.home.executor(VL, "L", "thinker")
         await gate.home.executor(VL, "E", "vision")
-        kept: dict[str, bytes] = {}
+        documents: dict[str, bytes] = {}
         for tenant in ("a", "b"):
             response = await gate.ask(
-                tenant, [text(f"a secret of {tenant}"), image(picture("PNG", (8, len(kept) + 8)))], VL
+                tenant,
+                [
+                    make_text_part(f"a secret of {tenant}"),
+                    make_image_part(make_sample_picture("PNG", (8, len(documents) + 8))),
+                ],
+                VL,
             )
-            answered(response)
+            read_chat_answer(response)
             await gate.home.ended(response.headers["x-request-id"])
-            kept[tenant] = msgspec.json.encode(await gate.home.records.find(response.headers["x-request-id"]))
+            documents[tenant] = msgspec.json.encode(await gate.home.records.find(response.headers["x-request-id"]))
 
-        assert b"a secret of a" not in kept["a"]
-        assert kept["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
-        await until(lambda: _is_kept(gate, picture("PNG", (8, 9))))
-        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # the earlier one
+        assert b"a secret of a" not in documents["a"]
+        assert documents["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
+        await wait_until(lambda: _is_kept(gate, make_sample_picture("PNG", (8, 9))))
+        assert not await _is_kept(gate, make_sample_picture("PNG", (8, 8)))  # the earlier one
 
 
 async def _is_kept(gate: Gated, media: bytes) -> bool:
@@ -124,17 +131,17 @@ def test_salts_of_tenants_do_not_meet():
 
 
 async def test_only_the_key_of_its_tenant_removes_a_file_that_was_made(tmp_path: Path):
-    async with gated(tmp_path) as gate:
+    async with start_gated_gateway(tmp_path) as gate:
         with acting_as(Tenant("a")):
             ids = [(await gate.home.files.put(b"sound", "audio/wav")).id for _ in range(2)]
         path, last = (f"/v1/files/{id}" for id in ids)
 
-        refused = [await gate.get("DELETE", path, key) for key in ("", "wrong", "b")]
+        rejections = [await gate.get("DELETE", path, key) for key in ("", "wrong", "b")]
         read = [await gate.get("GET", f"{path}/content", key) for key in ("", "b", "a")]
-        removed = await gate.get("DELETE", path, "a")
+        removal = await gate.get("DELETE", path, "a")
 
-        assert [each.status_code for each in refused] == [404] * 3
+        assert [each.status_code for each in rejections] == [404] * 3
         assert [(each.status_code, each.content) for each in read] == [(200, b"sound")] * 3
-        assert removed.status_code == 200
+        assert removal.status_code == 200
         assert (await gate.get("GET", f"{path}/content")).status_code == 404
         assert (await gate.get("DELETE", last, ADMIN)).status_code == 200  # the operator's is everything

@@ -11,29 +11,29 @@ import pytest
 from omnibus.store import Store
 from omnibus_gateway.batches.turn import TURN_SECONDS
 from tests.unit.gateway.auth.keyed import KeyedGateway, PatientThinker, keyed_gateways
-from tests.unit.gateway.batches.test_batches import lines, submit
+from tests.unit.gateway.batches.test_batches import build_batch_lines, submit_file
 from tests.unit.gateway.files.test_client_files import client_of
-from tests.unit.gateway.house import TEXT, question
-from tests.unit.gateway.videos.studio import ASKED, stored, studio
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import TEXT, build_chat_body
+from tests.unit.gateway.videos.studio import ASKED, connect_store, open_studio
+from tests.unit.sidecar.node import wait_until
 
 #: Time limit for stopping all work of a revoked key, at every gateway.
 STOP_SECONDS = 2.0
 
 
-async def becomes(gate: KeyedGateway, key: str, path: str, *statuses: str) -> dict[str, Any]:
+async def wait_for_document(gate: KeyedGateway, key: str, path: str, *statuses: str) -> dict[str, Any]:
     """Return the document at ``path`` once it has one of ``statuses``."""
     async with asyncio.timeout(30):
         while True:
-            found: dict[str, Any] = (await gate.call(key, "GET", path)).json()
-            if found.get("status") in statuses:
-                return found
+            document: dict[str, Any] = (await gate.call(key, "GET", path)).json()
+            if document.get("status") in statuses:
+                return document
             await asyncio.sleep(0.05)
 
 
 async def submit_batch(gate: KeyedGateway, key: str, *words: str) -> str:
     client = client_of(gate.home, gate.http, key)
-    return str((await submit(client, lines(*words))).id)
+    return str((await submit_file(client, build_batch_lines(*words))).id)
 
 
 async def test_a_key_with_one_request_at_a_time_makes_one_response_in_the_background(tmp_path: Path, valkey_url: str):
@@ -43,18 +43,23 @@ async def test_a_key_with_one_request_at_a_time_makes_one_response_in_the_backgr
         await gate.create_key("bob")
 
         first, second = [await gate.respond("ann") for _ in range(2)]
-        chat = await gate.call("ann", "POST", "/v1/chat/completions", json=question(TEXT, "hi"))
+        chat = await gate.call("ann", "POST", "/v1/chat/completions", json=build_chat_body(TEXT, "hi"))
         other = await gate.respond("bob")
         path = f"/v1/responses/{first.json()['id']}"
-        looked, files = await gate.call("ann", "GET", path), await gate.call("ann", "GET", "/v1/files")
-        cancelled = await gate.call("ann", "POST", f"{path}/cancel")
-        await becomes(gate, "ann", path, "cancelled")
+        status_response, files = await gate.call("ann", "GET", path), await gate.call("ann", "GET", "/v1/files")
+        cancellation = await gate.call("ann", "POST", f"{path}/cancel")
+        await wait_for_document(gate, "ann", path, "cancelled")
         again = await gate.respond("ann")
 
     assert [each.status_code for each in (first, second, chat, other)] == [200, 429, 429, 200]
     assert "background included" in second.json()["error"]["message"]
     assert second.headers["retry-after"]
-    assert (looked.status_code, files.status_code, cancelled.status_code, again.status_code) == (200, 200, 200, 200)
+    assert (status_response.status_code, files.status_code, cancellation.status_code, again.status_code) == (
+        200,
+        200,
+        200,
+        200,
+    )
 
 
 async def test_a_batch_is_charged_to_its_key_and_waits_where_that_has_used_its_gpu_seconds(
@@ -69,7 +74,7 @@ async def test_a_batch_is_charged_to_its_key_and_waits_where_that_has_used_its_g
 
         began = now()
         id = await submit_batch(gate, "ann", "one")
-        batch = await becomes(gate, "ann", f"/v1/batches/{id}", "completed", "failed")
+        batch = await wait_for_document(gate, "ann", f"/v1/batches/{id}", "completed", "failed")
 
         assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
         assert now() - began >= 1.5
@@ -84,11 +89,11 @@ async def test_lines_of_a_batch_keep_to_the_requests_at_a_time_of_their_key(tmp_
         gate.home.table.batches.startup()
 
         id = await submit_batch(gate, "ann", "one", "two", "three", "four")
-        await until(lambda: thinker.begun == 2)
+        await wait_until(lambda: thinker.begun == 2)
         await asyncio.sleep(0.3)
         assert (thinker.begun, gate.tenancy._limits.key_allowance(record).deferred) == (2, 2)
         thinker.gate.set()
-        batch = await becomes(gate, "ann", f"/v1/batches/{id}", "completed", "failed")
+        batch = await wait_for_document(gate, "ann", f"/v1/batches/{id}", "completed", "failed")
 
     assert batch["request_counts"]["completed"] == 4
 
@@ -98,32 +103,34 @@ async def test_a_revoked_key_stops_requests_and_batches_at_every_gateway(tmp_pat
     async with keyed_gateways(tmp_path, valkey_url, count=2, thinker=thinker) as [one, two]:
         await one.create_key("ann")
         await one.create_key("ann", "ann-too")
-        await until(lambda: len(two.tenancy._book.records) == 2)
+        await wait_until(lambda: len(two.tenancy._book.records) == 2)
         two.home.table.batches.startup()
-        whole = asyncio.create_task(two.call("ann", "POST", "/v1/chat/completions", json=question(TEXT, "hi")))
-        streamed = asyncio.create_task(
-            one.call("ann", "POST", "/v1/chat/completions", json=question(TEXT, "hi", stream=True))
+        whole = asyncio.create_task(two.call("ann", "POST", "/v1/chat/completions", json=build_chat_body(TEXT, "hi")))
+        stream_task = asyncio.create_task(
+            one.call("ann", "POST", "/v1/chat/completions", json=build_chat_body(TEXT, "hi", stream=True))
         )
-        kept = asyncio.create_task(one.call("ann-too", "POST", "/v1/chat/completions", json=question(TEXT, "hi")))
+        other_key_task = asyncio.create_task(
+            one.call("ann-too", "POST", "/v1/chat/completions", json=build_chat_body(TEXT, "hi"))
+        )
         id = await submit_batch(two, "ann", "one", "two")
-        await until(lambda: thinker.begun == 5)
+        await wait_until(lambda: thinker.begun == 5)
 
         began = time.monotonic()
         await one.revoke_key("ann")
-        refused, cut = await whole, await streamed
-        batch = await becomes(two, "ann-too", f"/v1/batches/{id}", "failed", "completed")
+        rejection, cut = await whole, await stream_task
+        batch = await wait_for_document(two, "ann-too", f"/v1/batches/{id}", "failed", "completed")
         seconds = time.monotonic() - began
-        await until(lambda: thinker.stopped == 4)
+        await wait_until(lambda: thinker.stopped == 4)
         thinker.gate.set()
 
-        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "key_revoked")
+        assert (rejection.status_code, rejection.json()["error"]["code"]) == (401, "key_revoked")
         assert cut.status_code == 200
         assert "one" in cut.text
         assert "key_revoked" in cut.text
         assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "key_revoked")
         assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
         assert seconds < STOP_SECONDS
-        assert (await kept).status_code == 200
+        assert (await other_key_task).status_code == 200
         assert (await one.call("ann", "GET", "/v1/models")).status_code == 401
 
 
@@ -132,17 +139,19 @@ async def test_a_revoked_key_stops_responses_in_the_background_and_says_so(tmp_p
     async with keyed_gateways(tmp_path, valkey_url, thinker=thinker) as [gate]:
         await gate.create_key("ann")
         await gate.create_key("ann", "ann-too")
-        made = (await gate.respond("ann")).json()
-        await until(lambda: thinker.begun == 1)
+        response = (await gate.respond("ann")).json()
+        await wait_until(lambda: thinker.begun == 1)
 
         began = time.monotonic()
         await gate.revoke_key("ann")
-        ended = await becomes(gate, "ann-too", f"/v1/responses/{made['id']}", "failed", "completed", "cancelled")
+        final_response = await wait_for_document(
+            gate, "ann-too", f"/v1/responses/{response['id']}", "failed", "completed", "cancelled"
+        )
 
-        assert (ended["status"], ended["error"]["reason"]) == ("failed", "key_revoked")
+        assert (final_response["status"], final_response["error"]["reason"]) == ("failed", "key_revoked")
         assert time.monotonic() - began < STOP_SECONDS
         assert await gate.store.count_open_responses() == 0
-        await until(lambda: thinker.stopped == 1)
+        await wait_until(lambda: thinker.stopped == 1)
 
 
 async def test_a_response_whose_gateway_died_is_not_adopted_under_a_revoked_key(tmp_path: Path, valkey_url: str):
@@ -150,15 +159,17 @@ async def test_a_response_whose_gateway_died_is_not_adopted_under_a_revoked_key(
     async with keyed_gateways(tmp_path, valkey_url, count=2, thinker=thinker) as [one, two]:
         await one.create_key("ann")
         await one.create_key("ann", "ann-too")
-        made = (await one.respond("ann")).json()
-        await until(lambda: thinker.begun == 1)
+        response = (await one.respond("ann")).json()
+        await wait_until(lambda: thinker.begun == 1)
 
         await one.home.responses.leave_background()
         await one.revoke_key("ann")
-        await until(lambda: len(two.tenancy._book.records) == 1)
-        ended = await becomes(two, "ann-too", f"/v1/responses/{made['id']}", "failed", "completed")
+        await wait_until(lambda: len(two.tenancy._book.records) == 1)
+        final_response = await wait_for_document(
+            two, "ann-too", f"/v1/responses/{response['id']}", "failed", "completed"
+        )
 
-    assert ended["error"]["reason"] == "key_revoked"
+    assert final_response["error"]["reason"] == "key_revoked"
     assert thinker.begun == 1
 
 
@@ -169,21 +180,21 @@ async def test_a_job_that_names_no_key_runs_as_long_as_its_tenant_has_one(tmp_pa
         ids = [await submit_batch(gate, name, "one") for name in ("ann", "bob")]
         await _forget_keys(gate.store, *ids)
         await gate.revoke_key("bob")
-        await until(lambda: len(gate.tenancy._book.records) == 1)
+        await wait_until(lambda: len(gate.tenancy._book.records) == 1)
         await gate.create_key("cid")  # another tenant's key is not enough
 
         gate.home.table.batches.startup()
-        mine = await becomes(gate, "ann", f"/v1/batches/{ids[0]}", "completed", "failed")
+        ann_batch = await wait_for_document(gate, "ann", f"/v1/batches/{ids[0]}", "completed", "failed")
         await gate.create_key("bob", "bob-too")
-        other = await becomes(gate, "bob-too", f"/v1/batches/{ids[1]}", "completed", "failed")
+        other = await wait_for_document(gate, "bob-too", f"/v1/batches/{ids[1]}", "completed", "failed")
 
-    assert (mine["status"], mine["request_counts"]["completed"]) == ("completed", 1)
+    assert (ann_batch["status"], ann_batch["request_counts"]["completed"]) == ("completed", 1)
     assert other["status"] in ("failed", "completed")  # its key may or may not have returned before the check
     assert other["status"] == "completed" or other["errors"]["data"][0]["code"] == "key_revoked"
 
 
 async def test_a_revoked_key_stops_a_video_and_says_so(tmp_path: Path, valkey_url: str):
-    async with studio(tmp_path, valkey_url) as place, stored(valkey_url) as store:
+    async with open_studio(tmp_path, valkey_url) as place, connect_store(valkey_url) as store:
         place.toys.gate.clear()
         place.first.settings = place.first.settings.__class__(keys=True)
         gate = KeyedGateway(place.first, store)
@@ -191,16 +202,16 @@ async def test_a_revoked_key_stops_a_video_and_says_so(tmp_path: Path, valkey_ur
         try:
             await gate.create_key("ann")
             await gate.create_key("ann", "ann-too")
-            made = (await gate.call("ann", "POST", "/v1/videos", json=ASKED)).json()
-            await until(lambda: place.toys.begun.total() == 1)
+            video = (await gate.call("ann", "POST", "/v1/videos", json=ASKED)).json()
+            await wait_until(lambda: place.toys.begun.total() == 1)
 
             began = time.monotonic()
             await gate.revoke_key("ann")
-            ended = await becomes(gate, "ann-too", f"/v1/videos/{made['id']}", "failed", "completed")
+            final_video = await wait_for_document(gate, "ann-too", f"/v1/videos/{video['id']}", "failed", "completed")
 
-            assert (ended["status"], ended["error"]["code"]) == ("failed", "key_revoked")
+            assert (final_video["status"], final_video["error"]["code"]) == ("failed", "key_revoked")
             assert time.monotonic() - began < STOP_SECONDS
-            await until(lambda: place.toys.stopped.total() == 1)
+            await wait_until(lambda: place.toys.stopped.total() == 1)
             await gate.store.drop_key((await gate.store.keys()).popitem()[0])
         finally:
             place.toys.gate.set()

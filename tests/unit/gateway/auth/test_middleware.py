@@ -20,8 +20,17 @@ from omnibus_gateway.auth.tenancy import Tenancy
 from omnibus_gateway.openai.parse import parse_chat
 from omnibus_gateway.tenancy.fair_queue import FairQueue
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
-from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, question, think
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import (
+    TEXT,
+    VL,
+    ToyGateway,
+    build_chat_body,
+    read_chat_answer,
+    read_error_body,
+    start_toy_gateway,
+    write_chat_words,
+)
+from tests.unit.sidecar.node import wait_until
 
 ADMIN = "open-sesame"
 PATIENCE = 20.0
@@ -30,7 +39,7 @@ PATIENCE = 20.0
 class Gated:
     """A house with key checks: ``a`` and ``b`` are tenants with a key each."""
 
-    def __init__(self, home: House, file: Path, **changes: Any) -> None:
+    def __init__(self, home: ToyGateway, file: Path, **changes: Any) -> None:
         self.home = home
         self.file = file
         settings = GatewaySettings(keys_file=str(file), admin_token=ADMIN, **changes)
@@ -41,7 +50,7 @@ class Gated:
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
     async def ask(self, tenant: str, content: Any = "hello", model: str = TEXT, **more: Any) -> httpx.Response:
-        return await self.get("POST", "/v1/chat/completions", tenant, json=question(model, content, **more))
+        return await self.get("POST", "/v1/chat/completions", tenant, json=build_chat_body(model, content, **more))
 
     async def get(self, method: str, path: str, key: str = "", **more: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -50,35 +59,35 @@ class Gated:
     def fair(self, model: str = TEXT) -> FairQueue:
         """Return the queue of ``model``, empty before its first request."""
         assert self.tenancy.admission is not None
-        found = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
-        return found[0] if found else FairQueue(0)
+        fair_queues = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
+        return fair_queues[0] if fair_queues else FairQueue(0)
 
 
-def write(path: Path, **tenants: dict[str, Any]) -> None:
+def write_keys_file(path: Path, **tenants: dict[str, Any]) -> None:
     """Write a file of keys: each tenant's key is its name."""
     records = [KeyRecord(api_key.hash_key(name), name, **limits) for name, limits in tenants.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
 
 
 @asynccontextmanager
-async def gated(directory: Path, a: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Gated]:
+async def start_gated_gateway(directory: Path, a: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Gated]:
     file = directory / "keys.json"
-    write(file, a=a or {}, b={})
-    async with house(directory) as home:
-        made = Gated(home, file, **changes)
-        await made.tenancy.startup(home.bus, lambda: None)
+    write_keys_file(file, a=a or {}, b={})
+    async with start_toy_gateway(directory) as home:
+        gateway = Gated(home, file, **changes)
+        await gateway.tenancy.startup(home.bus, lambda: None)
         try:
-            yield made
+            yield gateway
         finally:
-            await made.http.aclose()
-            await made.tenancy.shutdown()
+            await gateway.http.aclose()
+            await gateway.tenancy.shutdown()
 
 
 @pytest.fixture
 async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
-    async with gated(tmp_path) as made:
-        await made.home.all_of(TEXT)
-        yield made
+    async with start_gated_gateway(tmp_path) as gateway:
+        await gateway.home.all_of(TEXT)
+        yield gateway
 
 
 # Access
@@ -98,10 +107,10 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
     ],
 )
 async def test_without_a_key_nobody_comes_in(gate: Gated, key: str, method: str, path: str):
-    refused = await gate.get(method, path, key)
+    rejection = await gate.get(method, path, key)
 
-    assert (refused.status_code, error(refused)["code"]) == (401, "unauthorized")
-    assert refused.headers["www-authenticate"] == "Bearer"
+    assert (rejection.status_code, read_error_body(rejection)["code"]) == (401, "unauthorized")
+    assert rejection.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz", "/version"])
@@ -112,27 +121,27 @@ async def test_probes_need_no_key(gate: Gated, path: str):
 @pytest.mark.parametrize("key", ["", "a", "wrong"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 async def test_metrics_name_tenants_so_they_are_the_operators_alone(gate: Gated, key: str, method: str):
-    refused = await gate.get(method, "/metrics", key)
+    rejection = await gate.get(method, "/metrics", key)
 
-    assert refused.status_code == 401
-    assert b"omnibus_" not in refused.content
+    assert rejection.status_code == 401
+    assert b"omnibus_" not in rejection.content
     assert "omnibus_requests_total" in (await gate.get("GET", "/metrics", ADMIN)).text
 
 
 async def test_a_key_comes_in_and_so_does_the_operator(gate: Gated):
-    assert answered(await gate.ask("a")).startswith("You said hello")
+    assert read_chat_answer(await gate.ask("a")).startswith("You said hello")
     assert (await gate.get("GET", "/v1/models", ADMIN)).status_code == 200
 
 
 async def test_a_key_is_sent_as_a_bearers(gate: Gated):
     for header in ("a", "Basic a", "Bearer", "bearer  "):
-        refused = await gate.http.get("/v1/models", headers={"authorization": header})
-        assert refused.status_code == 401
+        rejection = await gate.http.get("/v1/models", headers={"authorization": header})
+        assert rejection.status_code == 401
     assert (await gate.http.get("/v1/models", headers={"authorization": "bEaReR a"})).status_code == 200
 
 
 async def test_a_file_that_changes_is_read_again(gate: Gated):
-    write(gate.file, a={}, newcomer={"rate": 5.0})
+    write_keys_file(gate.file, a={}, newcomer={"rate": 5.0})
     gate.tenancy._book.reload_file(gate.file)
 
     assert (await gate.get("GET", "/v1/models", "newcomer")).status_code == 200
@@ -151,32 +160,32 @@ async def test_a_file_that_cannot_be_read_leaves_the_keys_in_force(gate: Gated, 
 
 
 async def test_a_rate_is_refused_before_the_body_is_read(tmp_path: Path):
-    async with gated(tmp_path, a={"rate": 0.001, "burst": 1.0}) as gate:
+    async with start_gated_gateway(tmp_path, a={"rate": 0.001, "burst": 1.0}) as gate:
         assert (await gate.get("GET", "/v1/models", "a")).status_code == 200
 
-        refused = await gate.ask("a")
+        rejection = await gate.ask("a")
 
-        assert (refused.status_code, error(refused)["code"]) == (429, "overloaded")
-        assert int(refused.headers["retry-after"]) >= 1
+        assert (rejection.status_code, read_error_body(rejection)["code"]) == (429, "overloaded")
+        assert int(rejection.headers["retry-after"]) >= 1
         assert (await gate.get("GET", "/v1/models", "b")).status_code == 200
 
 
 async def test_gpu_seconds_that_are_used_up_are_refused(tmp_path: Path):
-    async with gated(tmp_path, a={"gpu_seconds": 1e-9}) as gate:
+    async with start_gated_gateway(tmp_path, a={"gpu_seconds": 1e-9}) as gate:
         await gate.home.all_of(TEXT)
         assert (await gate.ask("a")).status_code == 200
 
-        refused = await gate.ask("a")
+        rejection = await gate.ask("a")
 
-        assert (refused.status_code, error(refused)["type"]) == (429, "rate_limit_error")
-        assert "GPU-seconds" in error(refused)["message"]
+        assert (rejection.status_code, read_error_body(rejection)["type"]) == (429, "rate_limit_error")
+        assert "GPU-seconds" in read_error_body(rejection)["message"]
         assert (await gate.ask("b")).status_code == 200
 
 
 # Turns
 
 
-class Held:
+class HeldAdmissionThinker:
     """A thinker that answers one request at each release."""
 
     def __init__(self) -> None:
@@ -187,84 +196,84 @@ class Held:
         messages = await job.value("messages")
         self.begun.append(messages[-1]["content"])
         await self.go.acquire()
-        await think(job)
+        await write_chat_words(job)
 
 
-async def holding(gate: Gated) -> Held:
-    held = Held()
+async def add_held_executor(gate: Gated) -> HeldAdmissionThinker:
+    held_thinker = HeldAdmissionThinker()
     gate.home.serve(TEXT)
-    await gate.home.executor(TEXT, "L", "thinker", thinker=held)
-    return held
+    await gate.home.executor(TEXT, "L", "thinker", thinker=held_thinker)
+    return held_thinker
 
 
-async def count_of(held: Callable[[], int], wanted: int) -> None:
-    await until(lambda: held() == wanted)
+async def count_of(read_count: Callable[[], int], target: int) -> None:
+    await wait_until(lambda: read_count() == target)
 
 
 async def test_the_light_tenant_does_not_wait_behind_the_heavy_ones_queue(tmp_path: Path):
-    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
-        held = await holding(gate)
+    async with start_gated_gateway(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        held_thinker = await add_held_executor(gate)
         heavy = [group.create_task(gate.ask("a", f"heavy {number}")) for number in range(5)]
         await count_of(lambda: gate.fair().waiting, 4)
         light = group.create_task(gate.ask("b", "light"))
-        await count_of(lambda: len(held.begun), 2)  # the place reserved for tenants without running work
+        await count_of(lambda: len(held_thinker.begun), 2)  # the place reserved for tenants without running work
         assert gate.fair().waiting == 4
 
         for _ in range(6):
-            held.go.release()
+            held_thinker.go.release()
         answers = [await each for each in (*heavy, light)]
 
     assert [each.status_code for each in answers] == [200] * 6
-    assert held.begun.index("light") == 1
-    assert [each for each in held.begun if each != "light"] == [f"heavy {number}" for number in range(5)]
+    assert held_thinker.begun.index("light") == 1
+    assert [each for each in held_thinker.begun if each != "light"] == [f"heavy {number}" for number in range(5)]
     assert gate.fair().working == 0
 
 
 async def test_a_full_queue_is_429_with_retry_after_and_others_come_in(tmp_path: Path):
-    async with gated(tmp_path, admit=1, admit_queue=2) as gate, asyncio.timeout(PATIENCE):
-        held = await holding(gate)
+    async with start_gated_gateway(tmp_path, admit=1, admit_queue=2) as gate, asyncio.timeout(PATIENCE):
+        held_thinker = await add_held_executor(gate)
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(gate.ask("a")) for _ in range(3)]
+            tasks = [group.create_task(gate.ask("a")) for _ in range(3)]
             await count_of(lambda: gate.fair().waiting, 2)
 
-            refused = await gate.ask("a")
+            rejection = await gate.ask("a")
             other = group.create_task(gate.ask("b"))
-            await count_of(lambda: len(held.begun), 2)
+            await count_of(lambda: len(held_thinker.begun), 2)
             for _ in range(4):
-                held.go.release()
+                held_thinker.go.release()
 
-        assert (refused.status_code, error(refused)["code"]) == (429, "overloaded")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert {each.result().status_code for each in (*asked, other)} == {200}
+        assert (rejection.status_code, read_error_body(rejection)["code"]) == (429, "overloaded")
+        assert int(rejection.headers["retry-after"]) >= 1
+        assert {each.result().status_code for each in (*tasks, other)} == {200}
 
 
 async def test_a_turn_that_does_not_come_in_time_is_429(tmp_path: Path):
-    async with gated(tmp_path, admit=1, admit_wait=0.05) as gate, asyncio.timeout(PATIENCE):
-        held = await holding(gate)
+    async with start_gated_gateway(tmp_path, admit=1, admit_wait=0.05) as gate, asyncio.timeout(PATIENCE):
+        held_thinker = await add_held_executor(gate)
         async with asyncio.TaskGroup() as group:
             first = group.create_task(gate.ask("a"))
-            await count_of(lambda: len(held.begun), 1)
+            await count_of(lambda: len(held_thinker.begun), 1)
 
-            refused = await gate.ask("a")
-            held.go.release()
+            rejection = await gate.ask("a")
+            held_thinker.go.release()
 
-        assert (refused.status_code, first.result().status_code) == (429, 200)
-        assert "turn" in error(refused)["message"]
+        assert (rejection.status_code, first.result().status_code) == (429, 200)
+        assert "turn" in read_error_body(rejection)["message"]
         assert (gate.fair().waiting, gate.fair().working) == (0, 0)
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_the_queue(tmp_path: Path):
-    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
-        held = await holding(gate)
+    async with start_gated_gateway(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+        held_thinker = await add_held_executor(gate)
         async with asyncio.TaskGroup() as group:
             first = group.create_task(gate.ask("a"))
-            await count_of(lambda: len(held.begun), 1)
+            await count_of(lambda: len(held_thinker.begun), 1)
             second = group.create_task(gate.ask("a"))
             await count_of(lambda: gate.fair().waiting, 1)
 
             second.cancel()
             await count_of(lambda: gate.fair().waiting, 0)
-            held.go.release()
+            held_thinker.go.release()
 
         assert first.result().status_code == 200
         assert gate.fair().working == 0
@@ -272,12 +281,12 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_queue(tmp_path: Pa
 
 
 async def test_a_request_that_fails_gives_its_turn_back(tmp_path: Path):
-    async def broken(_: Any) -> None:
+    async def raise_defect(_: Any) -> None:
         raise RuntimeError("defect")
 
-    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+    async with start_gated_gateway(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
         gate.home.serve(TEXT)
-        await gate.home.executor(TEXT, "L", "thinker", thinker=broken)
+        await gate.home.executor(TEXT, "L", "thinker", thinker=raise_defect)
 
         assert [(await gate.ask("a")).status_code for _ in range(3)] == [502] * 3
 
@@ -287,9 +296,9 @@ async def test_a_request_that_fails_gives_its_turn_back(tmp_path: Path):
 async def test_without_executors_a_request_fails_at_once_and_does_not_wait(gate: Gated):
     gate.home.serve(VL)
 
-    refused = await gate.ask("a", model=VL)
+    rejection = await gate.ask("a", model=VL)
 
-    assert (refused.status_code, error(refused)["code"]) == (503, "stage_unavailable")
+    assert (rejection.status_code, read_error_body(rejection)["code"]) == (503, "stage_unavailable")
     assert gate.fair(VL).working == 0
 
 
@@ -297,20 +306,20 @@ async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: G
     assert gate.tenancy.admission is not None
     before = gate.fair().tenant_mark("a")
 
-    answered(await gate.ask("a", max_tokens=5000))  # it takes a dozen
-    await until(lambda: gate.fair().working == 0)
+    read_chat_answer(await gate.ask("a", max_tokens=5000))  # it takes a dozen
+    await wait_until(lambda: gate.fair().working == 0)
 
     assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens without measurements count as 5 seconds
 
 
 async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
-    async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
+    async with start_gated_gateway(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
         await gate.home.all_of(TEXT)
         with acting_as(Tenant("a")):
             run = gate.home.chat.open_request(TEXT)
-        request = parse_chat(json.dumps(question(TEXT, "hello")).encode())
-        asked = await gate.home.chat.prepare_chat(request, gate.home.router.get_model(TEXT))
-        segment = record(gate.home.chat.get_task(TEXT).invoke, asked.input, run.choice_point)
+        request = parse_chat(json.dumps(build_chat_body(TEXT, "hello")).encode())
+        prepared_chat = await gate.home.chat.prepare_chat(request, gate.home.router.get_model(TEXT))
+        segment = record(gate.home.chat.get_task(TEXT).invoke, prepared_chat.input, run.choice_point)
 
         await asyncio.gather(*(run.wait_admission(segment, step) for step in range(3)))
         assert (gate.fair().working, gate.fair().waiting) == (1, 0)
@@ -324,10 +333,10 @@ async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
 
 async def test_keys_are_in_no_log_and_no_record(gate: Gated, caplog: pytest.LogCaptureFixture):
     caplog.set_level(0)
-    write(gate.file, **{"tenant-x": {}})
+    write_keys_file(gate.file, **{"tenant-x": {}})
     gate.tenancy._book.reload_file(gate.file)
     response = await gate.ask("tenant-x")
-    recorded, _ = await gate.home.records.find(response.headers["x-request-id"])
+    invocation, _ = await gate.home.records.find(response.headers["x-request-id"])
 
     assert not any("Bearer" in text for text in caplog.messages)
-    assert "tenant-x" not in json.dumps(msgspec.to_builtins(recorded))
+    assert "tenant-x" not in json.dumps(msgspec.to_builtins(invocation))

@@ -11,7 +11,7 @@ import pytest
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus_gateway.auth.tenancy import Tenancy
-from tests.unit.gateway.house import TEXT, VL, House, error, house, question
+from tests.unit.gateway.house import TEXT, VL, ToyGateway, build_chat_body, read_error_body, start_toy_gateway
 
 HERE = "127.0.0.1:8000"
 TOKEN = "the-operators-own-token"
@@ -22,7 +22,7 @@ SETTINGS = {
 }
 
 
-def guarded(home: House, **settings: str | bool) -> httpx.AsyncClient:
+def make_guarded_client(home: ToyGateway, **settings: str | bool) -> httpx.AsyncClient:
     """Return a client of ``home`` with the service's middleware."""
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
     app = Tenancy(GatewaySettings(**settings), store, home.router).guard_application(home.app)
@@ -30,8 +30,8 @@ def guarded(home: House, **settings: str | bool) -> httpx.AsyncClient:
 
 
 @pytest.fixture
-async def open_house(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as home:
+async def open_house(tmp_path: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path) as home:
         await home.all_of(TEXT)
         yield home
 
@@ -64,15 +64,15 @@ ROUTES = [
 
 
 @pytest.mark.parametrize("headers", PAGES, ids=lambda headers: " ".join(headers.values()))
-async def test_a_page_of_somewhere_else_uses_nothing(open_house: House, headers: dict[str, str]):
-    http = guarded(open_house)
-    question_of_a_page = json.dumps(question(TEXT, "hi")).encode()
+async def test_a_page_of_somewhere_else_uses_nothing(open_house: ToyGateway, headers: dict[str, str]):
+    http = make_guarded_client(open_house)
+    question_of_a_page = json.dumps(build_chat_body(TEXT, "hi")).encode()
 
     for method, path in ROUTES:
         body = question_of_a_page if method == "POST" else None
-        refused = await http.request(method, path, content=body, headers={"content-type": "text/plain", **headers})
+        rejection = await http.request(method, path, content=body, headers={"content-type": "text/plain", **headers})
 
-        assert (refused.status_code, error(refused)["code"]) == (403, "forbidden")
+        assert (rejection.status_code, read_error_body(rejection)["code"]) == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -103,34 +103,38 @@ async def test_a_page_of_somewhere_else_uses_nothing(open_house: House, headers:
     ],
     ids=lambda headers: " ".join(headers.values()),
 )
-async def test_its_own_clients_use_it_by_all_names_that_are_its_own(open_house: House, headers: dict[str, str]):
-    found = await guarded(open_house, admin_token=TOKEN, **SETTINGS).get("/v1/models", headers=headers)
+async def test_its_own_clients_use_it_by_all_names_that_are_its_own(open_house: ToyGateway, headers: dict[str, str]):
+    response = await make_guarded_client(open_house, admin_token=TOKEN, **SETTINGS).get("/v1/models", headers=headers)
 
-    assert found.status_code == 200
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz", "/version", "/v1/files/unknown"])
-async def test_probes_and_files_are_open(open_house: House, path: str):
-    found = await guarded(open_house).get(path, headers={"host": "evil.test", "sec-fetch-site": "cross-site"})
+async def test_probes_and_files_are_open(open_house: ToyGateway, path: str):
+    response = await make_guarded_client(open_house).get(
+        path, headers={"host": "evil.test", "sec-fetch-site": "cross-site"}
+    )
 
-    assert found.status_code in (200, 404)
+    assert response.status_code in (200, 404)
 
 
-async def test_the_openai_client_needs_nothing_else(open_house: House):
-    client = openai.AsyncOpenAI(api_key="none", base_url=f"http://{HERE}/v1", http_client=guarded(open_house))
+async def test_the_openai_client_needs_nothing_else(open_house: ToyGateway):
+    client = openai.AsyncOpenAI(
+        api_key="none", base_url=f"http://{HERE}/v1", http_client=make_guarded_client(open_house)
+    )
 
     answer = await client.chat.completions.create(model=TEXT, messages=[{"role": "user", "content": "hello"}])
 
     assert (answer.choices[0].message.content or "").startswith("You said hello")
 
 
-async def test_where_keys_are_asked_for_they_are_enough(open_house: House):
-    refused = await guarded(open_house, keys=True).get("/v1/models", headers={"host": "evil.test"})
+async def test_where_keys_are_asked_for_they_are_enough(open_house: ToyGateway):
+    rejection = await make_guarded_client(open_house, keys=True).get("/v1/models", headers={"host": "evil.test"})
 
-    assert refused.status_code == 401
+    assert rejection.status_code == 401
 
 
-async def test_the_refusal_says_what_to_set(open_house: House):
-    refused = await guarded(open_house).get(f"/v1/models/{VL}", headers={"host": "llm.example.org"})
+async def test_the_refusal_says_what_to_set(open_house: ToyGateway):
+    rejection = await make_guarded_client(open_house).get(f"/v1/models/{VL}", headers={"host": "llm.example.org"})
 
-    assert "OMNIBUS_GATEWAY_ALLOWED_HOSTS" in error(refused)["message"]
+    assert "OMNIBUS_GATEWAY_ALLOWED_HOSTS" in read_error_body(rejection)["message"]

@@ -8,8 +8,8 @@ import pytest
 
 from omnibus_gateway.batches import service, turn
 from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
-from tests.unit.gateway.auth.test_keys_of_work import becomes, submit_batch
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.auth.test_keys_of_work import submit_batch, wait_for_document
+from tests.unit.sidecar.node import wait_until
 
 
 async def test_a_batch_of_one_tenant_does_not_wait_for_all_of_anothers(tmp_path: Path, valkey_url: str):
@@ -22,15 +22,17 @@ async def test_a_batch_of_one_tenant_does_not_wait_for_all_of_anothers(tmp_path:
         other = await submit_batch(gate, "bob", "one")
         gate.home.table.batches.startup()
 
-        await until(lambda: thinker.begun == 2)
-        begun = [(await gate.call(*each)).json()["status"] for each in _looks("ann", many)]
-        theirs = (await gate.call("bob", "GET", f"/v1/batches/{other}")).json()["status"]
+        await wait_until(lambda: thinker.begun == 2)
+        own_statuses = [(await gate.call(*each)).json()["status"] for each in _build_get_calls("ann", many)]
+        other_status = (await gate.call("bob", "GET", f"/v1/batches/{other}")).json()["status"]
         thinker.gate.set()
         for key, id in (("bob", other), *(("ann", each) for each in many)):
-            assert (await becomes(gate, key, f"/v1/batches/{id}", "completed", "failed"))["status"] == "completed"
+            assert (await wait_for_document(gate, key, f"/v1/batches/{id}", "completed", "failed"))[
+                "status"
+            ] == "completed"
 
-    assert theirs == "in_progress"
-    assert begun.count("in_progress") == 1
+    assert other_status == "in_progress"
+    assert own_statuses.count("in_progress") == 1
 
 
 async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
@@ -44,21 +46,21 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
         gate.home.table.batches.startup()
         words = [f"w{number}" for number in range(6)]
         long = [await submit_batch(gate, "ann", *words) for _ in range(2)]
-        await until(lambda: thinker.begun == 2)  # both places are taken
+        await wait_until(lambda: thinker.begun == 2)  # both places are taken
 
         other = await submit_batch(gate, "bob", "one")
         await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # the gateway sees another waiting batch
         thinker.gate.set()
-        await becomes(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
-        left = [(await gate.call(*each)).json() for each in _looks("ann", long)]
-        whole = [await becomes(gate, "ann", f"/v1/batches/{id}", "completed", "failed") for id in long]
+        await wait_for_document(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
+        left = [(await gate.call(*each)).json() for each in _build_get_calls("ann", long)]
+        whole = [await wait_for_document(gate, "ann", f"/v1/batches/{id}", "completed", "failed") for id in long]
 
     assert any(each["status"] not in ("completed", "failed") for each in left)
     assert [each["request_counts"]["completed"] for each in whole] == [6, 6]
     assert thinker.begun == 13, "no line was sent twice"
 
 
-def _looks(key: str, ids: list[str]) -> list[tuple[str, str, str]]:
+def _build_get_calls(key: str, ids: list[str]) -> list[tuple[str, str, str]]:
     return [(key, "GET", f"/v1/batches/{id}") for id in ids]
 
 

@@ -19,80 +19,82 @@ from omnibus.store import Store
 from omnibus.up import infra
 from omnibus_gateway.console import broadcaster
 from omnibus_gateway.console.broadcaster import LiveStates
-from tests.unit.bus.servers import running
-from tests.unit.cli.watched import TYPE, LoadCounts, event, plan, status
-from tests.unit.sidecar.node import PATIENCE, until
+from tests.unit.bus.servers import run_owned_server
+from tests.unit.cli.watched import TYPE, LoadCounts, make_event, make_plan, make_status
+from tests.unit.sidecar.node import PATIENCE, wait_until
 
 
 @pytest.fixture
 async def store(valkey_url: str) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix="live"))
-    yield made
-    await made.close()
+    live_store = Store(StoreSettings(url=valkey_url, prefix="live"))
+    yield live_store
+    await live_store.close()
 
 
 @pytest.fixture
 async def bus() -> AsyncIterator[MemoryBus]:
-    made = MemoryBus(BusSettings())
-    yield made
-    await made.drain()
+    memory_bus = MemoryBus(BusSettings())
+    yield memory_bus
+    await memory_bus.drain()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcaster, "MIN_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(broadcaster, "MAX_INTERVAL_SECONDS", 0.02)
 
 
-async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
+async def wait_for_state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
     """Return the next state for which ``true`` holds."""
     async with asyncio.timeout(PATIENCE):
         async for body in states:
-            told = json.loads(body) if body else {}
-            if told and true(told):
-                return told
+            document = json.loads(body) if body else {}
+            if document and true(document):
+                return document
     raise AssertionError("the states ended")
 
 
-def tell(bus: Bus, kind: str, message: Any) -> None:
+def publish_event(bus: Bus, kind: str, message: Any) -> None:
     bus.publish(subjects.event_subject(kind), msgspec.json.encode(message))
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_what_executors_and_gateways_say_becomes_a_state(store: Store, bus: MemoryBus):
-    await store.swap_plan(plan(await store.epoch() + 1))
+    await store.swap_plan(make_plan(await store.epoch() + 1))
     watching = LiveStates(store, bus)
 
     async with aclosing(watching.stream_states()) as states:
-        first = await state(states)
-        tell(bus, subjects.EXECUTOR, status("a", inflight=2))
-        tell(bus, subjects.LOAD, event(inflight=2, **{TYPE: LoadCounts(3, 1, first=0.5, total=1.0)}))
-        told = await state(states, lambda told: told["inflight"] == 2 and told["executors"][1]["up"] == 1)
+        first = await wait_for_state(states)
+        publish_event(bus, subjects.EXECUTOR, make_status("a", inflight=2))
+        publish_event(bus, subjects.LOAD, make_event(inflight=2, **{TYPE: LoadCounts(3, 1, first=0.5, total=1.0)}))
+        told = await wait_for_state(states, lambda told: told["inflight"] == 2 and told["executors"][1]["up"] == 1)
 
     assert first["epoch"] == await store.epoch()
     assert told["models"]["m"][TYPE]["came"] > 0
     assert told["executors"][1]["inflight"] == 2
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_a_new_plan_is_told_to_everybody(store: Store, bus: MemoryBus):
     epoch = await store.epoch() + 1
-    await store.swap_plan(plan(epoch))
+    await store.swap_plan(make_plan(epoch))
     watching = LiveStates(store, bus)
 
     async with aclosing(watching.stream_states()) as one, aclosing(watching.stream_states()) as other:
-        await asyncio.gather(state(one), state(other))
-        await store.swap_plan(plan(epoch + 1, thinkers=3))
-        told = await asyncio.gather(*(state(each, lambda told: told["epoch"] == epoch + 1) for each in (one, other)))
+        await asyncio.gather(wait_for_state(one), wait_for_state(other))
+        await store.swap_plan(make_plan(epoch + 1, thinkers=3))
+        told = await asyncio.gather(
+            *(wait_for_state(each, lambda told: told["epoch"] == epoch + 1) for each in (one, other))
+        )
 
     assert [each["executors"][1]["wanted"] for each in told] == [3, 3]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryBus):
     watching = LiveStates(store, bus)
     one, other = watching.stream_states(), watching.stream_states()
-    await asyncio.gather(state(one), state(other))
+    await asyncio.gather(wait_for_state(one), wait_for_state(other))
     before = {task for task in asyncio.all_tasks() if "_watch_states" in repr(task)}
 
     await one.aclose()
@@ -111,23 +113,23 @@ async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monke
 
     async with aclosing(watching.stream_states()) as states, asyncio.timeout(PATIENCE):
         await anext(states)
-        said = [await anext(states) for _ in range(2)]
+        bodies = [await anext(states) for _ in range(2)]
 
-    assert b"" in said
+    assert b"" in bodies
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(monitor, "RETRY_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(monitor, "REREAD_SECONDS", 0.05)
-    async with running(infra.prepare_valkey(tmp_path)) as valkey:
+    async with run_owned_server(infra.prepare_valkey(tmp_path)) as valkey:
         store = Store(StoreSettings(url=valkey.server.url, timeout=0.5))
-        await store.swap_plan(plan(1))
+        await store.swap_plan(make_plan(1))
         watching = LiveStates(store, bus)
         async with aclosing(watching.stream_states()) as states:
-            whole = await state(states, lambda told: told["epoch"] == 1)
+            whole = await wait_for_state(states, lambda told: told["epoch"] == 1)
             valkey.kill()
-            away = await state(states, lambda told: told["away"])
+            away = await wait_for_state(states, lambda told: told["away"])
         await store.close()
 
     assert whole["away"] == []
@@ -135,25 +137,25 @@ async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monk
     assert away["epoch"] == 1
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: MemoryBus):
     watching = LiveStates(store, bus)
     states = watching.stream_states()
-    await state(states)
+    await wait_for_state(states)
 
     await watching.close()
 
     with pytest.raises(BusUnavailable, match="stopping"):
-        await state(states)
-    await until(lambda: watching.viewer_count == 0)
+        await wait_for_state(states)
+    await wait_until(lambda: watching.viewer_count == 0)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("shorten_intervals")
 async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(broadcaster, "MAX_VIEWERS", 1)
     watching = LiveStates(store, bus)
 
     async with aclosing(watching.stream_states()) as one:
-        await state(one)
+        await wait_for_state(one)
         with pytest.raises(Overloaded, match="viewers"):
             await anext(watching.stream_states())

@@ -15,9 +15,9 @@ from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, KEPT_S
 from omnibus_gateway.console.history import read_history
 from omnibus_gateway.console.recorder import HistoryRecorder
 from omnibus_gateway.routing.executors import ExecutorTable
-from tests.unit.cli.watched import status
-from tests.unit.gateway.house import VL, answered, error, house
-from tests.unit.sidecar.node import until
+from tests.unit.cli.watched import make_status
+from tests.unit.gateway.house import VL, read_chat_answer, read_error_body, start_toy_gateway
+from tests.unit.sidecar.node import wait_until
 
 KEPT = 7 * 24 * 3600.0
 MODEL, STAGE = "history-model", "thinker"
@@ -25,17 +25,17 @@ MODEL, STAGE = "history-model", "thinker"
 
 @pytest.fixture
 async def store(valkey_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    made = Store(StoreSettings(url=valkey_url, prefix=f"history-{request.node.name}-{time.time_ns()}"))
-    yield made
-    await made.close()
+    history_store = Store(StoreSettings(url=valkey_url, prefix=f"history-{request.node.name}-{time.time_ns()}"))
+    yield history_store
+    await history_store.close()
 
 
-async def column(store: Store, *names: str, seconds: float = 600.0) -> list[Any]:
+async def read_column(store: Store, *names: str, seconds: float = 600.0) -> list[Any]:
     """Return a column of the last ``seconds``."""
-    found: Any = await read_history(store, seconds, time.time())
+    value: Any = await read_history(store, seconds, time.time())
     for name in names:
-        found = found.get(name, {})
-    return list(found)
+        value = value.get(name, {})
+    return list(value)
 
 
 async def test_what_gateways_count_is_added_up_once(store: Store):
@@ -51,11 +51,11 @@ async def test_what_gateways_count_is_added_up_once(store: Store):
     await one.record()  # no news
     await other.record()  # in one process both recorders read the same counters
 
-    assert sum(await column(store, "models", MODEL, "came")) == 6
-    assert sum(await column(store, "models", MODEL, "types", STAGE, "done")) == 4
-    assert sum(await column(store, "models", MODEL, "codes", "stage_failed")) == 2
-    half = [value for value in await column(store, "models", MODEL, "total_p50") if value is not None]
-    most = [value for value in await column(store, "models", MODEL, "total_p95") if value is not None]
+    assert sum(await read_column(store, "models", MODEL, "came")) == 6
+    assert sum(await read_column(store, "models", MODEL, "types", STAGE, "done")) == 4
+    assert sum(await read_column(store, "models", MODEL, "codes", "stage_failed")) == 2
+    half = [value for value in await read_column(store, "models", MODEL, "total_p50") if value is not None]
+    most = [value for value in await read_column(store, "models", MODEL, "total_p95") if value is not None]
     assert all(0.1 <= value <= 0.25 for value in half)
     assert all(30 <= value <= 60 for value in most)
 
@@ -71,23 +71,23 @@ async def test_what_a_store_that_is_away_missed_comes_later(store: Store):
     await recorder.record()
     await away.close()
 
-    assert sum(await column(store, "models", MODEL, "types", "late", "came")) == 5
+    assert sum(await read_column(store, "models", MODEL, "types", "late", "came")) == 5
 
 
 async def test_stages_are_written_by_one_gateway_from_heartbeats(store: Store):
     members = ExecutorTable()
     recorders = [HistoryRecorder(name, store, members, KEPT) for name in ("one", "other")]
-    members.handle_status(status("a", busy=5.0, done=7))
+    members.handle_status(make_status("a", busy=5.0, done=7))
     for recorder in recorders:
         await recorder.record()  # earlier work of an executor is not counted
 
-    members.handle_status(status("a", busy=8.0, done=19))
+    members.handle_status(make_status("a", busy=8.0, done=19))
     for recorder in recorders:
         await recorder.record()
 
     model, component = members.statuses()[0].model, members.statuses()[0].components[0]
-    assert sum(await column(store, "stages", model, component, "jobs")) == 12
-    assert sum(await column(store, "stages", model, component, "busy")) == pytest.approx(3.0)
+    assert sum(await read_column(store, "stages", model, component, "jobs")) == 12
+    assert sum(await read_column(store, "stages", model, component, "busy")) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ async def test_longer_spans_have_coarser_buckets_of_the_same_sums(store: Store, 
     await store.add_history({'["came","m","t"]': 4}, KEPT, at)
     await store.add_history({'["came","m","t"]': 3}, KEPT, at)
 
-    found = await read_history(store, seconds, time.time())
+    history = await read_history(store, seconds, time.time())
 
-    assert found["step"] == step
-    assert len(found["starts"]) == len(found["models"]["m"]["came"])
-    assert found["models"]["m"]["came"][[start <= at < start + step for start in found["starts"]].index(True)] == 7
+    assert history["step"] == step
+    assert len(history["starts"]) == len(history["models"]["m"]["came"])
+    assert history["models"]["m"]["came"][[start <= at < start + step for start in history["starts"]].index(True)] == 7
 
 
 async def test_what_is_kept_expires(store: Store):
@@ -117,39 +117,39 @@ async def test_what_is_kept_expires(store: Store):
 
 
 async def test_a_request_is_in_the_history_of_its_gateway(tmp_path: Path, store: Store):
-    async with house(tmp_path, store) as home:
+    async with start_toy_gateway(tmp_path, store) as home:
         await home.all_of(VL)
         recorder = HistoryRecorder("one", store, home.router.members, KEPT)
-        answered(await home.ask())
+        read_chat_answer(await home.ask())
 
-        async def written() -> bool:
+        async def has_requests() -> bool:
             await recorder.record()
-            found = (await home.http.get("/v1/console/history?seconds=600")).json()
-            return sum(found["models"].get(VL, {}).get("done", [])) >= 1
+            history = (await home.http.get("/v1/console/history?seconds=600")).json()
+            return sum(history["models"].get(VL, {}).get("done", [])) >= 1
 
-        await until(written)  # the load is counted once a second
-        refused = await home.http.get("/v1/console/history?seconds=1")
+        await wait_until(has_requests)  # the load is counted once a second
+        rejection = await home.http.get("/v1/console/history?seconds=1")
 
-    assert (refused.status_code, error(refused)["param"]) == (400, "seconds")
+    assert (rejection.status_code, read_error_body(rejection)["param"]) == (400, "seconds")
 
 
 async def test_requests_that_are_rejected_are_counted_by_code_and_no_failures_of_ours_among_them(store: Store):
     counts = {"bad_request": 60, "not_found": 6, "ok": 755, "stage_failed": 2, "client_closed": 3, "overloaded": 4}
     await store.add_history({f'["code","m","{code}"]': count for code, count in counts.items()}, KEPT)
 
-    found = (await read_history(store, 600, time.time()))["models"]["m"]
+    model_history = (await read_history(store, 600, time.time()))["models"]["m"]
 
-    assert sum(found["rejected"]) == 66
-    assert found["rejected_codes"] == {"bad_request": 60, "not_found": 6}
+    assert sum(model_history["rejected"]) == 66
+    assert model_history["rejected_codes"] == {"bad_request": 60, "not_found": 6}
 
 
 @pytest.mark.parametrize("late", [0.0, FINE_STEP_SECONDS - 1.0])
 async def test_the_bucket_that_still_grows_is_told_from_those_that_are_over(store: Store, late: float):
-    begun = time.time() // FINE_STEP_SECONDS * FINE_STEP_SECONDS
-    await store.add_history({'["came","m","t"]': 4}, KEPT, begun - 1)
-    await store.add_history({'["came","m","t"]': 1}, KEPT, begun)
+    bucket_start = time.time() // FINE_STEP_SECONDS * FINE_STEP_SECONDS
+    await store.add_history({'["came","m","t"]': 4}, KEPT, bucket_start - 1)
+    await store.add_history({'["came","m","t"]': 1}, KEPT, bucket_start)
 
-    found = await read_history(store, 600, begun + late)
+    history = await read_history(store, 600, bucket_start + late)
 
-    assert found["models"]["m"]["came"][: found["whole"]][-1] == 4
-    assert found["models"]["m"]["came"][found["whole"] :] == [1]
+    assert history["models"]["m"]["came"][: history["whole"]][-1] == 4
+    assert history["models"]["m"]["came"][history["whole"] :] == [1]

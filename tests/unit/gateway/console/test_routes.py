@@ -12,7 +12,17 @@ from omnibus.plan_score import OptionScore, PlanScore, score_value
 from omnibus.recording import records
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
+from tests.unit.gateway.house import (
+    OMNI,
+    VL,
+    ToyGateway,
+    make_image_part,
+    make_text_part,
+    read_chat_answer,
+    read_error_body,
+    read_sse_events,
+    start_toy_gateway,
+)
 
 TOKEN = {"authorization": "Bearer secret"}
 PAGES = (
@@ -31,7 +41,7 @@ CHANGES = [("POST", "replay/x-0-0"), ("POST", "fork/x-0-0"), ("POST", "keys"), (
 DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for page in PAGES), *CHANGES)]
 
 
-async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:
+async def send_local(home: ToyGateway, method: str, path: str, **more: Any) -> httpx.Response:
     """Send a request as a client on this machine."""
     more["headers"] = {"host": "127.0.0.1:8000", **more.get("headers", {})}
     return await home.http.request(method, path, **more)
@@ -42,28 +52,28 @@ async def local(home: House, method: str, path: str, **more: Any) -> httpx.Respo
 
 @pytest.mark.parametrize(("method", "path"), DATA)
 async def test_with_a_token_set_data_needs_it(tmp_path: Path, method: str, path: str):
-    async with house(tmp_path, admin_token="secret") as home:
-        without = await local(home, method, path)
-        wrong = await local(home, method, path, headers={"authorization": "Bearer guessed"})
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
+        without = await send_local(home, method, path)
+        wrong = await send_local(home, method, path, headers={"authorization": "Bearer guessed"})
 
     assert (without.status_code, wrong.status_code) == (401, 401)
     assert without.headers["www-authenticate"] == "Bearer"
-    assert "OMNIBUS_GATEWAY_ADMIN_TOKEN" in error(without)["message"]
+    assert "OMNIBUS_GATEWAY_ADMIN_TOKEN" in read_error_body(without)["message"]
 
 
 @pytest.mark.parametrize(("method", "path"), DATA)
 async def test_without_a_token_data_is_for_this_machine_alone(tmp_path: Path, method: str, path: str):
-    async with house(tmp_path, host="10.0.0.1") as home:
-        elsewhere = await local(home, method, path)
-    async with house(tmp_path) as home:
-        foreign = await local(home, method, path, headers={"origin": "https://example.com"})
-        renamed = await local(home, method, path, headers={"host": "example.com"})
+    async with start_toy_gateway(tmp_path, host="10.0.0.1") as home:
+        elsewhere = await send_local(home, method, path)
+    async with start_toy_gateway(tmp_path) as home:
+        foreign = await send_local(home, method, path, headers={"origin": "https://example.com"})
+        other_host_response = await send_local(home, method, path, headers={"host": "example.com"})
 
-    assert [each.status_code for each in (elsewhere, foreign, renamed)] == [403, 403, 403]
+    assert [each.status_code for each in (elsewhere, foreign, other_host_response)] == [403, 403, 403]
 
 
 async def test_the_page_itself_needs_no_token(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
         assert (await home.http.get("/console/")).status_code == 200
 
 
@@ -72,13 +82,13 @@ async def test_the_page_itself_needs_no_token(tmp_path: Path):
 
 @pytest.fixture
 async def store(valkey_url: str) -> Any:
-    made = Store(StoreSettings(url=valkey_url, prefix="console"))
-    yield made
-    await made.close()
+    console_store = Store(StoreSettings(url=valkey_url, prefix="console"))
+    yield console_store
+    await console_store.close()
 
 
 async def test_the_plan_is_told_with_what_changed_and_what_models_take_and_give(tmp_path: Path, store: Store):
-    async with house(tmp_path, store, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, store, admin_token="secret") as home:
         home.serve(VL, OMNI)
         second = home.router.plan
         assert second is not None
@@ -89,96 +99,96 @@ async def test_the_plan_is_told_with_what_changed_and_what_models_take_and_give(
             PlanScore(2, 1.0, 60.0, 0.5, options=(OptionScore(VL, "L", 9, score_value(0.5, 0.6)),))
         )
 
-        told = (await local(home, "GET", "/v1/console/plan", headers=TOKEN)).json()
+        document = (await send_local(home, "GET", "/v1/console/plan", headers=TOKEN)).json()
 
-    assert (told["plan"]["epoch"], told["plan"]["reason"], told["staged"]) == (2, "another model", None)
-    assert [f"model {OMNI}", "-", "served"] in told["changes"]
-    assert told["score"]["options"][0]["busy"]["error"] == pytest.approx(0.2)
-    assert [each["epoch"] for each in told["history"]] == [2, 1]
-    assert told["history"][1]["reason"] == "declared"
-    assert told["models"][VL]["takes"] == ["text", "image", "video"]
-    assert told["models"][VL]["gives"] == ["text"]
-    assert told["models"][OMNI]["gives"] == ["text", "speech"]
+    assert (document["plan"]["epoch"], document["plan"]["reason"], document["staged"]) == (2, "another model", None)
+    assert [f"model {OMNI}", "-", "served"] in document["changes"]
+    assert document["score"]["options"][0]["busy"]["error"] == pytest.approx(0.2)
+    assert [each["epoch"] for each in document["history"]] == [2, 1]
+    assert document["history"][1]["reason"] == "declared"
+    assert document["models"][VL]["takes"] == ["text", "image", "video"]
+    assert document["models"][VL]["gives"] == ["text"]
+    assert document["models"][OMNI]["gives"] == ["text", "speech"]
 
 
 async def test_a_store_that_is_away_is_a_problem_and_not_a_fault(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
-        told = await local(home, "GET", "/v1/console/plan", headers=TOKEN)
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
+        response = await send_local(home, "GET", "/v1/console/plan", headers=TOKEN)
 
-    assert told.status_code == 503
-    assert "store" in error(told)["message"]
+    assert response.status_code == 503
+    assert "store" in read_error_body(response)["message"]
 
 
 # Replay
 
 
 async def test_a_replay_says_where_it_runs_and_how_it_compares(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
         await home.all_of(VL)
-        asked = await home.ask(content=[text("again")])
-        answered(asked)
-        id = asked.headers["x-request-id"]
+        chat_response = await home.ask(content=[make_text_part("again")])
+        read_chat_answer(chat_response)
+        id = chat_response.headers["x-request-id"]
         await home.ended(id)
 
-        again = await local(home, "POST", f"/v1/console/replay/{id}", headers=TOKEN)
+        again = await send_local(home, "POST", f"/v1/console/replay/{id}", headers=TOKEN)
 
     assert again.headers["content-type"].startswith("text/event-stream")
-    running, done = events(again)
+    running, outcome = read_sse_events(again)
     assert (running["status"], running["replay_of"]) == ("running", id)
-    assert (done["status"], done["identical"], done["id"]) == ("done", True, running["id"])
+    assert (outcome["status"], outcome["identical"], outcome["id"]) == ("done", True, running["id"])
 
 
 async def test_a_replay_may_take_another_path(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
         await home.all_of(VL)
-        asked = await home.ask(content=[text("look"), image()], path="E>L")
-        answered(asked)
-        id = asked.headers["x-request-id"]
+        chat_response = await home.ask(content=[make_text_part("look"), make_image_part()], path="E>L")
+        read_chat_answer(chat_response)
+        id = chat_response.headers["x-request-id"]
         await home.ended(id)
 
-        again = await local(home, "POST", f"/v1/console/replay/{id}?path=EL", headers=TOKEN)
+        again = await send_local(home, "POST", f"/v1/console/replay/{id}?path=EL", headers=TOKEN)
 
-    running, done = events(again)
-    assert (running["path"], done["identical"]) == ("EL", True)
+    running, outcome = read_sse_events(again)
+    assert (running["path"], outcome["identical"]) == ("EL", True)
 
 
 @pytest.mark.parametrize("query", ["to=2", "path=a%0d%0ab", "from=%c3%a9"])
 async def test_what_no_replay_knows_is_refused(tmp_path: Path, query: str):
-    async with house(tmp_path, admin_token="secret") as home:
-        found = await local(home, "POST", f"/v1/console/replay/x-0-0?{query}", headers=TOKEN)
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
+        response = await send_local(home, "POST", f"/v1/console/replay/x-0-0?{query}", headers=TOKEN)
 
-    assert (found.status_code, error(found)["param"]) == (400, query.partition("=")[0])
+    assert (response.status_code, read_error_body(response)["param"]) == (400, query.partition("=")[0])
 
 
 async def test_a_replay_of_nothing_is_a_404(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
-        found = await local(home, "POST", "/v1/console/replay/nobody-0-0", headers=TOKEN)
-        bad = await local(home, "POST", "/v1/console/replay/a%20b", headers=TOKEN)
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
+        response = await send_local(home, "POST", "/v1/console/replay/nobody-0-0", headers=TOKEN)
+        bad = await send_local(home, "POST", "/v1/console/replay/a%20b", headers=TOKEN)
 
-    assert (found.status_code, bad.status_code) == (404, 404)
-    assert json.loads(found.content)["error"]["type"]
+    assert (response.status_code, bad.status_code) == (404, 404)
+    assert json.loads(response.content)["error"]["type"]
 
 
 # Forks
 
 
 async def test_a_fork_changes_one_input_and_names_what_it_came_from(tmp_path: Path):
-    async with house(tmp_path, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
         await home.all_of(VL)
-        asked = await home.ask(content=[text("look")])
-        answered(asked)
-        id = asked.headers["x-request-id"]
+        chat_response = await home.ask(content=[make_text_part("look")])
+        read_chat_answer(chat_response)
+        id = chat_response.headers["x-request-id"]
         await home.ended(id)
 
-        wanted = {"node": "thinker", "changes": {"messages.0.content.0.text": "listen"}, "seed": 7}
-        forked = await local(home, "POST", f"/v1/console/fork/{id}", headers=TOKEN, json=wanted)
-        running, done = events(forked)
-        await home.ended(done["id"])
-        after = await records.find_record(home.bus, done["id"])
+        fork_request = {"node": "thinker", "changes": {"messages.0.content.0.text": "listen"}, "seed": 7}
+        fork_response = await send_local(home, "POST", f"/v1/console/fork/{id}", headers=TOKEN, json=fork_request)
+        running, outcome = read_sse_events(fork_response)
+        await home.ended(outcome["id"])
+        after = await records.find_record(home.bus, outcome["id"])
 
     assert (running["status"], running["replay_of"]) == ("running", id)
-    assert (done["status"], done["identical"]) == ("done", False)
-    assert done["answer"]["text"].startswith("You said listen")
+    assert (outcome["status"], outcome["identical"]) == ("done", False)
+    assert outcome["answer"]["text"].startswith("You said listen")
     assert (after.invocation.replay_of, after.invocation.seed) == (id, 7)
 
 
@@ -194,14 +204,14 @@ async def test_a_fork_changes_one_input_and_names_what_it_came_from(tmp_path: Pa
     ],
 )
 async def test_a_fork_that_cannot_be_says_why(tmp_path: Path, body: dict[str, Any], why: str):
-    async with house(tmp_path, admin_token="secret") as home:
+    async with start_toy_gateway(tmp_path, admin_token="secret") as home:
         await home.all_of(VL)
-        asked = await home.ask(content=[text("look")])
-        answered(asked)
-        await home.ended(asked.headers["x-request-id"])
+        chat_response = await home.ask(content=[make_text_part("look")])
+        read_chat_answer(chat_response)
+        await home.ended(chat_response.headers["x-request-id"])
 
-        path = f"/v1/console/fork/{asked.headers['x-request-id']}"
-        found = await local(home, "POST", path, headers=TOKEN, json=body)
+        path = f"/v1/console/fork/{chat_response.headers['x-request-id']}"
+        response = await send_local(home, "POST", path, headers=TOKEN, json=body)
 
-    assert (found.status_code, error(found)["code"]) == (400, "bad_request")
-    assert why in error(found)["message"]
+    assert (response.status_code, read_error_body(response)["code"]) == (400, "bad_request")
+    assert why in read_error_body(response)["message"]

@@ -19,7 +19,7 @@ DATA = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-5, 5), st.tex
 
 
 @st.composite
-def pieces(draw: Any) -> RecordedChunk:
+def draw_recorded_chunk(draw: Any) -> RecordedChunk:
     array = None
     if draw(st.booleans()):
         shape = draw(SHAPES)
@@ -27,7 +27,7 @@ def pieces(draw: Any) -> RecordedChunk:
     return RecordedChunk(draw(DATA), array, draw(st.booleans()), draw(st.booleans()))
 
 
-def same(one: RecordedChunk, other: RecordedChunk) -> bool:
+def are_same(one: RecordedChunk, other: RecordedChunk) -> bool:
     if (one.array is None) != (other.array is None) or one._replace(array=None) != other._replace(array=None):
         return False
     if one.array is None or other.array is None:
@@ -37,15 +37,15 @@ def same(one: RecordedChunk, other: RecordedChunk) -> bool:
     )
 
 
-@given(st.lists(pieces(), max_size=5))
+@given(st.lists(draw_recorded_chunk(), max_size=5))
 def test_what_is_packed_comes_back_as_it_was(given: list[RecordedChunk]):
-    found = unpack_chunks(pack_chunks(given))
+    unpacked_chunks = unpack_chunks(pack_chunks(given))
 
-    assert len(found) == len(given)
-    assert all(map(same, found, given))
+    assert len(unpacked_chunks) == len(given)
+    assert all(map(are_same, unpacked_chunks, given))
 
 
-@given(st.lists(pieces(), max_size=3), st.data())
+@given(st.lists(draw_recorded_chunk(), max_size=3), st.data())
 def test_what_is_cut_or_changed_is_refused_or_read_and_never_anything_else(given: list[RecordedChunk], data: Any):
     body = bytearray(pack_chunks(given))
     if data.draw(st.booleans()):
@@ -92,7 +92,7 @@ class Arena:
 HANDLE = Handle("h", "n", "a", 0, 48, "float32", (6, 2), 1)
 
 
-def chunk(seq: int, **more: Any) -> Chunk:
+def make_chunk(seq: int, **more: Any) -> Chunk:
     return Chunk("i", 0, "rows", seq, **more)
 
 
@@ -100,17 +100,17 @@ def test_rows_that_grow_in_one_block_are_kept_as_they_come():
     arena = Arena()
     tape = OutputCapture(0, "rows", arena.view, arena.release)
     for seq in range(2):
-        tape.add_chunk(chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
+        tape.add_chunk(make_chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
         assert tape.last.tolist() == arena.memory[2 * seq : 2 * seq + 2].tolist()
     assert tape.to_record() is None
     arena.memory = arena.memory + 100  # the arena has reused the memory
-    tape.add_chunk(chunk(2, last=True, empty=True))
+    tape.add_chunk(make_chunk(2, last=True, empty=True))
 
-    found = tape.to_record()
+    record = tape.to_record()
 
     assert arena.open == 0
-    assert found is not None
-    about, body = found
+    assert record is not None
+    about, body = record
     assert (about.node, about.output, about.nbytes, about.chunks) == (0, "rows", 32, 3)
     arrays = [piece.array.tolist() for piece in unpack_chunks(body) if piece.array is not None]
     assert arrays == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
@@ -119,22 +119,22 @@ def test_rows_that_grow_in_one_block_are_kept_as_they_come():
 def test_a_tape_that_begins_again_holds_the_last_attempt():
     arena = Arena()
     tape = OutputCapture(0, "rows", arena.view, arena.release)
-    tape.add_chunk(chunk(0, handle=HANDLE, rows=(0, 1)))
+    tape.add_chunk(make_chunk(0, handle=HANDLE, rows=(0, 1)))
     tape.restart()
     assert arena.open == 0
-    tape.add_chunk(chunk(0, data={"text": "x"}, last=True))
+    tape.add_chunk(make_chunk(0, data={"text": "x"}, last=True))
 
-    found = tape.to_record()
+    record = tape.to_record()
 
-    assert found is not None
-    assert [piece.data for piece in unpack_chunks(found[1])] == [{"text": "x"}]
+    assert record is not None
+    assert [piece.data for piece in unpack_chunks(record[1])] == [{"text": "x"}]
 
 
 def test_a_tape_that_lost_a_chunk_is_not_kept():
     arena = Arena()
     tape = OutputCapture(0, "rows", arena.view, arena.release)
-    tape.add_chunk(chunk(0, data={"text": "x"}))
-    tape.add_chunk(chunk(2, last=True))
+    tape.add_chunk(make_chunk(0, data={"text": "x"}))
+    tape.add_chunk(make_chunk(2, last=True))
 
     assert tape.to_record() is None
 
@@ -143,7 +143,7 @@ def test_what_numpy_does_not_know_is_not_kept():
     arena = Arena()
     arena.memory = np.zeros((1, 3), np.uint16)
     tape = OutputCapture(0, "rows", arena.view, arena.release)
-    tape.add_chunk(chunk(0, handle=HANDLE, last=True))
+    tape.add_chunk(make_chunk(0, handle=HANDLE, last=True))
 
     assert tape.to_record() is None
     assert arena.open == 0

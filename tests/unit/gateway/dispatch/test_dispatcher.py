@@ -10,14 +10,14 @@ from omnibus.errors import ProblemDetails, StageFailed, TooLarge
 from omnibus.graph import HANDLE
 from omnibus_gateway.dispatch import dispatcher
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
-from tests.unit.executor.arithmetic import call
-from tests.unit.gateway.world import World, finish, texts
-from tests.unit.sidecar.node import until
+from tests.unit.executor.arithmetic import make_call
+from tests.unit.gateway.world import DispatcherWorld, finish_work, take_texts
+from tests.unit.sidecar.node import wait_until
 
 # Normal operation
 
 
-async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: World):
+async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: DispatcherWorld):
     vision, thinker = await there.puppets_of(e="E", l="L")
 
     running = there.submit()
@@ -29,17 +29,17 @@ async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: World
     assert there.dispatcher.inflight_count == 1
 
 
-async def test_an_executor_of_several_nodes_gets_it_once(there: World):
-    [both] = await there.puppets_of(both="EL")
+async def test_an_executor_of_several_nodes_gets_it_once(there: DispatcherWorld):
+    [puppet] = await there.puppets_of(both="EL")
 
     there.submit()
     await there.turn()
 
-    assert len(both.taken) == 1
-    assert both.taken[0].route == ("both", "both")
+    assert len(puppet.taken) == 1
+    assert puppet.taken[0].route == ("both", "both")
 
 
-async def test_work_counts_from_dispatch_until_each_node_is_done(there: World):
+async def test_work_counts_from_dispatch_until_each_node_is_done(there: DispatcherWorld):
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     assert there.outstanding() == {"e": 10, "l": 100}
@@ -56,8 +56,8 @@ async def test_work_counts_from_dispatch_until_each_node_is_done(there: World):
     assert running.all_reported
 
 
-async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_there_is_done(there: World):
-    [both] = await there.puppets_of(both="EL")
+async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_there_is_done(there: DispatcherWorld):
+    [puppet] = await there.puppets_of(both="EL")
     member = there.members.get("both")
     assert member is not None
     there.submit()
@@ -65,10 +65,10 @@ async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_th
     await there.turn()
     assert (member.own, member.outstanding) == (2, 220)
 
-    both.reply(both.hop(0))
+    puppet.reply(puppet.hop(0))
     await there.turn()
     assert (member.own, member.outstanding) == (2, 210)
-    both.reply(both.hop(1), both.hop(1))
+    puppet.reply(puppet.hop(1), puppet.hop(1))
     await there.turn()
     assert (member.own, member.outstanding) == (1, 110)
 
@@ -78,11 +78,11 @@ async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_th
     assert (member.own, member.outstanding) == (0, 0)
 
 
-async def test_the_answer_arrives_and_everything_returns_to_zero(there: World):
+async def test_the_answer_arrives_and_everything_returns_to_zero(there: DispatcherWorld):
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
 
-    assert await finish(there, running, vision, thinker, "to", "be") == ["to", "be"]
+    assert await finish_work(there, running, vision, thinker, "to", "be") == ["to", "be"]
 
     await there.turn()
     assert there.outstanding() == {"e": 0, "l": 0}
@@ -90,7 +90,7 @@ async def test_the_answer_arrives_and_everything_returns_to_zero(there: World):
     assert [(end.inv, end.status) for end in there.ends] == [(running.id, "done")]
 
 
-async def test_an_end_is_published_once_however_often_it_is_asked_for(there: World):
+async def test_an_end_is_published_once_however_often_it_is_asked_for(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -104,7 +104,7 @@ async def test_an_end_is_published_once_however_often_it_is_asked_for(there: Wor
     assert there.outstanding() == {"e": 0, "l": 0}
 
 
-async def test_replies_to_what_is_over_or_unknown_are_dropped(there: World):
+async def test_replies_to_what_is_over_or_unknown_are_dropped(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -114,18 +114,18 @@ async def test_replies_to_what_is_over_or_unknown_are_dropped(there: World):
     there.bus.publish(there.dispatcher.reply, b"nonsense")
     await there.turn()
 
-    assert texts(running) == []
+    assert take_texts(running) == []
     assert running.hops == {}
     assert there.outstanding() == {"e": 0, "l": 0}
 
 
-async def test_what_is_too_large_to_send_leaves_nothing_behind(there: World):
+async def test_what_is_too_large_to_send_leaves_nothing_behind(there: DispatcherWorld):
     await there.puppets_of(e="E", l="L")
 
-    with pytest.raises(TooLarge) as refused:
+    with pytest.raises(TooLarge) as rejection:
         there.submit(text="x" * 70_000)
 
-    assert "omnibus." not in refused.value.message  # subjects stay internal
+    assert "omnibus." not in rejection.value.message  # subjects stay internal
     assert there.dispatcher.inflight_count == 0
     assert there.outstanding() == {"e": 0, "l": 0}
 
@@ -133,7 +133,7 @@ async def test_what_is_too_large_to_send_leaves_nothing_behind(there: World):
 # The end waits for the last times
 
 
-async def test_an_answer_that_is_whole_ends_when_all_times_are_there(there: World):
+async def test_an_answer_that_is_whole_ends_when_all_times_are_there(there: DispatcherWorld):
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -149,20 +149,20 @@ async def test_an_answer_that_is_whole_ends_when_all_times_are_there(there: Worl
     assert (then, running.over) == ([2], True)
 
 
-async def test_times_that_never_come_are_not_waited_for(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_times_that_never_come_are_not_waited_for(there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatcher, "SETTLE_SECONDS", 0.02)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
     then: list[str] = []
 
     there.dispatcher.complete(running, lambda: then.append("ended"))
-    await until(lambda: running.over)
+    await wait_until(lambda: running.over)
 
     assert then == ["ended"]
     assert there.outstanding() == {"e": 0, "l": 0}
 
 
-async def test_an_answer_that_is_whole_is_not_run_again_when_an_executor_dies(there: World):
+async def test_an_answer_that_is_whole_is_not_run_again_when_an_executor_dies(there: DispatcherWorld):
     _, thinker, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -172,13 +172,13 @@ async def test_an_answer_that_is_whole_is_not_run_again_when_an_executor_dies(th
     there.dispatcher.complete(running, lambda: then.append(running.invocation.attempt))
 
     thinker.say("gone")
-    await until(lambda: bool(then))
+    await wait_until(lambda: bool(then))
 
     assert then == [0]
     assert other.taken == []
 
 
-async def test_idle_waits_for_the_last_invocation_but_not_for_ever(there: World):
+async def test_idle_waits_for_the_last_invocation_but_not_for_ever(there: DispatcherWorld):
     await there.puppets_of(e="E", l="L")
     await asyncio.wait_for(there.dispatcher.wait_idle(600), 30)
     running = there.submit()
@@ -192,7 +192,7 @@ async def test_idle_waits_for_the_last_invocation_but_not_for_ever(there: World)
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_shutting_down_cancels_what_is_in_flight(there: World):
+async def test_shutting_down_cancels_what_is_in_flight(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     there.submit()
     await there.turn()
@@ -207,7 +207,7 @@ async def test_shutting_down_cancels_what_is_in_flight(there: World):
 # Failures
 
 
-async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: World):
+async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -216,22 +216,22 @@ async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: Wor
     thinker.reply(thinker.chunk(0, "half"), NodeFailed(running.id, 1, problem))
     await there.turn()
 
-    assert texts(running) == ["half"]
+    assert take_texts(running) == ["half"]
     with pytest.raises(StageFailed) as caught:
-        texts(running)
+        take_texts(running)
     assert caught.value.to_problem() == problem
     assert running.invocation.attempt == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 8], ids=["without tensors", "with a tensor"])
 async def test_the_sidecar_is_told_of_an_end_only_where_tensors_were(
-    there: World, monkeypatch: pytest.MonkeyPatch, nbytes: int
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ):
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.sent(thinker, 1)
-    ended: list[str] = []
-    monkeypatch.setattr(there.tensors, "end_invocation", ended.append)
+    ended_ids: list[str] = []
+    monkeypatch.setattr(there.tensors, "end_invocation", ended_ids.append)
     vision.reply(msgspec.structs.replace(vision.hop(0), nbytes=nbytes))
     thinker.reply(thinker.hop(1))
     await there.turn()
@@ -239,11 +239,11 @@ async def test_the_sidecar_is_told_of_an_end_only_where_tensors_were(
     there.dispatcher.complete(running, lambda: None)
 
     assert running.over
-    assert ended == [running.id] * bool(nbytes)
+    assert ended_ids == [running.id] * bool(nbytes)
 
 
 @pytest.mark.parametrize("code", ["stale_handle", "protocol_error", "sequence_gap"])
-async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: World, code: str):
+async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: DispatcherWorld, code: str):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     for attempt in range(MAX_ATTEMPTS):
@@ -257,7 +257,7 @@ async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: 
     assert len(thinker.taken) == MAX_ATTEMPTS
 
 
-async def test_an_array_that_was_freed_fails_the_answer(there: World):
+async def test_an_array_that_was_freed_fails_the_answer(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     handle = await there.put(running.id, 1.0, 2.0)
@@ -271,12 +271,12 @@ async def test_an_array_that_was_freed_fails_the_answer(there: World):
     assert running.failure.code == "stale_handle"
 
 
-async def test_without_a_sidecar_an_array_fails_the_answer_at_once(there: World):
+async def test_without_a_sidecar_an_array_fails_the_answer_at_once(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     handle = await there.put(running.id, 1.0, 2.0)
     await there.sidecar.stop()
-    await until(lambda: not there.tensors.connected)
+    await wait_until(lambda: not there.tensors.connected)
 
     thinker.reply(Chunk(running.id, 1, "said", 0, handle=handle))
     await there.turn()
@@ -287,12 +287,12 @@ async def test_without_a_sidecar_an_array_fails_the_answer_at_once(there: World)
 
 @pytest.mark.parametrize("nested", [False, True])
 async def test_an_input_that_nobody_read_leaves_the_arena_with_its_invocation(
-    there: World, nested: bool, monkeypatch: pytest.MonkeyPatch
+    there: DispatcherWorld, nested: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(there.router, "new_id", lambda of: f"g-{of}-0")
     [thinker] = await there.puppets_of(l="L")
     handle = {HANDLE: msgspec.to_builtins(await there.put("g-0-0", 1.0)), "sha256": "00"}
-    running = there.run(call("thinker", item=[{"type": "image", "image": handle}] if nested else handle))
+    running = there.run(make_call("thinker", item=[{"type": "image", "image": handle}] if nested else handle))
     await there.sent(thinker)
     assert (running.id, await there.blocks()) == ("g-0-0", 1)
 
@@ -301,9 +301,9 @@ async def test_an_input_that_nobody_read_leaves_the_arena_with_its_invocation(
     assert await there.blocks() == 0
 
 
-async def test_an_array_of_an_earlier_attempt_leaves_the_arena_with_its_invocation(there: World):
+async def test_an_array_of_an_earlier_attempt_leaves_the_arena_with_its_invocation(there: DispatcherWorld):
     first, second = await there.puppets_of(l="L", l2="L")
-    running = there.run(call("thinker", x=1))
+    running = there.run(make_call("thinker", x=1))
     await there.sent(first)
     await there.put(running.id, 1.0)
     first.say("gone")
@@ -316,7 +316,7 @@ async def test_an_array_of_an_earlier_attempt_leaves_the_arena_with_its_invocati
     assert await there.blocks() == 0
 
 
-async def test_an_array_is_read_and_its_memory_given_back(there: World):
+async def test_an_array_is_read_and_its_memory_given_back(there: DispatcherWorld):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()

@@ -10,23 +10,23 @@ from omnibus.bus.heartbeats import EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
 from omnibus_gateway.dispatch import failure_detector
-from tests.unit.gateway.dispatch.test_moves import moved
-from tests.unit.gateway.world import World, finish
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.dispatch.test_moves import check_move
+from tests.unit.gateway.world import DispatcherWorld, finish_work
+from tests.unit.sidecar.node import wait_until
 
 
-async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_an_executor_that_answers_nothing_is_replaced(there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.1)
     vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
     vision.accept()
 
-    await moved(there, running, to=other, lost="l")
+    await check_move(there, running, to=other, lost_id="l")
 
 
 async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
-    there: World, monkeypatch: pytest.MonkeyPatch
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.0)
     vision, thinker = await there.puppets_of(e="E", l="L")
@@ -35,10 +35,12 @@ async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer
 
     there.dispatcher._watcher.replace_overdue()
     assert running.failure is None
-    assert await finish(there, running, vision, thinker, "late") == ["late"]
+    assert await finish_work(there, running, vision, thinker, "late") == ["late"]
 
 
-async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_an_executor_that_never_answers_fails_the_request(
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(failure_detector, "EXECUTOR_LAST_RESORT_SECONDS", 0.0)
     monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.0)
     await there.puppets_of(e="E", l="L")
@@ -50,7 +52,9 @@ async def test_an_executor_that_never_answers_fails_the_request(there: World, mo
     assert isinstance(running.failure, StageUnavailable)
 
 
-async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_the_next_executor_that_answers_nothing_is_replaced_too(
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.1)
     vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
     vision.accepts = True
@@ -64,11 +68,11 @@ async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: Wor
 
     assert (await there.sent(third)).attempt == 2
     assert running.lost == {"l", "l2"}
-    assert await finish(there, running, vision, third, "fine") == ["fine"]
+    assert await finish_work(there, running, vision, third, "fine") == ["fine"]
 
 
 async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
-    there: World, monkeypatch: pytest.MonkeyPatch
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.01)
     vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
@@ -84,7 +88,7 @@ async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
     assert running.invocation.attempt == 1
 
 
-async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World):
+async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: DispatcherWorld):
     _, dead, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -92,10 +96,10 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
 
     await dead.die()  # without a message
 
-    await moved(there, running, to=other, lost="l")
+    await check_move(there, running, to=other, lost_id="l")
 
 
-async def test_asking_executors_that_are_there_moves_nothing(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_asking_executors_that_are_there_moves_nothing(there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_detector, "EXECUTOR_PROBE_SECONDS", 0.0)  # all of them, at each look
     monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.01)
     vision, thinker, _ = await there.puppets_of(e="E", l="L", l2="L")
@@ -106,10 +110,12 @@ async def test_asking_executors_that_are_there_moves_nothing(there: World, monke
     await asyncio.sleep(0.3)
 
     assert running.invocation.attempt == 0
-    assert await finish(there, running, vision, thinker, "fine") == ["fine"]
+    assert await finish_work(there, running, vision, thinker, "fine") == ["fine"]
 
 
-async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_an_executor_that_answers_and_then_freezes_is_replaced(
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
@@ -118,11 +124,11 @@ async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: Worl
 
     frozen.freeze()
 
-    await moved(there, running, to=other, lost="l")
+    await check_move(there, running, to=other, lost_id="l")
 
 
 async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
-    there: World, monkeypatch: pytest.MonkeyPatch
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     vision, frozen = await there.puppets_of(e="E", l="L")
@@ -130,18 +136,20 @@ async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_t
     running = there.submit()
     await there.sent(frozen)
     frozen.freeze()
-    await until(lambda: "l" in there.members.silent_executors())
+    await wait_until(lambda: "l" in there.members.silent_executors())
     await asyncio.sleep(2 * failure_detector.POLL_SECONDS)
     assert (running.failure, running.invocation.attempt) == (None, 0)
 
     monkeypatch.setattr(failure_detector, "EXECUTOR_LAST_RESORT_SECONDS", EXECUTOR_SUSPECT_SECONDS)
-    await until(lambda: running.failure is not None)
+    await wait_until(lambda: running.failure is not None)
 
     assert isinstance(running.failure, StageUnavailable)
     assert (running.failure.stage, running.failure.executor) == ("thinker", "l")
 
 
-async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
+async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(
+    there: DispatcherWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
     for puppet in puppets:

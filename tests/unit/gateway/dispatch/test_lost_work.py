@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from omnibus_models import tiny
-from tests.bench.resume import CASES, lab, lose
-from tests.nightly import nightly
+from tests.bench.resume import CASES, lose_executor, start_lab
+from tests.nightly import mark_nightly
 
 #: Maximum runs of each stage when the executor of the lost stage dies.
 RAN = {
@@ -41,13 +41,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: tiny.build(family, directory / family) for family in {case.family for case in CASES.values()}}
 
 
-@pytest.mark.parametrize("name", [*_USUAL, *nightly(*(name for name in CASES if name not in _USUAL))])
+@pytest.mark.parametrize("name", [*_USUAL, *mark_nightly(*(name for name in CASES if name not in _USUAL))])
 async def test_a_fifth_of_what_is_lost_is_computed_again_at_most(
     name: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    async with lab(tmp_path, CASES[name], checkpoints[CASES[name].family]) as made:
-        lost = await lose(made)
+    async with start_lab(tmp_path, CASES[name], checkpoints[CASES[name].family]) as open_lab:
+        loss = await lose_executor(open_lab)
 
-    assert lost.ran.keys() == RAN[name].keys()
-    assert all(lost.ran[each] <= RAN[name][each] for each in lost.ran)
-    assert lost.ratio <= 0.2
+    assert loss.ran.keys() == RAN[name].keys()
+    assert all(loss.ran[each] <= RAN[name][each] for each in loss.ran)
+    assert loss.work_ratio <= 0.2

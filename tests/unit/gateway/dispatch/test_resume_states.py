@@ -13,24 +13,24 @@ from omnibus.families import catalog
 from omnibus_gateway.dispatch.restart import StageRestarts
 from omnibus_gateway.dispatch.retention import NUMBER_BYTES, RECORD_BYTES, OutputRetention
 from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
-from tests.unit.executor.arithmetic import call
-from tests.unit.executor.arithmetic import invocation as request
+from tests.unit.executor.arithmetic import make_call
+from tests.unit.executor.arithmetic import make_invocation as request
 from tests.unit.gateway.deaths import SPEECH, Ward
-from tests.unit.gateway.house import OMNI, House, house
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.house import OMNI, ToyGateway, start_toy_gateway
+from tests.unit.sidecar.node import wait_until
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path, quarantine=0.0) as made:
-        yield made
+async def home(tmp_path: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path, quarantine=0.0) as gateway:
+        yield gateway
 
 
 def codes_chunk(seq: int, codes: list[Any]) -> Chunk:
     return Chunk("i", 1, "codes", seq, data={"codes": codes})
 
 
-def test_codes_count_for_what_they_take(home: House) -> None:
+def test_codes_count_for_what_they_take(home: ToyGateway) -> None:
     retention = home.dispatcher.retention
     record = retention.open_record((1, "codes"))
 
@@ -44,7 +44,7 @@ def test_codes_count_for_what_they_take(home: House) -> None:
 
 
 @pytest.mark.parametrize("frame", [0, 16])
-def test_a_node_begins_behind_so_many_numbers_at_most(home: House, frame: int) -> None:
+def test_a_node_begins_behind_so_many_numbers_at_most(home: ToyGateway, frame: int) -> None:
     retention = home.dispatcher.retention
     record = retention.open_record((1, "codes"))
     every: list[Any] = [[number] * frame if frame else number for number in range(MAX_RESUMED_VALUES + 500)]
@@ -55,10 +55,10 @@ def test_a_node_begins_behind_so_many_numbers_at_most(home: House, frame: int) -
     assert record.joined_list("codes") == every[: MAX_RESUMED_VALUES // max(1, frame)]
 
 
-async def test_what_takes_most_of_a_full_message_is_left_out_for_both_halves(home: House) -> None:
+async def test_what_takes_most_of_a_full_message_is_left_out_for_both_halves(home: ToyGateway) -> None:
     words, codes = {"ids": [151_000] * 400}, {"codes": [12] * 100}
     states = ((0, "text", words), (1, "text", words), (2, "codes", codes))
-    invocation = msgspec.structs.replace(request([call("think")] * 3, ["a", "b", "c"], []), resumes=states)
+    invocation = msgspec.structs.replace(request([make_call("think")] * 3, ["a", "b", "c"], []), resumes=states)
     fits = StageRestarts(home.bus, OutputRetention(home.tensors), 1 << 16)
     full = StageRestarts(home.bus, OutputRetention(home.tensors), 3000)
 
@@ -66,7 +66,7 @@ async def test_what_takes_most_of_a_full_message_is_left_out_for_both_halves(hom
     assert full._fit_message(invocation).resumes == ((2, "codes", codes),)
 
 
-async def test_all_of_an_executor_begins_behind_what_it_had_made(home: House) -> None:
+async def test_all_of_an_executor_begins_behind_what_it_had_made(home: ToyGateway) -> None:
     ward = Ward(home)
     paths = [{"options": ["M"], "share": 1}]
     home.serve(**{OMNI: {**catalog.model_declaration("qwen2_5_omni", ""), "paths": paths}})
@@ -77,8 +77,8 @@ async def test_all_of_an_executor_begins_behind_what_it_had_made(home: House) ->
     asking = asyncio.create_task(home.ask(model=OMNI, content="one two three", seed=5, **SPEECH))
     executor = await ward.running("vocoder")
     [running] = home.dispatcher._running.values()
-    await until(lambda: running.streams[0, "text"].ended and any(each.chunks for each in running.records.values()))
-    await until(lambda: bool(running.streams[2, "audio"].progress()))
+    await wait_until(lambda: running.streams[0, "text"].ended and any(each.chunks for each in running.records.values()))
+    await wait_until(lambda: bool(running.streams[2, "audio"].progress()))
 
     await ward.kill(executor)
     response = await asking

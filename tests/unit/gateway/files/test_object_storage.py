@@ -22,14 +22,14 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     yield GatewaySettings(storage=f"s3://files/{tmp_path.name}", storage_endpoint=url)
 
 
-def opened(settings: GatewaySettings) -> ObjectStorage:
-    made = ObjectStorage.from_settings(settings)
-    assert made is not None
-    return made
+def open_storage(settings: GatewaySettings) -> ObjectStorage:
+    storage = ObjectStorage.from_settings(settings)
+    assert storage is not None
+    return storage
 
 
 async def test_objects_are_written_read_listed_and_removed(settings: GatewaySettings):
-    storage = opened(settings)
+    storage = open_storage(settings)
 
     await storage.put("a/one", b"1" * 1000)
     await storage.put("a/two", b"22")
@@ -49,13 +49,13 @@ async def test_objects_are_written_read_listed_and_removed(settings: GatewaySett
 async def test_files_of_clients_are_the_same_wherever_they_are(settings: GatewaySettings):
     one, other = ClientFiles(settings), ClientFiles(settings)  # two gateways
 
-    made = await one.add(b"x" * 6_000_000, "big.bin", "user_data", "application/octet-stream")
+    file = await one.add(b"x" * 6_000_000, "big.bin", "user_data", "application/octet-stream")
 
-    assert await other.list_all() == [made]
-    assert (await other.read(made.id)).data == b"x" * 6_000_000
-    await other.remove(made.id)
+    assert await other.list_all() == [file]
+    assert (await other.read(file.id)).data == b"x" * 6_000_000
+    await other.remove(file.id)
     with pytest.raises(NotFound):
-        await one.get(made.id)
+        await one.get(file.id)
 
 
 async def test_an_upload_becomes_one_file_however_many_gateways_complete_it(settings: GatewaySettings):
@@ -63,12 +63,12 @@ async def test_an_upload_becomes_one_file_however_many_gateways_complete_it(sett
     id = (await uploads[0].begin("a.bin", "user_data", "", 6)).id
     parts = [await each.add_part(id, data) for each, data in zip(uploads, (b"abc", b"def"), strict=False)]
 
-    ended = await asyncio.gather(*(each.complete(id, parts) for each in uploads), return_exceptions=True)
+    outcomes = await asyncio.gather(*(each.complete(id, parts) for each in uploads), return_exceptions=True)
 
-    [done] = [each for each in ended if not isinstance(each, Conflict)]
-    assert isinstance(done, FileUpload)
+    [upload] = [each for each in outcomes if not isinstance(each, Conflict)]
+    assert isinstance(upload, FileUpload)
     files = ClientFiles(settings)
-    assert await files.list_all() == [done.file]
+    assert await files.list_all() == [upload.file]
     assert [each.nbytes for each in await files.storage.list("nobody/data")] == [6]
 
 
@@ -80,28 +80,28 @@ async def test_a_file_is_found_whose_gateway_died_behind_the_end_of_its_upload(
     id = (await uploads.begin("a.bin", "user_data", "", 3)).id
     part = await uploads.add_part(id, b"abc")
     with monkeypatch.context() as dying, pytest.raises(asyncio.CancelledError):
-        dying.setattr(files, "reveal", _die)
+        dying.setattr(files, "reveal", _raise_cancelled)
         await uploads.complete(id, [part])
     assert await files.list_all() == []
 
-    with pytest.raises(Conflict, match="its file is") as refused:
+    with pytest.raises(Conflict, match="its file is") as conflict:
         await FileUploads(ClientFiles(settings)).complete(id, [part])
 
     [file] = await files.list_all()
-    assert file.id in refused.value.message
+    assert file.id in conflict.value.message
     assert (await files.read(file.id)).data == b"abc"
     with pytest.raises(Conflict, match="completed"):
         await uploads.cancel(id)
 
 
-async def _die(_: ClientFile) -> None:
+async def _raise_cancelled(_: ClientFile) -> None:
     raise asyncio.CancelledError
 
 
 async def test_a_storage_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    storage = opened(GatewaySettings(storage="s3://files", storage_endpoint="http://127.0.0.1:1"))
+    storage = open_storage(GatewaySettings(storage="s3://files", storage_endpoint="http://127.0.0.1:1"))
 
     with pytest.raises(StoreUnavailable, match="s3://files"):
         await storage.put("a", b"1")
@@ -114,12 +114,12 @@ def test_what_is_no_bucket_is_refused(where: str):
 
 
 async def test_an_object_that_comes_in_parts_is_there_as_a_whole(settings: GatewaySettings):
-    storage = opened(settings)
+    storage = open_storage(settings)
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def stream_parts() -> AsyncIterator[bytes]:
         for number in range(3):
             yield bytes([number]) * (6 << 20)  # more than S3 takes as one part of several
 
-    await storage.put_stream("a/long", parts())
+    await storage.put_stream("a/long", stream_parts())
 
     assert await storage.get("a/long") == b"".join([bytes([number]) * (6 << 20) for number in range(3)])

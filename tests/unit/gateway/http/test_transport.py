@@ -41,12 +41,12 @@ def writes() -> Writes:
     return Writes()
 
 
-def joined(writes: Writes) -> TurnTransport:
+def make_transport(writes: Writes) -> TurnTransport:
     return TurnTransport(writes, asyncio.get_running_loop())
 
 
 async def test_a_head_and_its_body_are_one_write(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
     transport.write(b"{}")
@@ -57,7 +57,7 @@ async def test_a_head_and_its_body_are_one_write(writes: Writes):
 
 
 async def test_what_is_written_in_a_later_turn_is_a_write_of_its_own(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     for event in (b"one", b"two"):
         transport.write(event)
@@ -67,7 +67,7 @@ async def test_what_is_written_in_a_later_turn_is_a_write_of_its_own(writes: Wri
 
 
 async def test_much_leaves_at_once_so_that_a_slow_reader_is_noticed(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write(b"head")
     transport.write(b"x" * MAX_HELD_BYTES)
@@ -80,7 +80,7 @@ async def test_much_leaves_at_once_so_that_a_slow_reader_is_noticed(writes: Writ
 
 
 async def test_what_is_all_of_its_turn_leaves_at_once_behind_what_waits(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write_now(b"one")
     transport.write(b"two ")
@@ -95,7 +95,7 @@ async def test_what_is_all_of_its_turn_leaves_at_once_behind_what_waits(writes: 
 
 
 async def test_a_connection_is_closed_behind_what_was_written(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write(b"last")
     transport.close()
@@ -105,7 +105,7 @@ async def test_a_connection_is_closed_behind_what_was_written(writes: Writes):
 
 
 async def test_nothing_is_written_to_a_connection_that_is_gone(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write(b"late")
     writes.closed = True
@@ -130,16 +130,16 @@ class Idle(asyncio.Protocol):
     """A protocol that ignores its input."""
 
 
-async def outcome(operations: list[Operation], end: str) -> bytes:
+async def run_operations(operations: list[Operation], end: str) -> bytes:
     """Return the bytes that the peer reads after ``operations`` and an end.
 
     A write after the end must be refused at once.
     """
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    raw, _ = await asyncio.get_running_loop().connect_accepted_socket(Idle, ours)
+    own_socket, peer_socket = socket.socketpair()
+    peer_socket.setblocking(False)
+    raw, _ = await asyncio.get_running_loop().connect_accepted_socket(Idle, own_socket)
     transport = TurnTransport(raw, asyncio.get_running_loop())
-    reader, writer = await asyncio.open_connection(sock=theirs)
+    reader, writer = await asyncio.open_connection(sock=peer_socket)
     for name, data in [*operations, *((step, b"late") for step in end.split())]:
         if name == "turn":
             await asyncio.sleep(0)
@@ -159,13 +159,13 @@ async def outcome(operations: list[Operation], end: str) -> bytes:
 @given(operations=st.lists(OPERATIONS, max_size=8), end=ENDS)
 def test_whatever_happens_between_writes_all_bytes_leave_in_order(loop: str, operations: list[Operation], end: str):
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        read = runner.run(outcome(operations, end))
+        read = runner.run(run_operations(operations, end))
 
     assert read == b"".join(data for name, data in operations if name == "write")
 
 
 async def test_what_is_held_counts_as_not_sent_and_is_dropped_with_an_aborted_connection(writes: Writes):
-    transport = joined(writes)
+    transport = make_transport(writes)
 
     transport.write(b"held")
     size = transport.get_write_buffer_size()

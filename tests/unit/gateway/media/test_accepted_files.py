@@ -15,7 +15,7 @@ import pytest
 from omnibus.errors import BadMedia
 from omnibus_gateway.media.inspect import MediaInfo, inspect_media
 from omnibus_models import media
-from tests.unit.gateway.samples import film, sound
+from tests.unit.gateway.samples import make_sample_sound, make_sample_video
 
 #: Seconds between the length in a header and that of the decoded samples: a frame of any codec.
 SLACK_SECONDS = 0.1
@@ -29,8 +29,8 @@ class AudioFile(NamedTuple):
     layout: str = "mono"
     options: tuple[tuple[str, str], ...] = ()
 
-    def write(self, *, piped: bool, seconds: float = SECONDS) -> bytes:
-        return sound(
+    def write_audio(self, *, piped: bool, seconds: float = SECONDS) -> bytes:
+        return make_sample_sound(
             self.container, self.codec, seconds, self.rate, layout=self.layout, piped=piped, **dict(self.options)
         )
 
@@ -86,12 +86,12 @@ def audio_files() -> Iterator[AudioFile]:
 def check_audio(data: bytes) -> tuple[MediaInfo, float] | None:
     """Compare a file's facts with its decoded seconds and return both; None if the decoder cannot read it."""
     try:
-        decoded = len(media.decode_audio(memoryview(data))) / 16_000
+        duration = len(media.decode_audio(memoryview(data))) / 16_000
     except BadMedia:
         return None
     info = inspect_media(data, "audio")
-    assert info.seconds == pytest.approx(decoded, abs=SLACK_SECONDS), (info.mime, info.seconds, decoded)
-    return info, decoded
+    assert info.seconds == pytest.approx(duration, abs=SLACK_SECONDS), (info.mime, info.seconds, duration)
+    return info, duration
 
 
 #: Errors of FFmpeg's muxers.
@@ -106,27 +106,27 @@ MUXER_ERRORS = (av.error.FFmpegError, ValueError)
 )
 @pytest.mark.parametrize("container", sorted({file.container for file in audio_files()}))
 def test_audio_that_the_decoder_reads_is_accepted_with_its_length(container: str):
-    unread, written = [], 0
-    for file, piped in product((file for file in audio_files() if file.container == container), (False, True)):
+    unread, file_count = [], 0
+    for file, is_piped in product((file for file in audio_files() if file.container == container), (False, True)):
         try:
-            data = file.write(piped=piped)
+            data = file.write_audio(piped=is_piped)
         except MUXER_ERRORS:
             continue
-        written += 1
+        file_count += 1
         if check_audio(data) is None:
-            unread.append(f"{file} piped={piped}")
+            unread.append(f"{file} piped={is_piped}")
 
-    assert written
+    assert file_count
     assert not unread
 
 
 # Tags, cuts and sizes
 
-MP3 = sound("mp3", "libmp3lame", SECONDS, 44100, write_id3v2="0", id3v2_version="0")
+MP3 = make_sample_sound("mp3", "libmp3lame", SECONDS, 44100, write_id3v2="0", id3v2_version="0")
 TAGGED = [
     ("audio/mpeg", MP3),
-    ("audio/aac", sound("adts", "aac", SECONDS, 44100)),
-    ("audio/flac", sound("flac", "flac", SECONDS, 44100)),
+    ("audio/aac", make_sample_sound("adts", "aac", SECONDS, 44100)),
+    ("audio/flac", make_sample_sound("flac", "flac", SECONDS, 44100)),
 ]
 
 
@@ -159,11 +159,11 @@ PREFIXES = {
 def test_audio_behind_tags_is_accepted_where_the_decoder_reads_it(prefix: str):
     read = []
     for mime, data in TAGGED:
-        checked = check_audio(PREFIXES[prefix] + data)
-        if checked is not None:
+        audio_info = check_audio(PREFIXES[prefix] + data)
+        if audio_info is not None:
             read.append(mime)
-            assert checked[0].mime == mime
-            assert checked[1] == pytest.approx(SECONDS, abs=SLACK_SECONDS)
+            assert audio_info[0].mime == mime
+            assert audio_info[1] == pytest.approx(SECONDS, abs=SLACK_SECONDS)
 
     assert "audio/mpeg" in read
     assert prefix != "tag" or len(read) == len(TAGGED)
@@ -173,23 +173,23 @@ def test_audio_behind_tags_is_accepted_where_the_decoder_reads_it(prefix: str):
 @pytest.mark.parametrize("codec", ["libmp3lame", "mp2", "aac"])
 def test_audio_that_begins_inside_a_frame_is_accepted(codec: str, cut: int):
     container = {"libmp3lame": "mp3", "mp2": "mp2", "aac": "adts"}[codec]
-    data = sound(container, codec, 3.0, 44100, **({"write_xing": "0"} if codec == "libmp3lame" else {}))
+    data = make_sample_sound(container, codec, 3.0, 44100, **({"write_xing": "0"} if codec == "libmp3lame" else {}))
 
-    checked = check_audio(data[cut:])
+    audio_info = check_audio(data[cut:])
 
-    assert checked is not None
-    assert 0 < checked[1] <= 3.1
+    assert audio_info is not None
+    assert 0 < audio_info[1] <= 3.1
 
 
 @pytest.mark.parametrize("end", [b"TAG" + bytes(125), b"APETAGEX" + bytes(200), bytes(500), MP3[: len(MP3) // 2]])
 def test_what_follows_the_last_frame_does_not_change_the_kind(end: bytes):
-    checked = check_audio(MP3 + end)
+    audio_info = check_audio(MP3 + end)
 
-    assert checked is not None
-    assert checked[0].mime == "audio/mpeg"
+    assert audio_info is not None
+    assert audio_info[0].mime == "audio/mpeg"
 
 
-def wav(riff: int, data: int, samples: bytes) -> bytes:
+def build_wav(riff: int, data: int, samples: bytes) -> bytes:
     form = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16)
     return form + struct.pack("<4sI", b"data", data) + samples
 
@@ -215,29 +215,29 @@ WAV_SIZES = {
 
 @pytest.mark.parametrize("sizes", WAV_SIZES)
 def test_a_wav_has_the_samples_that_are_there_whatever_sizes_a_stream_states(sizes: str):
-    checked = check_audio(wav(*WAV_SIZES[sizes], SAMPLES))
+    audio_info = check_audio(build_wav(*WAV_SIZES[sizes], SAMPLES))
 
-    assert checked is not None
-    assert checked[0].seconds == pytest.approx(1.3)
-    assert checked[1] == pytest.approx(1.3, abs=0.001)
+    assert audio_info is not None
+    assert audio_info[0].seconds == pytest.approx(1.3)
+    assert audio_info[1] == pytest.approx(1.3, abs=0.001)
 
 
 @pytest.mark.parametrize("container", ["w64", "rf64"])
 @pytest.mark.parametrize("size", [0, 2**64 - 1, 2**63 - 1, 2_000_000_000])
 def test_long_forms_of_wav_have_the_samples_that_are_there(container: str, size: int):
     if container == "w64":
-        data = bytearray(sound("w64", "pcm_s16le", SECONDS))
+        data = bytearray(make_sample_sound("w64", "pcm_s16le", SECONDS))
         places = [16, data.index(b"data\xf3") + 16]
     else:
-        data = bytearray(sound("wav", "pcm_s16le", SECONDS, rf64="always"))
+        data = bytearray(make_sample_sound("wav", "pcm_s16le", SECONDS, rf64="always"))
         places = [20, 28]
     for place in places:
         struct.pack_into("<Q", data, place, size)
 
-    checked = check_audio(bytes(data))
+    audio_info = check_audio(bytes(data))
 
-    assert checked is not None
-    assert checked[1] == pytest.approx(SECONDS, abs=0.01)
+    assert audio_info is not None
+    assert audio_info[1] == pytest.approx(SECONDS, abs=0.01)
 
 
 # Video
@@ -260,7 +260,7 @@ def write_video(container: str, codec: str, *, piped: bool, **options: str) -> b
     """Return six frames, written in a separate thread. As root, SVT-AV1 makes that thread a realtime one."""
     audio = "aac" if container == "mp4" else ""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(film, container, codec, frames=6, audio=audio, piped=piped, **options).result()
+        return pool.submit(make_sample_video, container, codec, frames=6, audio=audio, piped=piped, **options).result()
 
 
 def check_video(data: bytes, size: tuple[int, int], seconds: float) -> MediaInfo | None:
@@ -278,29 +278,29 @@ def check_video(data: bytes, size: tuple[int, int], seconds: float) -> MediaInfo
 
 @pytest.mark.parametrize("container", sorted({container for container, _ in VIDEOS}))
 def test_video_that_the_decoder_reads_is_accepted_with_its_size_and_length(container: str):
-    unread, written = [], 0
+    unread, file_count = [], 0
     flags = [{}, {"live": "1"}] if container in ("matroska", "webm") else [{}]
     if container in ("mp4", "mov"):
         flags = [{"movflags": each} for each in FRAGMENTS]
     codecs = [codec for each, codec in VIDEOS if each == container]
-    for codec, options, piped in product(codecs, flags, (False, True)):
+    for codec, options, is_piped in product(codecs, flags, (False, True)):
         if codec == "libx265" and "every_frame" in options.get("movflags", ""):
             continue  # FFmpeg does not read back all frames that it has reordered over such fragments
         try:
-            data = write_video(container, codec, piped=piped, **options)
+            data = write_video(container, codec, piped=is_piped, **options)
         except MUXER_ERRORS:
             continue
-        written += 1
+        file_count += 1
         if check_video(data, (64, 48), 0.6) is None:
-            unread.append((codec, options, piped))
+            unread.append((codec, options, is_piped))
 
-    assert written
+    assert file_count
     assert not unread
 
 
 @pytest.mark.parametrize("brand", BRANDS)
 def test_an_mp4_of_any_brand_is_a_video(brand: bytes):
-    data = film("mp4", "mpeg4", frames=5)
+    data = make_sample_video("mp4", "mpeg4", frames=5)
 
     info = check_video(data[:8] + brand + data[12:], (64, 48), 0.5)
 
@@ -309,7 +309,7 @@ def test_an_mp4_of_any_brand_is_a_video(brand: bytes):
 
 
 def test_a_mov_without_brands_is_a_video():
-    data = film("mov", "mpeg4", frames=5)
+    data = make_sample_video("mov", "mpeg4", frames=5)
     head = int.from_bytes(data[:4], "big")
     # Same length, so that the places of frames stay true.
     old = struct.pack(">I4s", head, b"wide") + bytes(head - 8)

@@ -20,7 +20,7 @@ HALVES = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
 HALVES[:, : WIDTH // 2], HALVES[:, WIDTH // 2 :] = (255, 0, 0), (0, 0, 255)
 
 
-def written(format: str, **options: Any) -> bytes:
+def encode_image(format: str, **options: Any) -> bytes:
     out = BytesIO()
     Image.fromarray(HALVES).save(out, format, **options)
     return out.getvalue()
@@ -28,16 +28,16 @@ def written(format: str, **options: Any) -> bytes:
 
 #: One file of each kind: its MIME type and how it is made.
 IMAGES: dict[str, tuple[str, bytes]] = {
-    "JPEG": ("image/jpeg", written("JPEG")),
-    "PNG": ("image/png", written("PNG")),
-    "WebP": ("image/webp", written("WEBP")),
-    "GIF": ("image/gif", written("GIF")),
-    "BMP": ("image/bmp", written("BMP")),
-    "TIFF": ("image/tiff", written("TIFF")),
-    "TIFF, LZW": ("image/tiff", written("TIFF", compression="tiff_lzw")),
-    "TIFF, JPEG": ("image/tiff", written("TIFF", compression="jpeg")),
-    "BigTIFF": ("image/tiff", written("TIFF", big_tiff=True)),
-    "AVIF": ("image/avif", written("AVIF")),
+    "JPEG": ("image/jpeg", encode_image("JPEG")),
+    "PNG": ("image/png", encode_image("PNG")),
+    "WebP": ("image/webp", encode_image("WEBP")),
+    "GIF": ("image/gif", encode_image("GIF")),
+    "BMP": ("image/bmp", encode_image("BMP")),
+    "TIFF": ("image/tiff", encode_image("TIFF")),
+    "TIFF, LZW": ("image/tiff", encode_image("TIFF", compression="tiff_lzw")),
+    "TIFF, JPEG": ("image/tiff", encode_image("TIFF", compression="jpeg")),
+    "BigTIFF": ("image/tiff", encode_image("TIFF", big_tiff=True)),
+    "AVIF": ("image/avif", encode_image("AVIF")),
     "HEIC": ("image/heic", write_heic(HALVES)),
     "HEIC of a brand for all images": ("image/heic", write_heic(HALVES, brand=b"mif1")),
 }
@@ -107,11 +107,11 @@ def test_an_image_with_damaged_exif_is_decoded(format: str, damage: str):
         # Pillow writes no damaged EXIF, so the test damages a valid one from its byte order on.
         sound = Image.Exif()
         sound[0x010E] = "a description that is long enough" * 4
-        data = written("AVIF", exif=sound.tobytes())
+        data = encode_image("AVIF", exif=sound.tobytes())
         at = data.rindex(b"MM\0*") if b"MM\0*" in data else data.rindex(b"II*\0")
         data = data[:at] + exif[:120].ljust(16, b"\xff") + data[at + max(16, len(exif[:120])) :]
     else:
-        data = written(format, exif=exif)
+        data = encode_image(format, exif=exif)
 
     assert inspect_media(data, "image").width == WIDTH
     assert is_upright(media.decode_image(memoryview(data)))
@@ -168,7 +168,7 @@ def test_an_avif_cannot_hide_its_size_behind_its_header():
 
 
 def test_a_heic_cannot_hide_its_size_behind_its_header():
-    small = write_heic(np.zeros((400, 600, 3), np.uint8), stated=(8, 8))
+    small = write_heic(np.zeros((400, 600, 3), np.uint8), stated_size=(8, 8))
 
     with pytest.raises((BadMedia, TooLarge)):
         media.decode_image(memoryview(small), MediaDecodeLimits(pixels=100))

@@ -13,7 +13,7 @@ LIMIT = 1000
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("url", "inline_data"),
     [
         ("data:image/png;base64,AAEC", Inline(b"\x00\x01\x02", "image/png")),
         ("DATA:Image/PNG;BASE64,AAEC", Inline(b"\x00\x01\x02", "image/png")),
@@ -41,8 +41,8 @@ LIMIT = 1000
         ("data:text/plain,a;base64,b", Inline(b"a;base64,b", "text/plain")),
     ],
 )
-def test_a_data_url_is_decoded(url: str, expected: Inline) -> None:
-    assert decode_data_url(url, LIMIT) == expected
+def test_a_data_url_is_decoded(url: str, inline_data: Inline) -> None:
+    assert decode_data_url(url, LIMIT) == inline_data
 
 
 @pytest.mark.parametrize(

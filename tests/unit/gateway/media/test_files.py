@@ -14,26 +14,26 @@ from omnibus.settings import GatewaySettings
 from omnibus_gateway.media.files import FileStore, UnwrittenFile
 from omnibus_gateway.media.named_files import FileTicket
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
-from tests.unit.gateway.house import House, error
+from tests.unit.gateway.house import ToyGateway, read_error_body
 
 
-def settings(directory: Path, **more: Any) -> GatewaySettings:
+def make_settings(directory: Path, **more: Any) -> GatewaySettings:
     return GatewaySettings(media_dir=str(directory), **more)
 
 
 @pytest.fixture
 async def files(tmp_path: Path) -> AsyncIterator[FileStore]:
-    made = FileStore(settings(tmp_path))
-    yield made
-    made.close()
+    file_store = FileStore(make_settings(tmp_path))
+    yield file_store
+    file_store.close()
 
 
 async def test_what_was_put_is_read_with_its_type(files: FileStore):
     ticket = await files.put(b"picture", "image/png")
 
-    found, data = await files.read(ticket.id)
+    stored_ticket, data = await files.read(ticket.id)
 
-    assert (found, data) == (ticket, b"picture")
+    assert (stored_ticket, data) == (ticket, b"picture")
     assert (ticket.mime, ticket.nbytes) == ("image/png", 7)
     assert ticket.expires - ticket.created == 3600
 
@@ -53,14 +53,14 @@ async def test_equal_files_have_ids_of_their_own_and_one_content(files: FileStor
 async def test_another_gateway_reads_the_same_directory(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"shared", "image/png")
 
-    other = FileStore(settings(tmp_path))
+    other = FileStore(make_settings(tmp_path))
 
     assert (await other.read(ticket.id))[1] == b"shared"
     other.close()
 
 
 async def test_what_has_expired_is_gone_and_leaves_the_disk(files: FileStore, tmp_path: Path):
-    brief = FileStore(settings(tmp_path, file_seconds=0.0))
+    brief = FileStore(make_settings(tmp_path, file_seconds=0.0))
     old = await brief.put(b"old", "image/png")
     brief.close()
     [content] = (tmp_path / "files" / "content").glob("*/*")
@@ -75,7 +75,7 @@ async def test_what_has_expired_is_gone_and_leaves_the_disk(files: FileStore, tm
 
 
 async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
-    small = FileStore(settings(tmp_path, file_bytes=250))
+    small = FileStore(make_settings(tmp_path, file_bytes=250))
     tickets = [await small.put(bytes([number]) * 100, "image/png") for number in range(3)]
 
     with pytest.raises(NotFound):
@@ -85,7 +85,7 @@ async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
 
 
 async def test_a_tenant_that_fills_the_room_drives_out_its_own_files_alone(tmp_path: Path):
-    small = FileStore(settings(tmp_path, file_bytes=1000))
+    small = FileStore(make_settings(tmp_path, file_bytes=1000))
     with acting_as(Tenant("alice")):
         alices = [await small.put(bytes([number]) * 100, "image/png") for number in range(2)]
 
@@ -118,15 +118,15 @@ async def test_a_broken_ticket_is_not_found(files: FileStore, tmp_path: Path):
 
 async def test_a_ticket_cannot_name_content_outside(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"x", "image/png")
-    forged = msgspec.structs.replace(ticket, sha256="../../../../etc/passwd")
-    (tmp_path / "files" / "tickets" / ticket.id).write_bytes(msgspec.json.encode(forged))
+    forged_ticket = msgspec.structs.replace(ticket, sha256="../../../../etc/passwd")
+    (tmp_path / "files" / "tickets" / ticket.id).write_bytes(msgspec.json.encode(forged_ticket))
 
     with pytest.raises(NotFound):
         await files.read(ticket.id)
 
 
 async def test_files_over_the_limit_are_refused(tmp_path: Path):
-    small = FileStore(settings(tmp_path, file_largest=10))
+    small = FileStore(make_settings(tmp_path, file_largest=10))
 
     with pytest.raises(TooLarge):
         await small.put(b"x" * 11, "image/png")
@@ -145,11 +145,11 @@ async def test_without_a_directory_nothing_is_kept(tmp_path: Path):
 
 async def test_a_directory_that_takes_no_files_is_said_so(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    broken = FileStore(settings(tmp_path / "file"))
+    broken_store = FileStore(make_settings(tmp_path / "file"))
 
     with pytest.raises(Fatal, match="takes no files"):
-        await broken.put(b"x", "image/png")
-    broken.close()
+        await broken_store.put(b"x", "image/png")
+    broken_store.close()
 
 
 async def test_they_are_read_by_their_owner_alone(files: FileStore, tmp_path: Path):
@@ -164,12 +164,12 @@ async def test_they_are_read_by_their_owner_alone(files: FileStore, tmp_path: Pa
 # Routes
 
 
-async def put(home: House) -> FileTicket:
+async def upload_image(home: ToyGateway) -> FileTicket:
     return await home.files.put(b"\x89PNG", "image/png")
 
 
-async def test_the_content_is_sent_with_what_a_browser_needs(home: House):
-    ticket = await put(home)
+async def test_the_content_is_sent_with_what_a_browser_needs(home: ToyGateway):
+    ticket = await upload_image(home)
 
     response = await home.http.get(f"/v1/files/{ticket.id}/content")
 
@@ -180,38 +180,38 @@ async def test_the_content_is_sent_with_what_a_browser_needs(home: House):
     assert 3500 < int(response.headers["cache-control"].removeprefix("private, max-age=")) <= 3600
 
 
-async def test_the_official_client_reads_shows_and_removes_files(home: House):
-    ticket = await put(home)
+async def test_the_official_client_reads_shows_and_removes_files(home: ToyGateway):
+    ticket = await upload_image(home)
     client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=home.http, max_retries=0)
 
     about = await client.files.retrieve(ticket.id)
     content = await client.files.content(ticket.id)
-    removed = await client.files.delete(ticket.id)
+    deletion = await client.files.delete(ticket.id)
 
     assert (about.id, about.bytes, about.filename) == (ticket.id, 4, f"{ticket.id}.png")
     assert content.content == b"\x89PNG"
-    assert removed.deleted
+    assert deletion.deleted
     with pytest.raises(openai.NotFoundError):
         await client.files.content(ticket.id)
 
 
 @pytest.mark.parametrize("path", ["/v1/files/file-1", "/v1/files/file-1/content", "/v1/files/..%2f..%2fx/content"])
-async def test_unknown_files_are_not_found_in_the_usual_shape(home: House, path: str):
+async def test_unknown_files_are_not_found_in_the_usual_shape(home: ToyGateway, path: str):
     response = await home.http.get(path)
 
     assert response.status_code == 404
-    assert error(response)["code"] == "not_found"
+    assert read_error_body(response)["code"] == "not_found"
 
 
 NAME = "audio_" + "0123456789abcdef" * 3
 
 
 async def test_a_file_whose_id_was_known_before_is_one_file_with_its_ticket(files: FileStore, tmp_path: Path):
-    failed = await files.put_named([UnwrittenFile(NAME, "audio/wav", b"RIFF sound", "")])
+    errors = await files.put_named([UnwrittenFile(NAME, "audio/wav", b"RIFF sound", "")])
 
     ticket, data = await files.read(NAME)
 
-    assert (failed, data, ticket.mime, ticket.nbytes) == ({}, b"RIFF sound", "audio/wav", 10)
+    assert (errors, data, ticket.mime, ticket.nbytes) == ({}, b"RIFF sound", "audio/wav", 10)
     assert await files.get_ticket(NAME) == ticket
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [NAME]
 
@@ -242,14 +242,14 @@ async def test_one_that_is_written_again_takes_the_place_of_the_first(files: Fil
 
 
 async def test_one_that_is_too_large_does_not_keep_others_out(tmp_path: Path):
-    small = FileStore(settings(tmp_path, file_largest=10))
+    small = FileStore(make_settings(tmp_path, file_largest=10))
     other = NAME[:-1] + "0"
 
-    failed = await small.put_named(
+    errors = await small.put_named(
         [UnwrittenFile(NAME, "audio/wav", b"x" * 11, ""), UnwrittenFile(other, "audio/wav", b"x", "")]
     )
 
-    assert [type(error) for error in failed.values()] == [TooLarge]
+    assert [type(error) for error in errors.values()] == [TooLarge]
     assert (await small.read(other))[1] == b"x"
     with pytest.raises(NotFound):
         await small.read(NAME)
@@ -266,12 +266,12 @@ async def test_one_that_was_cut_off_is_not_found(files: FileStore, tmp_path: Pat
 
 
 async def test_named_files_expire_and_leave_when_there_are_too_many(tmp_path: Path):
-    brief = FileStore(settings(tmp_path, file_seconds=0.0))
+    brief = FileStore(make_settings(tmp_path, file_seconds=0.0))
     await brief.put_named([UnwrittenFile(NAME, "audio/wav", b"old", "")])
     brief.close()
     [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
     os.utime(path, (0, 0))
-    small = FileStore(settings(tmp_path, file_bytes=2000))
+    small = FileStore(make_settings(tmp_path, file_bytes=2000))
     ids = ["audio_" + f"{number:048x}" for number in range(3)]
 
     with pytest.raises(NotFound):
@@ -288,9 +288,9 @@ async def test_named_files_expire_and_leave_when_there_are_too_many(tmp_path: Pa
 
 async def test_a_directory_that_takes_no_named_files_is_said_so(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    broken = FileStore(settings(tmp_path / "file"))
+    broken_store = FileStore(make_settings(tmp_path / "file"))
 
-    failed = await broken.put_named([UnwrittenFile(NAME, "audio/wav", b"x", "")])
+    errors = await broken_store.put_named([UnwrittenFile(NAME, "audio/wav", b"x", "")])
 
-    assert [type(error) for error in failed.values()] == [Fatal]
-    broken.close()
+    assert [type(error) for error in errors.values()] == [Fatal]
+    broken_store.close()

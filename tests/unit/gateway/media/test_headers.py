@@ -15,7 +15,7 @@ from PIL import Image
 
 from omnibus_gateway.media.headers.base import Extent
 from omnibus_gateway.media.headers.sniff import READERS, sniff_mime
-from tests.unit.gateway.samples import film, picture, sound
+from tests.unit.gateway.samples import make_sample_picture, make_sample_sound, make_sample_video
 
 PICTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("image/jpeg", "JPEG", {}),
@@ -38,7 +38,7 @@ PICTURES: list[tuple[str, str, dict[str, Any]]] = [
 def test_a_picture_has_the_size_that_pillow_reads(
     mime: str, format: str, options: dict[str, Any], size: tuple[int, int]
 ) -> None:
-    data = picture(format, size, **options)
+    data = make_sample_picture(format, size, **options)
 
     assert sniff_mime(data) == mime
     assert READERS[mime](data) == Extent(None, *Image.open(BytesIO(data)).size)
@@ -54,7 +54,7 @@ def test_an_animation_has_the_size_of_its_canvas(format: str) -> None:
 
 
 def test_a_gif_frame_larger_than_its_screen_counts() -> None:
-    data = bytearray(picture("GIF", (8, 8)))
+    data = bytearray(make_sample_picture("GIF", (8, 8)))
     data[6:10] = struct.pack("<HH", 1, 1)
 
     assert (
@@ -82,20 +82,20 @@ SOUNDS = [
 @pytest.mark.parametrize(("mime", "container", "codec"), SOUNDS)
 @pytest.mark.parametrize("seconds", [0.5, 4.0])
 def test_a_sound_has_about_the_length_that_was_written(mime: str, container: str, codec: str, seconds: float) -> None:
-    data = sound(container, codec, seconds)
+    data = make_sample_sound(container, codec, seconds)
 
     assert sniff_mime(data) == mime
     assert READERS[mime](data).seconds == pytest.approx(seconds, rel=0.25)
 
 
 def test_an_mp3_without_a_count_is_measured_by_its_bit_rate() -> None:
-    data = sound("mp3", "libmp3lame", 4.0, write_xing="0")
+    data = make_sample_sound("mp3", "libmp3lame", 4.0, write_xing="0")
 
     assert READERS["audio/mpeg"](data).seconds == pytest.approx(4.0, rel=0.1)
 
 
 def test_an_mp3_that_understates_its_count_is_measured_by_its_bytes() -> None:
-    data = bytearray(sound("mp3", "libmp3lame", 4.0))
+    data = bytearray(make_sample_sound("mp3", "libmp3lame", 4.0))
     tag = max(data.find(b"Xing"), data.find(b"Info"))
     data[tag + 8 : tag + 12] = struct.pack(">I", 1)
 
@@ -106,7 +106,7 @@ def test_an_mp3_that_understates_its_count_is_measured_by_its_bytes() -> None:
 
 
 def test_a_streamed_wav_counts_the_bytes_that_are_there() -> None:
-    data = bytearray(sound("wav", "pcm_s16le", 1.0))
+    data = bytearray(make_sample_sound("wav", "pcm_s16le", 1.0))
     size = data.find(b"data") + 4
     data[size : size + 4] = b"\xff\xff\xff\xff"
 
@@ -127,20 +127,23 @@ def test_a_streamed_wav_counts_the_bytes_that_are_there() -> None:
 def test_a_sound_in_matroska_with_an_impossible_rate_or_number_of_channels_is_refused(
     element: bytes, value: bytes
 ) -> None:
-    def boxed(key: bytes, body: bytes) -> bytes:
+    def build_element(key: bytes, body: bytes) -> bytes:
         return key + bytes([0x80 | len(body)]) + body
 
-    usual = boxed(b"\xae", boxed(b"\xe1", boxed(b"\xb5", struct.pack(">d", 16_000.0)) + boxed(b"\x9f", b"\x02")))
-    other = boxed(b"\xae", boxed(b"\xe1", boxed(element, value)))
+    usual = build_element(
+        b"\xae",
+        build_element(b"\xe1", build_element(b"\xb5", struct.pack(">d", 16_000.0)) + build_element(b"\x9f", b"\x02")),
+    )
+    other = build_element(b"\xae", build_element(b"\xe1", build_element(element, value)))
 
-    def file(*tracks: bytes) -> bytes:
-        head = boxed(b"\x1a\x45\xdf\xa3", boxed(b"\x42\x82", b"matroska"))
-        return head + boxed(b"\x18\x53\x80\x67", boxed(b"\x16\x54\xae\x6b", b"".join(tracks)))
+    def build_file(*tracks: bytes) -> bytes:
+        head = build_element(b"\x1a\x45\xdf\xa3", build_element(b"\x42\x82", b"matroska"))
+        return head + build_element(b"\x18\x53\x80\x67", build_element(b"\x16\x54\xae\x6b", b"".join(tracks)))
 
-    assert READERS["video/x-matroska"](file(usual)) == Extent()
+    assert READERS["video/x-matroska"](build_file(usual)) == Extent()
     for tracks in ((other,), (usual, other), (other, usual)):
         with pytest.raises(ValueError, match="impossible"):
-            READERS["video/x-matroska"](file(*tracks))
+            READERS["video/x-matroska"](build_file(*tracks))
 
 
 FILMS = [
@@ -154,7 +157,7 @@ FILMS = [
 
 @pytest.mark.parametrize(("mime", "container", "codec"), FILMS)
 def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str) -> None:
-    data = film(container, codec)
+    data = make_sample_video(container, codec)
 
     assert sniff_mime(data) == mime
     extent = READERS[mime](data)
@@ -163,14 +166,14 @@ def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str)
 
 
 def test_a_film_with_sound_has_the_size_of_its_picture() -> None:
-    extent = READERS["video/mp4"](film("mp4", "mpeg4", audio="aac"))
+    extent = READERS["video/mp4"](make_sample_video("mp4", "mpeg4", audio="aac"))
 
     assert (extent.width, extent.height, extent.frames) == (64, 48, 20)
     assert extent.seconds == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_fragmented_video_has_the_length_of_its_last_fragment() -> None:
-    data = film("mp4", "mpeg4", movflags="frag_keyframe+empty_moov")
+    data = make_sample_video("mp4", "mpeg4", movflags="frag_keyframe+empty_moov")
 
     assert READERS["video/mp4"](data) == Extent(2.0, 64, 48)
 
@@ -199,25 +202,25 @@ def test_formats_outside_the_list_are_unknown(data: bytes) -> None:
 
 
 @cache
-def originals() -> list[bytes]:
-    pictures = [picture(format, **options) for _, format, options in PICTURES]
-    sounds = [sound(container, codec, 0.1) for _, container, codec in SOUNDS]
-    return pictures + sounds + [film(container, codec, frames=3) for _, container, codec in FILMS]
+def make_media_files() -> list[bytes]:
+    pictures = [make_sample_picture(format, **options) for _, format, options in PICTURES]
+    sounds = [make_sample_sound(container, codec, 0.1) for _, container, codec in SOUNDS]
+    return pictures + sounds + [make_sample_video(container, codec, frames=3) for _, container, codec in FILMS]
 
 
 @settings(deadline=None, max_examples=400)
 @given(st.data())
 def test_damage_is_one_of_three_errors_or_a_plausible_extent(data: st.DataObject) -> None:
-    original = originals()[data.draw(st.integers(0, len(originals()) - 1))]
+    original = make_media_files()[data.draw(st.integers(0, len(make_media_files()) - 1))]
     cut = original[: data.draw(st.integers(12, len(original)))]
     hits = data.draw(st.lists(st.tuples(st.integers(12, min(400, len(original)) - 1), st.integers(0, 255)), max_size=6))
-    damaged = bytearray(cut)
+    damaged_data = bytearray(cut)
     for place, value in hits:
-        if place < len(damaged):
-            damaged[place] = value
+        if place < len(damaged_data):
+            damaged_data[place] = value
 
     try:
-        extent = READERS[sniff_mime(original)](bytes(damaged))
+        extent = READERS[sniff_mime(original)](bytes(damaged_data))
     except (ValueError, struct.error, IndexError):
         return
 
@@ -240,7 +243,7 @@ def test_damage_is_one_of_three_errors_or_a_plausible_extent(data: st.DataObject
 def test_a_header_without_end_is_given_up(data: bytes) -> None:
     looks = Looks(data)
 
-    with contextlib.suppress(ValueError, struct.error, IndexError), looks.counted():
+    with contextlib.suppress(ValueError, struct.error, IndexError), looks.count_calls():
         READERS[sniff_mime(data) or "video/x-matroska"](looks)
 
     assert looks.seen < 100_000
@@ -255,11 +258,11 @@ class Looks(bytes):
         return super().__getitem__(key)
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        def count(_frame: object, event: str, _argument: object) -> None:
+    def count_calls(self) -> Iterator[None]:
+        def count_call(_frame: object, event: str, _argument: object) -> None:
             self.seen += event in ("call", "c_call")
 
-        sys.setprofile(count)
+        sys.setprofile(count_call)
         try:
             yield
         finally:

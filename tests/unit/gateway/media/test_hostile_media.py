@@ -28,35 +28,35 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 
 @asynccontextmanager
-async def site(serve: Callable[[asyncio.StreamWriter], AsyncIterator[None]]) -> AsyncIterator[int]:
+async def run_site(serve: Callable[[asyncio.StreamWriter], AsyncIterator[None]]) -> AsyncIterator[int]:
     """Yield the port of a server that answers with the output of ``serve``."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             async for _ in serve(writer):
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer_request, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
 
 
-def fetcher(**rules: float) -> Fetcher:
+def make_fetcher(**rules: float) -> Fetcher:
     return Fetcher(FetchRules(allow_http=True, allow_private=True, ports=None, **{"timeout": 600.0, **rules}))  # type: ignore[arg-type]
 
 
-def endless(start: bytes, more: bytes) -> Callable[[asyncio.StreamWriter], AsyncIterator[None]]:
-    async def serve(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+def make_endless_server(start: bytes, more: bytes) -> Callable[[asyncio.StreamWriter], AsyncIterator[None]]:
+    async def write_response(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         writer.write(start)
         while True:
             writer.write(more * 1000)
             yield
 
-    return serve
+    return write_response
 
 
 class Turns:
@@ -66,20 +66,20 @@ class Turns:
         self.most = self._now = 0
         parse = h11.Connection.next_event
 
-        def counted(connection: h11.Connection) -> object:
+        def count_parse(connection: h11.Connection) -> object:
             self._now += 1
             self.most = max(self.most, self._now)
             return parse(connection)
 
-        patch.setattr(h11.Connection, "next_event", counted)
-        self._task = asyncio.ensure_future(self._turn())
+        patch.setattr(h11.Connection, "next_event", count_parse)
+        self._task = asyncio.ensure_future(self._reset_each_turn())
 
-    async def _turn(self) -> None:
+    async def _reset_each_turn(self) -> None:
         while True:
             self._now = 0
             await asyncio.sleep(0)
 
-    def stop(self) -> None:
+    def stop_counting(self) -> None:
         self._task.cancel()
 
 
@@ -88,18 +88,18 @@ async def test_a_server_that_never_comes_to_the_point_is_cut_off_and_delays_nobo
     start: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     turns = Turns(monkeypatch)
-    async with site(endless(start, more)) as port:
-        many = [fetcher().fetch(f"http://127.0.0.1:{port}/{number}", 1 << 26) for number in range(8)]
-        ended = await asyncio.wait_for(asyncio.gather(*many, return_exceptions=True), PATIENCE)
-    turns.stop()
+    async with run_site(make_endless_server(start, more)) as port:
+        many = [make_fetcher().fetch(f"http://127.0.0.1:{port}/{number}", 1 << 26) for number in range(8)]
+        outcomes = await asyncio.wait_for(asyncio.gather(*many, return_exceptions=True), PATIENCE)
+    turns.stop_counting()
 
-    assert {type(each) for each in ended} == {BadMedia}
+    assert {type(each) for each in outcomes} == {BadMedia}
     assert turns.most <= IN_ONE_TURN
 
 
 @pytest.mark.parametrize("chunk", [300, 4096, 100_000])
 async def test_a_file_in_reasonable_pieces_arrives_whole(chunk: int):
-    async def serve(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def send_chunks(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         writer.write(CHUNKED)
         for _ in range(600_000 // chunk):
             writer.write(b"%x\r\n%b\r\n" % (chunk, bytes(chunk)))
@@ -107,22 +107,22 @@ async def test_a_file_in_reasonable_pieces_arrives_whole(chunk: int):
         writer.write(b"0\r\n\r\n")
         yield
 
-    async with site(serve) as port:
-        got = await fetcher().fetch(f"http://127.0.0.1:{port}/", 1 << 20)
+    async with run_site(send_chunks) as port:
+        got = await make_fetcher().fetch(f"http://127.0.0.1:{port}/", 1 << 20)
 
     assert got.data == bytes(600_000 // chunk * chunk)
 
 
 async def test_a_large_file_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch):
-    async def serve(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def send_large_file(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (8 << 20))
         writer.write(bytes(8 << 20))
         yield
 
     turns = Turns(monkeypatch)
-    async with site(serve) as port:
-        got = await fetcher().fetch(f"http://127.0.0.1:{port}/", 8 << 20)
-    turns.stop()
+    async with run_site(send_large_file) as port:
+        got = await make_fetcher().fetch(f"http://127.0.0.1:{port}/", 8 << 20)
+    turns.stop_counting()
 
     assert len(got.data) == 8 << 20
     assert turns.most <= 8
@@ -130,13 +130,13 @@ async def test_a_large_file_leaves_turns_to_others(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("count", [1, 5])
 async def test_a_few_informational_responses_are_passed_over(count: int):
-    async def serve(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def send_hints(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * count)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         yield
 
-    async with site(serve) as port:
-        assert (await fetcher().fetch(f"http://127.0.0.1:{port}/", 100)).data == b"ok"
+    async with run_site(send_hints) as port:
+        assert (await make_fetcher().fetch(f"http://127.0.0.1:{port}/", 100)).data == b"ok"
 
 
 # Slots
@@ -146,7 +146,7 @@ async def test_slow_servers_of_one_tenant_hold_up_no_other(monkeypatch: pytest.M
     stuck = asyncio.Event()
     silent: list[asyncio.StreamWriter] = []
 
-    async def serve(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def stall_first_requests(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         if len(silent) < 2:
             silent.append(writer)
             stuck.set()
@@ -154,8 +154,8 @@ async def test_slow_servers_of_one_tenant_hold_up_no_other(monkeypatch: pytest.M
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         yield
 
-    one = fetcher(concurrency=8)
-    async with site(serve) as port:
+    one = make_fetcher(concurrency=8)
+    async with run_site(stall_first_requests) as port:
         url = f"http://127.0.0.1:{port}/"
         with acting_as(Tenant("a")):
             slow = [asyncio.ensure_future(one.fetch(url, 100)) for _ in range(50)]
@@ -175,12 +175,12 @@ async def test_who_holds_fewest_slots_is_next():
     slots, order = TenantSlots(8), []
     release = asyncio.Event()
 
-    async def work(tenant: str) -> None:
+    async def hold_slot(tenant: str) -> None:
         async with slots.hold(tenant):
             order.append(tenant)
             await release.wait()
 
-    tasks = [asyncio.ensure_future(work(tenant)) for tenant in "aaaabbbbccccddddeeee"]
+    tasks = [asyncio.ensure_future(hold_slot(tenant)) for tenant in "aaaabbbbccccddddeeee"]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -194,12 +194,12 @@ async def test_who_holds_fewest_slots_is_next():
 async def test_who_gives_up_leaves_its_slot(tenant: str):
     slots = TenantSlots(4)
 
-    async def work() -> None:
+    async def hold_slot() -> None:
         async with slots.hold(tenant):
             await asyncio.Event().wait()
 
     for _ in range(3):
-        tasks = [asyncio.ensure_future(work()) for _ in range(10)]
+        tasks = [asyncio.ensure_future(hold_slot()) for _ in range(10)]
         await asyncio.sleep(0)
         for task in tasks:
             task.cancel()

@@ -13,13 +13,13 @@ from omnibus.errors import BadMedia, BadRequest, TooLarge
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from omnibus_gateway.media.inspect import MediaInfo, MediaLimits, estimate_tokens, inspect_media, load_media
 from omnibus_gateway.openai.messages import MediaRef
-from tests.unit.gateway.samples import film, picture, sound
+from tests.unit.gateway.samples import make_sample_picture, make_sample_sound, make_sample_video
 
-PNG = picture("PNG")
-WAV = sound("wav", "pcm_s16le", 1.0)
+PNG = make_sample_picture("PNG")
+WAV = make_sample_sound("wav", "pcm_s16le", 1.0)
 
 
-def bomb(width: int, height: int) -> bytes:
+def build_png_bomb(width: int, height: int) -> bytes:
     """A small, valid PNG header that claims ``width`` x ``height`` pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
@@ -33,27 +33,27 @@ def test_an_image_is_described_by_its_header_and_hash() -> None:
 
 def test_a_sound_and_a_film_have_a_length() -> None:
     assert inspect_media(WAV, "audio", "wav").seconds == pytest.approx(1.0)
-    assert inspect_media(film("webm", "libvpx"), "video").seconds == pytest.approx(2.0, abs=0.1)
+    assert inspect_media(make_sample_video("webm", "libvpx"), "video").seconds == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    ("data", "modality", "declared"),
+    ("data", "modality", "label"),
     [
         (PNG, "image", "image/jpeg"),  # mislabelled, yet an image
         (PNG, "image", "application/octet-stream"),
         (WAV, "audio", "audio/x-wav"),
-        (sound("webm", "libopus", 0.5), "audio", "video/webm"),
-        (sound("webm", "libopus", 0.5), "audio", "audio/webm"),
-        (sound("mp4", "aac", 0.5), "audio", "m4a"),
-        (sound("ogg", "libopus", 0.5), "audio", "opus"),
+        (make_sample_sound("webm", "libopus", 0.5), "audio", "video/webm"),
+        (make_sample_sound("webm", "libopus", 0.5), "audio", "audio/webm"),
+        (make_sample_sound("mp4", "aac", 0.5), "audio", "m4a"),
+        (make_sample_sound("ogg", "libopus", 0.5), "audio", "opus"),
     ],
 )
-def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str) -> None:
-    assert inspect_media(data, modality, declared).modality == modality
+def test_a_harmless_label_is_accepted(data: bytes, modality: str, label: str) -> None:
+    assert inspect_media(data, modality, label).modality == modality
 
 
 @pytest.mark.parametrize(
-    ("data", "modality", "declared"),
+    ("data", "modality", "label"),
     [
         (b"", "image", ""),
         (b"", "audio", "wav"),
@@ -65,42 +65,42 @@ def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str)
         (PNG, "image", "text/html"),
         (PNG, "image", "audio/wav"),
         (WAV, "audio", "mp3"),
-        (sound("mp4", "aac", 0.5), "video", ""),  # a video without frames
+        (make_sample_sound("mp4", "aac", 0.5), "video", ""),  # a video without frames
         (WAV[:44], "audio", "wav"),  # a header without samples
         (WAV[:30], "audio", "wav"),
         (PNG[:20], "image", ""),
-        (picture("JPEG")[:100], "image", ""),
-        (film("mp4", "mpeg4")[:-200], "video", ""),
-        (bomb(0, 10), "image", ""),
+        (make_sample_picture("JPEG")[:100], "image", ""),
+        (make_sample_video("mp4", "mpeg4")[:-200], "video", ""),
+        (build_png_bomb(0, 10), "image", ""),
     ],
 )
-def test_bad_media_are_refused_with_their_place(data: bytes, modality: str, declared: str) -> None:
+def test_bad_media_are_refused_with_their_place(data: bytes, modality: str, label: str) -> None:
     with pytest.raises(BadMedia) as caught:
-        inspect_media(data, modality, declared, param="messages[0].content[0]")
+        inspect_media(data, modality, label, param="messages[0].content[0]")
 
     assert caught.value.param == "messages[0].content[0]"
 
 
 def test_an_image_bomb_is_refused_by_its_header() -> None:
     with pytest.raises(TooLarge, match="more than 50000000 pixels"):
-        inspect_media(bomb(60_000, 60_000), "image", param="p")
+        inspect_media(build_png_bomb(60_000, 60_000), "image", param="p")
 
 
 def test_the_pixel_limit_is_exact() -> None:
     limits = MediaLimits(pixels=10_000)
 
-    assert inspect_media(bomb(100, 100), "image", limits=limits).width == 100
+    assert inspect_media(build_png_bomb(100, 100), "image", limits=limits).width == 100
     with pytest.raises(TooLarge):
-        inspect_media(bomb(101, 100), "image", limits=limits)
+        inspect_media(build_png_bomb(101, 100), "image", limits=limits)
     with pytest.raises(TooLarge, match="video has more than"):
-        inspect_media(film("mp4", "mpeg4", size=(128, 96)), "video", limits=limits)
+        inspect_media(make_sample_video("mp4", "mpeg4", size=(128, 96)), "video", limits=limits)
 
 
 def test_length_and_bytes_are_limited() -> None:
     with pytest.raises(TooLarge, match=r"longer than 0\.5 seconds"):
         inspect_media(WAV, "audio", limits=MediaLimits(audio_seconds=0.5))
     with pytest.raises(TooLarge, match="longer than 1 seconds"):
-        inspect_media(film("matroska", "mpeg4"), "video", limits=MediaLimits(video_seconds=1))
+        inspect_media(make_sample_video("matroska", "mpeg4"), "video", limits=MediaLimits(video_seconds=1))
     with pytest.raises(TooLarge, match=f"at most {len(PNG) - 1}"):
         inspect_media(PNG, "image", limits=MediaLimits(item_bytes=len(PNG) - 1))
 
@@ -184,17 +184,17 @@ async def test_each_error_is_raised_as_it_is_and_names_the_item(ref: MediaRef, e
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[int]:
+async def site_port() -> AsyncIterator[int]:
     """The port of a server on loopback: /png answers, /slow never does."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if b"/slow" in head:
             await reader.read()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b" % (len(PNG), PNG))
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer_request, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
 
@@ -202,17 +202,17 @@ async def site() -> AsyncIterator[int]:
 LOCAL = FetchRules(allow_http=True, allow_private=True, ports=None, timeout=10.0)
 
 
-async def test_remote_and_inline_items_mix(site: int) -> None:
-    refs = [MediaRef("image", url=f"http://127.0.0.1:{site}/png"), MediaRef("image", url=data_url(PNG))]
+async def test_remote_and_inline_items_mix(site_port: int) -> None:
+    refs = [MediaRef("image", url=f"http://127.0.0.1:{site_port}/png"), MediaRef("image", url=data_url(PNG))]
 
     media = await load_media(refs, Fetcher(LOCAL), MediaLimits())
 
     assert [item.info.sha256 for item in media] == [hashlib.sha256(PNG).hexdigest()] * 2
 
 
-async def test_one_bad_item_ends_the_wait_for_the_others(site: int) -> None:
+async def test_one_bad_item_ends_the_wait_for_the_others(site_port: int) -> None:
     refs = [
-        MediaRef("image", url=f"http://127.0.0.1:{site}/slow", param="slow"),
+        MediaRef("image", url=f"http://127.0.0.1:{site_port}/slow", param="slow"),
         MediaRef("image", url="https://169.254.169.254/", param="bad"),
     ]
 

@@ -11,8 +11,8 @@ from omnibus_gateway.media.headers.sniff import FORMATS, list_formats, sniff_con
 from omnibus_gateway.media.inspect import inspect_media
 from omnibus_gateway.openai.chat_request import InputFormat
 from omnibus_gateway.openai.parse import parse_chat
-from tests.unit.gateway.house import OMNI, VL, House, error, text
-from tests.unit.gateway.samples import film, picture, sound
+from tests.unit.gateway.house import OMNI, VL, ToyGateway, make_text_part, read_error_body
+from tests.unit.gateway.samples import make_sample_picture, make_sample_sound, make_sample_video
 
 #: Files of formats that are not accepted: JPEG 2000, JPEG XL, SVG, PDF, ICO, MPEG-TS, FLV, MIDI, and no format at all.
 UNKNOWN = {
@@ -41,11 +41,11 @@ def test_an_unknown_format_is_refused_with_those_that_are_accepted(modality: str
 @pytest.mark.parametrize(
     ("data", "modality", "name"),
     [
-        (picture("PNG"), "audio", "PNG"),
-        (picture("PNG"), "video", "PNG"),
-        (sound("wav", "pcm_s16le", 0.1), "image", "WAV"),
-        (sound("flac", "flac", 0.1), "video", "FLAC"),
-        (film("mp4", "mpeg4", frames=2), "image", "MP4"),
+        (make_sample_picture("PNG"), "audio", "PNG"),
+        (make_sample_picture("PNG"), "video", "PNG"),
+        (make_sample_sound("wav", "pcm_s16le", 0.1), "image", "WAV"),
+        (make_sample_sound("flac", "flac", 0.1), "video", "FLAC"),
+        (make_sample_video("mp4", "mpeg4", frames=2), "image", "MP4"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_by_its_name(data: bytes, modality: str, name: str):
@@ -54,7 +54,7 @@ def test_a_file_of_another_kind_is_refused_by_its_name(data: bytes, modality: st
 
 
 def test_a_damaged_header_and_a_video_without_frames_are_refused_with_the_list():
-    for data, modality in ((picture("PNG")[:20], "image"), (sound("mp4", "aac", 0.2), "video")):
+    for data, modality in ((make_sample_picture("PNG")[:20], "image"), (make_sample_sound("mp4", "aac", 0.2), "video")):
         with pytest.raises(BadMedia, match=f"Accepted formats of {modality}: "):
             inspect_media(data, modality)
 
@@ -66,27 +66,27 @@ def test_audio_may_be_called_by_each_of_its_names():
 @pytest.mark.parametrize(
     ("format", "data"),
     [
-        ("webm", sound("webm", "libopus", 0.2, live="1")),
-        ("webm", sound("matroska", "libopus", 0.2)),
-        ("mp4", sound("mp4", "aac", 0.2)),
-        ("mp4", sound("ipod", "aac", 0.2)),
-        ("m4a", sound("ipod", "aac", 0.2)),
-        ("mp4", sound("mp4", "libopus", 0.2, movflags="frag_keyframe+empty_moov")),
-        ("ogg", sound("ogg", "libopus", 0.2)),
-        ("mp4", film("mp4", "mpeg4", audio="aac")),
+        ("webm", make_sample_sound("webm", "libopus", 0.2, live="1")),
+        ("webm", make_sample_sound("matroska", "libopus", 0.2)),
+        ("mp4", make_sample_sound("mp4", "aac", 0.2)),
+        ("mp4", make_sample_sound("ipod", "aac", 0.2)),
+        ("m4a", make_sample_sound("ipod", "aac", 0.2)),
+        ("mp4", make_sample_sound("mp4", "libopus", 0.2, movflags="frag_keyframe+empty_moov")),
+        ("ogg", make_sample_sound("ogg", "libopus", 0.2)),
+        ("mp4", make_sample_video("mp4", "mpeg4", audio="aac")),
     ],
 )
 def test_recordings_of_browsers_are_accepted_by_their_names(format: str, data: bytes):
     body = {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA==", "format": format}}]}]}  # fmt: skip
 
-    assert parse_chat(encode(model="m", **body)).model == "m"
+    assert parse_chat(encode_body(model="m", **body)).model == "m"
     assert inspect_media(data, "audio", format).seconds is not None
 
 
 def test_a_container_of_video_that_has_none_is_audio():
-    assert sniff_content(sound("webm", "libopus", 0.2)) == "audio/webm"
-    assert sniff_content(sound("mp4", "aac", 0.2)) == "audio/mp4"
-    assert sniff_content(film("mp4", "mpeg4", audio="aac")) == "video/mp4"
+    assert sniff_content(make_sample_sound("webm", "libopus", 0.2)) == "audio/webm"
+    assert sniff_content(make_sample_sound("mp4", "aac", 0.2)) == "audio/mp4"
+    assert sniff_content(make_sample_video("mp4", "mpeg4", audio="aac")) == "video/mp4"
 
 
 # Routes
@@ -97,48 +97,48 @@ def data_url(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("modality", ["image", "video", "audio"])
-async def test_a_chat_lists_the_formats(home: House, modality: str):
+async def test_a_chat_lists_the_formats(home: ToyGateway, modality: str):
     await home.all_of(OMNI)
     part = {"type": f"{modality}_url", f"{modality}_url": {"url": data_url(UNKNOWN["ts"])}}
 
-    response = await home.ask(OMNI, [text("what?"), part])
+    response = await home.ask(OMNI, [make_text_part("what?"), part])
 
     assert response.status_code == 400, response.text
-    assert list_formats(modality) in error(response)["message"]
+    assert list_formats(modality) in read_error_body(response)["message"]
     await home.emptied()
 
 
-async def test_input_audio_lists_formats_and_names(home: House):
+async def test_input_audio_lists_formats_and_names(home: ToyGateway):
     await home.all_of(OMNI)
     unknown = {
         "type": "input_audio",
         "input_audio": {"data": base64.b64encode(UNKNOWN["flv"]).decode(), "format": "mp3"},
     }
-    misnamed = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wma"}}
+    part = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wma"}}
 
-    assert list_formats("audio") in error(await home.ask(OMNI, [unknown]))["message"]
-    assert "webm" in error(await home.ask(OMNI, [misnamed]))["message"]
+    assert list_formats("audio") in read_error_body(await home.ask(OMNI, [unknown]))["message"]
+    assert "webm" in read_error_body(await home.ask(OMNI, [part]))["message"]
     await home.emptied()
 
 
-async def test_responses_and_transcriptions_list_the_formats(home: House):
+async def test_responses_and_transcriptions_list_the_formats(home: ToyGateway):
     await home.all_of(OMNI)
     content = [{"type": "input_image", "image_url": data_url(UNKNOWN["svg"])}]
-    asked = {"model": OMNI, "input": [{"role": "user", "content": content}]}
+    request = {"model": OMNI, "input": [{"role": "user", "content": content}]}
 
-    response = await home.http.post("/v1/responses", json=asked)
-    assert (response.status_code, list_formats("image") in error(response)["message"]) == (400, True)
+    response = await home.http.post("/v1/responses", json=request)
+    assert (response.status_code, list_formats("image") in read_error_body(response)["message"]) == (400, True)
     response = await home.http.post(
         "/v1/audio/transcriptions", data={"model": OMNI}, files={"file": ("a.mid", UNKNOWN["midi"])}
     )
-    assert (response.status_code, list_formats("audio") in error(response)["message"]) == (400, True)
+    assert (response.status_code, list_formats("audio") in read_error_body(response)["message"]) == (400, True)
     await home.emptied()
 
 
 # Parts of messages
 
 
-def encode(**body: Any) -> bytes:
+def encode_body(**body: Any) -> bytes:
     return json.dumps(body).encode()
 
 
@@ -166,20 +166,20 @@ def test_a_refused_part_lists_what_its_message_may_have(role: str, type: str):
     message = {"role": role, "content": [{"type": type, "image_url": {"url": "data:,"}}], "tool_call_id": "c"}
 
     with pytest.raises(BadRequest) as caught:
-        parse_chat(encode(model="m", messages=[{"role": "user", "content": "hi"}, CALL, message]))
+        parse_chat(encode_body(model="m", messages=[{"role": "user", "content": "hi"}, CALL, message]))
 
     assert caught.value.param == "messages[2].content[0].type"
-    listed = caught.value.message.partition("it must be one of ")[2].rstrip(".").split(", ")
-    assert {*listed} == PARTS_OF_ROLES[role]
+    part_types = caught.value.message.partition("it must be one of ")[2].rstrip(".").split(", ")
+    assert {*part_types} == PARTS_OF_ROLES[role]
 
 
-async def test_a_tool_message_with_an_image_says_that_it_takes_text(home: House):
+async def test_a_tool_message_with_an_image_says_that_it_takes_text(home: ToyGateway):
     await home.all_of(VL)
-    content = [{"type": "image_url", "image_url": {"url": data_url(picture("PNG"))}}]
+    content = [{"type": "image_url", "image_url": {"url": data_url(make_sample_picture("PNG"))}}]
     messages = [{"role": "user", "content": "hi"}, CALL, {"role": "tool", "tool_call_id": "c", "content": content}]
 
     response = await home.http.post("/v1/chat/completions", json={"model": VL, "messages": messages})
 
     assert response.status_code == 400
-    assert error(response)["message"].endswith("it must be one of text.")
+    assert read_error_body(response)["message"].endswith("it must be one of text.")
     await home.emptied()

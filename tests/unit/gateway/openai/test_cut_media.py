@@ -21,22 +21,22 @@ URL = f"data:image/png;base64,{LONG}"
 LIMIT = 1 << 30
 
 
-def body(*parts: Any, **more: Any) -> bytes:
+def build_body(*parts: Any, **more: Any) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}).encode()
 
 
-def picture(url: str) -> dict[str, Any]:
+def make_picture_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def urls(request: ChatRequest) -> list[str]:
+def list_urls(request: ChatRequest) -> list[str]:
     return [ref.url for ref in convert_messages(request)[1]]
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        picture(URL),
+        make_picture_part(URL),
         {"type": "video_url", "video_url": {"url": URL}},
         {"type": "audio_url", "audio_url": {"url": URL}},
         {"type": "file", "file": {"file_data": URL}},
@@ -44,85 +44,89 @@ def urls(request: ChatRequest) -> list[str]:
     ids=["image", "video", "audio", "file"],
 )
 def test_a_long_data_url_is_a_view_of_the_body(part: dict[str, Any]):
-    sent = body({"type": "text", "text": "what?"}, part)
+    body_bytes = build_body({"type": "text", "text": "what?"}, part)
 
-    [url] = urls(parse_chat_media(sent))
+    [url] = list_urls(parse_chat_media(body_bytes))
 
     assert isinstance(url, EncodedUrl)
-    assert url.encoded.obj is sent
+    assert url.encoded.obj is body_bytes
     assert decode_data_url(url, LIMIT) == decode_data_url(URL, LIMIT)
 
 
 def test_several_are_each_in_their_place_and_short_ones_are_text():
-    others = [
+    other_urls = [
         f"data:image/{kind};base64,{base64.b64encode(DATA[at:]).decode()}" for at, kind in enumerate(["gif", "webp"])
     ]
     short = "data:image/png;base64,AAAA"
-    found = urls(parse_chat_media(body(picture(URL), picture(short), *map(picture, others))))
+    cut_urls = list_urls(
+        parse_chat_media(
+            build_body(make_picture_part(URL), make_picture_part(short), *map(make_picture_part, other_urls))
+        )
+    )
 
-    assert [type(url) for url in found] == [EncodedUrl, str, EncodedUrl, EncodedUrl]
-    assert [decode_data_url(url, LIMIT) for url in found] == [
-        decode_data_url(url, LIMIT) for url in (URL, short, *others)
+    assert [type(url) for url in cut_urls] == [EncodedUrl, str, EncodedUrl, EncodedUrl]
+    assert [decode_data_url(url, LIMIT) for url in cut_urls] == [
+        decode_data_url(url, LIMIT) for url in (URL, short, *other_urls)
     ]
 
 
 def test_a_data_url_that_is_quoted_in_a_text_stays_there():
-    sent = body({"type": "text", "text": f'see "{URL}"'}, picture(URL))
+    body_bytes = build_body({"type": "text", "text": f'see "{URL}"'}, make_picture_part(URL))
 
-    request = parse_chat_media(sent)
+    request = parse_chat_media(body_bytes)
 
-    assert convert_messages(request)[0] == convert_messages(parse_chat(sent))[0]
-    assert isinstance(urls(request)[0], EncodedUrl)
+    assert convert_messages(request)[0] == convert_messages(parse_chat(body_bytes))[0]
+    assert isinstance(list_urls(request)[0], EncodedUrl)
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "body_bytes",
     [
-        body(picture("https://example.com/a.png"), {"type": "text", "text": "x" * 2 * MIN_CUT_BYTES}),
-        body({"type": "text", "text": URL}, picture(URL)),
-        body(picture(URL), metadata={"url": URL}),
-        body(picture(URL)).replace(b"AAEC", b"\\u0041AEC", 1),
-        body(picture(URL)).replace(b"/", b"\\/"),
-        body(picture(URL)).replace(b'"data:image', b'"\\u0064ata:image'),
-        body(picture("x" + URL)),
+        build_body(make_picture_part("https://example.com/a.png"), {"type": "text", "text": "x" * 2 * MIN_CUT_BYTES}),
+        build_body({"type": "text", "text": URL}, make_picture_part(URL)),
+        build_body(make_picture_part(URL), metadata={"url": URL}),
+        build_body(make_picture_part(URL)).replace(b"AAEC", b"\\u0041AEC", 1),
+        build_body(make_picture_part(URL)).replace(b"/", b"\\/"),
+        build_body(make_picture_part(URL)).replace(b'"data:image', b'"\\u0064ata:image'),
+        build_body(make_picture_part("x" + URL)),
     ],
     ids=["a long text", "a url as text", "a url elsewhere", "an escape", "slashes", "a scheme", "no scheme"],
 )
-def test_what_is_no_plain_data_url_of_media_is_parsed_as_it_came(sent: bytes):
-    found, expected = parse_chat_media(sent), parse_chat(sent)
+def test_what_is_no_plain_data_url_of_media_is_parsed_as_it_came(body_bytes: bytes):
+    cut_request, whole_request = parse_chat_media(body_bytes), parse_chat(body_bytes)
 
-    assert urls(found) == urls(expected)
-    assert not any(isinstance(url, EncodedUrl) for url in urls(found))
-    assert msgspec.json.encode(found) == msgspec.json.encode(expected)
+    assert list_urls(cut_request) == list_urls(whole_request)
+    assert not any(isinstance(url, EncodedUrl) for url in list_urls(cut_request))
+    assert msgspec.json.encode(cut_request) == msgspec.json.encode(whole_request)
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "body_bytes",
     [
-        body(picture(URL), nonsense=1),
-        body(picture(URL))[:-2],
-        body(picture(URL))[: -MIN_CUT_BYTES // 2],
-        body({"type": "image_url", "image_url": URL}),
-        body(picture(URL), temperature=9),
+        build_body(make_picture_part(URL), nonsense=1),
+        build_body(make_picture_part(URL))[:-2],
+        build_body(make_picture_part(URL))[: -MIN_CUT_BYTES // 2],
+        build_body({"type": "image_url", "image_url": URL}),
+        build_body(make_picture_part(URL), temperature=9),
     ],
     ids=["a field", "no end", "cut short", "no object", "a value"],
 )
-def test_what_is_wrong_with_a_body_is_said_as_without_a_cut(sent: bytes):
-    with pytest.raises(OmnibusError) as expected:
-        parse_chat(sent)
-    with pytest.raises(OmnibusError) as found:
-        parse_chat_media(sent)
+def test_what_is_wrong_with_a_body_is_said_as_without_a_cut(body_bytes: bytes):
+    with pytest.raises(OmnibusError) as whole_error:
+        parse_chat(body_bytes)
+    with pytest.raises(OmnibusError) as cut_error:
+        parse_chat_media(body_bytes)
 
-    assert (type(found.value), str(found.value), found.value.param) == (
-        type(expected.value),
-        str(expected.value),
-        expected.value.param,
+    assert (type(cut_error.value), str(cut_error.value), cut_error.value.param) == (
+        type(whole_error.value),
+        str(whole_error.value),
+        whole_error.value.param,
     )
 
 
 @pytest.mark.parametrize("wrong", ["*", "é", "\n", "="], ids=["letter", "no ascii", "line", "padding"])
 def test_what_is_no_base64_is_refused_with_its_place(wrong: str):
-    [ref] = convert_messages(parse_chat_media(body(picture(URL[:-8] + wrong + URL[-7:]))))[1]
+    [ref] = convert_messages(parse_chat_media(build_body(make_picture_part(URL[:-8] + wrong + URL[-7:]))))[1]
 
     with pytest.raises(BadRequest) as error:
         decode_data_url(ref.url, LIMIT, ref.param)
@@ -160,9 +164,9 @@ FORMS = {
 ESCAPES = {"as it is": lambda text: text, "slashes": lambda text: text.replace("/", "\\/")}
 
 
-def decode_sent(sent: bytes) -> Any:
+def decode_sent(body_bytes: bytes) -> Any:
     try:
-        [url] = urls(parse_chat_media(sent))
+        [url] = list_urls(parse_chat_media(body_bytes))
         return decode_data_url(url, LIMIT)
     except OmnibusError as error:
         return error.code
@@ -180,8 +184,8 @@ def test_a_data_url_is_read_alike_below_and_above_the_size_of_a_cut(header: str,
     answers = []
     for data in (DATA[:1000], DATA[: MIN_CUT_BYTES * 3 // 4 - 100], DATA):
         for escape in ESCAPES.values():
-            sent = escape(body(picture(header + FORMS[form](data))).decode()).encode()
-            answer = decode_sent(sent)
+            body_bytes = escape(build_body(make_picture_part(header + FORMS[form](data))).decode()).encode()
+            answer = decode_sent(body_bytes)
             answers.append(answer if isinstance(answer, str) else (answer.declared, answer.data == data))
 
     assert len(set(answers)) == 1
@@ -191,6 +195,8 @@ def test_a_data_url_is_read_alike_below_and_above_the_size_of_a_cut(header: str,
 
 def test_a_raw_line_break_in_long_data_is_refused_as_in_short_data():
     for data in (DATA[:1000], DATA):
-        sent = body(picture(f"data:image/png;base64,{base64.encodebytes(data).decode()}")).replace(b"\\n", b"\n")
+        body_bytes = build_body(
+            make_picture_part(f"data:image/png;base64,{base64.encodebytes(data).decode()}")
+        ).replace(b"\\n", b"\n")
         with pytest.raises(BadRequest, match="not valid JSON"):
-            decode_data_url(urls(parse_chat_media(sent))[0], LIMIT)
+            decode_data_url(list_urls(parse_chat_media(body_bytes))[0], LIMIT)

@@ -14,7 +14,7 @@ from omnibus_gateway.openai import density, embeddings, images, speech, videos
 from omnibus_gateway.openai.density import MAX_VALUES, check_values
 from omnibus_gateway.openai.parse import MAX_PARTS, parse_chat
 from omnibus_gateway.openai.vllm_omni import translate_request
-from tests.unit.gateway.house import House, error
+from tests.unit.gateway.house import ToyGateway, read_error_body
 
 MIB = 1 << 20
 MANY = 2 * MAX_VALUES
@@ -70,12 +70,12 @@ def test_nothing_is_built_of_too_many_values_wherever_they_are(parse: Callable[[
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "images/generations", "audio/speech", "embeddings", "videos"])
-async def test_a_route_refuses_them_by_its_usual_error(home: House, path: str):
+async def test_a_route_refuses_them_by_its_usual_error(home: ToyGateway, path: str):
     body = b'{"model":"m","metadata":%b}' % VALUE["lists"]
 
-    refused = await home.http.post(f"/v1/{path}", content=body)
+    rejection = await home.http.post(f"/v1/{path}", content=body)
 
-    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")
+    assert (rejection.status_code, read_error_body(rejection)["code"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ JSON = st.recursive(
 )
 
 
-def values(value: Any) -> int:
+def count_values(value: Any) -> int:
     """Count the opening brackets and commas outside strings."""
     if not isinstance(value, list | dict):
         return 0
     members = list(value.values()) if isinstance(value, dict) else value
-    return 1 + max(0, len(members) - 1) + sum(values(each) for each in members)
+    return 1 + max(0, len(members) - 1) + sum(count_values(each) for each in members)
 
 
 @settings(max_examples=300, deadline=None)
@@ -122,11 +122,11 @@ def test_what_is_text_is_not_counted(value: Any, limit: int):
 
         try:
             check_values(body)
-            refused = False
+            is_refused = False
         except OmnibusError:
-            refused = True
+            is_refused = True
 
-    assert refused is (values(value) > limit and len(body) > limit)
+    assert is_refused is (count_values(value) > limit and len(body) > limit)
 
 
 @pytest.mark.parametrize(("count", "accepted"), [(MAX_PARTS, True), (MAX_PARTS + 1, False)])

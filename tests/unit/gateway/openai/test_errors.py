@@ -70,15 +70,15 @@ def test_a_limit_that_waiting_does_not_lift_rules_a_retry_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "retried"),
+    ("kind", "should_retry"),
     [
         (errors.BadRequest, "false"), (errors.TooSlow, "true"), (errors.Conflict, "false"),
         (errors.StageUnavailable, "true"), (errors.StorageFull, "false"), (errors.StageFailed, "true"),
         (errors.DeadlineExceeded, "false"), (errors.AppFailed, "false"), (errors.ProtocolError, "false"),
     ],
 )  # fmt: skip
-def test_each_error_rules_a_retry_in_or_out(kind: type[errors.OmnibusError], retried: str) -> None:
-    assert error_headers(kind("m")) == error_headers(kind("m").to_problem()) == {"x-should-retry": retried}
+def test_each_error_rules_a_retry_in_or_out(kind: type[errors.OmnibusError], should_retry: str) -> None:
+    assert error_headers(kind("m")) == error_headers(kind("m").to_problem()) == {"x-should-retry": should_retry}
 
 
 def test_a_missing_key_names_the_scheme() -> None:

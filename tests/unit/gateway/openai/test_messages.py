@@ -10,12 +10,12 @@ from omnibus_gateway.openai.messages import MediaRef, convert_messages
 from omnibus_gateway.openai.parse import parse_chat
 
 
-def talk(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], list[MediaRef]]:
+def convert_chat(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], list[MediaRef]]:
     return convert_messages(parse_chat(json.dumps({"model": "m", "messages": messages}).encode()))
 
 
 def test_text_stays_text_and_developer_becomes_system() -> None:
-    messages, items = talk(
+    messages, items = convert_chat(
         {"role": "developer", "content": "d"},
         {"role": "system", "content": [{"type": "text", "text": "s"}]},
         {"role": "user", "content": "u"},
@@ -36,7 +36,7 @@ def test_text_stays_text_and_developer_becomes_system() -> None:
 
 
 def test_media_are_listed_in_order_of_appearance_across_messages() -> None:
-    messages, items = talk(
+    messages, items = convert_chat(
         {
             "role": "user",
             "content": [
@@ -75,6 +75,6 @@ def test_media_are_listed_in_order_of_appearance_across_messages() -> None:
 )
 def test_a_file_part_that_is_no_medium_is_refused_by_its_place(file: dict[str, str], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        talk({"role": "user", "content": [{"type": "file", "file": file}]})
+        convert_chat({"role": "user", "content": [{"type": "file", "file": file}]})
 
     assert caught.value.param == param

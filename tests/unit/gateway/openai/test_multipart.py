@@ -8,12 +8,12 @@ from omnibus_gateway.openai.multipart import parse_form
 TYPE = "multipart/form-data; boundary=x"
 
 
-def form(head: str) -> bytes:
+def build_form(head: str) -> bytes:
     return b"--x\r\n" + head.encode() + b"\r\n\r\nvalue\r\n--x--\r\n"
 
 
 @pytest.mark.parametrize(
-    ("written", "name"),
+    ("quoted_name", "name"),
     [
         ('"model"', "model"),
         ('"image[]"', "image"),
@@ -23,16 +23,16 @@ def form(head: str) -> bytes:
         (r'"C:\a.png"', r"C:\a.png"),
     ],
 )
-def test_a_name_is_read_as_its_client_escapes_it(written: str, name: str):
-    found = parse_form(form(f"Content-Disposition: form-data; name={written}"), TYPE)
+def test_a_name_is_read_as_its_client_escapes_it(quoted_name: str, name: str):
+    parsed_form = parse_form(build_form(f"Content-Disposition: form-data; name={quoted_name}"), TYPE)
 
-    assert found.fields() == {name: "value"}
+    assert parsed_form.fields() == {name: "value"}
 
 
 def test_an_escaped_quote_ends_no_file_name():
     hidden = r'Content-Disposition: form-data; name="file"; filename="a\"; name=\"mask\"; \".png"'
 
-    [file] = parse_form(form(hidden), TYPE).files("file", "mask")
+    [file] = parse_form(build_form(hidden), TYPE).files("file", "mask")
 
     assert (file.name, file.filename) == ("file", 'a"; name="mask"; ".png')
 
@@ -49,4 +49,4 @@ def test_an_escaped_quote_ends_no_file_name():
 )
 def test_a_head_that_readers_may_read_differently_is_refused(head: str):
     with pytest.raises(BadRequest):
-        parse_form(form(head), TYPE)
+        parse_form(build_form(head), TYPE)

@@ -10,21 +10,21 @@ from fastapi import FastAPI
 from omnibus_gateway.openai.openapi import PATH, openapi_components, openapi_paths
 
 
-def references(node: Any) -> Iterator[str]:
+def find_references(node: Any) -> Iterator[str]:
     if isinstance(node, dict):
         if isinstance(node.get("$ref"), str):
             yield node["$ref"]
-        yield from (name for value in node.values() for name in references(value))
+        yield from (name for value in node.values() for name in find_references(value))
     elif isinstance(node, list):
-        yield from (name for value in node for name in references(value))
+        yield from (name for value in node for name in find_references(value))
 
 
 def test_every_reference_leads_to_a_schema() -> None:
     components = openapi_components()
-    used = set(references([components, openapi_paths()]))
+    referenced_names = set(find_references([components, openapi_paths()]))
 
-    assert used
-    assert {name.removeprefix("#/components/schemas/") for name in used} <= set(components)
+    assert referenced_names
+    assert {name.removeprefix("#/components/schemas/") for name in referenced_names} <= set(components)
 
 
 def test_the_request_schema_has_the_limits_that_are_enforced() -> None:

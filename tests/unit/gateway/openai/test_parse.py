@@ -16,16 +16,16 @@ from omnibus_gateway.openai.parse import parse_chat, read_body
 from omnibus_gateway.openai.responses.request import parse_response_request
 
 
-def body(**fields: Any) -> bytes:
+def build_body(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
 
 
-def user(*parts: object) -> bytes:
-    return body(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": list(parts)}])
+def build_user_body(*parts: object) -> bytes:
+    return build_body(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": list(parts)}])
 
 
 def test_a_plain_request_leaves_everything_else_unsaid() -> None:
-    request = parse_chat(body())
+    request = parse_chat(build_body())
 
     assert request.messages == [UserMessage(content="hi")]
     assert (request.token_limit, request.temperature, request.stop_strings, request.voice_name) == (None, None, (), "")
@@ -36,7 +36,7 @@ def test_a_plain_request_leaves_everything_else_unsaid() -> None:
 
 def test_a_full_request_is_read() -> None:
     request = parse_chat(
-        body(
+        build_body(
             modalities=["text", "audio"],
             audio={"voice": {"id": "voice_1234"}, "format": "wav"},
             stream=True,
@@ -61,7 +61,7 @@ def test_a_full_request_is_read() -> None:
 
 
 def test_an_integer_may_be_written_as_a_float() -> None:
-    request = parse_chat(body(max_completion_tokens=64.0, seed=-5.0, top_p=1, temperature=0.5, stop=["1.0"]))
+    request = parse_chat(build_body(max_completion_tokens=64.0, seed=-5.0, top_p=1, temperature=0.5, stop=["1.0"]))
 
     assert (request.token_limit, request.seed, request.temperature, request.top_p) == (64, -5, 0.5, 1.0)
     assert request.stop_strings == ("1.0",)
@@ -69,13 +69,15 @@ def test_an_integer_may_be_written_as_a_float() -> None:
     assert parse_response_request(b'{"model": "m", "input": "hi", "max_output_tokens": 3e1}').max_output_tokens == 30
     for wrong in (64.5, 1e300):
         with pytest.raises(BadRequest) as caught:
-            parse_chat(body(temperature=1.0, max_completion_tokens=wrong))
+            parse_chat(build_body(temperature=1.0, max_completion_tokens=wrong))
         assert caught.value.param == "max_completion_tokens"
 
 
 def test_parts_keep_their_order_and_types() -> None:
     request = parse_chat(
-        user({"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "u", "detail": "original"}})
+        build_user_body(
+            {"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "u", "detail": "original"}}
+        )
     )
 
     assert isinstance(request.messages[1], UserMessage)
@@ -83,10 +85,10 @@ def test_parts_keep_their_order_and_types() -> None:
 
 
 def test_every_field_that_the_openai_client_can_send_is_known() -> None:
-    sent = set(completion_create_params.CompletionCreateParamsStreaming.__annotations__)
-    sent |= set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+    field_names = set(completion_create_params.CompletionCreateParamsStreaming.__annotations__)
+    field_names |= set(completion_create_params.CompletionCreateParamsBase.__annotations__)
 
-    assert sent - {field.encode_name for field in msgspec.structs.fields(ChatRequest)} == set()
+    assert field_names - {field.encode_name for field in msgspec.structs.fields(ChatRequest)} == set()
 
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -135,7 +137,7 @@ SCHEMA_PARAM = "response_format.json_schema.schema"
     ],
 )
 def test_options_that_can_be_obeyed_or_change_nothing_are_accepted(field: str, value: object) -> None:
-    assert parse_chat(body(**{field: value})).model == "m"
+    assert parse_chat(build_body(**{field: value})).model == "m"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_options_that_can_be_obeyed_or_change_nothing_are_accepted(field: str, v
 )
 def test_options_that_would_change_the_answer_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(BadRequest, match=f"'{field}' is not supported") as caught:
-        parse_chat(body(**{field: value}))
+        parse_chat(build_body(**{field: value}))
 
     assert caught.value.param == field
 
@@ -159,101 +161,101 @@ def test_options_that_would_change_the_answer_are_refused_by_name(field: str, va
 @pytest.mark.parametrize(
     ("data", "param"),
     [
-        (body(model=""), "model"),
-        (body(model=3), "model"),
-        (body(messages=[]), "messages"),
-        (body(messages="hi"), "messages"),
-        (body(messages=["hi"]), "messages[0]"),
-        (body(messages=[{"content": "hi"}]), "messages[0].role"),
-        (body(messages=[{"role": "robot", "content": "hi"}]), "messages[0].role"),
-        (body(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
-        (body(tool_choice="required"), "tool_choice"),
-        (body(tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
-        (body(tools=[FUNCTION, FUNCTION]), "tools[1].function.name"),
-        (body(tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
-        (body(tools=[FUNCTION], tool_choice="required", ignore_eos=True), "ignore_eos"),
-        (body(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type"),
-        (body(tools=[{"type": "function", "function": {"name": "f f"}}]), "tools[0].function.name"),
-        (body(tools=[FUNCTION] * 129), "tools"),
-        (body(response_format={"type": "xml"}), "response_format.type"),
-        (body(response_format={"type": "json_schema", "json_schema": {"name": "x"}}), SCHEMA_PARAM),
-        (body(response_format={"type": "json_object"}, ignore_eos=True), "ignore_eos"),
-        (body(top_logprobs=3), "top_logprobs"),
-        (body(logprobs=True, top_logprobs=21), "top_logprobs"),
-        (body(logit_bias={"cat": 1}), "logit_bias"),
-        (body(logit_bias={"5": 101}), "logit_bias[...]"),
-        (body(presence_penalty=2.1), "presence_penalty"),
-        (body(min_p=1.1), "min_p"),
-        (body(reasoning_effort="huge"), "reasoning_effort"),
-        (body(modalities=["image"], tools=[FUNCTION]), "tools"),
-        (body(messages=[{"role": "function", "content": "x", "name": "f"}]), "messages[0].role"),
-        (body(messages=[{"role": "user"}]), "messages[0].content"),
-        (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
-        (body(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
-        (body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
-        (body(messages=[{"role": "assistant"}]), "messages[0].content"),
-        (body(messages=[{"role": "assistant", "content": "a", "audio": {"id": ""}}]), "messages[0].audio.id"),
-        (body(messages=[{"role": "assistant", "content": None}]), "messages[0].content"),
+        (build_body(model=""), "model"),
+        (build_body(model=3), "model"),
+        (build_body(messages=[]), "messages"),
+        (build_body(messages="hi"), "messages"),
+        (build_body(messages=["hi"]), "messages[0]"),
+        (build_body(messages=[{"content": "hi"}]), "messages[0].role"),
+        (build_body(messages=[{"role": "robot", "content": "hi"}]), "messages[0].role"),
+        (build_body(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+        (build_body(tool_choice="required"), "tool_choice"),
+        (build_body(tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
+        (build_body(tools=[FUNCTION, FUNCTION]), "tools[1].function.name"),
+        (build_body(tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+        (build_body(tools=[FUNCTION], tool_choice="required", ignore_eos=True), "ignore_eos"),
+        (build_body(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type"),
+        (build_body(tools=[{"type": "function", "function": {"name": "f f"}}]), "tools[0].function.name"),
+        (build_body(tools=[FUNCTION] * 129), "tools"),
+        (build_body(response_format={"type": "xml"}), "response_format.type"),
+        (build_body(response_format={"type": "json_schema", "json_schema": {"name": "x"}}), SCHEMA_PARAM),
+        (build_body(response_format={"type": "json_object"}, ignore_eos=True), "ignore_eos"),
+        (build_body(top_logprobs=3), "top_logprobs"),
+        (build_body(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (build_body(logit_bias={"cat": 1}), "logit_bias"),
+        (build_body(logit_bias={"5": 101}), "logit_bias[...]"),
+        (build_body(presence_penalty=2.1), "presence_penalty"),
+        (build_body(min_p=1.1), "min_p"),
+        (build_body(reasoning_effort="huge"), "reasoning_effort"),
+        (build_body(modalities=["image"], tools=[FUNCTION]), "tools"),
+        (build_body(messages=[{"role": "function", "content": "x", "name": "f"}]), "messages[0].role"),
+        (build_body(messages=[{"role": "user"}]), "messages[0].content"),
+        (build_body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
+        (build_body(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
+        (build_body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
+        (build_body(messages=[{"role": "assistant"}]), "messages[0].content"),
+        (build_body(messages=[{"role": "assistant", "content": "a", "audio": {"id": ""}}]), "messages[0].audio.id"),
+        (build_body(messages=[{"role": "assistant", "content": None}]), "messages[0].content"),
         (
-            body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
+            build_body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
             "messages[0].tool_calls[0].function",
         ),
-        (body(messages=[{"role": "assistant", "function_call": {"name": "f"}}]), "messages[0].function_call"),
+        (build_body(messages=[{"role": "assistant", "function_call": {"name": "f"}}]), "messages[0].function_call"),
         (
-            body(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
+            build_body(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
             "messages[0].content[0].type",
         ),
-        (user({"type": "text", "text": "t"}, {"type": "hologram"}), "messages[1].content[1].type"),
-        (user({"text": "t"}), "messages[1].content[0].type"),
-        (user({"type": "text"}), "messages[1].content[0].text"),
-        (user({"type": "text", "text": 5}), "messages[1].content[0].text"),
-        (user({"type": "image_url"}), "messages[1].content[0].image_url"),
-        (user({"type": "image_url", "image_url": "u"}), "messages[1].content[0].image_url"),
-        (user({"type": "image_url", "image_url": {}}), "messages[1].content[0].image_url.url"),
-        (user({"type": "image_url", "image_url": {"url": ""}}), "messages[1].content[0].image_url.url"),
+        (build_user_body({"type": "text", "text": "t"}, {"type": "hologram"}), "messages[1].content[1].type"),
+        (build_user_body({"text": "t"}), "messages[1].content[0].type"),
+        (build_user_body({"type": "text"}), "messages[1].content[0].text"),
+        (build_user_body({"type": "text", "text": 5}), "messages[1].content[0].text"),
+        (build_user_body({"type": "image_url"}), "messages[1].content[0].image_url"),
+        (build_user_body({"type": "image_url", "image_url": "u"}), "messages[1].content[0].image_url"),
+        (build_user_body({"type": "image_url", "image_url": {}}), "messages[1].content[0].image_url.url"),
+        (build_user_body({"type": "image_url", "image_url": {"url": ""}}), "messages[1].content[0].image_url.url"),
         (
-            user({"type": "image_url", "image_url": {"url": "u", "detail": "huge"}}),
+            build_user_body({"type": "image_url", "image_url": {"url": "u", "detail": "huge"}}),
             "messages[1].content[0].image_url.detail",
         ),
         (
-            user({"type": "input_audio", "input_audio": {"data": "AA=="}}),
+            build_user_body({"type": "input_audio", "input_audio": {"data": "AA=="}}),
             "messages[1].content[0].input_audio.format",
         ),
         (
-            user({"type": "input_audio", "input_audio": {"data": "AA==", "format": "exe"}}),
+            build_user_body({"type": "input_audio", "input_audio": {"data": "AA==", "format": "exe"}}),
             "messages[1].content[0].input_audio.format",
         ),
-        (user({"type": "video_url", "video_url": {"url": 1}}), "messages[1].content[0].video_url.url"),
-        (user({"type": "audio_url", "audio_url": None}), "messages[1].content[0].audio_url"),
-        (body(modalities=[]), "modalities"),
-        (body(modalities=["text", "video"]), "modalities[1]"),
-        (body(modalities=["text", "audio"]), "audio"),
-        (body(modalities=["audio"], audio={"voice": "alloy"}), "audio.format"),
-        (body(modalities=["audio"], audio={"format": "wav"}), "audio.voice"),
-        (body(modalities=["audio"], audio={"format": "wav", "voice": ""}), "audio.voice"),
-        (body(modalities=["audio"], audio={"format": "wma", "voice": "alloy"}), "audio.format"),
-        (body(temperature=-0.1), "temperature"),
-        (body(temperature=2.1), "temperature"),
-        (body(temperature="hot"), "temperature"),
-        (body(top_p=0), "top_p"),
-        (body(top_p=1.01), "top_p"),
-        (body(top_k=-2), "top_k"),
-        (body(repetition_penalty=0), "repetition_penalty"),
-        (body(max_tokens=0), "max_tokens"),
-        (body(max_tokens=True), "max_tokens"),
-        (body(max_completion_tokens=-1), "max_completion_tokens"),
-        (body(max_completion_tokens=2**40), "max_completion_tokens"),
-        (body(max_tokens=1, max_completion_tokens=1), "max_tokens"),
-        (body(seed=2**64), "seed"),
-        (body(n=0), "n"),
-        (body(n=9), "n"),
-        (body(stop=["a", "b", "c", "d", "e"]), "stop"),
-        (body(stop=[""]), "stop[0]"),
-        (body(stop=[1]), "stop[0]"),
-        (body(stream="yes"), "stream"),
-        (body(stream_options={"include_usage": True}), "stream_options"),
-        (body(stream=True, stream_options={"include_usage": "yes"}), "stream_options.include_usage"),
-        (body(temprature=0.5), "temprature"),
+        (build_user_body({"type": "video_url", "video_url": {"url": 1}}), "messages[1].content[0].video_url.url"),
+        (build_user_body({"type": "audio_url", "audio_url": None}), "messages[1].content[0].audio_url"),
+        (build_body(modalities=[]), "modalities"),
+        (build_body(modalities=["text", "video"]), "modalities[1]"),
+        (build_body(modalities=["text", "audio"]), "audio"),
+        (build_body(modalities=["audio"], audio={"voice": "alloy"}), "audio.format"),
+        (build_body(modalities=["audio"], audio={"format": "wav"}), "audio.voice"),
+        (build_body(modalities=["audio"], audio={"format": "wav", "voice": ""}), "audio.voice"),
+        (build_body(modalities=["audio"], audio={"format": "wma", "voice": "alloy"}), "audio.format"),
+        (build_body(temperature=-0.1), "temperature"),
+        (build_body(temperature=2.1), "temperature"),
+        (build_body(temperature="hot"), "temperature"),
+        (build_body(top_p=0), "top_p"),
+        (build_body(top_p=1.01), "top_p"),
+        (build_body(top_k=-2), "top_k"),
+        (build_body(repetition_penalty=0), "repetition_penalty"),
+        (build_body(max_tokens=0), "max_tokens"),
+        (build_body(max_tokens=True), "max_tokens"),
+        (build_body(max_completion_tokens=-1), "max_completion_tokens"),
+        (build_body(max_completion_tokens=2**40), "max_completion_tokens"),
+        (build_body(max_tokens=1, max_completion_tokens=1), "max_tokens"),
+        (build_body(seed=2**64), "seed"),
+        (build_body(n=0), "n"),
+        (build_body(n=9), "n"),
+        (build_body(stop=["a", "b", "c", "d", "e"]), "stop"),
+        (build_body(stop=[""]), "stop[0]"),
+        (build_body(stop=[1]), "stop[0]"),
+        (build_body(stream="yes"), "stream"),
+        (build_body(stream_options={"include_usage": True}), "stream_options"),
+        (build_body(stream=True, stream_options={"include_usage": "yes"}), "stream_options.include_usage"),
+        (build_body(temprature=0.5), "temprature"),
         (b'{"model": "m"}', "messages"),
         (b'{"messages": [{"role": "user", "content": "hi"}]}', "model"),
     ],
@@ -275,15 +277,15 @@ def test_an_error_points_at_the_place(data: bytes, param: str) -> None:
         b"[]",
         b'"text"',
         b"hello",
-        body()[:-1],
-        body() + b"x",
-        b"\xff\xfe" + body(),
-        body().replace(b"hi", b"\xff"),
-        body().replace(b"hi", b"\\ud800"),
-        body(metadata="here").replace(b'"here"', b"[" * 100_000 + b"]" * 100_000),
-        body(metadata="here").replace(b'"here"', b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
-        body(temperature="here").replace(b'"here"', b"1e999"),
-        body(temperature="here").replace(b'"here"', b"NaN"),
+        build_body()[:-1],
+        build_body() + b"x",
+        b"\xff\xfe" + build_body(),
+        build_body().replace(b"hi", b"\xff"),
+        build_body().replace(b"hi", b"\\ud800"),
+        build_body(metadata="here").replace(b'"here"', b"[" * 100_000 + b"]" * 100_000),
+        build_body(metadata="here").replace(b'"here"', b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        build_body(temperature="here").replace(b'"here"', b"1e999"),
+        build_body(temperature="here").replace(b'"here"', b"NaN"),
     ],
 )
 def test_broken_json_is_a_bad_request(data: bytes) -> None:
@@ -292,7 +294,12 @@ def test_broken_json_is_a_bad_request(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [body(messages=[{"role": "r" * 10_000}]), body(**{"f" * 10_000: 1}), user({"type": "t" * 10_000})]
+    "data",
+    [
+        build_body(messages=[{"role": "r" * 10_000}]),
+        build_body(**{"f" * 10_000: 1}),
+        build_user_body({"type": "t" * 10_000}),
+    ],
 )
 def test_a_clients_own_text_is_repeated_only_in_part(data: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -304,7 +311,7 @@ def test_a_clients_own_text_is_repeated_only_in_part(data: bytes) -> None:
 
 def test_an_unknown_argument_is_named_as_openai_names_it() -> None:
     with pytest.raises(BadRequest, match=r"^Unrecognized request argument supplied: temprature$"):
-        parse_chat(body(temprature=0.5))
+        parse_chat(build_body(temprature=0.5))
 
 
 def test_unknown_fields_inside_messages_are_ignored() -> None:
@@ -317,7 +324,7 @@ def test_unknown_fields_inside_messages_are_ignored() -> None:
         "tool_calls": [],
     }
 
-    assert len(parse_chat(body(messages=[answer, {"role": "user", "content": "hi", "name": "n"}])).messages) == 2
+    assert len(parse_chat(build_body(messages=[answer, {"role": "user", "content": "hi", "name": "n"}])).messages) == 2
 
 
 json_values = st.recursive(
@@ -331,7 +338,7 @@ json_values = st.recursive(
 @given(st.sampled_from([field.encode_name for field in msgspec.structs.fields(ChatRequest)]), json_values)
 def test_any_value_anywhere_is_accepted_or_a_bad_request_about_it(field: str, value: object) -> None:
     try:
-        parse_chat(body(**{field: value}))
+        parse_chat(build_body(**{field: value}))
     except BadRequest as error:
         param = error.param
     else:
@@ -340,36 +347,36 @@ def test_any_value_anywhere_is_accepted_or_a_bad_request_about_it(field: str, va
     assert param.startswith((field, "audio", "max_tokens", "stream_options", "tool_choice", "top_logprobs", "tools"))
 
 
-async def chunks(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def stream_chunks(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
 
 
 async def test_a_body_is_collected_up_to_the_limit() -> None:
-    assert await read_body(chunks([b"abc", b"", b"de"]), 5, declared=5) == b"abcde"
-    assert await read_body(chunks([]), 5) == b""
+    assert await read_body(stream_chunks([b"abc", b"", b"de"]), 5, declared_size=5) == b"abcde"
+    assert await read_body(stream_chunks([]), 5) == b""
 
 
 async def test_a_body_over_the_limit_is_refused_while_it_arrives() -> None:
-    taken = []
+    reads = []
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def stream_endlessly() -> AsyncIterator[bytes]:
         while True:
-            taken.append(1)
+            reads.append(1)
             yield bytes(3)
 
     with pytest.raises(TooLarge, match="more than 5 bytes"):
-        await read_body(endless(), 5)
-    assert len(taken) == 2
+        await read_body(stream_endlessly(), 5)
+    assert len(reads) == 2
 
 
 async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    taken = []
+    reads = []
 
-    async def watched() -> AsyncIterator[bytes]:
-        taken.append(1)
+    async def stream_once() -> AsyncIterator[bytes]:
+        reads.append(1)
         yield b""
 
     with pytest.raises(TooLarge):
-        await read_body(watched(), 5, declared=6)
-    assert taken == []
+        await read_body(stream_once(), 5, declared_size=6)
+    assert reads == []

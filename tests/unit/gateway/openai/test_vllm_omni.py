@@ -17,7 +17,7 @@ from omnibus.errors import OmnibusError
 from omnibus.executor.runner import Job
 from omnibus_gateway.openai.vllm_omni import OmniRequest, translate_request
 from tests.unit.gateway.fuzz import JUNK
-from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, House, error, events
+from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, ToyGateway, read_error_body, read_sse_events
 
 DIALECT = {"x-omnibus-dialect": "vllm-omni"}
 BOAT: dict[str, Any] = {
@@ -27,53 +27,53 @@ BOAT: dict[str, Any] = {
 HELLO: dict[str, Any] = {"model": OMNI, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 3}
 
 
-async def ask(home: House, **body: Any) -> httpx.Response:
+async def send_chat(home: ToyGateway, **body: Any) -> httpx.Response:
     return await home.http.post("/v1/chat/completions", json=body, headers=DIALECT)
 
 
-def colour(part: dict[str, Any]) -> list[int]:
+def read_colour(part: dict[str, Any]) -> list[int]:
     head, data = part["image_url"]["url"].split(",")
     assert (part["type"], head) == ("image_url", "data:image/png;base64")
     return [int(value) for value in np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[0, 0]]
 
 
-def heard(file: str) -> tuple[int, bytes]:
+def read_wav(file: str) -> tuple[int, bytes]:
     """Return rate and samples of a WAV file in base64."""
     with wave.open(io.BytesIO(base64.b64decode(file))) as sound:
         return sound.getframerate(), sound.readframes(sound.getnframes())
 
 
-def read(body: dict[str, Any], *made: str) -> OmniRequest:
-    return translate_request(json.dumps(body).encode(), lambda name: (name or "only", list(made or ("text",))))
+def translate_body(body: dict[str, Any], *modalities: str) -> OmniRequest:
+    return translate_request(json.dumps(body).encode(), lambda name: (name or "only", list(modalities or ("text",))))
 
 
 # Images
 
 
-async def test_pictures_are_the_content_and_neither_model_nor_modalities_are_named(home: House):
+async def test_pictures_are_the_content_and_neither_model_nor_modalities_are_named(home: ToyGateway):
     await home.all_of(PAINTER)
 
-    response = await ask(home, **BOAT)
+    response = await send_chat(home, **BOAT)
 
     assert response.status_code == 200, response.text
     [choice] = response.json()["choices"]
     [part] = choice["message"]["content"]
-    assert colour(part) == [7, 3, 3]
+    assert read_colour(part) == [7, 3, 3]
     assert (response.json()["model"], choice["finish_reason"]) == (PAINTER, "stop")
     await home.emptied()
 
 
-async def test_a_stream_marks_its_pictures(home: House):
+async def test_a_stream_marks_its_pictures(home: ToyGateway):
     await home.all_of(PAINTER)
 
-    role, pictures, finish, done = events(await ask(home, **BOAT, stream=True))
+    role, pictures, finish, end_mark = read_sse_events(await send_chat(home, **BOAT, stream=True))
 
     assert [each["modality"] for each in (role, pictures, finish)] == ["text", "image", "text"]
-    assert [colour(part) for part in pictures["choices"][0]["delta"]["content"]] == [[7, 3, 3]]
-    assert (finish["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
+    assert [read_colour(part) for part in pictures["choices"][0]["delta"]["content"]] == [[7, 3, 3]]
+    assert (finish["choices"][0]["finish_reason"], end_mark) == ("stop", "[DONE]")
 
 
-async def test_the_official_client_sends_its_fields_flat(home: House):
+async def test_the_official_client_sends_its_fields_flat(home: ToyGateway):
     await home.all_of(PAINTER)
     client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=home.http, max_retries=0)
 
@@ -81,60 +81,60 @@ async def test_the_official_client_sends_its_fields_flat(home: House):
         model=PAINTER, messages=BOAT["messages"], extra_body=BOAT["extra_body"], extra_headers=DIALECT
     )
 
-    assert colour(answer.choices[0].message.content[0]) == [7, 3, 3]
+    assert read_colour(answer.choices[0].message.content[0]) == [7, 3, 3]
 
 
 # Audio
 
 
-async def test_sound_is_a_choice_behind_the_text(home: House):
+async def test_sound_is_a_choice_behind_the_text(home: ToyGateway):
     await home.all_of(OMNI)
 
-    response = await ask(home, **HELLO)
+    response = await send_chat(home, **HELLO)
 
     assert response.status_code == 200, response.text
-    said, spoken = response.json()["choices"]
-    assert said["message"]["content"].startswith("You said hello")
-    assert (spoken["message"]["content"], spoken["finish_reason"]) == (None, "stop")
-    rate, samples = heard(spoken["message"]["audio"]["data"])
+    text_choice, audio_choice = response.json()["choices"]
+    assert text_choice["message"]["content"].startswith("You said hello")
+    assert (audio_choice["message"]["content"], audio_choice["finish_reason"]) == (None, "stop")
+    rate, samples = read_wav(audio_choice["message"]["audio"]["data"])
     assert (rate, len(samples) > 0) == (RATE, True)
     await home.emptied()
 
 
-async def test_one_modality_is_one_choice(home: House):
+async def test_one_modality_is_one_choice(home: ToyGateway):
     await home.all_of(OMNI)
 
-    texts = (await ask(home, **HELLO, modalities=["text"])).json()["choices"]
-    sounds = (await ask(home, **HELLO, modalities=["audio"])).json()["choices"]
+    texts = (await send_chat(home, **HELLO, modalities=["text"])).json()["choices"]
+    sounds = (await send_chat(home, **HELLO, modalities=["audio"])).json()["choices"]
 
     assert [each["message"].get("audio") for each in texts] == [None]
     assert [each["message"]["content"] for each in sounds] == [None]
 
 
-async def test_every_chunk_of_sound_is_a_file(home: House):
+async def test_every_chunk_of_sound_is_a_file(home: ToyGateway):
     await home.all_of(OMNI)
-    whole = (await ask(home, **HELLO, seed=7)).json()["choices"]
+    whole = (await send_chat(home, **HELLO, seed=7)).json()["choices"]
 
-    *chunks, done = events(await ask(home, **HELLO, seed=7, stream=True))
+    *chunks, end_mark = read_sse_events(await send_chat(home, **HELLO, seed=7, stream=True))
 
-    said = {kind: [each["choices"][0]["delta"].get("content") for each in chunks if each["modality"] == kind] for kind in ("text", "audio")}  # fmt: skip
-    assert "".join(filter(None, said["text"])) == whole[0]["message"]["content"]
-    pieces = [heard(piece) for piece in said["audio"]]
+    contents = {kind: [each["choices"][0]["delta"].get("content") for each in chunks if each["modality"] == kind] for kind in ("text", "audio")}  # fmt: skip
+    assert "".join(filter(None, contents["text"])) == whole[0]["message"]["content"]
+    pieces = [read_wav(piece) for piece in contents["audio"]]
     assert {rate for rate, _ in pieces} == {RATE}
-    assert b"".join(samples for _, samples in pieces) == heard(whole[1]["message"]["audio"]["data"])[1]
-    assert done == "[DONE]"
+    assert b"".join(samples for _, samples in pieces) == read_wav(whole[1]["message"]["audio"]["data"])[1]
+    assert end_mark == "[DONE]"
     await home.emptied()
 
 
-async def test_a_talker_samples_as_it_is_told(home: House):
-    told: list[Any] = []
+async def test_a_talker_samples_as_it_is_told(home: ToyGateway):
+    params_list: list[Any] = []
 
-    async def talk(job: Job) -> None:
-        told.append(job.inputs["params"])
+    async def record_params(job: Job) -> None:
+        params_list.append(job.inputs["params"])
         job.close("codes")
 
     home.serve(OMNI)
-    await home.executor(OMNI, "M", "vision", "audio", "thinker", "talker", "vocoder", talker=talk)
+    await home.executor(OMNI, "M", "vision", "audio", "thinker", "talker", "vocoder", talker=record_params)
     stages = [{"temperature": 0.0}, {"temperature": 0.5, "top_k": -1, "max_tokens": 99}]
 
     await home.http.post(
@@ -143,7 +143,7 @@ async def test_a_talker_samples_as_it_is_told(home: House):
         headers={**DIALECT, "x-omnibus-path": "M"},
     )
 
-    [speech] = told
+    [speech] = params_list
     assert (speech["temperature"], speech["top_k"], speech["top_p"], speech["max_codes"]) == (0.5, 0, 1.0, 99)
     await home.emptied()
 
@@ -154,7 +154,7 @@ async def test_a_talker_samples_as_it_is_told(home: House):
 def test_pictures_are_asked_for_by_their_own_names():
     more = {"size": "64x48", "guidance_scale": 2.0, "negative_prompt": "fog", "num_outputs_per_prompt": 2}
 
-    request = read({**BOAT, "extra_body": more}, "image")
+    request = translate_body({**BOAT, "extra_body": more}, "image")
 
     assert request.image_config is not None
     config = request.image_config
@@ -166,7 +166,7 @@ def test_stages_have_their_own_sampling():
     talker = {"temperature": 0.9, "top_k": 40, "max_tokens": 99, "seed": 4, "repetition_penalty": 1.05, "stop_token_ids": [8294]}  # fmt: skip
     vocoder = {"temperature": 0.0, "max_tokens": 65536, "seed": 4}
 
-    request = read({**HELLO, "max_tokens": 9, "sampling_params_list": [thinker, talker, vocoder], "speaker": "Ethan"}, "text", "audio")  # fmt: skip
+    request = translate_body({**HELLO, "max_tokens": 9, "sampling_params_list": [thinker, talker, vocoder], "speaker": "Ethan"}, "text", "audio")  # fmt: skip
 
     assert (request.temperature, request.top_p, request.top_k, request.token_limit, request.seed) == (
         0.0,
@@ -181,7 +181,7 @@ def test_stages_have_their_own_sampling():
 
 
 @pytest.mark.parametrize(
-    ("changed", "param"),
+    ("changes", "param"),
     [
         ({"extra_body": [1]}, "extra_body"),
         ({"extra_body": {"max_tokens": 4}}, "extra_body.max_tokens"),
@@ -205,34 +205,34 @@ def test_stages_have_their_own_sampling():
         ({"speaker": "Ethan"}, "speaker"),
     ],
 )
-def test_what_would_not_be_obeyed_is_refused_by_name(changed: dict[str, Any], param: str):
-    with pytest.raises(OmnibusError) as refused:
-        read({**HELLO, **changed})
+def test_what_would_not_be_obeyed_is_refused_by_name(changes: dict[str, Any], param: str):
+    with pytest.raises(OmnibusError) as rejection:
+        translate_body({**HELLO, **changes})
 
-    assert refused.value.param == param
-    assert refused.value.status == 400
+    assert rejection.value.param == param
+    assert rejection.value.status == 400
 
 
-async def test_a_model_has_to_be_named_where_there_are_several(home: House):
+async def test_a_model_has_to_be_named_where_there_are_several(home: ToyGateway):
     home.serve(PAINTER, VL)
 
-    response = await ask(home, **BOAT)
+    response = await send_chat(home, **BOAT)
 
-    assert (response.status_code, error(response)["param"]) == (400, "model")
+    assert (response.status_code, read_error_body(response)["param"]) == (400, "model")
 
 
-async def test_another_dialect_is_refused(home: House):
+async def test_another_dialect_is_refused(home: ToyGateway):
     home.serve(VL)
 
     response = await home.http.post("/v1/chat/completions", json=HELLO, headers={"x-omnibus-dialect": "klingon"})
 
-    assert (response.status_code, error(response)["param"]) == (400, "x-omnibus-dialect")
+    assert (response.status_code, read_error_body(response)["param"]) == (400, "x-omnibus-dialect")
 
 
-async def test_what_is_not_there_is_not_found(home: House):
+async def test_what_is_not_there_is_not_found(home: ToyGateway):
     home.serve(VL)
 
-    assert (await ask(home, model="nobody", messages=HELLO["messages"])).status_code == 404
+    assert (await send_chat(home, model="nobody", messages=HELLO["messages"])).status_code == 404
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -247,12 +247,12 @@ def test_whatever_is_sent_is_translated_or_refused(first: Any, second: Any, thir
             "num_inference_steps": second,
             "seed": third,
         }
-        for said in (
+        for document in (
             body,
             {**HELLO, "modalities": ["audio"], "sampling_params_list": [first, second], name: third},
             first,
         ):
             try:
-                read(said, "text", "audio")
+                translate_body(document, "text", "audio")
             except OmnibusError as error:
                 assert error.status < 500  # noqa: PT017

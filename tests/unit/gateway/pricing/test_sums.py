@@ -10,21 +10,21 @@ from omnibus.cli.usage import usage_table
 from omnibus.metrics import render_exposition
 from omnibus.plan import PriceList
 from omnibus.recording.usage_sums import sum_usage
-from tests.unit.gateway.auth.test_middleware import gated
-from tests.unit.gateway.house import TEXT, answered
+from tests.unit.gateway.auth.test_middleware import start_gated_gateway
+from tests.unit.gateway.house import TEXT, read_chat_answer
 from tests.unit.gateway.pricing.test_usage import PRICE, THOUGHT, costly_think
 
 
 async def test_usage_is_summed_by_tenant(tmp_path: Path):
     began = time.time()
-    async with gated(tmp_path) as gate:
+    async with start_gated_gateway(tmp_path) as gate:
         home = gate.home
         home.serve(TEXT)
         home.router.plan = msgspec.structs.replace(home.router.plan, prices=PriceList("EUR", {"cpu": PRICE}))
         await home.executor(TEXT, "L", "thinker", thinker=costly_think)
         for key in ("a", "b", "b"):
             response = await gate.ask(key)
-            answered(response)
+            read_chat_answer(response)
             await home.ended(response.headers["x-request-id"])
 
         sums = await sum_usage(home.bus, began)

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from omnibus.executor.runner import Job
 from omnibus.structured.calls import call_head
 from omnibus_gateway.realtime import conversation
-from tests.nightly import nightly
-from tests.unit.gateway.house import OMNI, House, house
-from tests.unit.gateway.realtime.test_early_answers import outcomes, since
+from tests.nightly import mark_nightly
+from tests.unit.gateway.house import OMNI, ToyGateway, start_toy_gateway
+from tests.unit.gateway.realtime.test_early_answers import diff_outcomes, read_outcomes
 from tests.unit.gateway.realtime_operations import OPERATIONS
 from tests.unit.gateway.realtime_sequence import FEW_BYTES, MOST_ITEMS, PATIENCE, Sequence
 
 WORDS = [f"word{number} " for number in range(6)]
 
 
-async def speak(job: Job) -> None:
+async def write_words(job: Job) -> None:
     """Write words one by one after the known ones; with a tool, call it."""
     first = len(job.resume_state("text").get("ids", ()))
     count = min(len(WORDS), job.inputs["params"]["max_tokens"] or len(WORDS))
@@ -51,12 +51,12 @@ async def speak(job: Job) -> None:
 
 
 @asynccontextmanager
-async def talking(directory: Path) -> AsyncIterator[House]:
-    async with house(directory, within=3600.0) as home:
+async def start_gateway(directory: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(directory, within=3600.0) as home:
         home.serve(OMNI)
         assert home.router.plan is not None
         for option, spec in home.router.plan.models[OMNI].options.items():
-            await home.executor(OMNI, option, *spec.components, thinker=speak)
+            await home.executor(OMNI, option, *spec.components, thinker=write_words)
         yield home
 
 
@@ -66,20 +66,20 @@ class Background:
     def __init__(self, directory: Path) -> None:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._ready: asyncio.Future[House] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(directory),))
+        self._ready: asyncio.Future[ToyGateway] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run_gateway(directory),))
         self._thread.start()
-        self.home = self.do(self._wait_ready())
+        self.home = self.run_coroutine(self._wait_ready())
 
-    async def _live(self, directory: Path) -> None:
-        async with talking(directory) as home:
+    async def _run_gateway(self, directory: Path) -> None:
+        async with start_gateway(directory) as home:
             self._ready.set_result(home)
             await self._stop.wait()
 
-    async def _wait_ready(self) -> House:
+    async def _wait_ready(self) -> ToyGateway:
         return await self._ready
 
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def run_coroutine(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE * 10)
 
     def close(self) -> None:
@@ -92,24 +92,24 @@ class Background:
 def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conversation, "MAX_ITEMS", MOST_ITEMS)
-        made = Background(tmp_path_factory.mktemp("any"))
-        yield made
-        made.do(made.home.emptied())
-        made.close()
+        gateway_thread = Background(tmp_path_factory.mktemp("any"))
+        yield gateway_thread
+        gateway_thread.run_coroutine(gateway_thread.home.emptied())
+        gateway_thread.close()
 
 
-@pytest.mark.parametrize("count", [150, *nightly(10_000)])
+@pytest.mark.parametrize("count", [150, *mark_nightly(10_000)])
 @pytest.mark.timeout(3600)
 def test_each_event_of_any_sequence_has_its_answer_or_an_error_that_names_it(background: Background, count: int):
-    async def play(operations: list[tuple[Any, ...]], most: int) -> None:
+    async def play_operations(operations: list[tuple[Any, ...]], most: int) -> None:
         await Sequence(background.home, most).play(operations)
 
     @settings(max_examples=count, deadline=None, derandomize=True, database=None,
               suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
     @given(st.lists(OPERATIONS, max_size=24), st.sampled_from([1 << 30, 1 << 30, FEW_BYTES]))
     def any_sequence(operations: list[tuple[Any, ...]], most: int) -> None:
-        background.do(play(operations, most))
+        background.run_coroutine(play_operations(operations, most))
 
-    before = outcomes()
+    before = read_outcomes()
     any_sequence()
-    assert since(before).keys() >= {"used", "dropped"}, "no answer was begun early, or none dropped"
+    assert diff_outcomes(before).keys() >= {"used", "dropped"}, "no answer was begun early, or none dropped"

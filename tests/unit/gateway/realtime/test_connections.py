@@ -16,17 +16,17 @@ from omnibus.api_key import hash_key
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_gateway.auth.origin import SameOriginMiddleware
-from tests.unit.gateway.auth.test_middleware import Gated, write
-from tests.unit.gateway.house import OMNI, TEXT, House, house
-from tests.unit.gateway.realtime_house import Caller, calls, connected
-from tests.unit.gateway.wires import PATIENCE, doorway
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.auth.test_middleware import Gated, write_keys_file
+from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, start_toy_gateway
+from tests.unit.gateway.realtime_house import RealtimeCaller, connect_caller, open_realtime_call
+from tests.unit.gateway.wires import PATIENCE, open_doorway
+from tests.unit.sidecar.node import wait_until
 
 #: Time limit for stopping all work of a revoked key.
 STOP_SECONDS = 2.0
 
 
-async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
+async def expect_rejection(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
     """Return status and error of a rejected handshake."""
     with pytest.raises(InvalidStatus) as caught:
         async with websockets.connect(url, **more):
@@ -35,7 +35,7 @@ async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
     return response.status_code, dict(json.loads(response.body)["error"])
 
 
-async def closed(caller: Caller) -> tuple[int, list[str]]:
+async def read_close(caller: RealtimeCaller) -> tuple[int, list[str]]:
     """Return the gateway's close code, and the codes of errors before it."""
     codes: list[str] = []
     with pytest.raises(ConnectionClosed) as caught:
@@ -46,25 +46,25 @@ async def closed(caller: Caller) -> tuple[int, list[str]]:
     return caught.value.rcvd.code, codes
 
 
-async def test_a_handshake_is_refused_as_a_request_is(home: House):
-    async with doorway(home) as door:
+async def test_a_handshake_is_refused_as_a_request_is(home: ToyGateway):
+    async with open_doorway(home) as door:
         base = f"ws://localhost:{door.port}/v1/realtime"
-        assert (await refused(base))[1]["param"] == "model"
-        assert (await refused(f"{base}?model=nobody"))[0] == 404
-        assert (await refused(f"{base}?model={OMNI}&intent=singing"))[1]["param"] == "intent"
-        assert (await refused(f"{base}?model={OMNI}&colour=red"))[1]["param"] == "colour"
-        assert (await refused(f"ws://localhost:{door.port}/v1/elsewhere"))[0] == 404
+        assert (await expect_rejection(base))[1]["param"] == "model"
+        assert (await expect_rejection(f"{base}?model=nobody"))[0] == 404
+        assert (await expect_rejection(f"{base}?model={OMNI}&intent=singing"))[1]["param"] == "intent"
+        assert (await expect_rejection(f"{base}?model={OMNI}&colour=red"))[1]["param"] == "colour"
+        assert (await expect_rejection(f"ws://localhost:{door.port}/v1/elsewhere"))[0] == 404
         async with httpx.AsyncClient() as http:
             assert (await http.get(base.replace("ws", "http", 1))).status_code == 426
 
 
-async def test_a_page_of_somewhere_else_opens_no_session_where_no_keys_are_asked_for(home: House):
+async def test_a_page_of_somewhere_else_opens_no_session_where_no_keys_are_asked_for(home: ToyGateway):
     home.app = SameOriginMiddleware(home.app, home.settings)
-    async with doorway(home, direct=False) as door:
+    async with open_doorway(home, direct=False) as door:
         base = f"ws://localhost:{door.port}/v1/realtime?model={OMNI}"
-        assert (await refused(base, additional_headers={"Origin": "http://evil.example"}))[0] == 403
-        assert (await refused(base, additional_headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
-        async with connected(f"ws://localhost:{door.port}"):
+        assert (await expect_rejection(base, additional_headers={"Origin": "http://evil.example"}))[0] == 403
+        assert (await expect_rejection(base, additional_headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+        async with connect_caller(f"ws://localhost:{door.port}"):
             pass
 
 
@@ -78,8 +78,8 @@ async def test_a_page_of_somewhere_else_opens_no_session_where_no_keys_are_asked
     ],
     ids=["post", "old", "no key", "long header"],
 )
-async def test_a_broken_handshake_is_answered_and_the_connection_closed(home: House, head: str):
-    async with doorway(home) as door:
+async def test_a_broken_handshake_is_answered_and_the_connection_closed(home: ToyGateway, head: str):
+    async with open_doorway(home) as door:
         wire = await door.wire()
         await wire.send(f"{head}Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n".encode())
         answer = await wire.rest()
@@ -88,45 +88,45 @@ async def test_a_broken_handshake_is_answered_and_the_connection_closed(home: Ho
 
 
 async def test_a_connection_is_not_taken_for_a_slow_head_once_it_is_upgraded(tmp_path: Path):
-    async with house(tmp_path, head_seconds=0.2) as home:
+    async with start_toy_gateway(tmp_path, head_seconds=0.2) as home:
         await home.all_of(OMNI)
-        async with calls(home) as caller:
+        async with open_realtime_call(home) as caller:
             await asyncio.sleep(0.5)
             assert await caller.say("still here")
 
 
 async def test_a_session_ends_when_nothing_is_said_or_it_lasted_long_enough(tmp_path: Path):
-    async with house(tmp_path, realtime_idle=0.3) as home:
+    async with start_toy_gateway(tmp_path, realtime_idle=0.3) as home:
         await home.all_of(OMNI)
-        async with calls(home) as caller:
-            assert await closed(caller) == (1000, ["session_idle_timeout"])
-    async with house(tmp_path, realtime_seconds=0.3) as home:
+        async with open_realtime_call(home) as caller:
+            assert await read_close(caller) == (1000, ["session_idle_timeout"])
+    async with start_toy_gateway(tmp_path, realtime_seconds=0.3) as home:
         await home.all_of(OMNI)
-        async with calls(home) as caller:
-            assert await closed(caller) == (1001, ["session_expired"])
+        async with open_realtime_call(home) as caller:
+            assert await read_close(caller) == (1001, ["session_expired"])
 
 
 async def test_no_more_sessions_are_opened_than_there_may_be(tmp_path: Path):
-    async with house(tmp_path, realtime_sessions=1) as home:
+    async with start_toy_gateway(tmp_path, realtime_sessions=1) as home:
         await home.all_of(OMNI)
-        async with doorway(home) as door:
+        async with open_doorway(home) as door:
             base = f"ws://localhost:{door.port}"
-            async with connected(base):
-                status, error = await refused(f"{base}/v1/realtime?model={OMNI}")
-            await until(lambda: home.table.sessions.count == 0)
-            async with connected(base):
+            async with connect_caller(base):
+                status, error = await expect_rejection(f"{base}/v1/realtime?model={OMNI}")
+            await wait_until(lambda: home.table.sessions.count == 0)
+            async with connect_caller(base):
                 pass
 
     assert (status, error["code"]) == (429, "overloaded")
 
 
-async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhere(home: House):
-    async with calls(home) as caller:
+async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhere(home: ToyGateway):
+    async with open_realtime_call(home) as caller:
         await caller.say("hello there")
         await caller.send("response.create")
         await caller.until("response.created")
         home.table.sessions.begin_stop()
-        code, _ = await closed(caller)
+        code, _ = await read_close(caller)
 
     assert code == 1012
     assert caller.events[-1]["type"] == "response.done"
@@ -139,32 +139,34 @@ async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhe
 
 
 @asynccontextmanager
-async def gated(tmp_path: Path, valkey_url: str, **tenants: dict[str, Any]) -> AsyncIterator[tuple[Gated, str]]:
+async def start_gated_gateway(
+    tmp_path: Path, valkey_url: str, **tenants: dict[str, Any]
+) -> AsyncIterator[tuple[Gated, str]]:
     """Yield a gateway that requires keys, and its URL."""
     store = Store(StoreSettings(url=valkey_url, prefix="secrets"))
-    write(tmp_path / "keys.json", **tenants)
-    async with house(tmp_path, store, keys_file=str(tmp_path / "keys.json")) as home:
+    write_keys_file(tmp_path / "keys.json", **tenants)
+    async with start_toy_gateway(tmp_path, store, keys_file=str(tmp_path / "keys.json")) as home:
         await home.all_of(TEXT)
         gate = Gated(home, tmp_path / "keys.json")
         gate.tenancy._store = store
         await gate.tenancy.startup(home.bus, lambda: None)
         home.app = gate.tenancy.guard_application(home.app)
-        async with doorway(home, direct=False) as door:
+        async with open_doorway(home, direct=False) as door:
             yield gate, f"://localhost:{door.port}"
         await gate.tenancy.shutdown()
     await store.close()
 
 
-def bearer(key: str) -> dict[str, Any]:
+def make_bearer_options(key: str) -> dict[str, Any]:
     return {"additional_headers": {"Authorization": f"Bearer {key}"}}
 
 
 async def test_a_session_needs_a_key_and_its_responses_count_against_it(tmp_path: Path, valkey_url: str):
-    async with gated(tmp_path, valkey_url, a={"rate": 0.001, "burst": 2}) as (_, place):
+    async with start_gated_gateway(tmp_path, valkey_url, a={"rate": 0.001, "burst": 2}) as (_, place):
         url = f"ws{place}/v1/realtime?model={TEXT}"
-        assert (await refused(url))[0] == 401
-        assert (await refused(url, **bearer("wrong")))[0] == 401
-        async with connected(f"ws{place}", TEXT, **bearer("a")) as caller:
+        assert (await expect_rejection(url))[0] == 401
+        assert (await expect_rejection(url, **make_bearer_options("wrong")))[0] == 401
+        async with connect_caller(f"ws{place}", TEXT, **make_bearer_options("a")) as caller:
             await caller.say("hello")
             events = await caller.respond()
             over = (await caller.respond())[-1]["response"]
@@ -178,47 +180,47 @@ async def test_a_session_needs_a_key_and_its_responses_count_against_it(tmp_path
 
 async def test_a_revoked_key_ends_its_sessions(tmp_path: Path, valkey_url: str):
     async with (
-        gated(tmp_path, valkey_url, a={}, b={}) as (gate, place),
-        connected(f"ws{place}", TEXT, **bearer("a")) as mine,
-        websockets.connect(f"ws{place}/v1/responses", **bearer("a")) as responses,
-        connected(f"ws{place}", TEXT, **bearer("b")) as other,
+        start_gated_gateway(tmp_path, valkey_url, a={}, b={}) as (gate, place),
+        connect_caller(f"ws{place}", TEXT, **make_bearer_options("a")) as key_session,
+        websockets.connect(f"ws{place}/v1/responses", **make_bearer_options("a")) as responses,
+        connect_caller(f"ws{place}", TEXT, **make_bearer_options("b")) as other,
     ):
-        write(tmp_path / "keys.json", b={})  # the gateway rereads the file
+        write_keys_file(tmp_path / "keys.json", b={})  # the gateway rereads the file
 
         async with asyncio.timeout(STOP_SECONDS + 0.5):  # half a second for a machine that is busy
-            said, error = (await mine.until("error"))[-1], json.loads(await responses.recv())
-            await mine.socket.wait_closed()
+            last_event, error = (await key_session.until("error"))[-1], json.loads(await responses.recv())
+            await key_session.socket.wait_closed()
             await responses.wait_closed()
         await other.say("hello")
         answer = (await other.respond())[-1]["response"]
 
-    assert said["error"]["code"] == "key_revoked"
+    assert last_event["error"]["code"] == "key_revoked"
     assert error["error"]["code"] == "key_revoked"
-    assert (mine.socket.close_code, responses.close_code) == (1008, 1008)
+    assert (key_session.socket.close_code, responses.close_code) == (1008, 1008)
     assert answer["status"] == "completed"
     assert gate.tenancy._book.records.keys() == {hash_key("b")}
 
 
 async def test_a_client_secret_opens_the_session_that_it_was_made_for(tmp_path: Path, valkey_url: str):
-    async with gated(tmp_path, valkey_url, a={}, b={}) as (gate, place), httpx.AsyncClient() as http:
+    async with start_gated_gateway(tmp_path, valkey_url, a={}, b={}) as (gate, place), httpx.AsyncClient() as http:
         url = f"http{place}/v1/realtime/client_secrets"
-        wanted = {"session": {"type": "realtime", "model": TEXT, "instructions": "Be short."}}
-        assert (await http.post(url, json=wanted)).status_code == 401
+        request = {"session": {"type": "realtime", "model": TEXT, "instructions": "Be short."}}
+        assert (await http.post(url, json=request)).status_code == 401
         headers = {"authorization": "Bearer a"}
         wrong = await http.post(url, json={"session": {"type": "realtime", "colour": "red"}}, headers=headers)
-        made = (await http.post(url, json=wanted, headers=headers)).json()
-        secret = made["value"]
+        client_secret = (await http.post(url, json=request, headers=headers)).json()
+        secret = client_secret["value"]
         protocols = ["realtime", f"openai-insecure-api-key.{secret}"]
-        async with connected(f"ws{place}", query="", subprotocols=protocols, model=TEXT) as caller:
-            session, chosen = caller.events[0]["session"], caller.socket.subprotocol
+        async with connect_caller(f"ws{place}", query="", subprotocols=protocols, model=TEXT) as caller:
+            session, protocol = caller.events[0]["session"], caller.socket.subprotocol
         not_a_key = await http.get(f"http{place}/v1/models", headers={"authorization": f"Bearer {secret}"})
-        write(tmp_path / "keys.json", b={})
+        write_keys_file(tmp_path / "keys.json", b={})
         gate.tenancy._book.reload_file(tmp_path / "keys.json")
-        revoked, _ = await refused(f"ws{place}/v1/realtime?model={TEXT}", **bearer(secret))
-        unknown, _ = await refused(f"ws{place}/v1/realtime?model={TEXT}", **bearer("ek_unknown"))
+        revoked_status, _ = await expect_rejection(f"ws{place}/v1/realtime?model={TEXT}", **make_bearer_options(secret))
+        unknown, _ = await expect_rejection(f"ws{place}/v1/realtime?model={TEXT}", **make_bearer_options("ek_unknown"))
 
     assert wrong.json()["error"]["param"] == "session.colour"
     assert secret.startswith("ek_")
-    assert made["session"]["instructions"] == session["instructions"] == "Be short."
-    assert chosen == "realtime"
-    assert (not_a_key.status_code, revoked, unknown) == (401, 401, 401)
+    assert client_secret["session"]["instructions"] == session["instructions"] == "Be short."
+    assert protocol == "realtime"
+    assert (not_a_key.status_code, revoked_status, unknown) == (401, 401, 401)

@@ -10,17 +10,26 @@ import numpy as np
 
 from omnibus.executor.runner import Job
 from omnibus.structured.calls import call_head
-from tests.unit.gateway.house import OMNI, TEXT, House, house, picture
-from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined, sound_of, types
+from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, picture, start_toy_gateway
+from tests.unit.gateway.realtime_house import (
+    SOUND,
+    RealtimeCaller,
+    join_deltas,
+    list_types,
+    open_realtime_call,
+    sound_of,
+)
 from tests.unit.gateway.wires import PATIENCE
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 
-async def test_a_spoken_turn_has_the_events_that_clients_rely_on_in_their_order(caller: Caller, home: House):
+async def test_a_spoken_turn_has_the_events_that_clients_rely_on_in_their_order(
+    caller: RealtimeCaller, home: ToyGateway
+):
     item = await caller.speak()
     events = await caller.respond()
 
-    order = [type for type in types(events) if not type.endswith(".delta")]
+    order = [type for type in list_types(events) if not type.endswith(".delta")]
     assert order == [
         "response.created",
         "response.output_item.added",
@@ -33,33 +42,33 @@ async def test_a_spoken_turn_has_the_events_that_clients_rely_on_in_their_order(
         "response.output_item.done",
         "response.done",
     ]
-    said = joined(events, "response.output_audio_transcript.delta")
+    transcript = join_deltas(events, "response.output_audio_transcript.delta")
     response = events[-1]["response"]
-    [made] = response["output"]
-    assert said.startswith("You said")
+    [output_item] = response["output"]
+    assert transcript.startswith("You said")
     assert response["status"] == "completed"
-    assert made["content"] == [{"type": "output_audio", "transcript": said}]
+    assert output_item["content"] == [{"type": "output_audio", "transcript": transcript}]
     assert events[2]["previous_item_id"] == item
     assert {each.get("response_id", response["id"]) for each in events} == {response["id"]}
     assert len({each["event_id"] for each in caller.events}) == len(caller.events)
-    assert len(sound_of(events)) == 240 * 2 * (len(said.split()) - 1)  # 240 samples a word; "saw 1" is one
+    assert len(sound_of(events)) == 240 * 2 * (len(transcript.split()) - 1)  # 240 samples a word; "saw 1" is one
     assert response["usage"]["input_tokens"] == 6
     assert response["usage"]["output_token_details"]["audio_tokens"] > 0
     await home.emptied()
 
 
-async def test_text_is_answered_in_text_where_that_is_asked_for(caller: Caller):
+async def test_text_is_answered_in_text_where_that_is_asked_for(caller: RealtimeCaller):
     await caller.update(output_modalities=["text"], seed=3)
     await caller.say("hello there")
     events = await caller.respond(metadata={"topic": "greeting"})
 
-    assert "response.output_audio.delta" not in types(events)
-    assert joined(events, "response.output_text.delta") == "You said hello there [3] "
+    assert "response.output_audio.delta" not in list_types(events)
+    assert join_deltas(events, "response.output_text.delta") == "You said hello there [3] "
     assert next(each for each in events if each["type"] == "response.content_part.added")["part"]["type"] == "text"
     assert events[-1]["response"]["metadata"] == {"topic": "greeting"}
 
 
-class Listener:
+class ListeningThinker:
     """A thinker that records its input, and calls a function if possible."""
 
     def __init__(self) -> None:
@@ -77,7 +86,7 @@ class Listener:
         job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
 
 
-async def listening(home: House, model: str, thinker: Any) -> None:
+async def serve_thinker(home: ToyGateway, model: str, thinker: Any) -> None:
     home.serve(model)
     assert home.router.plan is not None
     for option, spec in home.router.plan.models[model].options.items():
@@ -85,11 +94,11 @@ async def listening(home: House, model: str, thinker: Any) -> None:
 
 
 async def test_the_model_gets_the_conversation_with_calls_and_what_came_of_them(tmp_path: Path):
-    thinker, tool = Listener(), {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    thinker, tool = ListeningThinker(), {"type": "function", "name": "weather", "parameters": {"type": "object"}}
     image = {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(picture("PNG")).decode()}
-    async with house(tmp_path) as home:
-        await listening(home, OMNI, thinker)
-        async with calls(home) as caller:
+    async with start_toy_gateway(tmp_path) as home:
+        await serve_thinker(home, OMNI, thinker)
+        async with open_realtime_call(home) as caller:
             await caller.update(output_modalities=["text"], instructions="Be short.", tools=[tool])
             await caller.say("How is Rome?")
             events = await caller.respond()
@@ -104,26 +113,30 @@ async def test_the_model_gets_the_conversation_with_calls_and_what_came_of_them(
             await caller.respond(tools=[])
 
     assert (call["name"], call["arguments"], call["status"]) == ("weather", '{"city":"Rome"}', "completed")
-    assert joined(events, "response.function_call_arguments.delta") == '{"city":"Rome"}'
-    done = next(each for each in events if each["type"] == "response.function_call_arguments.done")
-    assert (done["name"], done["item_id"], done["output_index"]) == ("weather", call["id"], 1)
+    assert join_deltas(events, "response.function_call_arguments.delta") == '{"city":"Rome"}'
+    arguments_event = next(each for each in events if each["type"] == "response.function_call_arguments.done")
+    assert (arguments_event["name"], arguments_event["item_id"], arguments_event["output_index"]) == (
+        "weather",
+        call["id"],
+        1,
+    )
     roles = [each["role"] for each in thinker.messages]
     assert roles == ["system", "user", "assistant", "tool", "user"]
     assert thinker.messages[2]["tool_calls"][0]["function"]["name"] == "weather"
     assert thinker.items == 1
 
 
-async def test_a_response_beside_the_conversation_leaves_it_as_it_is(caller: Caller):
+async def test_a_response_beside_the_conversation_leaves_it_as_it_is(caller: RealtimeCaller):
     first = await caller.say("one")
     await caller.say("two")
     beside = {"conversation": "none", "input": [{"type": "item_reference", "id": first}], "output_modalities": ["text"]}
     events = await caller.respond(**beside, seed=1)
     again = await caller.respond(output_modalities=["text"], seed=1)
 
-    assert joined(events, "response.output_text.delta") == "You said one [1] "
+    assert join_deltas(events, "response.output_text.delta") == "You said one [1] "
     assert events[-1]["response"]["conversation_id"] is None
-    assert "conversation.item.added" not in types(events)
-    assert joined(again, "response.output_text.delta") == "You said two [1] "
+    assert "conversation.item.added" not in list_types(events)
+    assert join_deltas(again, "response.output_text.delta") == "You said two [1] "
 
 
 class Endless:
@@ -143,29 +156,29 @@ class Endless:
 
 async def test_a_cancelled_response_stops_its_executors_and_closes_what_was_begun(tmp_path: Path):
     thinker = Endless()
-    async with house(tmp_path) as home:
-        await listening(home, TEXT, thinker)
-        async with calls(home, TEXT) as caller:
+    async with start_toy_gateway(tmp_path) as home:
+        await serve_thinker(home, TEXT, thinker)
+        async with open_realtime_call(home, TEXT) as caller:
             await caller.say("go on")
             await caller.send("response.create")
             await caller.until("response.output_text.delta")
-            refused = await caller.refused("response.create")
+            active_error = await caller.refused("response.create")
             await caller.send("response.cancel")
             events = await caller.until("response.done")
             await asyncio.wait_for(thinker.stopped.wait(), PATIENCE)
             inactive = await caller.refused("response.cancel")
         await home.emptied()
 
-    assert refused["code"] == "conversation_already_has_active_response"
+    assert active_error["code"] == "conversation_already_has_active_response"
     assert (inactive["code"], inactive["event_id"]) == ("response_cancel_not_active", "mine")
-    assert types(events)[0] == "response.output_text.done"
+    assert list_types(events)[0] == "response.output_text.done"
     response = events[-1]["response"]
     assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "client_cancelled")
     assert response["output"][0]["status"] == "incomplete"
     assert response["output"][0]["content"] == [{"type": "output_text", "text": "Well, "}]
 
 
-async def test_a_response_that_is_cancelled_at_once_ends_as_well(caller: Caller, home: House):
+async def test_a_response_that_is_cancelled_at_once_ends_as_well(caller: RealtimeCaller, home: ToyGateway):
     await caller.say("hello")
     await caller.send("response.create")
     await caller.send("response.cancel")
@@ -177,64 +190,66 @@ async def test_a_response_that_is_cancelled_at_once_ends_as_well(caller: Caller,
 
 async def test_a_client_that_leaves_ends_its_response(tmp_path: Path):
     thinker = Endless()
-    async with house(tmp_path) as home:
-        await listening(home, TEXT, thinker)
-        async with calls(home, TEXT) as caller:
+    async with start_toy_gateway(tmp_path) as home:
+        await serve_thinker(home, TEXT, thinker)
+        async with open_realtime_call(home, TEXT) as caller:
             await caller.say("go on")
             await caller.send("response.create")
             await asyncio.wait_for(thinker.begun.wait(), PATIENCE)
         await asyncio.wait_for(thinker.stopped.wait(), PATIENCE)
-        await until(lambda: home.table.sessions.count == 0)
+        await wait_until(lambda: home.table.sessions.count == 0)
         await home.emptied()
 
 
-async def test_what_was_not_heard_is_forgotten(caller: Caller):
+async def test_what_was_not_heard_is_forgotten(caller: RealtimeCaller):
     await caller.say("one two three four")
     events = await caller.respond()
     [item] = events[-1]["response"]["output"]
     words, sound = item["content"][0]["transcript"].split(), sound_of(events)
-    heard = len(sound) // 2 // 24 // 2  # milliseconds
-    refused = await caller.refused(
+    heard_ms = len(sound) // 2 // 24 // 2  # milliseconds
+    range_error = await caller.refused(
         "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=60_000
     )
     place = {"item_id": item["id"], "content_index": 0}
-    told = await caller.ask("conversation.item.truncate", "conversation.item.truncated", **place, audio_end_ms=heard)
+    truncation = await caller.ask(
+        "conversation.item.truncate", "conversation.item.truncated", **place, audio_end_ms=heard_ms
+    )
     left = (await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item["id"]))["item"]
 
-    assert refused["param"] == "audio_end_ms"
-    assert told["audio_end_ms"] == heard
-    assert base64.b64decode(left["content"][0]["audio"]) == sound[: heard * 48]
+    assert range_error["param"] == "audio_end_ms"
+    assert truncation["audio_end_ms"] == heard_ms
+    assert base64.b64decode(left["content"][0]["audio"]) == sound[: heard_ms * 48]
     assert 0 < len(left["content"][0]["transcript"].split()) < len(words)
     assert words[: len(left["content"][0]["transcript"].split())] == left["content"][0]["transcript"].split()
 
 
 async def test_an_executor_that_fails_fails_the_response_and_not_the_session(tmp_path: Path):
-    async def fail(job: Job) -> None:
+    async def fail_job(job: Job) -> None:
         raise RuntimeError("broken")
 
-    async with house(tmp_path) as home:
-        await listening(home, TEXT, fail)
-        async with calls(home, TEXT) as caller:
+    async with start_toy_gateway(tmp_path) as home:
+        await serve_thinker(home, TEXT, fail_job)
+        async with open_realtime_call(home, TEXT) as caller:
             await caller.say("hello")
-            failed = (await caller.respond())[-1]["response"]
+            response = (await caller.respond())[-1]["response"]
             assert await caller.say("still here")
 
-    assert failed["status"] == "failed"
-    assert failed["status_details"]["error"]["code"]
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"]
 
 
-async def test_telephones_get_and_give_their_own_formats(caller: Caller):
+async def test_telephones_get_and_give_their_own_formats(caller: RealtimeCaller):
     for kind in ("audio/pcmu", "audio/pcma"):
         format = {"type": kind}
-        shown = await caller.update(audio={"input": {"format": format}, "output": {"format": format}})
-        assert shown["audio"]["output"]["format"] == format
+        session = await caller.update(audio={"input": {"format": format}, "output": {"format": format}})
+        assert session["audio"]["output"]["format"] == format
         await caller.speak(bytes(range(256)) * 8)
         events = await caller.respond()
-        said = joined(events, "response.output_audio_transcript.delta").split()
-        assert len(sound_of(events)) == 80 * (len(said) - said.count("saw"))
+        words = join_deltas(events, "response.output_audio_transcript.delta").split()
+        assert len(sound_of(events)) == 80 * (len(words) - words.count("saw"))
 
 
-async def test_audio_of_a_slower_speaker_lasts_longer(caller: Caller):
+async def test_audio_of_a_slower_speaker_lasts_longer(caller: RealtimeCaller):
     await caller.say("one two three four five six seven eight nine ten")
     plain = sound_of(await caller.respond(seed=1))
     slow = sound_of(await caller.respond(seed=1, audio={"output": {"speed": 0.5}}))
@@ -243,24 +258,26 @@ async def test_audio_of_a_slower_speaker_lasts_longer(caller: Caller):
 
 
 async def test_what_is_heard_is_a_file_of_the_samples_that_were_sent(tmp_path: Path):
-    heard: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
 
-    async def encode(job: Job) -> None:
+    async def encode_audio(job: Job) -> None:
         media = await job.value("media")
-        heard.append(media.array.copy())
+        arrays.append(media.array.copy())
         await job.put("embedding", {"tokens": 1}, np.zeros((1, 4), np.float32))
 
     sound = np.arange(2400, dtype="<i2").tobytes()
-    async with house(tmp_path) as home:
+    async with start_toy_gateway(tmp_path) as home:
         home.serve(OMNI)
         assert home.router.plan is not None
         for option, spec in home.router.plan.models[OMNI].options.items():
-            await home.executor(OMNI, option, *spec.components, audio=encode)
-        async with calls(home) as caller:
+            await home.executor(OMNI, option, *spec.components, audio=encode_audio)
+        async with open_realtime_call(home) as caller:
             item = await caller.speak(sound)
             await caller.respond()
-            kept = (await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item))["item"]
+            stored_item = (await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item))[
+                "item"
+            ]
 
-    assert bytes(heard[0]).endswith(sound)
-    assert base64.b64decode(kept["content"][0]["audio"]) == sound
+    assert bytes(arrays[0]).endswith(sound)
+    assert base64.b64decode(stored_item["content"][0]["audio"]) == sound
     assert sound != SOUND

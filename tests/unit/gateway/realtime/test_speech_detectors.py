@@ -21,9 +21,9 @@ from omnibus_gateway.realtime.speech_detectors import (
     find_detector,
 )
 from omnibus_gateway.realtime.turn_detection import TurnDetector
-from tests.unit.gateway.house import OMNI, house
-from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
-from tests.unit.gateway.realtime_house import calls, types
+from tests.unit.gateway.house import OMNI, start_toy_gateway
+from tests.unit.gateway.realtime.test_turn_detection import collect_edges, make_pcm, send_tones
+from tests.unit.gateway.realtime_house import list_types, open_realtime_call
 
 RATE = 24000
 
@@ -37,7 +37,7 @@ class Shouts:
         return [bool(np.abs(frame).max() > 0.8) for frame in frames]
 
 
-def shouts(_threshold: float, _rate: int) -> SpeechDetector:
+def create_shouts(_threshold: float, _rate: int) -> SpeechDetector:
     return Shouts()
 
 
@@ -56,7 +56,7 @@ def slow_shouts(_threshold: float, _rate: int) -> SpeechDetector:
     return SlowShouts()
 
 
-def vowels(seconds: float, rate: int = RATE) -> NDArray[np.float64]:
+def make_vowels(seconds: float, rate: int = RATE) -> NDArray[np.float64]:
     """Return a voice that repeats a, i, u, from these vowels' formants."""
     random, formants = np.random.default_rng(0), ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240))
     pieces = []
@@ -80,21 +80,21 @@ def to_pcm(samples: NDArray[np.float64]) -> bytes:
 @pytest.mark.parametrize("name", ["shouts", "slow_shouts"])
 async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     SlowShouts.threads.clear()
-    async with house(tmp_path, realtime_detector=f"{__name__}:{name}") as home:
+    async with start_toy_gateway(tmp_path, realtime_detector=f"{__name__}:{name}") as home:
         await home.all_of(OMNI)
-        async with calls(home) as caller:
-            await append(caller, (0.3, 1.0), (0, 1.0))  # speech by its loudness
-            await append(caller, (0.95, 0.5), (0, 1.0))
+        async with open_realtime_call(home) as caller:
+            await send_tones(caller, (0.3, 1.0), (0, 1.0))  # speech by its loudness
+            await send_tones(caller, (0.95, 0.5), (0, 1.0))
             events = await caller.until("input_audio_buffer.speech_stopped")
 
-    assert types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
+    assert list_types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
     assert events[0]["audio_start_ms"] == 2000 - 300
     assert bool(SlowShouts.threads) == (name == "slow_shouts")
     assert threading.get_ident() not in SlowShouts.threads  # the event loop's thread
 
 
 @pytest.mark.parametrize(
-    ("setting", "declared", "kind"),
+    ("setting", "model_detector", "kind"),
     [
         ("auto", "", SileroDetector),
         ("auto", "energy", EnergyDetector),
@@ -103,8 +103,8 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
         (f"{__name__}:shouts", "energy", Shouts),
     ],
 )
-def test_models_declare_detectors_unless_the_gateway_names_one(setting: str, declared: str, kind: type):
-    assert isinstance(SpeechDetectors(setting).choose(declared)(0.5, RATE), kind)
+def test_models_declare_detectors_unless_the_gateway_names_one(setting: str, model_detector: str, kind: type):
+    assert isinstance(SpeechDetectors(setting).choose(model_detector)(0.5, RATE), kind)
 
 
 def test_without_its_package_no_model_needs_silero(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -113,27 +113,27 @@ def test_without_its_package_no_model_needs_silero(monkeypatch: pytest.MonkeyPat
 
     detectors = SpeechDetectors("auto")
 
-    assert {type(detectors.choose(declared)(0.5, RATE)) for declared in ("", "silero")} == {EnergyDetector}
+    assert {type(detectors.choose(detector_name)(0.5, RATE)) for detector_name in ("", "silero")} == {EnergyDetector}
     assert "loudness alone" in caplog.text
 
 
 async def test_a_session_hears_by_what_its_model_declares(tmp_path: Path):
     """Tones count as speech only for a model that declares so."""
-    begun = {}
-    async with house(tmp_path) as home:
+    detector_events = {}
+    async with start_toy_gateway(tmp_path) as home:
         await home.all_of(OMNI)
         plan = home.router.plan
         assert plan is not None
         for detector in ("energy", UNSET):
             model = msgspec.structs.replace(plan.models[OMNI], speech_detector=detector)
             home.router.plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1, models={OMNI: model})
-            async with calls(home) as caller:
-                await append(caller, (0, 0.6), (0.3, 0.5))
+            async with open_realtime_call(home) as caller:
+                await send_tones(caller, (0, 0.6), (0.3, 0.5))
                 await caller.send("input_audio_buffer.clear")
-                begun[detector] = types(await caller.until("input_audio_buffer.cleared"))
+                detector_events[detector] = list_types(await caller.until("input_audio_buffer.cleared"))
 
-    assert begun["energy"] == ["input_audio_buffer.speech_started", "input_audio_buffer.cleared"]
-    assert begun[UNSET] == ["input_audio_buffer.cleared"]
+    assert detector_events["energy"] == ["input_audio_buffer.speech_started", "input_audio_buffer.cleared"]
+    assert detector_events[UNSET] == ["input_audio_buffer.cleared"]
 
 
 @pytest.mark.parametrize("name", ["loudness", "nobody.knows:this", f"{__name__}:none"])
@@ -149,37 +149,37 @@ def test_silero_without_its_package_says_what_to_install(monkeypatch: pytest.Mon
         find_detector("silero")
 
 
-@pytest.mark.parametrize(("rate", "heard", "window"), [(24000, 16000, 512), (8000, 8000, 256)])
-def test_a_network_hears_windows_of_its_own_rate(rate: int, heard: int, window: int):
+@pytest.mark.parametrize(("rate", "sample_count", "window"), [(24000, 16000, 512), (8000, 8000, 256)])
+def test_a_network_hears_windows_of_its_own_rate(rate: int, sample_count: int, window: int):
     windows: list[NDArray[np.float32]] = []
 
-    def network(samples: NDArray[np.float32]) -> float:
+    def score_window(samples: NDArray[np.float32]) -> float:
         windows.append(samples)
         return float(np.abs(samples).max())
 
-    detector = SileroDetector(network, 0.5, rate)
+    detector = SileroDetector(score_window, 0.5, rate)
     times = np.arange(rate) / rate
     sound = (np.sin(2 * np.pi * 440 * times) * (times > 0.5)).astype(np.float32)
-    found = detector.classify_frames(sound.reshape(50, -1))
+    scores = detector.classify_frames(sound.reshape(50, -1))
 
     assert {len(each) for each in windows} == {window}
-    assert len(windows) == heard // window
-    assert found == sorted(found)
-    assert 23 <= sum(found) <= 25  # of the 25 loud frames, at most a window later
+    assert len(windows) == sample_count // window
+    assert scores == sorted(scores)
+    assert 23 <= sum(scores) <= 25  # of the 25 loud frames, at most a window later
     spectrum = np.abs(np.fft.rfft(np.concatenate(windows[-8:])))
-    assert np.argmax(spectrum) * heard / (8 * window) == pytest.approx(440, abs=4)
+    assert np.argmax(spectrum) * sample_count / (8 * window) == pytest.approx(440, abs=4)
 
 
 def test_silero_takes_voices_for_speech_and_tones_for_none():
     silence = np.zeros(RATE)
-    voice = to_pcm(np.concatenate([silence, vowels(2.0), silence]))
+    voice = to_pcm(np.concatenate([silence, make_vowels(2.0), silence]))
     create = find_detector("silero")
 
-    begun, ended = edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), voice)
+    start_edge, end_edge = collect_edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), voice)
 
-    assert (begun.begins, ended.begins) == (True, False)
-    assert 700 <= begun.at_ms <= 1000
-    assert 2900 <= ended.at_ms <= 3700
-    tone = pcm((0, 1.0), (0.3, 1.0), (0, 1.0))
-    assert edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), tone) == []
-    assert len(edges(TurnDetector(ServerVad(), PcmFormat(), 0), tone)) == 2
+    assert (start_edge.begins, end_edge.begins) == (True, False)
+    assert 700 <= start_edge.at_ms <= 1000
+    assert 2900 <= end_edge.at_ms <= 3700
+    tone = make_pcm((0, 1.0), (0.3, 1.0), (0, 1.0))
+    assert collect_edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), tone) == []
+    assert len(collect_edges(TurnDetector(ServerVad(), PcmFormat(), 0), tone)) == 2

@@ -10,7 +10,7 @@ from omnibus_gateway.http import websocket as gateway_websocket
 from omnibus_gateway.http.websocket import GatewayWebSocketProtocol
 from tests.unit.gateway.house import OMNI
 from tests.unit.gateway.realtime_doors import Doors
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 
 
 async def test_of_two_connections_the_last_one_has_the_session(doors: Doors):
@@ -38,18 +38,20 @@ async def test_a_connection_that_writes_still_loses_the_session_with_nothing_los
         late = iter(["one", "two"])
 
         async def read_and_be_late(*asked: Any) -> Any:
-            found = await read(*asked)
+            result = await read(*asked)
             if text := next(late, ""):
                 await caller.say(text)
-            return found
+            return result
 
         monkeypatch.setattr(bus, "read_subject", read_and_be_late)
         async with doors.resumed(caller, last) as other:
-            found = await other.until("session.resumed")
+            resume_events = await other.until("session.resumed")
             await other.say("three")
 
-    said = [event["item"]["content"][0]["text"] for event in found if event["type"] == "conversation.item.added"]
-    assert said == ["one", "two"]
+    texts = [
+        event["item"]["content"][0]["text"] for event in resume_events if event["type"] == "conversation.item.added"
+    ]
+    assert texts == ["one", "two"]
     await doors.first.emptied()
 
 
@@ -69,7 +71,7 @@ async def test_a_client_that_answers_no_ping_has_left_and_may_come_back(doors: D
 
         with pytest.raises(ClientDisconnected):
             await protocol.send({"type": "websocket.send", "text": "late"})
-        await until(lambda: not doors.first.table.sessions.count)
+        await wait_until(lambda: not doors.first.table.sessions.count)
         async with doors.resumed(caller) as other:
             await other.until("session.resumed")
         caller.socket.transport.abort()

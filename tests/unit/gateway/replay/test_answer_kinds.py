@@ -13,8 +13,18 @@ from omnibus.bus import subjects
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
 from omnibus.structured.calls import call_head
-from tests.unit.gateway.house import OMNI, PAINTER, TOYS, VL, House, house, image, question, text
-from tests.unit.gateway.samples import sound
+from tests.unit.gateway.house import (
+    OMNI,
+    PAINTER,
+    TOYS,
+    VL,
+    ToyGateway,
+    build_chat_body,
+    make_image_part,
+    make_text_part,
+    start_toy_gateway,
+)
+from tests.unit.gateway.samples import make_sample_sound
 
 EMBEDDER = "toy-embedder"
 CHAT = "/v1/chat/completions"
@@ -32,31 +42,31 @@ class AnswerKind(NamedTuple):
     differs: str
 
 
-def ask(**more: Any) -> dict[str, Any]:
-    return {"json": question(VL, "one two", **more)}
+def build_request(**more: Any) -> dict[str, Any]:
+    return {"json": build_chat_body(VL, "one two", **more)}
 
 
 #: The toys write ``You said one two [SEED]``, plus one thing of each kind once they have changed.
 KINDS = {
     "chat": AnswerKind(
-        CHAT, ask(seed=3), ["thinker.text (21 characters of text, 5 tokens)"],
+        CHAT, build_request(seed=3), ["thinker.text (21 characters of text, 5 tokens)"],
         "thinker.text differs: text from character 21 on",
     ),
     "streamed chat": AnswerKind(
-        CHAT, ask(seed=3, stream=True), ["thinker.text (21 characters of text, 5 tokens)"],
+        CHAT, build_request(seed=3, stream=True), ["thinker.text (21 characters of text, 5 tokens)"],
         "thinker.text differs: text from character 21 on",
     ),
     "chat with an image": AnswerKind(
-        CHAT, {"json": question(VL, [text("look"), image()], seed=3)},
+        CHAT, {"json": build_chat_body(VL, [make_text_part("look"), make_image_part()], seed=3)},
         ["thinker.text (27 characters of text, 5 tokens)"], "thinker.text differs: text from character 27 on",
     ),
     "several answers": AnswerKind(
-        CHAT, ask(seed=3, n=2),
+        CHAT, build_request(seed=3, n=2),
         ["thinker.text (21 characters of text, 5 tokens)"] * 2,
         "thinker.text differs: text from character 21 on of all answers",
     ),
     "tool calls": AnswerKind(
-        CHAT, ask(tools=TOOLS), ["thinker.text (1 tool call)"],
+        CHAT, build_request(tools=TOOLS), ["thinker.text (1 tool call)"],
         "thinker.text differs: arguments of tool call 0 (add) from character 6 on",
     ),
     "completion": AnswerKind(
@@ -64,7 +74,7 @@ KINDS = {
         ["thinker.text (21 characters of text, 5 tokens)"], "thinker.text differs: text from character 21 on",
     ),
     "spoken chat": AnswerKind(
-        CHAT, {"json": question(OMNI, "one", seed=3, **SPOKEN)},
+        CHAT, {"json": build_chat_body(OMNI, "one", seed=3, **SPOKEN)},
         ["thinker.text (17 characters of text, 4 tokens)", "vocoder.audio (960 samples)"],
         "thinker.text differs: text from character 17 on",
     ),
@@ -75,7 +85,7 @@ KINDS = {
     ),
     "transcription": AnswerKind(
         "/v1/audio/transcriptions",
-        {"data": {"model": OMNI, "seed": "3"}, "files": {"file": ("a.wav", sound("wav", "pcm_s16le", 0.5, 16000))}},
+        {"data": {"model": OMNI, "seed": "3"}, "files": {"file": ("a.wav", make_sample_sound("wav", "pcm_s16le", 0.5, 16000))}},
         [], "thinker.text differs: text from character",
     ),
     "image": AnswerKind(
@@ -92,23 +102,23 @@ KINDS = {
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
-        made.changed = False
-        works = {"thinker": _think(made), "vae": _paint(made), "embedder": _embed(made)}
-        made.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
-        await made.executor(EMBEDDER, "B", "embedder", **works)
+async def home(tmp_path: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path) as gateway:
+        gateway.changed = False
+        works = {"thinker": _make_thinker(gateway), "vae": _make_painter(gateway), "embedder": _make_embedder(gateway)}
+        gateway.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
+        await gateway.executor(EMBEDDER, "B", "embedder", **works)
         for model in (VL, OMNI, PAINTER):
-            for option, spec in made.router.plan.models[model].options.items():
+            for option, spec in gateway.router.plan.models[model].options.items():
                 parts = {part: works[part] for part in spec.components if part in works}
-                await made.executor(model, option, *spec.components, **parts)
-        yield made
+                await gateway.executor(model, option, *spec.components, **parts)
+        yield gateway
 
 
-def _think(home: House) -> Callable[[Job], Awaitable[None]]:
+def _make_thinker(home: ToyGateway) -> Callable[[Job], Awaitable[None]]:
     """Return a thinker with another word or argument once the house changed."""
 
-    async def think(job: Job) -> None:
+    async def run_thinker(job: Job) -> None:
         params = await job.value("params")
         if not isinstance(params, dict) or not params.get("tools"):
             await TOYS["thinker"](Longer(job) if home.changed else job)
@@ -117,7 +127,7 @@ def _think(home: House) -> Callable[[Job], Awaitable[None]]:
         await job.send("text", {"calls": call_head("add") + f'{{"x": {number}}}'})
         job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
 
-    return think
+    return run_thinker
 
 
 class Longer:
@@ -133,36 +143,38 @@ class Longer:
         self._job.close(output, data)
 
     async def value(self, name: str) -> Any:
-        found = await self._job.value(name)
-        return {**found, "say": f"{found['say']} more"} if name == "params" and found.get("say") else found
+        job_value = await self._job.value(name)
+        return (
+            {**job_value, "say": f"{job_value['say']} more"} if name == "params" and job_value.get("say") else job_value
+        )
 
     async def send(self, output: str, data: dict[str, Any], array: Any = None) -> None:
         await self._job.send(output, {**data, "text": data["text"].replace("]", "] more")}, array)
 
 
-def _paint(home: House) -> Callable[[Job], Awaitable[None]]:
-    async def paint(job: Job) -> None:
+def _make_painter(home: ToyGateway) -> Callable[[Job], Awaitable[None]]:
+    async def run_painter(job: Job) -> None:
         if not home.changed:
             await TOYS["vae"](job)
             return
         await job.value("latents")
         await job.put("image", {}, np.zeros((48, 64, 3), np.uint8))
 
-    return paint
+    return run_painter
 
 
-def _embed(home: House) -> Callable[[Job], Awaitable[None]]:
-    async def embed(job: Job) -> None:
+def _make_embedder(home: ToyGateway) -> Callable[[Job], Awaitable[None]]:
+    async def run_embedder(job: Job) -> None:
         if not home.changed:
             await TOYS["embedder"](job)
             return
         await job.put("embedding", {}, np.ones((2, 3), np.float32))
         await job.put("tokens", {"value": 3})
 
-    return embed
+    return run_embedder
 
 
-async def send(home: House, kind: AnswerKind) -> str:
+async def send_request(home: ToyGateway, kind: AnswerKind) -> str:
     """Send a request of ``kind`` and return its id once recorded."""
     response: httpx.Response = await home.http.post(kind.path, **kind.sent)
     assert response.status_code == 200, response.text
@@ -171,7 +183,7 @@ async def send(home: House, kind: AnswerKind) -> str:
     return id
 
 
-async def replay(home: House, id: str) -> dict[str, Any]:
+async def replay_invocation(home: ToyGateway, id: str) -> dict[str, Any]:
     [*records] = await home.bus.read_records(f"{subjects.ROOT}.inv.*.{id}")
     *_, last = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, records[0].data, PATIENCE)]
     await home.emptied()
@@ -179,21 +191,21 @@ async def replay(home: House, id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-async def test_a_replay_says_what_of_an_answer_it_compared(home: House, kind: AnswerKind):
-    id = await send(home, kind)
+async def test_a_replay_says_what_of_an_answer_it_compared(home: ToyGateway, kind: AnswerKind):
+    id = await send_request(home, kind)
 
-    done = await replay(home, id)
+    reply = await replay_invocation(home, id)
 
-    assert (done.get("status"), done.get("identical")) == ("done", True), done
-    assert done["compared"] == kind.compared or (not kind.compared and done["compared"])
+    assert (reply.get("status"), reply.get("identical")) == ("done", True), reply
+    assert reply["compared"] == kind.compared or (not kind.compared and reply["compared"])
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-async def test_a_replay_names_the_place_where_an_answer_differs(home: House, kind: AnswerKind):
-    id = await send(home, kind)
+async def test_a_replay_names_the_place_where_an_answer_differs(home: ToyGateway, kind: AnswerKind):
+    id = await send_request(home, kind)
     home.changed = True
 
-    done = await replay(home, id)
+    reply = await replay_invocation(home, id)
 
-    assert (done["status"], done["identical"]) == ("done", False), done
-    assert done["why"].startswith(kind.differs)
+    assert (reply["status"], reply["identical"]) == ("done", False), reply
+    assert reply["why"].startswith(kind.differs)

@@ -22,76 +22,85 @@ from omnibus.recording.records import Record
 from omnibus.recording.steps import build_steps
 from omnibus_gateway.dispatch.capture import RecordedChunk
 from omnibus_gateway.replay.contents import render_chunks
-from tests.unit.gateway.house import PNG, VL, House, answered, error, house, image, text
-from tests.unit.gateway.replay.test_replay_from import PATIENCE, counted
+from tests.unit.gateway.house import (
+    PNG,
+    VL,
+    ToyGateway,
+    make_image_part,
+    make_text_part,
+    read_chat_answer,
+    read_error_body,
+    start_toy_gateway,
+)
+from tests.unit.gateway.replay.test_replay_from import PATIENCE, start_counting
 
-ASKED: dict[str, Any] = {"content": [text("look"), image()], "path": "E>L", "seed": 5}
+ASKED: dict[str, Any] = {"content": [make_text_part("look"), make_image_part()], "path": "E>L", "seed": 5}
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path, record="stages") as made:
-        made.ran = Counter()
-        yield made
+async def home(tmp_path: Path) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path, record="stages") as gateway:
+        gateway.ran = Counter()
+        yield gateway
 
 
-async def recorded(home: House) -> Record:
+async def record_request(home: ToyGateway) -> Record:
     home.serve(VL)
-    await counted(home, VL, E=("vision",), L=("thinker",))
+    await start_counting(home, VL, E=("vision",), L=("thinker",))
     response = await home.ask(**ASKED)
-    answered(response)
+    read_chat_answer(response)
     await home.ended(response.headers["x-request-id"])
     home.ran.clear()
     return await records.find_record(home.bus, response.headers["x-request-id"])
 
 
-async def fork(home: House, record: Record, stage: str, *changes: str) -> tuple[Record, dict[str, Any]]:
+async def fork_record(home: ToyGateway, record: Record, stage: str, *changes: str) -> tuple[Record, dict[str, Any]]:
     """Return the record of a fork and its last reply."""
     node = find_node(record.invocation, stage)
     body = encode_invocation(fork_invocation(record.invocation, node, dict(map(parse_change, changes)), None))
     start = {"Omnibus-From": str(node)} if can_begin_at(*record, node) else None
-    said = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE, start)]
-    await home.ended(said[-1]["id"])
-    return await records.find_record(home.bus, said[-1]["id"]), said[-1]
+    replies = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE, start)]
+    await home.ended(replies[-1]["id"])
+    return await records.find_record(home.bus, replies[-1]["id"]), replies[-1]
 
 
-async def test_each_edge_of_an_invocation_can_be_looked_at(home: House):
-    record = await recorded(home)
+async def test_each_edge_of_an_invocation_can_be_looked_at(home: ToyGateway):
+    record = await record_request(home)
     id = record.invocation.id
 
     steps = (await home.http.get(f"/v1/invocations/{id}/steps")).json()
-    shown = await home.http.get(f"/v1/invocations/{id}/steps/0/inputs/media")
-    given = await home.http.get(f"/v1/invocations/{id}/steps/0/outputs/embedding")
-    said = await home.http.get(f"/v1/invocations/{id}/steps/1/outputs/text")
+    media_response = await home.http.get(f"/v1/invocations/{id}/steps/0/inputs/media")
+    embedding_response = await home.http.get(f"/v1/invocations/{id}/steps/0/outputs/embedding")
+    text_response = await home.http.get(f"/v1/invocations/{id}/steps/1/outputs/text")
 
     assert [(step["component"], step["forkable"]) for step in steps] == [("vision", True), ("thinker", True)]
-    assert (shown.headers["content-type"], shown.content) == ("image/png", PNG)
-    assert shown.headers["content-security-policy"] == "sandbox"
-    assert given.json()["shapes"] == [[1, 4]]
-    assert said.text.startswith("You said look")
+    assert (media_response.headers["content-type"], media_response.content) == ("image/png", PNG)
+    assert media_response.headers["content-security-policy"] == "sandbox"
+    assert embedding_response.json()["shapes"] == [[1, 4]]
+    assert text_response.text.startswith("You said look")
     assert any(line.startswith("  → text: You said look") for line in step_lines(build_steps(*record)[1], "an-id"))
 
 
-async def test_a_fork_runs_from_the_changed_stage_and_names_its_parent(home: House):
-    record = await recorded(home)
+async def test_a_fork_runs_from_the_changed_stage_and_names_its_parent(home: ToyGateway):
+    record = await record_request(home)
 
-    after, said = await fork(home, record, "thinker", "messages.0.content.0.text=listen")
+    after, reply = await fork_record(home, record, "thinker", "messages.0.content.0.text=listen")
 
     assert home.ran == {"thinker": 1}, "what comes before is played"
     assert after.invocation.replay_of == record.invocation.id
     assert after.ended is not None
     assert after.ended.answer.text.startswith("You said listen")
-    assert said["identical"] is False
+    assert reply["identical"] is False
     rows = {(row[0], row[1]): row[4] for row in compare_steps(record, after)}
     assert not rows["[1] thinker", "← messages"]
     assert not rows["[1] thinker", "→ text"]
     assert rows["[0] vision", "→ embedding"]
 
 
-async def test_a_parameter_of_a_fork_counts(home: House):
-    record = await recorded(home)
+async def test_a_parameter_of_a_fork_counts(home: ToyGateway):
+    record = await record_request(home)
 
-    after, _ = await fork(home, record, "1", "params.max_tokens=2")
+    after, _ = await fork_record(home, record, "1", "params.max_tokens=2")
 
     assert after.ended is not None
     assert after.ended.answer.text == "You said "
@@ -109,8 +118,8 @@ async def test_a_parameter_of_a_fork_counts(home: House):
         ("thinker", [], "a fork changes something"),
     ],
 )
-async def test_what_cannot_be_changed_says_why(home: House, stage: str, changes: list[str], why: str):
-    record = await recorded(home)
+async def test_what_cannot_be_changed_says_why(home: ToyGateway, stage: str, changes: list[str], why: str):
+    record = await record_request(home)
 
     with pytest.raises(BadRequest) as caught:
         node = find_node(record.invocation, stage)
@@ -120,14 +129,14 @@ async def test_what_cannot_be_changed_says_why(home: House, stage: str, changes:
 
 
 async def test_what_was_not_kept_says_what_keeps_it(tmp_path: Path):
-    async with house(tmp_path) as plain:
+    async with start_toy_gateway(tmp_path) as plain:
         plain.ran = Counter()
-        record = await recorded(plain)
+        record = await record_request(plain)
         response = await plain.http.get(f"/v1/invocations/{record.invocation.id}/steps/0/outputs/embedding")
         missing = await plain.http.get(f"/v1/invocations/{record.invocation.id}/steps/0/outputs/nothing")
 
     assert response.status_code == missing.status_code == 404
-    assert "OMNIBUS_GATEWAY_RECORD=stages" in error(response)["message"]
+    assert "OMNIBUS_GATEWAY_RECORD=stages" in read_error_body(response)["message"]
     assert not can_begin_at(*record, 1)
 
 

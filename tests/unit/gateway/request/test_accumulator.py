@@ -18,7 +18,7 @@ from omnibus_gateway.request.accumulator import AnswerAccumulator
     ],
 )
 def test_an_answer_whose_speech_is_cut_ends_with_length(text: str, speech: dict[str, str], finish: str) -> None:
-    counted = GATEWAY.speech_cut.labels("omni")._value.get()
+    cut_count = GATEWAY.speech_cut.labels("omni")._value.get()
     got = AnswerAccumulator("omni", 0.0)
 
     got.add_item("audio", {"rate": 24000}, np.zeros(480, np.float32))
@@ -26,5 +26,5 @@ def test_an_answer_whose_speech_is_cut_ends_with_length(text: str, speech: dict[
     got.add_item("audio", {"samples": 480, **speech}, None)
 
     assert got.finish == got.to_answer().finish_reason == finish
-    assert GATEWAY.speech_cut.labels("omni")._value.get() - counted == len(speech)
+    assert GATEWAY.speech_cut.labels("omni")._value.get() - cut_count == len(speech)
     assert got.usage().completion_tokens_details.audio_tokens == 1

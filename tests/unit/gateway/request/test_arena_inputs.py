@@ -31,24 +31,24 @@ class There:
         self.keep = keep
 
     def tensors(self, invocation: str = "i") -> TensorPlacer:
-        return TensorPlacer(self.client, self.keep, invocation, nodes.soon())
+        return TensorPlacer(self.client, self.keep, invocation, nodes.make_deadline())
 
-    def read(self, literal: dict[str, Any]) -> np.ndarray:
+    def read_literal(self, literal: dict[str, Any]) -> np.ndarray:
         handle = to_handle(literal[HANDLE])
         array = self.client.view(handle).copy()
         self.client.release(handle)
         return array
 
-    async def blocks(self) -> int:
+    async def count_blocks(self) -> int:
         await self.client.stats()
         return int(self.sidecar.snapshot()["blocks"])
 
 
 @pytest.fixture
-async def there(tmp_path: Path) -> AsyncIterator[There]:
+async def arena(tmp_path: Path) -> AsyncIterator[There]:
     keep = MediaStore(str(tmp_path / "kept"), 1 << 20)
-    async with nodes.running(tmp_path) as sidecar:
-        client = await nodes.connect(tmp_path)
+    async with nodes.run_sidecar(tmp_path) as sidecar:
+        client = await nodes.connect_client(tmp_path)
         yield There(sidecar, client, keep)
         await client.close()
     keep.close()
@@ -58,64 +58,71 @@ PICTURE = b"a picture"
 HASH = sha256(PICTURE).hexdigest()
 
 
-async def test_sounds_that_begin_alike_say_so(there: There):
+async def test_sounds_that_begin_alike_say_so(arena: There):
     """The header of a WAV file contains the length, which varies."""
     dice = np.random.default_rng(0)
     samples = dice.integers(-9000, 9000, 60_000).astype("<i2")
     other = np.concatenate([samples[1:], samples[:1]])
     sounds = [to_wav(each.tobytes(), PcmFormat()) for each in (samples[:40_000], samples, other, samples[:24_000])]
 
-    placed = [
-        await place_input(there.client, None, each, ("audio", "audio/wav", HASH), "i", nodes.soon()) for each in sounds
+    literals = [
+        await place_input(arena.client, None, each, ("audio", "audio/wav", HASH), "i", nodes.make_deadline())
+        for each in sounds
     ]
 
-    shorter, longer, differs, short = [each.get("beginning") for each in placed]
+    shorter, longer, differs, short = [each.get("beginning") for each in literals]
     assert shorter == longer != differs
     assert (bool(shorter), short) == (True, None)  # audio of 1 s gets no "beginning"
 
 
-async def test_an_input_is_placed_with_what_is_known_of_it(there: There):
-    literal = await place_input(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+async def test_an_input_is_placed_with_what_is_known_of_it(arena: There):
+    literal = await place_input(
+        arena.client, arena.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.make_deadline()
+    )
 
-    assert there.read(literal).tobytes() == PICTURE
+    assert arena.read_literal(literal).tobytes() == PICTURE
     assert {key: literal[key] for key in literal if key != HANDLE} == {
         "modality": "image", "mime": "image/png", "sha256": HASH, "nbytes": len(PICTURE),
     }  # fmt: skip
 
 
-async def test_a_salt_is_named_where_there_is_one_and_comes_back(there: There):
+async def test_a_salt_is_named_where_there_is_one_and_comes_back(arena: There):
     about = ("image", "image/png", HASH)
-    plain = await place_input(there.client, there.keep, PICTURE, about, "i", nodes.soon())
-    salted = await place_input(there.client, there.keep, PICTURE, about, "i", nodes.soon(), salt="tenant")
+    plain = await place_input(arena.client, arena.keep, PICTURE, about, "i", nodes.make_deadline())
+    salted_literal = await place_input(
+        arena.client, arena.keep, PICTURE, about, "i", nodes.make_deadline(), salt="tenant"
+    )
 
-    again = await restore_input(there.client, there.keep, salted, "j", nodes.soon())
+    again = await restore_input(arena.client, arena.keep, salted_literal, "j", nodes.make_deadline())
 
     assert "salt" not in plain
-    assert (salted["salt"], again["salt"]) == ("tenant", "tenant")
-    assert call_digest("encode", {"media": plain}) != call_digest("encode", {"media": salted})
+    assert (salted_literal["salt"], again["salt"]) == ("tenant", "tenant")
+    assert call_digest("encode", {"media": plain}) != call_digest("encode", {"media": salted_literal})
 
 
-async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(there: There):
-    literal = await place_input(there.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(arena: There):
+    literal = await place_input(arena.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.make_deadline())
 
     for _ in range(MAX_ATTEMPTS):
-        there.read(literal)
-    assert await there.blocks() == 1
-    there.client.end_invocation("i")
+        arena.read_literal(literal)
+    assert await arena.count_blocks() == 1
+    arena.client.end_invocation("i")
 
-    assert await there.blocks() == 0
+    assert await arena.count_blocks() == 0
 
 
-async def test_what_was_placed_is_brought_back_by_its_content(there: There):
-    literal = await place_input(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
-    there.client.end_invocation("i")
+async def test_what_was_placed_is_brought_back_by_its_content(arena: There):
+    literal = await place_input(
+        arena.client, arena.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.make_deadline()
+    )
+    arena.client.end_invocation("i")
 
-    again = await restore_input(there.client, there.keep, literal, "j", nodes.soon())
+    again = await restore_input(arena.client, arena.keep, literal, "j", nodes.make_deadline())
 
-    assert there.read(again).tobytes() == PICTURE
+    assert arena.read_literal(again).tobytes() == PICTURE
     assert again[HANDLE] != literal[HANDLE]
     with pytest.raises(StaleHandle):
-        there.read(literal)
+        arena.read_literal(literal)
 
 
 @pytest.mark.parametrize(
@@ -129,53 +136,53 @@ async def test_what_was_placed_is_brought_back_by_its_content(there: There):
     ],
     ids=["rows", "empty", "strided", "bool", "columns first"],
 )
-async def test_a_tensor_is_placed_and_brought_back_as_it_was(there: There, array: np.ndarray):
-    literal = await there.tensors().put(Item({"rate": 8}, array), 1)
-    again = await restore_input(there.client, there.keep, literal, "j", nodes.soon())
+async def test_a_tensor_is_placed_and_brought_back_as_it_was(arena: There, array: np.ndarray):
+    literal = await arena.tensors().put(Item({"rate": 8}, array), 1)
+    again = await restore_input(arena.client, arena.keep, literal, "j", nodes.make_deadline())
 
     for each in (literal, again):
-        read = there.read(each)
+        read = arena.read_literal(each)
         assert (read.dtype, read.shape) == (array.dtype, array.shape)
         assert np.array_equal(read, array)
     assert literal["rate"] == 8
 
 
-async def test_equal_tensors_have_equal_literals_but_for_their_handles(there: There):
-    first, second = [await there.tensors(name).put(Item({}, np.ones(3)), 1) for name in ("i", "j")]
+async def test_equal_tensors_have_equal_literals_but_for_their_handles(arena: There):
+    first, second = [await arena.tensors(name).put(Item({}, np.ones(3)), 1) for name in ("i", "j")]
 
     assert {**first, HANDLE: 0} == {**second, HANDLE: 0}
     assert first[HANDLE] != second[HANDLE]
 
 
-async def test_a_tensor_lives_until_all_its_readers_have_read_it_in_all_attempts(there: There):
-    literal = await there.tensors().put(Item({}, np.ones(3)), 2)
+async def test_a_tensor_lives_until_all_its_readers_have_read_it_in_all_attempts(arena: There):
+    literal = await arena.tensors().put(Item({}, np.ones(3)), 2)
 
     for _ in range(2 * (MAX_ATTEMPTS + 1)):
-        assert await there.blocks() == 1
-        there.read(literal)
+        assert await arena.count_blocks() == 1
+        arena.read_literal(literal)
 
-    assert await there.blocks() == 0
+    assert await arena.count_blocks() == 0
 
 
-async def test_what_was_not_kept_is_not_found(there: There):
+async def test_what_was_not_kept_is_not_found(arena: There):
     with pytest.raises(NotFound, match="is not kept here: record in `full` mode"):
-        await restore_input(there.client, there.keep, {"sha256": "0" * 64}, "j", nodes.soon())
+        await restore_input(arena.client, arena.keep, {"sha256": "0" * 64}, "j", nodes.make_deadline())
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"dtype": "object"}, {"dtype": "no such type"}, {"shape": [7]}, {"shape": "all"}, {"dtype": "float64", "shape": [3]}],
 )  # fmt: skip
-async def test_a_record_that_lies_about_a_tensor_is_refused(there: There, wrong: dict[str, Any]):
-    literal = await there.tensors().put(Item({}, np.ones(3, np.float32)), 1)
+async def test_a_record_that_lies_about_a_tensor_is_refused(arena: There, wrong: dict[str, Any]):
+    literal = await arena.tensors().put(Item({}, np.ones(3, np.float32)), 1)
 
     with pytest.raises(ProtocolError, match="a recorded tensor cannot be"):
-        await restore_input(there.client, there.keep, {**literal, **wrong}, "j", nodes.soon())
+        await restore_input(arena.client, arena.keep, {**literal, **wrong}, "j", nodes.make_deadline())
 
 
-async def test_a_record_without_a_shape_is_refused(there: There):
-    literal = await there.tensors().put(Item({}, np.ones(3, np.float32)), 1)
+async def test_a_record_without_a_shape_is_refused(arena: There):
+    literal = await arena.tensors().put(Item({}, np.ones(3, np.float32)), 1)
     del literal["shape"]
 
     with pytest.raises(ProtocolError, match="a recorded tensor cannot be float32 None"):
-        await restore_input(there.client, there.keep, literal, "j", nodes.soon())
+        await restore_input(arena.client, arena.keep, literal, "j", nodes.make_deadline())

@@ -7,36 +7,36 @@ import pytest
 from omnibus.errors import BadRequest, CannotContinue
 from omnibus_gateway.openai.chat_stream import ChatStream
 from omnibus_gateway.request.event_ids import NumberedStream, parse_event_id
-from tests.unit.gateway.event_streams import Event, parsed, sound_of, text_of
+from tests.unit.gateway.event_streams import StreamedEvent, parse_events, sound_of, text_of
 
 
 def test_events_may_be_cut_otherwise_the_second_time():
     data, letters = bytes(range(97)), "äöü and a long text"
 
-    def frames(after: Any, cuts: tuple[int, int]) -> list[Event]:
+    def make_events(after: Any, cuts: tuple[int, int]) -> list[StreamedEvent]:
         stream = NumberedStream(ChatStream("i", "m", 1), "t", "pcm16", after)
-        found = [stream.role()]
+        events = [stream.role()]
         for start in range(0, len(letters), cuts[0]):
-            found.append(stream.text(letters[start : start + cuts[0]]))
+            events.append(stream.text(letters[start : start + cuts[0]]))
         for start in range(0, len(data), cuts[1]):
-            found.append(stream.audio(data[start : start + cuts[1]]))
-        found.append(stream.audio_end(9))
+            events.append(stream.audio(data[start : start + cuts[1]]))
+        events.append(stream.audio_end(9))
         stream.complete()
-        found.append(stream.finish("stop"))
-        return parsed(b"".join(found).decode())
+        events.append(stream.finish("stop"))
+        return parse_events(b"".join(events).decode())
 
-    first = frames(None, (3, 7))
+    first = make_events(None, (3, 7))
     for cuts in ((1, 1), (5, 13), (100, 100)):
         for place, event in enumerate(first):
             if event.id:
-                rest = frames(parse_event_id(event.id)[1], cuts)
+                rest = make_events(parse_event_id(event.id)[1], cuts)
                 assert text_of(first[: place + 1]) + text_of(rest) == letters
                 assert sound_of(first[: place + 1]) + sound_of(rest) == data
 
 
 def test_sound_of_a_codec_that_differs_is_no_continuation():
     stream = NumberedStream(ChatStream("i", "m", 1), "t", "mp3", None)
-    last = parsed((stream.audio(b"x" * 12) + stream.audio(b"y" * 12)).decode())[-1].id
+    last = parse_events((stream.audio(b"x" * 12) + stream.audio(b"y" * 12)).decode())[-1].id
 
     again = NumberedStream(ChatStream("i", "m", 1), "t", "mp3", parse_event_id(last)[1])
 

@@ -15,16 +15,18 @@ USUAL = {
 }
 
 
-def node(params: Any, task: str = "think-m-thinker", model: str = "") -> GraphNode:
+def make_node(params: Any, task: str = "think-m-thinker", model: str = "") -> GraphNode:
     return GraphNode(task, "thinker", {"messages": [], "params": params}, "", model=model)
 
 
-def completed(*nodes: GraphNode) -> list[Any]:
+def complete_params(*nodes: GraphNode) -> list[Any]:
     return [each.inputs["params"] for each in complete_nodes(nodes, "m", USUAL.__getitem__)]
 
 
 def test_what_a_call_names_stays():
-    assert completed(node({}), node({"temperature": 0, "max_tokens": 9}), node({}, model="other")) == [
+    assert complete_params(
+        make_node({}), make_node({"temperature": 0, "max_tokens": 9}), make_node({}, model="other")
+    ) == [
         {"temperature": 0.6, "top_k": 20, "usual_tokens": 50},
         {"temperature": 0, "top_k": 20, "max_tokens": 9},
         {"temperature": 0.1},
@@ -32,13 +34,13 @@ def test_what_a_call_names_stays():
 
 
 def test_encoded_parameters_stay_encoded():
-    [made] = completed(node(msgspec.Raw(b'{"top_k": 1}')))
+    [params] = complete_params(make_node(msgspec.Raw(b'{"top_k": 1}')))
 
-    assert isinstance(made, msgspec.Raw)
-    assert msgspec.json.decode(made) == {"temperature": 0.6, "top_k": 1, "usual_tokens": 50}
+    assert isinstance(params, msgspec.Raw)
+    assert msgspec.json.decode(params) == {"temperature": 0.6, "top_k": 1, "usual_tokens": 50}
 
 
 def test_other_calls_are_left_alone():
-    nodes = [node({}, "talk-m-talker"), node({HANDLE: "x"}, model="silent"), node(None)]
+    nodes = [make_node({}, "talk-m-talker"), make_node({HANDLE: "x"}, model="silent"), make_node(None)]
 
     assert complete_nodes(nodes, "m", USUAL.__getitem__) == tuple(nodes)

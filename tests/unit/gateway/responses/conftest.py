@@ -6,31 +6,31 @@ from pathlib import Path
 import pytest
 
 from omnibus.store import Store
-from tests.unit.gateway.house import TEXT, House, house
-from tests.unit.gateway.responses_house import Pair, remember
+from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
+from tests.unit.gateway.responses_house import ResponsesPair, echo_messages
 
 
 @pytest.fixture
-async def home(tmp_path: Path, store: Store) -> AsyncIterator[House]:
-    async with house(tmp_path, store) as made:
-        await made.all_of(TEXT)
-        yield made
+async def home(tmp_path: Path, store: Store) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path, store) as gateway:
+        await gateway.all_of(TEXT)
+        yield gateway
 
 
 @pytest.fixture
-async def memory(tmp_path: Path, store: Store) -> AsyncIterator[House]:
-    async with house(tmp_path, store) as made:
-        made.serve(TEXT)
-        assert made.router.plan is not None
-        for option, spec in made.router.plan.models[TEXT].options.items():
-            await made.executor(TEXT, option, *spec.components, thinker=remember)
-        yield made
+async def memory(tmp_path: Path, store: Store) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path, store) as gateway:
+        gateway.serve(TEXT)
+        assert gateway.router.plan is not None
+        for option, spec in gateway.router.plan.models[TEXT].options.items():
+            await gateway.executor(TEXT, option, *spec.components, thinker=echo_messages)
+        yield gateway
 
 
 @pytest.fixture
-async def pair(tmp_path: Path, store: Store) -> AsyncIterator[Pair]:
-    async with house(tmp_path, store) as first:
-        second = House(first.place, first.settings, store, "other")
+async def pair(tmp_path: Path, store: Store) -> AsyncIterator[ResponsesPair]:
+    async with start_toy_gateway(tmp_path, store) as first:
+        second = ToyGateway(first.place, first.settings, store, "other")
         await second.open()
-        yield Pair(first, second)
+        yield ResponsesPair(first, second)
         await second.close()

@@ -7,53 +7,55 @@ import pytest
 
 from omnibus_gateway.openai.responses.items import decode_reasoning
 from omnibus_gateway.responses.context import SUMMARIZE
-from tests.unit.gateway.house import TEXT, House, error
-from tests.unit.gateway.responses_house import PATH, create, text_of, whole
+from tests.unit.gateway.house import TEXT, ToyGateway, read_error_body
+from tests.unit.gateway.responses_house import PATH, post_response, read_response_body, text_of
 
 
-def client_of(home: House) -> openai.AsyncOpenAI:
+def client_of(home: ToyGateway) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=home.http, max_retries=0,
         _strict_response_validation=True,
     )  # fmt: skip
 
 
-async def test_tokens_are_counted_and_no_answer_is_made(home: House):
+async def test_tokens_are_counted_and_no_answer_is_made(home: ToyGateway):
     client = client_of(home)
 
-    counted = await client.responses.input_tokens.count(model=TEXT, input="one two three")
+    token_count = await client.responses.input_tokens.count(model=TEXT, input="one two three")
 
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 8)
+    assert (token_count.object, token_count.input_tokens) == ("response.input_tokens", 8)
     await home.emptied()
-    first = whole(await create(home, "one"))
+    first = read_response_body(await post_response(home, "one"))
     behind = await client.responses.input_tokens.count(
         model=TEXT, input=[{"role": "user", "content": "two three"}], previous_response_id=first["id"]
     )
     assert behind.input_tokens == 7
 
 
-async def test_a_conversation_becomes_the_users_messages_and_one_item(home: House):
+async def test_a_conversation_becomes_the_users_messages_and_one_item(home: ToyGateway):
     client = client_of(home)
-    first = whole(await create(home, [
+    first = read_response_body(await post_response(home, [
         {"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"},
     ]))  # fmt: skip
 
-    compacted = await client.with_options(max_retries=0).post(
+    compaction = await client.with_options(max_retries=0).post(
         "/responses/compact", cast_to=dict[str, Any],
         body={"model": TEXT, "previous_response_id": first["id"], "input": "and then?", "seed": 5},
     )  # fmt: skip
 
-    assert compacted["object"] == "response.compaction"
-    *kept, last = compacted["output"]
-    assert [item["content"][0]["text"] for item in kept] == ["hello", "and then?"]
-    assert all(item["role"] == "user" and item["id"].startswith("msg_") for item in kept)
+    assert compaction["object"] == "response.compaction"
+    *user_items, last = compaction["output"]
+    assert [item["content"][0]["text"] for item in user_items] == ["hello", "and then?"]
+    assert all(item["role"] == "user" and item["id"].startswith("msg_") for item in user_items)
     assert (last["type"], last["id"][:4]) == ("compaction", "cmp_")
     assert decode_reasoning(last["encrypted_content"]) == f"You said {SUMMARIZE} [5]"
-    assert compacted["usage"]["output_tokens"] == len(SUMMARIZE.split()) + 3
-    going_on = whole(await create(home, [*compacted["output"], {"role": "user", "content": "go on"}]))
+    assert compaction["usage"]["output_tokens"] == len(SUMMARIZE.split()) + 3
+    going_on = read_response_body(
+        await post_response(home, [*compaction["output"], {"role": "user", "content": "go on"}])
+    )
     assert text_of(going_on) == "You said go on [5] "
-    shown = (await home.http.get(f"{PATH}/{going_on['id']}/input_items")).json()["data"]
-    assert [item["type"] for item in shown] == ["message", "compaction", "message", "message"]
+    input_items = (await home.http.get(f"{PATH}/{going_on['id']}/input_items")).json()["data"]
+    assert [item["type"] for item in input_items] == ["message", "compaction", "message", "message"]
     await home.emptied()
 
 
@@ -68,8 +70,8 @@ async def test_a_conversation_becomes_the_users_messages_and_one_item(home: Hous
         ({"model": TEXT, "input": [{"type": "compaction", "encrypted_content": "?"}]}, "input[0].encrypted_content"),
     ],
 )
-async def test_what_cannot_be_read_is_refused_by_name(home: House, path: str, body: dict[str, Any], param: str):
+async def test_what_cannot_be_read_is_refused_by_name(home: ToyGateway, path: str, body: dict[str, Any], param: str):
     response = await home.http.post(f"{PATH}/{path}", json=body)
 
     assert response.status_code == 400
-    assert error(response)["param"] == param
+    assert read_error_body(response)["param"] == param

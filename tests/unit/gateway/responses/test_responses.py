@@ -8,32 +8,32 @@ import pytest
 
 from omnibus.store import Store
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
-from tests.unit.gateway.house import OMNI, PNG, TEXT, VL, House, error, house
+from tests.unit.gateway.house import OMNI, PNG, TEXT, VL, ToyGateway, read_error_body, start_toy_gateway
 from tests.unit.gateway.responses_house import (
     KEYS,
     PATH,
-    create,
     events_of,
+    post_response,
+    read_response_body,
     text_of,
-    whole,
 )
 
 
-async def test_a_response_has_every_key_and_can_be_retrieved(home: House):
-    made = whole(await create(home, instructions="be kind", metadata={"a": "b"}))
+async def test_a_response_has_every_key_and_can_be_retrieved(home: ToyGateway):
+    response = read_response_body(await post_response(home, instructions="be kind", metadata={"a": "b"}))
 
-    assert set(KEYS) <= set(made)
-    assert made["status"] == "completed"
-    assert text_of(made) == "You said hello there [5] "
-    assert made["instructions"] == "be kind"
-    assert made["metadata"] == {"a": "b"}
-    assert made["usage"]["output_tokens"] == 5
-    assert whole(await home.http.get(f"{PATH}/{made['id']}")) == made
+    assert set(KEYS) <= set(response)
+    assert response["status"] == "completed"
+    assert text_of(response) == "You said hello there [5] "
+    assert response["instructions"] == "be kind"
+    assert response["metadata"] == {"a": "b"}
+    assert response["usage"]["output_tokens"] == 5
+    assert read_response_body(await home.http.get(f"{PATH}/{response['id']}")) == response
     await home.emptied()
 
 
-async def test_a_stream_has_the_events_in_their_order(home: House):
-    events = events_of((await create(home, stream=True)).text)
+async def test_a_stream_has_the_events_in_their_order(home: ToyGateway):
+    events = events_of((await post_response(home, stream=True)).text)
 
     kinds = [event["type"] for event in events]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -49,12 +49,12 @@ async def test_a_stream_has_the_events_in_their_order(home: House):
     ]
     assert "".join(event["delta"] for event in deltas) == "You said hello there [5] "
     assert events[0]["sequence_number"] == 0
-    made = events[-1]["response"]
-    assert whole(await home.http.get(f"{PATH}/{made['id']}")) == made
+    response = events[-1]["response"]
+    assert read_response_body(await home.http.get(f"{PATH}/{response['id']}")) == response
 
 
-async def test_a_stored_stream_comes_again_from_any_event(home: House):
-    body = (await create(home, stream=True)).text
+async def test_a_stored_stream_comes_again_from_any_event(home: ToyGateway):
+    body = (await post_response(home, stream=True)).text
     events = events_of(body)
     id = events[0]["response"]["id"]
 
@@ -64,27 +64,31 @@ async def test_a_stored_stream_comes_again_from_any_event(home: House):
         assert again.text == body[len("".join(block + "\n\n" for block in body.split("\n\n")[: after + 1])) :]
 
 
-async def test_one_that_is_not_stored_is_gone(home: House):
-    made = whole(await create(home, store=False))
+async def test_one_that_is_not_stored_is_gone(home: ToyGateway):
+    response = read_response_body(await post_response(home, store=False))
 
-    assert made["store"] is False
-    assert (await home.http.get(f"{PATH}/{made['id']}")).status_code == 404
+    assert response["store"] is False
+    assert (await home.http.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
-async def test_a_deleted_response_is_gone(home: House):
-    id = whole(await create(home))["id"]
+async def test_a_deleted_response_is_gone(home: ToyGateway):
+    id = read_response_body(await post_response(home))["id"]
 
-    assert whole(await home.http.delete(f"{PATH}/{id}")) == {"id": id, "object": "response", "deleted": True}
+    assert read_response_body(await home.http.delete(f"{PATH}/{id}")) == {
+        "id": id,
+        "object": "response",
+        "deleted": True,
+    }
     assert (await home.http.get(f"{PATH}/{id}")).status_code == 404
     assert (await home.http.delete(f"{PATH}/{id}")).status_code == 404
 
 
-async def test_the_input_comes_back_as_items(home: House):
-    given = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
-    id = whole(await create(home, [*given, {"role": "user", "content": "three"}]))["id"]
+async def test_the_input_comes_back_as_items(home: ToyGateway):
+    messages = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
+    id = read_response_body(await post_response(home, [*messages, {"role": "user", "content": "three"}]))["id"]
 
-    newest = whole(await home.http.get(f"{PATH}/{id}/input_items", params={"limit": 2}))
-    rest = whole(await home.http.get(f"{PATH}/{id}/input_items", params={"after": newest["last_id"]}))
+    newest = read_response_body(await home.http.get(f"{PATH}/{id}/input_items", params={"limit": 2}))
+    rest = read_response_body(await home.http.get(f"{PATH}/{id}/input_items", params={"after": newest["last_id"]}))
 
     assert [item["content"][0]["text"] for item in newest["data"]] == ["three", "two"]
     assert newest["has_more"]
@@ -92,10 +96,12 @@ async def test_the_input_comes_back_as_items(home: House):
     assert not rest["has_more"]
 
 
-async def test_a_response_goes_on_with_those_before_it(memory: House):
-    first = whole(await create(memory, "one", instructions="be brief"))
-    second = whole(await create(memory, "two", previous_response_id=first["id"]))
-    third = whole(await create(memory, "three", previous_response_id=second["id"], instructions="be long"))
+async def test_a_response_goes_on_with_those_before_it(memory: ToyGateway):
+    first = read_response_body(await post_response(memory, "one", instructions="be brief"))
+    second = read_response_body(await post_response(memory, "two", previous_response_id=first["id"]))
+    third = read_response_body(
+        await post_response(memory, "three", previous_response_id=second["id"], instructions="be long")
+    )
 
     assert text_of(first) == "system:be brief|user:one"
     assert text_of(second) == f"user:one|assistant:{text_of(first)}|user:two"  # instructions are not inherited
@@ -105,18 +111,18 @@ async def test_a_response_goes_on_with_those_before_it(memory: House):
     assert third["previous_response_id"] == second["id"]
 
 
-async def test_others_do_not_see_it(home: House):
+async def test_others_do_not_see_it(home: ToyGateway):
     with acting_as(Tenant("ann")):
-        id = whole(await create(home))["id"]
-        conversation = whole(await home.http.post("/v1/conversations", json={}))["id"]
+        id = read_response_body(await post_response(home))["id"]
+        conversation = read_response_body(await home.http.post("/v1/conversations", json={}))["id"]
         assert (await home.http.get(f"{PATH}/{id}")).status_code == 200
     with acting_as(Tenant("bob")):
         for path in (f"{PATH}/{id}", f"{PATH}/{id}/input_items", f"/v1/conversations/{conversation}"):
             assert (await home.http.get(path)).status_code == 404
         assert (await home.http.delete(f"{PATH}/{id}")).status_code == 404
         assert (await home.http.post(f"{PATH}/{id}/cancel")).status_code == 404
-        assert (await create(home, previous_response_id=id)).status_code == 400
-        assert (await create(home, conversation=conversation)).status_code == 400
+        assert (await post_response(home, previous_response_id=id)).status_code == 400
+        assert (await post_response(home, conversation=conversation)).status_code == 400
 
 
 # Inputs and outputs
@@ -125,21 +131,21 @@ async def test_others_do_not_see_it(home: House):
 async def test_pictures_are_seen(tmp_path: Path, store: Store):
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     parts = [{"type": "input_text", "text": "what"}, {"type": "input_image", "image_url": url, "detail": "low"}]
-    async with house(tmp_path, store) as home:
+    async with start_toy_gateway(tmp_path, store) as home:
         await home.all_of(VL)
-        made = whole(await create(home, [{"role": "user", "content": parts}], model=VL))
-        bad = await create(home, [{"role": "user", "content": [{**parts[1], "image_url": "data:,x"}]}], model=VL)
+        response = read_response_body(await post_response(home, [{"role": "user", "content": parts}], model=VL))
+        bad = await post_response(home, [{"role": "user", "content": [{**parts[1], "image_url": "data:,x"}]}], model=VL)
 
-        assert "saw" in text_of(made)
-        assert made["usage"]["input_tokens_details"]["image_tokens"] == 1
-        assert error(bad)["param"] == "input[0].content[0].image_url"
+        assert "saw" in text_of(response)
+        assert response["usage"]["input_tokens_details"]["image_tokens"] == 1
+        assert read_error_body(bad)["param"] == "input[0].content[0].image_url"
 
 
 @pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
 async def test_answers_are_spoken(tmp_path: Path, store: Store, modalities: list[str]):
-    async with house(tmp_path, store) as home:
+    async with start_toy_gateway(tmp_path, store) as home:
         await home.all_of(OMNI)
-        body = await create(
+        body = await post_response(
             home, model=OMNI, modalities=modalities, audio={"voice": "Chelsie", "format": "wav"}, stream=True
         )
         events = events_of(body.text)
@@ -201,26 +207,26 @@ async def test_answers_are_spoken(tmp_path: Path, store: Store, modalities: list
         ({"metadata": {"k": "v" * 600}}, "metadata[...]"),
     ],
 )
-async def test_what_cannot_be_obeyed_is_refused_by_name(home: House, fields: dict[str, Any], param: str):
+async def test_what_cannot_be_obeyed_is_refused_by_name(home: ToyGateway, fields: dict[str, Any], param: str):
     response = await home.http.post(PATH, json={"model": TEXT, "input": "a", **fields})
 
     assert response.status_code == 400, response.text
-    assert error(response)["param"] == param
+    assert read_error_body(response)["param"] == param
 
 
 @pytest.mark.parametrize(
     "query", [{"starting_after": "3"}, {"stream": "maybe"}, {"starting_after": "x", "stream": "true"}]
 )
-async def test_queries_are_checked(home: House, query: dict[str, str]):
-    id = whole(await create(home))["id"]
+async def test_queries_are_checked(home: ToyGateway, query: dict[str, str]):
+    id = read_response_body(await post_response(home))["id"]
 
     assert (await home.http.get(f"{PATH}/{id}", params=query)).status_code == 400
 
 
-async def test_one_that_was_not_streamed_has_no_events(home: House):
-    id = whole(await create(home))["id"]
+async def test_one_that_was_not_streamed_has_no_events(home: ToyGateway):
+    id = read_response_body(await post_response(home))["id"]
 
     response = await home.http.get(f"{PATH}/{id}", params={"stream": "true"})
 
     assert response.status_code == 400
-    assert error(response)["param"] == "stream"
+    assert read_error_body(response)["param"] == "stream"

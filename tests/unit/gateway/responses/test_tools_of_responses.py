@@ -9,13 +9,13 @@ import pytest
 from omnibus.executor.runner import Job
 from omnibus.store import Store
 from omnibus.structured.calls import call_head
-from tests.unit.gateway.house import TEXT, House, house
-from tests.unit.gateway.responses_house import create, events_of, whole
+from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
+from tests.unit.gateway.responses_house import events_of, post_response, read_response_body
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 
 
-class Caller:
+class ToolCallingThinker:
     """A thinker with reasoning, text and two function calls; it records its input."""
 
     def __init__(self) -> None:
@@ -34,37 +34,39 @@ class Caller:
 
 
 @pytest.fixture
-def caller() -> Caller:
-    return Caller()
+def caller() -> ToolCallingThinker:
+    return ToolCallingThinker()
 
 
 @pytest.fixture
-async def calling(tmp_path: Path, store: Store, caller: Caller) -> AsyncIterator[House]:
-    async with house(tmp_path, store) as made:
-        made.serve(TEXT)
-        assert made.router.plan is not None
-        for option, spec in made.router.plan.models[TEXT].options.items():
-            await made.executor(TEXT, option, *spec.components, thinker=caller)
-        yield made
+async def tool_gateway(tmp_path: Path, store: Store, caller: ToolCallingThinker) -> AsyncIterator[ToyGateway]:
+    async with start_toy_gateway(tmp_path, store) as gateway:
+        gateway.serve(TEXT)
+        assert gateway.router.plan is not None
+        for option, spec in gateway.router.plan.models[TEXT].options.items():
+            await gateway.executor(TEXT, option, *spec.components, thinker=caller)
+        yield gateway
 
 
-async def test_an_answer_has_reasoning_text_and_calls_as_items(calling: House, caller: Caller):
-    made = whole(await create(calling, tools=[WEATHER], include=["reasoning.encrypted_content"]))
+async def test_an_answer_has_reasoning_text_and_calls_as_items(tool_gateway: ToyGateway, caller: ToolCallingThinker):
+    response = read_response_body(
+        await post_response(tool_gateway, tools=[WEATHER], include=["reasoning.encrypted_content"])
+    )
 
-    thoughts, message, rome, bonn = made["output"]
+    thoughts, message, rome, bonn = response["output"]
     assert thoughts["content"] == [{"type": "reasoning_text", "text": "let me see"}]
     assert thoughts["encrypted_content"]
     assert message["content"][0]["text"] == "I look."
     assert [rome["name"], rome["arguments"], rome["status"]] == ["weather", '{"city":"Rome"}', "completed"]
     assert bonn["arguments"] == '{"city":"Bonn"}'
     assert rome["call_id"] != bonn["call_id"]
-    assert made["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-    assert made["tools"] == [{**WEATHER, "description": None}]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    assert response["tools"] == [{**WEATHER, "description": None}]
     assert caller.params["tools"][0]["function"]["name"] == "weather"
 
 
-async def test_calls_are_streamed_in_order(calling: House):
-    events = events_of((await create(calling, tools=[WEATHER], stream=True)).text)
+async def test_calls_are_streamed_in_order(tool_gateway: ToyGateway):
+    events = events_of((await post_response(tool_gateway, tools=[WEATHER], stream=True)).text)
 
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds == [
@@ -78,19 +80,23 @@ async def test_calls_are_streamed_in_order(calling: House):
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "completed",
     ]  # fmt: skip
-    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
-    assert [item["type"] for item in added] == ["reasoning", "message", "function_call", "function_call"]
-    assert added[2]["arguments"] == ""
+    added_items = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["type"] for item in added_items] == ["reasoning", "message", "function_call", "function_call"]
+    assert added_items[2]["arguments"] == ""
 
 
-async def test_what_calls_gave_goes_back_to_the_model(calling: House, caller: Caller):
-    first = whole(await create(calling, "how is it?", tools=[WEATHER]))
+async def test_what_calls_gave_goes_back_to_the_model(tool_gateway: ToyGateway, caller: ToolCallingThinker):
+    first = read_response_body(await post_response(tool_gateway, "how is it?", tools=[WEATHER]))
     calls = [item for item in first["output"] if item["type"] == "function_call"]
     results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"} for call in calls]
 
-    whole(await create(calling, results, previous_response_id=first["id"], tools=[WEATHER]))
+    read_response_body(await post_response(tool_gateway, results, previous_response_id=first["id"], tools=[WEATHER]))
     by_state = caller.messages
-    whole(await create(calling, [{"role": "user", "content": "how is it?"}, *first["output"], *results], store=False))
+    read_response_body(
+        await post_response(
+            tool_gateway, [{"role": "user", "content": "how is it?"}, *first["output"], *results], store=False
+        )
+    )
 
     user, assistant, *tools = by_state
     assert user == {"role": "user", "content": [{"type": "text", "text": "how is it?"}]}
@@ -101,16 +107,22 @@ async def test_what_calls_gave_goes_back_to_the_model(calling: House, caller: Ca
     assert caller.messages[1:] == by_state[1:]  # without a store it is the same
 
 
-async def test_the_choice_of_tools_and_the_shape_of_texts_are_passed_on(calling: House, caller: Caller):
+async def test_the_choice_of_tools_and_the_shape_of_texts_are_passed_on(
+    tool_gateway: ToyGateway, caller: ToolCallingThinker
+):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
 
-    made = whole(await create(calling, text={"format": format}))
+    response = read_response_body(await post_response(tool_gateway, text={"format": format}))
     assert caller.params["structured_outputs"] == {"json": schema}
-    assert made["text"]["format"]["schema"] == schema
-    whole(await create(calling, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}))
+    assert response["text"]["format"]["schema"] == schema
+    read_response_body(
+        await post_response(tool_gateway, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"})
+    )
     assert caller.params["tool_choice"] == "required"
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
-    made = whole(await create(calling, tools=[WEATHER], tool_choice=allowed, parallel_tool_calls=False))
-    assert made["tool_choice"] == allowed
+    allowed_tools = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    response = read_response_body(
+        await post_response(tool_gateway, tools=[WEATHER], tool_choice=allowed_tools, parallel_tool_calls=False)
+    )
+    assert response["tool_choice"] == allowed_tools
     assert caller.params["parallel_tool_calls"] is False

@@ -10,27 +10,27 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus_gateway.routing.draining import DrainRate, check_queue_time
-from tests.unit.gateway.overloaded import Executor, World, percentile
+from tests.unit.gateway.overloaded import OverloadExecutor, OverloadSimulation, compute_percentile
 
 
-def constant(seconds: float) -> Callable[[int], float]:
+def make_constant(seconds: float) -> Callable[[int], float]:
     return lambda _: seconds
 
 
-def slower(seconds: float, by: float) -> Callable[[int], float]:
+def make_slower(seconds: float, by: float) -> Callable[[int], float]:
     """Return a duration that grows by this fraction for each further request."""
     return lambda beside: seconds * (1 + by * (beside - 1))
 
 
 EXECUTORS = {
-    "slow, one at a time": lambda: Executor(1, constant(2.0)),
-    "slow, 4 side by side": lambda: Executor(4, constant(4.0)),
-    "slow, 8 in step": lambda: Executor(8, constant(6.0), in_step=True),
-    "slow, batches cost": lambda: Executor(16, slower(1.0, 0.2)),
-    "fast, one at a time": lambda: Executor(1, constant(0.01)),
-    "fast, 32 side by side": lambda: Executor(32, constant(0.05)),
-    "fast, 8 in step": lambda: Executor(8, constant(0.03), in_step=True),
-    "fast, batches cost": lambda: Executor(16, slower(0.02, 0.1)),
+    "slow, one at a time": lambda: OverloadExecutor(1, make_constant(2.0)),
+    "slow, 4 side by side": lambda: OverloadExecutor(4, make_constant(4.0)),
+    "slow, 8 in step": lambda: OverloadExecutor(8, make_constant(6.0), in_step=True),
+    "slow, batches cost": lambda: OverloadExecutor(16, make_slower(1.0, 0.2)),
+    "fast, one at a time": lambda: OverloadExecutor(1, make_constant(0.01)),
+    "fast, 32 side by side": lambda: OverloadExecutor(32, make_constant(0.05)),
+    "fast, 8 in step": lambda: OverloadExecutor(8, make_constant(0.03), in_step=True),
+    "fast, batches cost": lambda: OverloadExecutor(16, make_slower(0.02, 0.1)),
 }
 
 
@@ -38,10 +38,12 @@ EXECUTORS = {
 BATCHES = ("slow, 8 in step", "fast, 8 in step", "fast, 32 side by side")
 
 
-def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: float = 0.0) -> tuple[World, float]:
+def overload_world(
+    make: Callable[[], OverloadExecutor], gateways: int = 1, queue_seconds: float = 0.0
+) -> tuple[OverloadSimulation, float]:
     """Return a world under five times its capacity, and the overload's start. A serial warm-up comes first."""
     executor = make()
-    world = World(executor, 6 * executor.seconds(executor.slots), gateways, queue_seconds)
+    world = OverloadSimulation(executor, 6 * executor.seconds(executor.slots), gateways, queue_seconds)
     world.one_by_one(10 * gateways)
     begin, lasts = world.now, 75 * executor.seconds(executor.slots)
     world.load(5 * executor.capacity, begin, lasts)
@@ -49,14 +51,14 @@ def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: f
     return world, begin
 
 
-def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
+def patiently_overloaded(make: Callable[[], OverloadExecutor]) -> tuple[OverloadSimulation, float]:
     """Return a world with a queue of up to 20 services. It is under five times its capacity for 120 of them.
 
     Also returns the time by which the queue from before the overload was detected has been served.
     """
     executor = make()
     full = executor.seconds(executor.slots)
-    world = World(executor, 120 * full, queue_seconds=20 * full)
+    world = OverloadSimulation(executor, 120 * full, queue_seconds=20 * full)
     world.one_by_one(10)
     begin = world.now
     world.load(5 * executor.capacity, begin, 120 * full)
@@ -64,7 +66,7 @@ def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
     return world, begin + 40 * full
 
 
-def learning(world: World) -> float:
+def learning_seconds(world: OverloadSimulation) -> float:
     """Return the seconds after which a gateway has learned an executor's behaviour. That is its batch size and its load
     from others.
     """
@@ -74,21 +76,21 @@ def learning(world: World) -> float:
 @pytest.mark.parametrize("gateways", [1, 2, 3])
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_what_is_admitted_ends_in_time_and_the_executor_stays_full(kind: str, gateways: int):
-    world, begin = overloaded(EXECUTORS[kind], gateways)
+    world, begin = overload_world(EXECUTORS[kind], gateways)
 
-    lasted = world.now - begin
-    goodput = sum(1 for at in world.outcome.ended if at > begin + lasted / 3) / (lasted * 2 / 3)
-    assert world.late(begin if gateways == 1 else begin + learning(world)) == 0
+    duration = world.now - begin
+    goodput = sum(1 for at in world.outcome.ended if at > begin + duration / 3) / (duration * 2 / 3)
+    assert world.late(begin if gateways == 1 else begin + learning_seconds(world)) == 0
     assert world.outcome.refused > len(world.outcome.served)
     assert goodput >= (0.9 if world.executor.in_step else 0.95) * world.executor.capacity
 
 
 @pytest.mark.parametrize(("kind", "most"), [(kind, 3.0 if kind in BATCHES else 2.2) for kind in EXECUTORS])
 def test_nobody_waits_much_longer_than_it_is_served(kind: str, most: float):
-    world, begin = overloaded(EXECUTORS[kind])
+    world, begin = overload_world(EXECUTORS[kind])
 
     full = world.executor.seconds(world.executor.slots)
-    assert percentile(world.took(begin + learning(world)), 0.99) <= most * full
+    assert compute_percentile(world.took(begin + learning_seconds(world)), 0.99) <= most * full
 
 
 @pytest.mark.parametrize(("kind", "most"), [(kind, 3.0 if kind in BATCHES else 2.2) for kind in EXECUTORS])
@@ -96,10 +98,10 @@ def test_a_queue_that_grew_too_long_is_held_short_while_too_many_come(kind: str,
     world, since = patiently_overloaded(EXECUTORS[kind])
 
     full = world.executor.seconds(world.executor.slots)
-    before = percentile([took for came, took in world.outcome.served if came < since], 0.99)
+    before = compute_percentile([took for came, took in world.outcome.served if came < since], 0.99)
     goodput = sum(1 for at in world.outcome.ended if at > since) / (world.now - since)
     assert before > 4 * full  # many may come at once
-    assert percentile(world.took(since), 0.99) <= most * full
+    assert compute_percentile(world.took(since), 0.99) <= most * full
     assert goodput >= (0.9 if world.executor.in_step else 0.95) * world.executor.capacity
 
 
@@ -109,7 +111,7 @@ def test_an_overload_is_over_once_nobody_waits(kind: str):
     executor = world.executor
     full = executor.seconds(executor.slots)
     world.run()  # the existing requests
-    refused = world.outcome.refused
+    refusals = world.outcome.refused
     world.load(0.5 * executor.capacity, world.now, 20 * full)
     world.run()
     world.run(world.now + 5 * full)
@@ -118,11 +120,11 @@ def test_an_overload_is_over_once_nobody_waits(kind: str):
         world.come(0)
     world.run()
 
-    assert world.outcome.refused == refused
+    assert world.outcome.refused == refusals
 
 
 def test_clients_that_wait_for_their_answers_are_no_overload():
-    world = World(Executor(1, constant(1.0)), 120.0, queue_seconds=30.0)
+    world = OverloadSimulation(OverloadExecutor(1, make_constant(1.0)), 120.0, queue_seconds=30.0)
     world.one_by_one(10)
     for _ in range(20):
         world.come(0)
@@ -142,7 +144,7 @@ def test_clients_that_wait_for_their_answers_are_no_overload():
     ids=["queue", "deadline"],
 )
 def test_refusals_say_which_time_is_too_short(deadline: float, queue_seconds: float, reason: str):
-    world = World(Executor(1, constant(1.0)), deadline, queue_seconds=queue_seconds)
+    world = OverloadSimulation(OverloadExecutor(1, make_constant(1.0)), deadline, queue_seconds=queue_seconds)
     world.one_by_one(10)
 
     with pytest.raises(Overloaded, match=reason):
@@ -153,20 +155,20 @@ def test_refusals_say_which_time_is_too_short(deadline: float, queue_seconds: fl
 
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_refusals_say_when_there_is_room(kind: str):
-    world, begin = overloaded(EXECUTORS[kind])
+    world, begin = overload_world(EXECUTORS[kind])
     full = world.executor.seconds(world.executor.slots)
 
     errors = []
-    for at, said in world.outcome.promises:
+    for at, promise in world.outcome.promises:
         place = bisect.bisect_right(world.outcome.open_at, at)
-        if at > begin + learning(world) and place < len(world.outcome.open_at):
-            errors.append(abs(said - (world.outcome.open_at[place] - at)) / full)
+        if at > begin + learning_seconds(world) and place < len(world.outcome.open_at):
+            errors.append(abs(promise - (world.outcome.open_at[place] - at)) / full)
 
-    assert percentile(errors, 0.9) <= 0.5
+    assert compute_percentile(errors, 0.9) <= 0.5
 
 
 def test_nothing_is_refused_where_there_is_room():
-    world = World(Executor(8, constant(1.0)), 30.0, queue_seconds=10.0)
+    world = OverloadSimulation(OverloadExecutor(8, make_constant(1.0)), 30.0, queue_seconds=10.0)
     world.load(0.5 * world.executor.capacity, 0.0, 300.0)
     world.run()
 
@@ -176,7 +178,7 @@ def test_nothing_is_refused_where_there_is_room():
 @pytest.mark.parametrize("slots", [4, 64, 512])
 def test_a_gateway_that_has_just_begun_refuses_nothing_where_there_is_room(slots: int):
     chance = random.Random(slots)
-    world = World(Executor(slots, lambda _: chance.uniform(5.0, 12.0)), 60.0, queue_seconds=10.0)
+    world = OverloadSimulation(OverloadExecutor(slots, lambda _: chance.uniform(5.0, 12.0)), 60.0, queue_seconds=10.0)
     for _ in range(slots // 2):  # the streams of a dead gateway, all at once
         world.come(0)
     world.load(0.4 * slots / 12.0, 0.0, 60.0)
@@ -188,7 +190,9 @@ def test_a_gateway_that_has_just_begun_refuses_nothing_where_there_is_room(slots
 @pytest.mark.parametrize("seconds", [1.0, 20.0])
 def test_many_at_once_after_a_few_are_not_refused_where_there_is_room(seconds: float):
     chance = random.Random(1)
-    world = World(Executor(512, lambda _: seconds * chance.uniform(0.8, 1.2)), 120.0, queue_seconds=10.0)
+    world = OverloadSimulation(
+        OverloadExecutor(512, lambda _: seconds * chance.uniform(0.8, 1.2)), 120.0, queue_seconds=10.0
+    )
     for _ in range(5):
         for _ in range(4):
             world.come(0)
@@ -205,7 +209,7 @@ def test_many_at_once_after_a_few_are_not_refused_where_there_is_room(seconds: f
 def test_a_gateway_that_has_just_begun_admits_nothing_that_ends_late(kind: str):
     executor = EXECUTORS[kind]()
     full = executor.seconds(executor.slots)
-    world = World(executor, 6 * full)
+    world = OverloadSimulation(executor, 6 * full)
     world.load(5 * executor.capacity, 0.0, 75 * full)
     world.run(75 * full)
 
@@ -241,10 +245,10 @@ def test_an_executor_that_was_slow_gets_the_next_request_once_it_has_none():
 
     check_queue_time([drain], 30.0, 10.0)
     drain.add_invocation("next")
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(Overloaded) as caught:
         check_queue_time([drain], 30.0, 10.0)
 
-    assert refused.value.retry_after > 0
+    assert caught.value.retry_after > 0
 
 
 def test_clients_that_leave_do_not_make_an_executor_seem_slow():
@@ -275,7 +279,7 @@ def test_before_anything_is_measured_all_is_admitted():
 def test_an_executor_that_finishes_nothing_gets_no_more_than_it_could_end():
     now = 0.0
     drain = DrainRate(lambda: now)
-    admitted = 0
+    admission_count = 0
     for tick in range(600):
         now = tick * 0.1
         try:
@@ -283,25 +287,25 @@ def test_an_executor_that_finishes_nothing_gets_no_more_than_it_could_end():
         except Overloaded:
             continue
         drain.add_invocation(str(tick))
-        admitted += 1
+        admission_count += 1
 
-    assert admitted < 60
+    assert admission_count < 60
 
 
 def test_an_executor_that_became_slow_gets_less_before_anything_is_late():
-    executor = Executor(1, constant(0.1))
-    world = World(executor, 3.0, queue_seconds=10.0)
+    executor = OverloadExecutor(1, make_constant(0.1))
+    world = OverloadSimulation(executor, 3.0, queue_seconds=10.0)
     world.one_by_one(20)
     world.load(20.0, world.now, 10.0)
     world.run(world.now + 10.0)
     before = len(world.drains[0]._started)
 
-    executor.seconds, changed = constant(0.4), world.now
+    executor.seconds, change_time = make_constant(0.4), world.now
     world.load(20.0, world.now, 60.0, seed=1)
     world.run()
 
     assert before > 15
-    assert world.late(since=changed + 5.0) == 0
+    assert world.late(since=change_time + 5.0) == 0
     assert len(world.outcome.ended) > 0.9 * 60.0 / 0.4
 
 
@@ -318,10 +322,10 @@ def test_the_slowest_stage_decides():
         slow.add_invocation(f"n-{number}")
 
     check_queue_time([fast], 10.0, 100.0)
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(Overloaded) as caught:
         check_queue_time([fast, slow], 10.0, 100.0)
 
-    assert refused.value.retry_after == pytest.approx(1.0 + 13.0 - 8.0 - 1.0, abs=1.5)
+    assert caught.value.retry_after == pytest.approx(1.0 + 13.0 - 8.0 - 1.0, abs=1.5)
 
 
 def test_what_was_dropped_is_no_completion():
@@ -341,7 +345,7 @@ def test_what_was_dropped_is_no_completion():
 def test_what_is_at_most_is_at_least_what_is_predicted():
     """Otherwise a request that waits too long would be admitted unchecked."""
     rng = random.Random(3)
-    checked = 0
+    check_count = 0
     for _ in range(200):
         now = [0.0]
         drain = DrainRate(lambda now=now: now[0], slots=rng.choice([0, 1, 8]))  # type: ignore[misc]
@@ -354,6 +358,6 @@ def test_what_is_at_most_is_at_least_what_is_predicted():
                 present.append(str(number))
                 drain.add_invocation(present[-1])
         now[0] += rng.choice([0.0, 10.0])
-        checked += drain.measured
+        check_count += drain.measured
         assert drain.most_total >= max(drain.total, drain.queued_seconds) * (1 - 1e-9)
-    assert checked > 50
+    assert check_count > 50

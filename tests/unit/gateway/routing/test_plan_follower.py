@@ -30,52 +30,55 @@ class Followed:
         self.follower = PlanFollower(self.router, store, bus, "node-a")
         self.statuses: list[GatewayStatus] = []
 
-    async def until(self, epoch: int, created: float) -> None:
+    async def wait_for_plan(self, epoch: int, creation_time: float) -> None:
         """Wait until the plan made at ``created`` is in force and announced."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (self.router.plan is None) or (self.router.plan.epoch, self.router.plan.created) != (epoch, created):
+            while (self.router.plan is None) or (self.router.plan.epoch, self.router.plan.created) != (
+                epoch,
+                creation_time,
+            ):
                 await asyncio.sleep(0.01)
-            while not self.statuses or self.statuses[-1].epoch != epoch or self.statuses[-1].created != created:
+            while not self.statuses or self.statuses[-1].epoch != epoch or self.statuses[-1].created != creation_time:
                 await asyncio.sleep(0.01)
 
 
 @pytest.fixture
-async def followed(valkey_url: str) -> AsyncIterator[Followed]:
+async def plan_setup(valkey_url: str) -> AsyncIterator[Followed]:
     bus, store = MemoryBus(), Store(StoreSettings(url=valkey_url))
-    made = Followed(store, bus)
+    setup = Followed(store, bus)
 
-    def keep(message: Delivery) -> None:
-        made.statuses.append(msgspec.json.decode(message.data, type=GatewayStatus))
+    def record_status(message: Delivery) -> None:
+        setup.statuses.append(msgspec.json.decode(message.data, type=GatewayStatus))
 
-    await bus.subscribe(subjects.event_subject(subjects.GATEWAY), keep)
-    following = asyncio.create_task(made.follower.follow_plans())
-    yield made
+    await bus.subscribe(subjects.event_subject(subjects.GATEWAY), record_status)
+    following = asyncio.create_task(setup.follower.follow_plans())
+    yield setup
     await until_cancelled(following)
     await store.close()
 
 
-def plan(epoch: int, created: float) -> Plan:
-    return Plan(epoch, epoch - 1, created, {})
+def make_plan(epoch: int, creation_time: float) -> Plan:
+    return Plan(epoch, epoch - 1, creation_time, {})
 
 
 async def test_each_epoch_is_used_and_announced_and_that_of_an_empty_store_by_its_time(
-    followed: Followed, valkey_url: str
+    plan_setup: Followed, valkey_url: str
 ):
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await followed.follower.read.wait()
-    followed.follower.announce_status("ready")
-    assert (followed.router.plan, followed.statuses) == (None, []), "there is no plan yet"
+        await plan_setup.follower.read.wait()
+    plan_setup.follower.announce_status("ready")
+    assert (plan_setup.router.plan, plan_setup.statuses) == (None, []), "there is no plan yet"
 
-    await followed.store.swap_plan(plan(1, 1000.0))
-    await followed.until(1, 1000.0)
-    await followed.store.swap_plan(plan(2, 2000.0))
-    await followed.until(2, 2000.0)
+    await plan_setup.store.swap_plan(make_plan(1, 1000.0))
+    await plan_setup.wait_for_plan(1, 1000.0)
+    await plan_setup.store.swap_plan(make_plan(2, 2000.0))
+    await plan_setup.wait_for_plan(2, 2000.0)
 
     async with redis.Redis.from_url(valkey_url) as client:
         await client.flushall()
-    await followed.store.swap_plan(plan(1, 3000.0))
-    await followed.until(1, 3000.0)
+    await plan_setup.store.swap_plan(make_plan(1, 3000.0))
+    await plan_setup.wait_for_plan(1, 3000.0)
 
-    followed.follower.announce_status("gone")
+    plan_setup.follower.announce_status("gone")
     await asyncio.sleep(0)
-    assert [(each.state, each.node) for each in followed.statuses[-2:]] == [("ready", "node-a"), ("gone", "node-a")]
+    assert [(each.state, each.node) for each in plan_setup.statuses[-2:]] == [("ready", "node-a"), ("gone", "node-a")]

@@ -16,13 +16,13 @@ from omnibus_gateway.tasks.params import sampling_params
 TAKES = ("fallback_temperature",)
 
 
-def model(declared: SamplingDefaults | None = None, of: str = "") -> ModelPlan:
+def make_model(defaults: SamplingDefaults | None = None, of: str = "") -> ModelPlan:
     options = {"L": DeploymentOption(("thinker",), "llm", of=of), "Ta": DeploymentOption(("talker",), "llm")}
-    made = ModelPlan("f", "", ("thinker", "talker"), {}, options, {})
-    return made if declared is None else msgspec.structs.replace(made, sampling_defaults=declared)
+    model_plan = ModelPlan("f", "", ("thinker", "talker"), {}, options, {})
+    return model_plan if defaults is None else msgspec.structs.replace(model_plan, sampling_defaults=defaults)
 
 
-def status(sampling: Any, option: str = "L", name: str = "m", **more: Any) -> ExecutorStatus:
+def make_status(sampling: Any, option: str = "L", name: str = "m", **more: Any) -> ExecutorStatus:
     components = {"L": ("thinker",), "Ta": ("talker",)}[option]
     usual = {"id": f"{name}-{option}", "state": "ready", "credits": 1, "node": "n", "tasks": (), "takes": TAKES}
     return ExecutorStatus(
@@ -30,26 +30,28 @@ def status(sampling: Any, option: str = "L", name: str = "m", **more: Any) -> Ex
     )
 
 
-def catalog(*statuses: ExecutorStatus, **models: ModelPlan) -> SamplingCatalog:
+def make_catalog(*statuses: ExecutorStatus, **models: ModelPlan) -> SamplingCatalog:
     members = ExecutorTable()
-    made = SamplingCatalog(members)
-    made.use_plan(Plan(1, 0, 0.0, models))
+    sampling_catalog = SamplingCatalog(members)
+    sampling_catalog.use_plan(Plan(1, 0, 0.0, models))
     for each in statuses:
         members.handle_status(each)
-    return made
+    return sampling_catalog
 
 
 def test_executors_report_what_their_checkpoint_recommends():
-    found = catalog(status({"temperature": 0.6}), status({"talker_top_k": 7}, "Ta"), m=model())
+    sampling_catalog = make_catalog(
+        make_status({"temperature": 0.6}), make_status({"talker_top_k": 7}, "Ta"), m=make_model()
+    )
 
-    assert found.of_model("m") == ModelSampling({"temperature": 0.6, "talker_top_k": 7})
+    assert sampling_catalog.of_model("m") == ModelSampling({"temperature": 0.6, "talker_top_k": 7})
 
 
 def test_whole_numbers_stay_whole_on_their_way_from_executors():
-    sent = status({"temperature": 1.0, "top_k": 20, "max_tokens": 99, "talker_top_k": 7})
-    arrived = decode_status(encode(sent))
+    original_status = make_status({"temperature": 1.0, "top_k": 20, "max_tokens": 99, "talker_top_k": 7})
+    decoded_status = decode_status(encode(original_status))
 
-    values = catalog(arrived, m=model()).of_model("m").values
+    values = make_catalog(decoded_status, m=make_model()).of_model("m").values
 
     assert {name: type(value) for name, value in values.items()} == {
         "temperature": float, "top_k": int, "max_tokens": int, "talker_top_k": int,
@@ -57,45 +59,49 @@ def test_whole_numbers_stay_whole_on_their_way_from_executors():
 
 
 def test_what_is_declared_comes_first():
-    declared = SamplingDefaults(top_p=0.5)
+    defaults = SamplingDefaults(top_p=0.5)
 
-    found = catalog(status({"temperature": 0.6, "top_p": 0.9}), m=model(declared))
+    sampling_catalog = make_catalog(make_status({"temperature": 0.6, "top_p": 0.9}), m=make_model(defaults))
 
-    assert found.of_model("m").values == {"temperature": 0.6, "top_p": 0.5}
+    assert sampling_catalog.of_model("m").values == {"temperature": 0.6, "top_p": 0.5}
 
 
 def test_a_declaration_can_leave_the_checkpoint_out():
-    declared = SamplingDefaults(checkpoint=False, top_k=5)
+    defaults = SamplingDefaults(checkpoint=False, top_k=5)
 
-    assert catalog(status({"temperature": 0.6}), m=model(declared)).of_model("m") == ModelSampling({"top_k": 5})
-    assert catalog(m=model(declared)).of_model("m").complete
+    assert make_catalog(make_status({"temperature": 0.6}), m=make_model(defaults)).of_model("m") == ModelSampling(
+        {"top_k": 5}
+    )
+    assert make_catalog(m=make_model(defaults)).of_model("m").complete
 
 
 def test_a_lent_language_model_recommends_for_both():
-    found = catalog(status({"top_p": 0.9}, name="owner"), m=model(of="owner/L"), owner=model())
+    sampling_catalog = make_catalog(
+        make_status({"top_p": 0.9}, name="owner"), m=make_model(of="owner/L"), owner=make_model()
+    )
 
-    assert found.of_model("m").values == {"top_p": 0.9}
+    assert sampling_catalog.of_model("m").values == {"top_p": 0.9}
 
 
 def test_before_the_first_executor_its_checkpoint_decides():
-    found = catalog(m=model())
+    sampling_catalog = make_catalog(m=make_model())
 
-    assert not found.of_model("m").complete
+    assert not sampling_catalog.of_model("m").complete
 
-    found._members.handle_status(status({"top_p": 0.9}))
-    assert found.of_model("m") == ModelSampling({"top_p": 0.9})
+    sampling_catalog._members.handle_status(make_status({"top_p": 0.9}))
+    assert sampling_catalog.of_model("m") == ModelSampling({"top_p": 0.9})
 
 
 def test_executors_of_an_earlier_build_get_neutral_values():
-    assert catalog(status(None, takes=()), m=model()).of_model("m") == ModelSampling({})
-    assert catalog(m=model()).of_model("other") == NEUTRAL
+    assert make_catalog(make_status(None, takes=()), m=make_model()).of_model("m") == ModelSampling({})
+    assert make_catalog(m=make_model()).of_model("other") == NEUTRAL
 
 
 def test_executors_without_a_file_are_neutral():
-    assert catalog(status({}), m=model()).of_model("m") == ModelSampling({})
+    assert make_catalog(make_status({}), m=make_model()).of_model("m") == ModelSampling({})
 
 
-def ask(**more: Any) -> Any:
+def parse_request(**more: Any) -> Any:
     return parse_chat(msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}))
 
 
@@ -110,24 +116,24 @@ def ask(**more: Any) -> Any:
     ],
 )  # fmt: skip
 def test_what_a_request_names_wins(more: Any, usual: ModelSampling, sampling: Any):
-    made = sampling_params(ask(**more), usual)
+    params = sampling_params(parse_request(**more), usual)
 
-    assert tuple(made[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty")) == sampling
+    assert tuple(params[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty")) == sampling
 
 
 def test_rare_values_are_sent_where_the_model_names_them():
     usual = ModelSampling({"min_p": 0.1, "presence_penalty": 1.5, "max_tokens": 99})
 
-    made = sampling_params(ask(presence_penalty=0), usual)
+    params = sampling_params(parse_request(presence_penalty=0), usual)
 
-    assert (made["min_p"], made.get("presence_penalty", 0), made["usual_tokens"]) == (0.1, 0, 99)
-    assert "usual_tokens" not in sampling_params(ask(max_tokens=5), usual)
-    assert sampling_params(ask(max_tokens=5), usual)["max_tokens"] == 5
+    assert (params["min_p"], params.get("presence_penalty", 0), params["usual_tokens"]) == (0.1, 0, 99)
+    assert "usual_tokens" not in sampling_params(parse_request(max_tokens=5), usual)
+    assert sampling_params(parse_request(max_tokens=5), usual)["max_tokens"] == 5
 
 
 def test_what_is_not_known_is_left_to_the_executor():
-    made = sampling_params(ask(top_p=0.5), ModelSampling({"top_k": 4}, complete=False))
+    params = sampling_params(parse_request(top_p=0.5), ModelSampling({"top_k": 4}, complete=False))
 
-    assert made == {
+    assert params == {
         "max_tokens": None, "stop": [], "ignore_eos": False, "top_p": 0.5, "top_k": 4, "fallback_temperature": 1.0,
     }  # fmt: skip

@@ -11,7 +11,7 @@ EXACT, LOOSE = GateRules(tolerance=0.0), GateRules(tolerance=0.1, score=0.5)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "what"),
+    ("one", "other", "difference"),
     [
         ({"a": [1, 2.0, None, True]}, {"a": [1, 2.0, None, True]}, ""),
         (1, 1.0, ""),
@@ -23,8 +23,8 @@ EXACT, LOOSE = GateRules(tolerance=0.0), GateRules(tolerance=0.1, score=0.5)
         (None, "", "answer is '', None is expected"),
     ],
 )
-def test_values_are_compared_one_by_one(one: Any, other: Any, what: str):
-    assert describe_json_difference("answer", one, other, EXACT) == what
+def test_values_are_compared_one_by_one(one: Any, other: Any, difference: str):
+    assert describe_json_difference("answer", one, other, EXACT) == difference
 
 
 @pytest.mark.parametrize(

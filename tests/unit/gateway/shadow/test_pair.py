@@ -11,28 +11,28 @@ from omnibus.canary.candidate import Candidate
 from omnibus_gateway.dispatch.capture import RecordedChunk
 from omnibus_gateway.replay.mirrored import MirroredRun
 from omnibus_gateway.shadow.pair import compare_runs, is_void
-from tests.unit.cli.documents import invocation
+from tests.unit.cli.documents import make_invocation
 
 
-def run(seconds: float, *hops: Hop) -> MirroredRun:
+def make_run(seconds: float, *hops: Hop) -> MirroredRun:
     return MirroredRun({}, seconds, {hop.node: hop for hop in hops}, None, ("v", "t"))
 
 
-def hop(node: int, taken: float, began: float, end: float, *arrived: float) -> Hop:
-    return Hop("i", node, "x", taken, began, end, end, began=began, arrived=arrived)
+def make_hop(node: int, take_time: float, began: float, end: float, *arrived: float) -> Hop:
+    return Hop("i", node, "x", take_time, began, end, end, began=began, arrived=arrived)
 
 
 def test_a_stage_is_slower_that_loses_its_time_before_it_opens_its_inputs():
-    recorded = invocation()
-    recorded = msgspec.structs.replace(recorded, nodes=recorded.nodes[1:])
-    control = run(0.2, hop(0, 0.0, 0.01, 0.05), hop(1, 0.0, 0.06, 0.2, 0.05))
-    tried = run(0.4, hop(0, 0.0, 0.16, 0.2), hop(1, 0.0, 0.21, 0.37, 0.2))
+    base_invocation = make_invocation()
+    base_invocation = msgspec.structs.replace(base_invocation, nodes=base_invocation.nodes[1:])
+    control = make_run(0.2, make_hop(0, 0.0, 0.01, 0.05), make_hop(1, 0.0, 0.06, 0.2, 0.05))
+    trial = make_run(0.4, make_hop(0, 0.0, 0.16, 0.2), make_hop(1, 0.0, 0.21, 0.37, 0.2))
 
-    found = compare_runs(Candidate("one", "m"), recorded, control, tried)
+    comparison = compare_runs(Candidate("one", "m"), base_invocation, control, trial)
 
-    assert found.outcome == "slower"
-    assert found.finding is not None
-    assert found.finding["stage"] == "vision"
+    assert comparison.outcome == "slower"
+    assert comparison.finding is not None
+    assert comparison.finding["stage"] == "vision"
 
 
 #: The recorded graph's output, and the output of an inner stage.
@@ -42,7 +42,7 @@ ROWS, NO_ROWS = [RecordedChunk({}, np.ones((2, 4), np.float32))], [RecordedChunk
 
 
 @pytest.mark.parametrize(
-    ("control", "tried", "outcome"),
+    ("control", "candidate", "outcome"),
     [
         ({}, {}, "void"),
         ({TEXT: CLOSED}, {TEXT: CLOSED}, "void"),  # both answers are empty
@@ -56,11 +56,14 @@ ROWS, NO_ROWS = [RecordedChunk({}, np.ones((2, 4), np.float32))], [RecordedChunk
         ({TEXT: SAID}, {}, "differed"),
     ],
 )
-def test_what_is_not_in_both_runs_is_not_the_same(control: dict[Any, Any], tried: dict[Any, Any], outcome: str):
-    recorded, one, other = invocation(), run(0.2), run(0.2)
-    one, other = one._replace(outputs=control), other._replace(outputs=tried)
+def test_what_is_not_in_both_runs_is_not_the_same(control: dict[Any, Any], candidate: dict[Any, Any], outcome: str):
+    base_invocation, one, other = make_invocation(), make_run(0.2), make_run(0.2)
+    one, other = one._replace(outputs=control), other._replace(outputs=candidate)
 
-    assert is_void(recorded, one, other) is (outcome == "void")
+    assert is_void(base_invocation, one, other) is (outcome == "void")
     if outcome != "void":
-        found = compare_runs(Candidate("one", "m"), recorded, one, other)
-        assert (found.outcome, found.counts.get("compared", 0) > 0) == (outcome, bool(control.keys() & tried.keys()))
+        comparison = compare_runs(Candidate("one", "m"), base_invocation, one, other)
+        assert (comparison.outcome, comparison.counts.get("compared", 0) > 0) == (
+            outcome,
+            bool(control.keys() & candidate.keys()),
+        )

@@ -88,16 +88,16 @@ def test_calls_are_streamed_in_parts_and_continued_behind_any_of_them() -> None:
 
     assert _read_calls(frames) == [("f", '{"a": 1}'), ("g", "{}")]
     assert b'"finish_reason":"tool_calls"' in frames[-1]
-    for sent in range(1, 4):
-        _, after = parse_event_id(frames[sent - 1].rpartition(b"id: ")[2].split(b"\n")[0].decode())
+    for sent_count in range(1, 4):
+        _, after = parse_event_id(frames[sent_count - 1].rpartition(b"id: ")[2].split(b"\n")[0].decode())
         again = NumberedStream(ChatStream("i", "m", 1), "t", "wav", after)
         rest = [again.reasoning("hm"), again.calls("".join(texts)), again.finish("stop")]
-        assert _read_calls([*frames[:sent], *rest]) == [("f", '{"a": 1}'), ("g", "{}")]
+        assert _read_calls([*frames[:sent_count], *rest]) == [("f", '{"a": 1}'), ("g", "{}")]
         assert rest[-1] == frames[-1]
 
 
 def _read_calls(frames: list[bytes]) -> list[tuple[str, str]]:
-    found: dict[int, list[str]] = {}
+    parts_by_call: dict[int, list[str]] = {}
     ids: dict[int, str] = {}
     for line in b"".join(frames).split(b"\n"):
         if line.startswith(b"data: "):
@@ -107,6 +107,6 @@ def _read_calls(frames: list[bytes]) -> list[tuple[str, str]]:
                     assert call.index not in ids
                     ids[call.index] = call.id
                 assert call.function is not None
-                parts = found.setdefault(call.index, [call.function.name or "", ""])
+                parts = parts_by_call.setdefault(call.index, [call.function.name or "", ""])
                 parts[1] += call.function.arguments or ""
-    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
+    return [(name, arguments) for _, (name, arguments) in sorted(parts_by_call.items())]

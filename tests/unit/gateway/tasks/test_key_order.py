@@ -32,11 +32,11 @@ CALLED: list[dict[str, Any]] = [
 ]
 
 
-def prepare(messages: list[dict[str, Any]] | None = None, **more: Any) -> PreparedChat:
+def prepare_chat(messages: list[dict[str, Any]] | None = None, **more: Any) -> PreparedChat:
     body = {"model": "m", "messages": messages or CALLED[:1], **more}
     request = parse_chat(json.dumps(body).encode())
-    converted, _ = convert_messages(request)
-    return PreparedChat(request, converted, [])
+    chat_messages, _ = convert_messages(request)
+    return PreparedChat(request, chat_messages, [])
 
 
 def as_text(value: Any) -> str:
@@ -46,23 +46,23 @@ def as_text(value: Any) -> str:
 
 @pytest.mark.parametrize("salt", ["", "tenant"])
 def test_properties_stay_in_the_order_of_the_schema(salt: str) -> None:
-    prepared = prepare(response_format=FORMAT, n=2)
-    prepared.use_adapter("style")
+    chat = prepare_chat(response_format=FORMAT, n=2)
+    chat.use_adapter("style")
 
-    for params in (prepared.params, *prepared.choices):
-        found = json.loads(salt_params(params, salt))
-        assert as_text(found["structured_outputs"]) == as_text({"json": SCHEMA})
+    for params in (chat.params, *chat.choices):
+        document = json.loads(salt_params(params, salt))
+        assert as_text(document["structured_outputs"]) == as_text({"json": SCHEMA})
 
 
 def test_tools_and_variables_of_the_template_stay_in_their_order() -> None:
-    found = json.loads(prepare(tools=[TOOL], chat_template_kwargs={"z": {"y": 1, "b": 2}, "a": 3}).params)
+    document = json.loads(prepare_chat(tools=[TOOL], chat_template_kwargs={"z": {"y": 1, "b": 2}, "a": 3}).params)
 
-    assert as_text(found["tools"][0]["function"]["parameters"]) == as_text(SCHEMA)
-    assert as_text(found["template"]) == as_text({"z": {"y": 1, "b": 2}, "a": 3})
+    assert as_text(document["tools"][0]["function"]["parameters"]) == as_text(SCHEMA)
+    assert as_text(document["template"]) == as_text({"z": {"y": 1, "b": 2}, "a": 3})
 
 
 def test_arguments_of_earlier_calls_stay_in_their_order() -> None:
-    [_, assistant, _] = json.loads(prepare(CALLED, tools=[TOOL]).body)
+    [_, assistant, _] = json.loads(prepare_chat(CALLED, tools=[TOOL]).body)
 
     [call] = assistant["tool_calls"]
     assert as_text(call["function"]["arguments"]) == '{"z": 1, "a": {"y": 2, "b": 3}}'
@@ -70,11 +70,11 @@ def test_arguments_of_earlier_calls_stay_in_their_order() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"response_format": FORMAT}, {"tools": [TOOL], "messages": CALLED}])
 def test_a_call_has_the_same_digest_before_and_after_it_was_a_document(more: dict[str, Any]) -> None:
-    prepared = prepare(**more)
-    sent = {"messages": prepared.input.messages, "params": prepared.input.params}
-    read = msgspec.json.decode(msgspec.json.encode(sent))
+    chat = prepare_chat(**more)
+    inputs = {"messages": chat.input.messages, "params": chat.input.params}
+    read = msgspec.json.decode(msgspec.json.encode(inputs))
 
-    assert call_digest("think-m", sent) == call_digest("think-m", read)
+    assert call_digest("think-m", inputs) == call_digest("think-m", read)
 
 
 def test_what_a_client_did_not_order_is_in_one_order() -> None:

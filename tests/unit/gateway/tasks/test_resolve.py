@@ -18,12 +18,12 @@ from omnibus_planner.declared import declarations_file
 from omnibus_planner.declared.declarations_file import DeclaredModel
 
 
-def plan(*families: str) -> Plan:
-    declared = {name: DeclaredModel(name, "") for name in families}
-    return Plan(1, 0, 1000.0, declarations_file.build_static_plans(declared))
+def make_plan(*families: str) -> Plan:
+    declarations = {name: DeclaredModel(name, "") for name in families}
+    return Plan(1, 0, 1000.0, declarations_file.build_static_plans(declarations))
 
 
-ALL = plan(*catalog.FAMILIES)
+ALL = make_plan(*catalog.FAMILIES)
 PAINTERS = {"qwen_image", "qwen_image_edit", "glm_image", "janus"}
 
 

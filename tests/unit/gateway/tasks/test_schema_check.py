@@ -34,47 +34,47 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-async def check() -> AsyncIterator[SchemaCheck]:
-    made = SchemaCheck()
-    yield made
-    await made.close()
+async def schema_checker() -> AsyncIterator[SchemaCheck]:
+    checker = SchemaCheck()
+    yield checker
+    await checker.close()
 
 
 async def test_hostile_schemas_are_refused_by_name_within_a_second(
-    check: SchemaCheck, monkeypatch: pytest.MonkeyPatch
+    schema_checker: SchemaCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await check.check_schema(GOOD, "p")  # starts the process
+    await schema_checker.check_schema(GOOD, "p")  # starts the process
 
     with monkeypatch.context() as patch:
         patch.setattr(schema_check, "CHECK_SECONDS", IMPATIENT_SECONDS)
         for schema in HOSTILE:
             began = time.monotonic()
             with pytest.raises(BadRequest) as caught:
-                await check.check_schema(schema, "response_format.json_schema.schema")
+                await schema_checker.check_schema(schema, "response_format.json_schema.schema")
             # The check itself has a shorter limit; a busy machine also needs time to start the next process.
             assert time.monotonic() - began < 10
             assert caught.value.param == "response_format.json_schema.schema"
-    await check.check_schema(GOOD | {"title": "another"}, "p")
+    await schema_checker.check_schema(GOOD | {"title": "another"}, "p")
 
 
-async def test_what_was_checked_is_known(check: SchemaCheck) -> None:
-    await check.check_schema(GOOD, "p")
+async def test_what_was_checked_is_known(schema_checker: SchemaCheck) -> None:
+    await schema_checker.check_schema(GOOD, "p")
     with pytest.raises(BadRequest):
-        await check.check_schema(LOOKAHEAD, "p")
-    await check.close()
+        await schema_checker.check_schema(LOOKAHEAD, "p")
+    await schema_checker.close()
 
-    await check.check_schema(GOOD, "p")
+    await schema_checker.check_schema(GOOD, "p")
     with pytest.raises(BadRequest):
-        await check.check_schema(LOOKAHEAD, "p")
-    assert check._process is None
+        await schema_checker.check_schema(LOOKAHEAD, "p")
+    assert schema_checker._process is None
 
 
 async def test_others_are_served_while_a_slow_one_is_checked(
-    check: SchemaCheck, monkeypatch: pytest.MonkeyPatch
+    schema_checker: SchemaCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await check.check_schema(GOOD, "p")
+    await schema_checker.check_schema(GOOD, "p")
     monkeypatch.setattr(schema_check, "CHECK_SECONDS", IMPATIENT_SECONDS)
-    slow = asyncio.ensure_future(check.check_schema(SLOW, "p"))
+    slow = asyncio.ensure_future(schema_checker.check_schema(SLOW, "p"))
     ticks = 0
     while not slow.done():
         await asyncio.sleep(0.01)
@@ -89,12 +89,14 @@ def make_schema(tenant: str, number: int) -> dict[str, Any]:
     return GOOD | {"title": f"{tenant} {number}"}
 
 
-async def test_a_tenant_waits_for_one_check_of_another_one_however_many_that_has_waiting(check: SchemaCheck) -> None:
+async def test_a_tenant_waits_for_one_check_of_another_one_however_many_that_has_waiting(
+    schema_checker: SchemaCheck,
+) -> None:
     order: list[str] = []
 
     async def check_for(tenant: str, number: int) -> None:
         with acting_as(Tenant(tenant)):
-            await check.check_schema(make_schema(tenant, number), "p")
+            await schema_checker.check_schema(make_schema(tenant, number), "p")
         order.append(tenant)
 
     async with asyncio.TaskGroup() as group:
@@ -108,31 +110,31 @@ async def test_a_tenant_waits_for_one_check_of_another_one_however_many_that_has
     assert order[:4] == ["heavy", "light", "heavy", "light"]
 
 
-async def test_what_a_tenant_has_waiting_is_bounded_and_others_come_in(check: SchemaCheck) -> None:
+async def test_what_a_tenant_has_waiting_is_bounded_and_others_come_in(schema_checker: SchemaCheck) -> None:
     async def check_for(tenant: str, number: int) -> None:
         with acting_as(Tenant(tenant)):
-            await check.check_schema(make_schema(tenant, number), "p")
+            await schema_checker.check_schema(make_schema(tenant, number), "p")
 
     count = schema_check.MAX_WAITING + 5
     heavy = [asyncio.create_task(check_for("heavy", number)) for number in range(count)]
     light = asyncio.create_task(check_for("light", 0))
-    found = await asyncio.gather(*heavy, return_exceptions=True)
+    results = await asyncio.gather(*heavy, return_exceptions=True)
     await light
 
-    refused = [each for each in found if each is not None]
-    assert len(refused) == 4  # one is checked while the others wait
-    assert all(isinstance(each, Overloaded) and each.retry_after > 0 for each in refused)
+    refusals = [each for each in results if each is not None]
+    assert len(refusals) == 4  # one is checked while the others wait
+    assert all(isinstance(each, Overloaded) and each.retry_after > 0 for each in refusals)
 
 
-async def test_the_same_schema_is_checked_once(check: SchemaCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    ask = check._ask
+async def test_the_same_schema_is_checked_once(schema_checker: SchemaCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars: list[str] = []
+    ask = schema_checker._ask
 
     async def count_questions(process: asyncio.subprocess.Process, grammar: str) -> str:
-        asked.append(grammar)
+        grammars.append(grammar)
         return await ask(process, grammar)
 
-    monkeypatch.setattr(check, "_ask", count_questions)
-    await asyncio.gather(*(check.check_schema(GOOD, "p") for _ in range(5)))
+    monkeypatch.setattr(schema_checker, "_ask", count_questions)
+    await asyncio.gather(*(schema_checker.check_schema(GOOD, "p") for _ in range(5)))
 
-    assert len(asked) == 1
+    assert len(grammars) == 1

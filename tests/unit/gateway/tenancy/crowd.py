@@ -35,9 +35,9 @@ class CountedQueue(FairQueue):
     def add(self, tenant: str, weight: float, cost: float, slots: int, *, patient: bool = False) -> QueueEntry:
         return self.enqueue(tenant, weight, cost, CountedClaim(self, slots), patient=patient)
 
-    def end(self, turn: QueueEntry, used: float) -> None:
+    def finish_turn(self, turn: QueueEntry, gpu_seconds: float) -> None:
         self.finish_entry(turn)
-        self.settle_entry(turn, used)
+        self.settle_entry(turn, gpu_seconds)
 
 
 class Ask(NamedTuple):
@@ -49,7 +49,7 @@ class Ask(NamedTuple):
     costs: float
 
 
-class Seen(NamedTuple):
+class CrowdResults(NamedTuple):
     """Results: seconds from arrival to end by tenant, GPU-seconds received by tenant, and rejections."""
 
     took: dict[str, list[float]]
@@ -57,12 +57,14 @@ class Seen(NamedTuple):
     refused: dict[str, int]
 
 
-def evenly(tenant: str, rate: float, seconds: float, costs: float = 0.1, expected: float = 0.0) -> list[Ask]:
+def make_even_asks(
+    tenant: str, rate: float, seconds: float, costs: float = 0.1, expected_cost: float = 0.0
+) -> list[Ask]:
     """Return ``rate`` requests per second at even intervals."""
-    return [Ask(number / rate, tenant, expected or costs, costs) for number in range(int(rate * seconds))]
+    return [Ask(number / rate, tenant, expected_cost or costs, costs) for number in range(int(rate * seconds))]
 
 
-def play(
+def play_crowd(
     asks: Iterable[Ask],
     weights: Mapping[str, float] | None = None,
     slots: int = SLOTS,
@@ -70,7 +72,7 @@ def play(
     fair: CountedQueue | None = None,
     until: float = float("inf"),
     each: Callable[[FairQueue], None] = lambda _: None,
-) -> Seen:
+) -> CrowdResults:
     """Simulate a machine that serves ``slots`` requests at once. Each runs at 1/``slots`` of one GPU's speed.
 
     ``each`` is called with the queue after every event. ``given`` counts up to second ``until``.
@@ -81,7 +83,7 @@ def play(
     events: list[tuple[float, int, Ask | None, QueueEntry | None]] = [(ask.at, next(order), ask, None) for ask in asks]
     heapq.heapify(events)
     came: dict[int, Ask] = {}
-    seen = Seen(defaultdict(list), defaultdict(float), defaultdict(int))
+    results = CrowdResults(defaultdict(list), defaultdict(float), defaultdict(int))
     while events:
         now, _, ask, turn = heapq.heappop(events)
         if ask is not None:
@@ -89,24 +91,24 @@ def play(
                 turn = fair.add(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
                 came[id(turn)] = ask
             except Overloaded:
-                seen.refused[ask.tenant] += 1
+                results.refused[ask.tenant] += 1
                 continue
         else:
             assert turn is not None
             own = came.pop(id(turn))
-            fair.end(turn, own.costs)
-            seen.took[own.tenant].append(now - own.at)
+            fair.finish_turn(turn, own.costs)
+            results.took[own.tenant].append(now - own.at)
             if now <= until:
-                seen.given[own.tenant] += own.costs
-        while (begun := fair.start_next(now)) is not None:
-            heapq.heappush(events, (now + came[id(begun)].costs * slots, next(order), None, begun))
+                results.given[own.tenant] += own.costs
+        while (started_turn := fair.start_next(now)) is not None:
+            heapq.heappush(events, (now + came[id(started_turn)].costs * slots, next(order), None, started_turn))
         each(fair)
-    return seen
+    return results
 
 
-def p99(values: list[float]) -> float:
+def find_p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def waiting(turn: QueueEntry) -> bool:
+def is_waiting(turn: QueueEntry) -> bool:
     return turn.state == WAITING

@@ -11,8 +11,8 @@ import pytest
 from omnibus.errors import NotFound, Overloaded, StageFailed
 from omnibus.executor.job_clock import current_clock
 from omnibus_gateway.routing.draining import DrainRate, check_queue_time
-from tests.unit.gateway.auth.test_middleware import PATIENCE, Gated, count_of, gated
-from tests.unit.gateway.house import TEXT, think
+from tests.unit.gateway.auth.test_middleware import PATIENCE, Gated, count_of, start_gated_gateway
+from tests.unit.gateway.house import TEXT, write_chat_words
 from tests.unit.gateway.tenancy.test_metrics import Growth
 
 #: By the first word of a prompt.
@@ -23,17 +23,17 @@ def begin_computing(content: str) -> None:
     current_clock().seconds += SECONDS[content.split()[0]]
 
 
-async def answer(job: Any) -> None:
+async def compute_and_answer(job: Any) -> None:
     begin_computing((await job.value("messages"))[-1]["content"])
-    await think(job)
+    await write_chat_words(job)
 
 
-async def fail(job: Any) -> None:
+async def compute_and_fail(job: Any) -> None:
     begin_computing((await job.value("messages"))[-1]["content"])
     raise StageFailed("defect")
 
 
-async def serve(gate: Gated, thinker: Callable[[Any], Awaitable[None]]) -> None:
+async def start_executor(gate: Gated, thinker: Callable[[Any], Awaitable[None]]) -> None:
     gate.home.serve(TEXT)
     await gate.home.executor(TEXT, "L", "thinker", thinker=thinker)
 
@@ -42,17 +42,17 @@ async def recorded_seconds(gate: Gated, id: str) -> float:
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
-                _, ended = await gate.home.records.find(id)
+                _, end_record = await gate.home.records.find(id)
             except NotFound:
-                ended = None
-            if ended is not None and ended.usage is not None:
-                return float(ended.usage.gpu_seconds)
+                end_record = None
+            if end_record is not None and end_record.usage is not None:
+                return float(end_record.usage.gpu_seconds)
             await asyncio.sleep(0.01)
 
 
 async def test_what_others_send_does_not_change_what_a_request_is_charged(tmp_path: Path):
-    async with gated(tmp_path) as gate:
-        await serve(gate, answer)
+    async with start_gated_gateway(tmp_path) as gate:
+        await start_executor(gate, compute_and_answer)
         growth = Growth()
         for _ in range(20):
             await gate.ask("a", "long", max_tokens=4000)
@@ -65,8 +65,8 @@ async def test_what_others_send_does_not_change_what_a_request_is_charged(tmp_pa
 
 
 async def test_what_others_send_does_not_change_what_a_request_is_expected_to_cost(tmp_path: Path):
-    async with gated(tmp_path) as gate:
-        await serve(gate, answer)
+    async with start_gated_gateway(tmp_path) as gate:
+        await start_executor(gate, compute_and_answer)
         for _ in range(10):
             await gate.ask("b", "short")
         assert gate.tenancy.admission is not None
@@ -81,8 +81,8 @@ async def test_what_others_send_does_not_change_what_a_request_is_expected_to_co
 
 
 async def test_a_failed_answer_is_charged_what_was_computed_for_it(tmp_path: Path):
-    async with gated(tmp_path) as gate:
-        await serve(gate, fail)
+    async with start_gated_gateway(tmp_path) as gate:
+        await start_executor(gate, compute_and_fail)
         growth = Growth()
 
         response = await gate.ask("a", "short")
@@ -94,31 +94,31 @@ async def test_a_failed_answer_is_charged_what_was_computed_for_it(tmp_path: Pat
 
 
 async def test_a_cancelled_answer_is_charged_what_was_computed_for_it_and_gives_its_place_back_at_once(tmp_path: Path):
-    begun: list[str] = []
+    invocation_ids: list[str] = []
 
-    async def hold(job: Any) -> None:
+    async def hold_forever(job: Any) -> None:
         begin_computing((await job.value("messages"))[-1]["content"])
-        begun.append(job.invocation)
+        invocation_ids.append(job.invocation)
         await asyncio.Event().wait()
 
-    async with gated(tmp_path) as gate:
-        await serve(gate, hold)
+    async with start_gated_gateway(tmp_path) as gate:
+        await start_executor(gate, hold_forever)
         growth = Growth()
         asking = asyncio.create_task(gate.ask("a", "long"))
-        await count_of(lambda: len(begun), 1)
+        await count_of(lambda: len(invocation_ids), 1)
 
         asking.cancel()
 
         await count_of(lambda: gate.fair().working, 0)
         await count_of(lambda: len(growth("tenant_gpu_seconds_total")), 1)
         assert growth("tenant_gpu_seconds_total") == {("a",): SECONDS["long"]}
-        assert await recorded_seconds(gate, begun[0]) == SECONDS["long"]
+        assert await recorded_seconds(gate, invocation_ids[0]) == SECONDS["long"]
         assert gate.fair().tenant_mark("a") == SECONDS["long"]
 
 
 async def test_a_request_that_has_its_turn_is_not_refused_for_how_long_others_took(tmp_path: Path):
-    async with gated(tmp_path) as gate:
-        await serve(gate, answer)
+    async with start_gated_gateway(tmp_path) as gate:
+        await start_executor(gate, compute_and_answer)
         [executor] = gate.home.router.members._members.values()
         now = time.monotonic()
         slow = DrainRate(lambda: now)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from omnibus.metrics import render_exposition
-from tests.unit.gateway.auth.test_middleware import gated
-from tests.unit.gateway.house import TEXT, House, answered
+from tests.unit.gateway.auth.test_middleware import start_gated_gateway
+from tests.unit.gateway.house import TEXT, ToyGateway, read_chat_answer
 
 
-async def test_unknown_models_leave_no_label(home: House):
+async def test_unknown_models_leave_no_label(home: ToyGateway):
     home.serve(TEXT)
 
     for number in range(20):
@@ -21,14 +21,14 @@ async def test_unknown_models_leave_no_label(home: House):
 
 
 async def test_keys_leave_no_label_and_tenants_do(tmp_path: Path):
-    async with gated(tmp_path) as gate:
+    async with start_gated_gateway(tmp_path) as gate:
         await gate.home.all_of(TEXT)
-        answered(await gate.ask("b"))
+        read_chat_answer(await gate.ask("b"))
 
         for number in range(20):
             assert (await gate.ask(f"made-up-{number}")).status_code == 401
             assert (await gate.ask("b", model=f"made-up-{number}")).status_code == 404
 
-        told = render_exposition()
-        assert b"made-up" not in told
-        assert b'omnibus_tenant_gpu_seconds_total{tenant="b"}' in told
+        exposition = render_exposition()
+        assert b"made-up" not in exposition
+        assert b'omnibus_tenant_gpu_seconds_total{tenant="b"}' in exposition

@@ -21,9 +21,9 @@ def test_a_tenant_writes_no_more_events_than_its_share(gateways: int):
         budget.check_room("ann")
         budget.count("ann", 100)
 
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(Overloaded) as caught:
         budget.check_room("ann")
-    assert 0 < refused.value.retry_after < 20
+    assert 0 < caught.value.retry_after < 20
     budget.check_room("bob")
     budget.check_room("")  # without keys
     now[0] += 10
@@ -38,6 +38,6 @@ async def test_a_session_that_has_written_its_share_goes_on_and_cannot_be_resume
         for number in range(20):
             await log.append([SessionEntry(at=float(number))])
 
-    kept: SessionEntries = await read_session(bus, "sess_1")
-    assert 0 < len(kept.entries) < 20
+    session_log: SessionEntries = await read_session(bus, "sess_1")
+    assert 0 < len(session_log.entries) < 20
     await bus.drain()

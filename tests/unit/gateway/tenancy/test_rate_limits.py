@@ -16,7 +16,7 @@ from omnibus_gateway.tenancy.tenant import Tenant
 from omnibus_gateway.tenancy.token_bucket import TokenBucket
 
 
-class Clock:
+class RateClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -24,11 +24,11 @@ class Clock:
         return self.now
 
 
-def key(**limits) -> KeyRecord:
+def make_key(**limits) -> KeyRecord:
     return KeyRecord(hash_key("omni-secret"), "search", **limits)
 
 
-def said(id: str, state: str = "ready") -> GatewayStatus:
+def make_status(id: str, state: str = "ready") -> GatewayStatus:
     return GatewayStatus(id, 1, 1.0, state)
 
 
@@ -59,22 +59,22 @@ def test_a_clock_that_goes_back_gives_nothing():
 
 
 def test_a_rate_is_kept_and_says_when_to_come_again():
-    clock = Clock()
-    allowance = RateLimits(lambda: 1, clock).key_allowance(key(rate=2.0, burst=2.0))
+    clock = RateClock()
+    allowance = RateLimits(lambda: 1, clock).key_allowance(make_key(rate=2.0, burst=2.0))
     allowance.start_request(clock.now)
     allowance.start_request(clock.now)
 
-    with pytest.raises(Overloaded, match="2 requests per second") as refused:
+    with pytest.raises(Overloaded, match="2 requests per second") as caught:
         allowance.start_request(clock.now)
 
-    assert refused.value.retry_after == pytest.approx(0.5)
+    assert caught.value.retry_after == pytest.approx(0.5)
     clock.now += 0.5
     allowance.start_request(clock.now)
 
 
 def test_a_request_that_is_over_makes_room_for_another():
-    limits = RateLimits(lambda: 1, Clock())
-    record = key(concurrent=1)
+    limits = RateLimits(lambda: 1, RateClock())
+    record = make_key(concurrent=1)
 
     with limits.limit_request(record), pytest.raises(Overloaded, match="1 requests at a time"):
         limits.key_allowance(record).start_request(100.0)
@@ -84,22 +84,22 @@ def test_a_request_that_is_over_makes_room_for_another():
 
 
 def test_gpu_seconds_that_were_used_have_to_be_earned_again():
-    clock = Clock()
-    allowance = RateLimits(lambda: 1, clock).key_allowance(key(gpu_seconds=0.5))
+    clock = RateClock()
+    allowance = RateLimits(lambda: 1, clock).key_allowance(make_key(gpu_seconds=0.5))
     allowance.check_gpu_seconds(clock.now)
     allowance.use_gpu_seconds(0.5 * BURST_SECONDS + 1.0, clock.now)
 
-    with pytest.raises(Overloaded, match="0.5 GPU-seconds per second") as refused:
+    with pytest.raises(Overloaded, match="0.5 GPU-seconds per second") as caught:
         allowance.check_gpu_seconds(clock.now)
 
-    assert refused.value.retry_after == pytest.approx(2.0)
+    assert caught.value.retry_after == pytest.approx(2.0)
     clock.now += 2.0
     allowance.check_gpu_seconds(clock.now)
 
 
 def test_no_limit_is_none():
-    clock = Clock()
-    allowance = RateLimits(lambda: 1, clock).key_allowance(key())
+    clock = RateClock()
+    allowance = RateLimits(lambda: 1, clock).key_allowance(make_key())
 
     for _ in range(1000):
         allowance.start_request(clock.now)
@@ -109,10 +109,10 @@ def test_no_limit_is_none():
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 5])
 def test_all_gateways_together_give_the_limit(gateways: int):
-    clock = Clock()
+    clock = RateClock()
     shares = [RateLimits(lambda: gateways, clock) for _ in range(gateways)]
-    record = key(rate=30.0, burst=30.0)
-    given = 0
+    record = make_key(rate=30.0, burst=30.0)
+    grant_count = 0
 
     for _ in range(200):  # ten seconds, each gateway asked for all that there is
         clock.now += 0.05
@@ -122,49 +122,49 @@ def test_all_gateways_together_give_the_limit(gateways: int):
                     limits.key_allowance(record).start_request(clock.now)
                 except Overloaded:
                     break
-                given += 1
+                grant_count += 1
 
-    assert given == pytest.approx(10 * 30 + 30, abs=gateways + 1)
+    assert grant_count == pytest.approx(10 * 30 + 30, abs=gateways + 1)
 
 
 def test_requests_at_a_time_are_divided_and_rounded_up():
-    clock = Clock()
-    record = key(concurrent=4)
-    entered = 0
+    clock = RateClock()
+    record = make_key(concurrent=4)
+    entry_count = 0
 
     for limits in [RateLimits(lambda: 3, clock) for _ in range(3)]:
         with pytest.raises(Overloaded):
             for _ in range(10):
                 limits.key_allowance(record).start_request(clock.now)
-                entered += 1
+                entry_count += 1
 
-    assert 4 <= entered < 4 + 3
+    assert 4 <= entry_count < 4 + 3
 
 
 def test_a_key_that_was_changed_has_its_new_limit_at_once():
-    clock = Clock()
+    clock = RateClock()
     limits = RateLimits(lambda: 1, clock)
-    limits.key_allowance(key(concurrent=1)).start_request(clock.now)
+    limits.key_allowance(make_key(concurrent=1)).start_request(clock.now)
 
-    limits.key_allowance(key(concurrent=2)).start_request(clock.now)
+    limits.key_allowance(make_key(concurrent=2)).start_request(clock.now)
 
 
 def test_keys_that_are_gone_are_forgotten_and_what_goes_on_under_them_is_stopped():
-    limits, stopped = RateLimits(lambda: 1, Clock()), list[str]()
-    record = key(concurrent=1)
+    limits, stop_calls = RateLimits(lambda: 1, RateClock()), list[str]()
+    record = make_key(concurrent=1)
     limits.update_keys({record.sha256: record})
 
-    with limits.limit_request(record), limits.key_allowance(record).stopped_by(lambda: stopped.append("now")):
+    with limits.limit_request(record), limits.key_allowance(record).stopped_by(lambda: stop_calls.append("now")):
         limits.update_keys({record.sha256: record})
-        assert (limits.key_allowance(record).inflight, stopped) == (1, [])
+        assert (limits.key_allowance(record).inflight, stop_calls) == (1, [])
         limits.update_keys({})
-        assert (limits.key_allowance(record).inflight, stopped) == (0, ["now"])
+        assert (limits.key_allowance(record).inflight, stop_calls) == (0, ["now"])
 
     assert limits.key_allowance(record).inflight == 0
 
 
 def test_work_in_the_background_counts_among_the_requests_of_its_key_and_looks_at_it_do_not_wait_for_it():
-    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=2)
+    limits, record = RateLimits(lambda: 1, RateClock()), make_key(concurrent=2)
     work, tenant = DeferredWork(limits=limits), Tenant("search", 1.0, record)
 
     with work.counted(tenant):
@@ -178,7 +178,7 @@ def test_work_in_the_background_counts_among_the_requests_of_its_key_and_looks_a
 
 
 async def test_work_that_waits_for_room_goes_on_when_a_request_ends_or_the_limit_is_raised():
-    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=1)
+    limits, record = RateLimits(lambda: 1, RateClock()), make_key(concurrent=1)
     limits.update_keys({record.sha256: record})
     work, tenant = DeferredWork(limits=limits), Tenant("search", 1.0, record)
 
@@ -196,7 +196,7 @@ async def test_work_that_waits_for_room_goes_on_when_a_request_ends_or_the_limit
 
 
 def test_a_limit_that_was_changed_holds_for_work_that_began_before():
-    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=3)
+    limits, record = RateLimits(lambda: 1, RateClock()), make_key(concurrent=3)
     limits.update_keys({record.sha256: msgspec.structs.replace(record, concurrent=1)})
 
     with limits.limit_request(record), pytest.raises(Overloaded):
@@ -207,19 +207,19 @@ def test_a_limit_that_was_changed_holds_for_work_that_began_before():
 
 
 def test_gateways_count_while_they_are_heard():
-    clock = Clock()
+    clock = RateClock()
     peers = GatewayPeers("me", clock)
     assert peers.count == 1
 
-    peers.handle_status(said("other"))
-    peers.handle_status(said("me"))
+    peers.handle_status(make_status("other"))
+    peers.handle_status(make_status("me"))
     assert peers.count == 2
 
     clock.now += GATEWAY_ABSENT_SECONDS - 1
-    peers.handle_status(said("third"))
+    peers.handle_status(make_status("third"))
     assert peers.count == 3
 
     clock.now += 2
     assert peers.count == 2
-    peers.handle_status(said("third", "gone"))
+    peers.handle_status(make_status("third", "gone"))
     assert peers.count == 1

@@ -21,7 +21,7 @@ from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, Store
 from omnibus_gateway.videos.job_payload import KIND
-from tests.unit.gateway.house import FILMER, House, house, read
+from tests.unit.gateway.house import FILMER, ToyGateway, embed_prompt_words, start_toy_gateway
 from tests.unit.sidecar import node as nodes
 
 RATE = 8000
@@ -63,13 +63,13 @@ class Toys:
         await job.put("sound", {}, np.full((1, int(RATE * wish["frames"] / wish["fps"]), 1), 0.5, np.float32))
 
 
-async def look(job: Job) -> None:
+async def encode_first_image(job: Job) -> None:
     """Put the colour of a video's first image as latents."""
     colour = Image.open(BytesIO((await job.value("media")).array.tobytes())).getpixel((0, 0))[0]
     await job.put("latents", {}, np.full((1, 1, job.inputs["height"], job.inputs["width"]), colour, np.float32))
 
 
-async def decode(job: Job) -> None:
+async def decode_frames(job: Job) -> None:
     """Decode four frames at a time."""
     latents = (await job.value("latents")).array
     frames = np.repeat(latents[0][..., None], 3, -1).astype(np.uint8)
@@ -78,7 +78,7 @@ async def decode(job: Job) -> None:
     job.close("frames")
 
 
-async def hum(job: Job) -> None:
+async def send_hum(job: Job) -> None:
     count = (await job.value("latents")).array.shape[1]
     wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(count) / RATE)
     for begin in range(0, count, RATE // 4):
@@ -90,22 +90,30 @@ async def hum(job: Job) -> None:
 class Studio:
     """Gateways with the toys' executor. It is started at ``first`` and seen by all."""
 
-    def __init__(self, first: House, toys: Toys, media: Path, open: Callable[[str], Awaitable[House]]) -> None:
+    def __init__(
+        self, first: ToyGateway, toys: Toys, media: Path, open: Callable[[str], Awaitable[ToyGateway]]
+    ) -> None:
         self.first = first
         self.toys = toys
         self.media = media
         self._open = open
 
-    async def gateway(self, name: str) -> House:
+    async def gateway(self, name: str) -> ToyGateway:
         """Start another gateway. It makes videos only after ``videos.startup()``."""
-        made = await self._open(name)
-        made.serve(FILMER)
-        await nodes.until(lambda: made.members.get("filmer") is not None)
-        return made
+        new_gateway = await self._open(name)
+        new_gateway.serve(FILMER)
+        await nodes.wait_until(lambda: new_gateway.members.get("filmer") is not None)
+        return new_gateway
 
-    async def hires(self) -> None:
+    async def start_executor(self) -> None:
         """Start the executor."""
-        works = {"dit": self.toys.denoise, "vae": decode, "audio_vae": hum, "text_encoder": read, "vae_encoder": look}
+        works = {
+            "dit": self.toys.denoise,
+            "vae": decode_frames,
+            "audio_vae": send_hum,
+            "text_encoder": embed_prompt_words,
+            "vae_encoder": encode_first_image,
+        }
         await self.first.executor(FILMER, "M", *PARTS, id="filmer", **works)
 
     @property
@@ -114,30 +122,32 @@ class Studio:
 
 
 @asynccontextmanager
-async def studio(directory: Path, store_url: str, hired: bool = True, **changes: Any) -> AsyncIterator[Studio]:
+async def open_studio(directory: Path, store_url: str, hired: bool = True, **changes: Any) -> AsyncIterator[Studio]:
     """Yield a studio; ``changes`` are settings of all gateways, and the first of them makes videos."""
     settings = {"video_lease": 2.5, **changes}
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(
-            house(directory, await stack.enter_async_context(stored(store_url)), **settings)
+            start_toy_gateway(directory, await stack.enter_async_context(connect_store(store_url)), **settings)
         )
 
-        async def open(name: str) -> House:
-            made = House(first.place, first.settings, await stack.enter_async_context(stored(store_url)), name)
-            await made.open()
-            stack.push_async_callback(made.close)
-            return made
+        async def open_gateway(name: str) -> ToyGateway:
+            other_gateway = ToyGateway(
+                first.place, first.settings, await stack.enter_async_context(connect_store(store_url)), name
+            )
+            await other_gateway.open()
+            stack.push_async_callback(other_gateway.close)
+            return other_gateway
 
-        made = Studio(first, Toys(), Path(first.settings.media_dir), open)
+        new_studio = Studio(first, Toys(), Path(first.settings.media_dir), open_gateway)
         first.serve(FILMER)
         if hired:
-            await made.hires()
+            await new_studio.start_executor()
         first.videos.startup()
-        yield made
+        yield new_studio
 
 
 @asynccontextmanager
-async def stored(url: str) -> AsyncIterator[Store]:
+async def connect_store(url: str) -> AsyncIterator[Store]:
     store = Store(StoreSettings(url=url, prefix="videos", timeout=5.0))
     try:
         yield store
@@ -145,49 +155,49 @@ async def stored(url: str) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def asked(at: House, **more: Any) -> dict[str, Any]:
+async def request_video(at: ToyGateway, **more: Any) -> dict[str, Any]:
     """Request a video and return its job."""
     response = await at.http.post("/v1/videos", json={**ASKED, **more})
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    job: dict[str, Any] = response.json()
+    return job
 
 
-async def told(at: House, id: str) -> dict[str, Any]:
+async def read_video(at: ToyGateway, id: str) -> dict[str, Any]:
     response = await at.http.get(f"/v1/videos/{id}")
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    video: dict[str, Any] = response.json()
+    return video
 
 
-async def becomes(at: House, id: str, **wanted: Any) -> dict[str, Any]:
+async def wait_for_video(at: ToyGateway, id: str, **wanted: Any) -> dict[str, Any]:
     """Return the video from ``at`` once it has the ``wanted`` values."""
-    found: dict[str, Any] = {}
+    video: dict[str, Any] = {}
 
-    async def there() -> bool:
-        found.update(await told(at, id))
-        return all(found[name] == value for name, value in wanted.items())
+    async def has_values() -> bool:
+        video.update(await read_video(at, id))
+        return all(video[name] == value for name, value in wanted.items())
 
-    await nodes.until(there)
-    return found
+    await nodes.wait_until(has_values)
+    return video
 
 
-async def fetched(at: House, id: str, **query: str) -> httpx.Response:
+async def fetch_content(at: ToyGateway, id: str, **query: str) -> httpx.Response:
     return await at.http.get(f"/v1/videos/{id}/content", params=query)
 
 
 async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes = b"") -> None:
     """Take the next job as a worker that then falls silent."""
 
-    async def takes() -> bool:
+    async def can_take() -> bool:
         return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
 
-    async with stored(url) as store:
-        await nodes.until(takes)
+    async with connect_store(url) as store:
+        await nodes.wait_until(can_take)
         await store.hold_job(KIND, id, "nobody", seconds, 30, trace)
 
 
-class Watched(NamedTuple):
+class DecodedVideo(NamedTuple):
     """A decoded video: ``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels], or None."""
 
     frames: np.ndarray
@@ -196,12 +206,12 @@ class Watched(NamedTuple):
     rate: int
 
 
-def watched(file: bytes) -> Watched:
+def decode_video(file: bytes) -> DecodedVideo:
     with av.open(BytesIO(file)) as film:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
         fps = float(film.streams.video[0].average_rate)
     with av.open(BytesIO(file)) as film:
         if not film.streams.audio:
-            return Watched(frames, fps, None, 0)
+            return DecodedVideo(frames, fps, None, 0)
         sound = np.concatenate([frame.to_ndarray() for frame in film.decode(audio=0)], -1)
-        return Watched(frames, fps, sound.T, film.streams.audio[0].rate)
+        return DecodedVideo(frames, fps, sound.T, film.streams.audio[0].rate)

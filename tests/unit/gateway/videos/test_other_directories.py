@@ -15,20 +15,27 @@ from omnibus_gateway.media.peers import MediaPeers
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.service import Videos
-from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio
-from tests.unit.sidecar.node import until
+from tests.unit.gateway.videos.studio import (
+    Studio,
+    connect_store,
+    fetch_content,
+    open_studio,
+    request_video,
+    wait_for_video,
+)
+from tests.unit.sidecar.node import wait_until
 
 A, B = Tenant("a"), Tenant("b")
 
 
 @pytest.fixture
-async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator[Studio]:
-    async with studio(tmp_path, valkey_url) as made:
-        yield made
+async def place(tmp_path: Path, valkey_url: str, empty_store: None) -> AsyncIterator[Studio]:
+    async with open_studio(tmp_path, valkey_url) as video_studio:
+        yield video_studio
 
 
 @pytest.fixture
-async def elsewhere(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIterator[Videos]:
+async def other_videos(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIterator[Videos]:
     """Videos of a second gateway, which makes none."""
     first = place.first
     peers = MediaPeers("gw2", first.bus, first.tensors, lambda: 1)
@@ -37,25 +44,25 @@ async def elsewhere(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIter
     await responder.startup()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(responder.shutdown)
-        videos = Videos(settings, await stack.enter_async_context(stored(valkey_url)), first.runs, peers)
+        videos = Videos(settings, await stack.enter_async_context(connect_store(valkey_url)), first.runs, peers)
         following = asyncio.get_running_loop().create_task(videos._follow_jobs())  # without its worker
         stack.push_async_callback(videos.shutdown)
         stack.push_async_callback(until_cancelled, following)
         yield videos
 
 
-async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, elsewhere: Videos, tmp_path: Path):
+async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, other_videos: Videos, tmp_path: Path):
     with acting_as(A):
-        id = (await asked(place.first))["id"]
-        await becomes(place.first, id, status="completed")
-        film = (await fetched(place.first, id)).content
+        id = (await request_video(place.first))["id"]
+        await wait_for_video(place.first, id, status="completed")
+        film = (await fetch_content(place.first, id)).content
 
     with acting_as(B), pytest.raises(NotFound):
-        await elsewhere.find_content(id, "video")
+        await other_videos.find_content(id, "video")
     assert not (tmp_path / "elsewhere").exists()  # nothing was read for another tenant
 
     with acting_as(A):
-        job, path = await elsewhere.find_content(id, "video")
+        job, path = await other_videos.find_content(id, "video")
     assert isinstance(path, Path)
     assert (job.id, path.parent.parent) == (id, tmp_path / "elsewhere")
     assert path.read_bytes() == film
@@ -65,14 +72,14 @@ async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, elsewhere:
 async def test_what_is_removed_at_one_gateway_leaves_the_disks_of_both(
     place: Studio, elsewhere: Videos, tmp_path: Path, at: str
 ):
-    id = (await asked(place.first))["id"]
-    await becomes(place.first, id, status="completed")
+    id = (await request_video(place.first))["id"]
+    await wait_for_video(place.first, id, status="completed")
     _, copy = await elsewhere.find_content(id, "video")
     assert isinstance(copy, Path)
-    await until(lambda: id in elsewhere._mirror)
+    await wait_until(lambda: id in elsewhere._mirror)
 
     await {"first": place.first.videos, "elsewhere": elsewhere}[at].remove_video(id)
 
-    await until(lambda: not copy.exists() and place.files == [])
+    await wait_until(lambda: not copy.exists() and place.files == [])
     with pytest.raises(NotFound):
         await elsewhere.find_content(id, "video")

@@ -22,9 +22,15 @@ from omnibus_models import tiny
 from omnibus_models.adapters import AdaptedLinear, attach_adapters, match_modules
 from omnibus_models.families import load_family
 from tests.lora import merge_adapter, widen_adapter, write_adapter
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.halves import Halves, core
-from tests.unit.llm.runners.test_thinker import alone, embedding, job, picture, text
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.halves import Halves, make_core
+from tests.unit.llm.runners.test_thinker import (
+    answer_alone,
+    make_chat_job,
+    make_embedding,
+    make_picture_chat,
+    make_text_chat,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
@@ -38,7 +44,7 @@ NAMES = ("", *ADAPTERS)
 BOUND = 2e-5
 
 
-class Made(SimpleNamespace):
+class AdaptedModels(SimpleNamespace):
     """A checkpoint, its adapters' directories, and the merged checkpoints; "" is the base."""
 
     family: str
@@ -48,30 +54,32 @@ class Made(SimpleNamespace):
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AdaptedModels:
     directory, family = tmp_path_factory.mktemp("adapters"), str(request.param)
     checkpoint = tiny.build(family, directory / "base")
     adapters = {name: write_adapter(checkpoint, directory / name, **how) for name, how in ADAPTERS.items()}
-    merged = {name: merge_adapter(checkpoint, adapters[name], directory / f"merged-{name}") for name in adapters}
-    return Made(family=family, checkpoint=checkpoint, adapters=adapters, merged={"": checkpoint, **merged})
+    merged_paths = {name: merge_adapter(checkpoint, adapters[name], directory / f"merged-{name}") for name in adapters}
+    return AdaptedModels(
+        family=family, checkpoint=checkpoint, adapters=adapters, merged={"": checkpoint, **merged_paths}
+    )
 
 
 @pytest.fixture(scope="module")
-def truth(made: Made) -> dict[str, Any]:
+def merged_thinkers(models: AdaptedModels) -> dict[str, Any]:
     """The thinkers of the merged checkpoints."""
-    return {name: load_family(made.family).load("thinker", path) for name, path in made.merged.items()}
+    return {name: load_family(models.family).load("thinker", path) for name, path in models.merged.items()}
 
 
 @pytest.fixture(scope="module")
-def adapted(made: Made) -> Any:
-    thinker = load_family(made.family).load("thinker", made.checkpoint)
-    attach_adapters(thinker, made.adapters)
+def adapted_thinker(models: AdaptedModels) -> Any:
+    thinker = load_family(models.family).load("thinker", models.checkpoint)
+    attach_adapters(thinker, models.adapters)
     return thinker
 
 
 @asynccontextmanager
-async def running(made: Made) -> AsyncIterator[ThinkRunner]:
-    runner = ThinkRunner(core(made.checkpoint, made.family, slots=8, adapters=made.adapters))
+async def start_runner(models: AdaptedModels) -> AsyncIterator[ThinkRunner]:
+    runner = ThinkRunner(make_core(models.checkpoint, models.family, slots=8, adapters=models.adapters))
     await runner.load()
     try:
         yield runner
@@ -79,7 +87,7 @@ async def running(made: Made) -> AsyncIterator[ThinkRunner]:
         await runner.close()
 
 
-def forward(thinker: Any, ids: Sequence[Sequence[int]], names: Sequence[str] = ()) -> Tensor:
+def compute_hidden(thinker: Any, ids: Sequence[Sequence[int]], names: Sequence[str] = ()) -> Tensor:
     """Return hidden rows of equally long prompts, each with its adapter."""
     inputs = thinker.embed(torch.tensor(ids))
     places = torch.arange(inputs.shape[1]).expand(thinker.axes, len(ids), -1)
@@ -93,22 +101,27 @@ IDS = [[5, 9, 3, 17, 2, 8], [4, 4, 12, 6, 9, 1], [7, 3, 2, 11, 5, 6], [9, 1, 1, 
 
 
 @pytest.mark.numeric
-def test_each_row_of_a_pass_is_that_of_its_merged_model(adapted: Any, truth: dict[str, Any]) -> None:
+def test_each_row_of_a_pass_is_that_of_its_merged_model(adapted_thinker: Any, merged_thinkers: dict[str, Any]) -> None:
     for names in (("pirate",), ("poet", "", "pirate", "poet")):
-        found = forward(adapted, IDS[: len(names)], names)
+        actual = compute_hidden(adapted_thinker, IDS[: len(names)], names)
 
         for row, name in enumerate(names):
-            expected = forward(truth[name], [IDS[row]])[0]
-            assert (found[row] - expected).abs().max() < BOUND
-            assert name == "" or (expected - forward(truth[""], [IDS[row]])[0]).abs().max() > 1000 * BOUND
+            reference = compute_hidden(merged_thinkers[name], [IDS[row]])[0]
+            assert (actual[row] - reference).abs().max() < BOUND
+            assert (
+                name == ""
+                or (reference - compute_hidden(merged_thinkers[""], [IDS[row]])[0]).abs().max() > 1000 * BOUND
+            )
 
 
-def test_rows_without_an_adapter_are_the_bases_bit_for_bit(adapted: Any, truth: dict[str, Any]) -> None:
-    base = forward(truth[""], IDS[:3])
+def test_rows_without_an_adapter_are_the_bases_bit_for_bit(
+    adapted_thinker: Any, merged_thinkers: dict[str, Any]
+) -> None:
+    base = compute_hidden(merged_thinkers[""], IDS[:3])
 
-    assert torch.equal(forward(adapted, IDS[:3]), base)
-    assert torch.equal(forward(adapted, IDS[:3], ("", "", "")), base)
-    assert torch.equal(forward(adapted, IDS[:3], ("pirate", "", "poet"))[1], base[1])
+    assert torch.equal(compute_hidden(adapted_thinker, IDS[:3]), base)
+    assert torch.equal(compute_hidden(adapted_thinker, IDS[:3], ("", "", "")), base)
+    assert torch.equal(compute_hidden(adapted_thinker, IDS[:3], ("pirate", "", "poet"))[1], base[1])
 
 
 class CountedOperations(TorchDispatchMode):
@@ -123,77 +136,84 @@ class CountedOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_pass_without_adapters_computes_nothing_more(adapted: Any, truth: dict[str, Any]) -> None:
+def test_a_pass_without_adapters_computes_nothing_more(adapted_thinker: Any, merged_thinkers: dict[str, Any]) -> None:
     counts = []
-    for thinker, names in ((truth[""], ()), (adapted, ("", "", "")), (adapted, ("", "poet", ""))):
-        with CountedOperations() as counted:
-            forward(thinker, IDS[:3], names)
-        counts.append(counted.counts)
+    for thinker, names in (
+        (merged_thinkers[""], ()),
+        (adapted_thinker, ("", "", "")),
+        (adapted_thinker, ("", "poet", "")),
+    ):
+        with CountedOperations() as operations:
+            compute_hidden(thinker, IDS[:3], names)
+        counts.append(operations.counts)
 
     assert counts[0] == counts[1]
     assert counts[2].total() > counts[0].total()
-    assert not any(isinstance(layer, AdaptedLinear) for layer in truth[""].backbone.modules())
+    assert not any(isinstance(layer, AdaptedLinear) for layer in merged_thinkers[""].backbone.modules())
 
 
 @pytest.mark.numeric
 async def test_requests_of_all_adapters_share_steps_and_answer_as_the_merged_models(
-    made: Made, truth: dict[str, Any]
+    models: AdaptedModels, merged_thinkers: dict[str, Any]
 ) -> None:
-    async with running(made) as runner:
-        asked = [(name, job(text(number), adapter=name)) for number in range(2) for name in NAMES]
-        if made.family == "qwen2_5_vl":
-            asked += [(name, job(picture(3), [embedding(1)], adapter=name)) for name in ("pirate", "")]
-        await asyncio.gather(*(run(runner, one) for _, one in asked))
+    async with start_runner(models) as runner:
+        jobs = [(name, make_chat_job(make_text_chat(number), adapter=name)) for number in range(2) for name in NAMES]
+        if models.family == "qwen2_5_vl":
+            jobs += [
+                (name, make_chat_job(make_picture_chat(3), [make_embedding(1)], adapter=name))
+                for name in ("pirate", "")
+            ]
+        await asyncio.gather(*(finish_job(runner, one) for _, one in jobs))
 
-        for name, one in asked:
-            assert one.ids == alone(truth[name], one)
-        assert max(int(size) for size in runner.stats()["batches"]) == len(asked)
-        assert len({tuple(one.ids) for _, one in asked[:3]}) == len(NAMES)
+        for name, one in jobs:
+            assert one.ids == answer_alone(merged_thinkers[name], one)
+        assert max(int(size) for size in runner.stats()["batches"]) == len(jobs)
+        assert len({tuple(one.ids) for _, one in jobs[:3]}) == len(NAMES)
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("near", [False, True])
-async def test_both_halves_have_the_adapter(made: Made, truth: dict[str, Any], near: bool) -> None:
-    first = core(made.checkpoint, made.family, adapters=made.adapters)
-    second = first if near else core(made.checkpoint, made.family, adapters=made.adapters)
+async def test_both_halves_have_the_adapter(models: AdaptedModels, merged_thinkers: dict[str, Any], near: bool) -> None:
+    first = make_core(models.checkpoint, models.family, adapters=models.adapters)
+    second = first if near else make_core(models.checkpoint, models.family, adapters=models.adapters)
     halves = Halves(PrefillRunner(first), DecodeRunner(second), near)
     try:
         await halves.prefill.load()
         await halves.decode.load()
-        asked = [(name, job(text(5), adapter=name)) for name in NAMES]
-        answers = await asyncio.gather(*(halves.answer(one) for _, one in asked))
-        assert [one.ids for one in answers] == [alone(truth[name], one) for name, one in asked]
+        jobs = [(name, make_chat_job(make_text_chat(5), adapter=name)) for name in NAMES]
+        answers = await asyncio.gather(*(halves.answer(one) for _, one in jobs))
+        assert [one.ids for one in answers] == [answer_alone(merged_thinkers[name], one) for name, one in jobs]
     finally:
         await halves.prefill.close()
         await halves.decode.close()
 
 
 async def test_equal_prompts_of_an_invocation_are_shared_by_one_adapter_alone(
-    made: Made, truth: dict[str, Any]
+    models: AdaptedModels, merged_thinkers: dict[str, Any]
 ) -> None:
-    def choices(*names: str) -> Iterator[MemoryJob]:
+    def make_choices(*names: str) -> Iterator[MemoryJob]:
         for name in names:
             params = {"max_tokens": 8, "ignore_eos": True, "adapter": name}
-            yield MemoryJob({"messages": text(4), "params": params}, invocation="several", first_equal=0)
+            yield MemoryJob({"messages": make_text_chat(4), "params": params}, invocation="several", first_equal=0)
 
-    async with running(made) as runner:
-        together = [*choices("poet", "poet", "", "pirate")]
-        await asyncio.gather(*(run(runner, one) for one in together))
+    async with start_runner(models) as runner:
+        together = [*make_choices("poet", "poet", "", "pirate")]
+        await asyncio.gather(*(finish_job(runner, one) for one in together))
 
         assert runner.stats()["copied_prompts"] == 1
         for one in together:
-            assert one.ids == alone(truth[one.inputs["params"]["adapter"]], one)
+            assert one.ids == answer_alone(merged_thinkers[one.inputs["params"]["adapter"]], one)
 
 
-async def test_an_unknown_adapter_is_not_found(made: Made) -> None:
-    async with running(made) as runner:
+async def test_an_unknown_adapter_is_not_found(models: AdaptedModels) -> None:
+    async with start_runner(models) as runner:
         with pytest.raises(NotFound, match="no adapter 'captain'"):
-            await run(runner, job(text(1), adapter="captain"))
+            await finish_job(runner, make_chat_job(make_text_chat(1), adapter="captain"))
 
 
-def test_an_adapter_of_another_model_is_refused(made: Made, tmp_path: Path) -> None:
-    other = widen_adapter(made.adapters["poet"], tmp_path / "other")
-    thinker = load_family(made.family).load("thinker", made.checkpoint)
+def test_an_adapter_of_another_model_is_refused(models: AdaptedModels, tmp_path: Path) -> None:
+    other = widen_adapter(models.adapters["poet"], tmp_path / "other")
+    thinker = load_family(models.family).load("thinker", models.checkpoint)
 
     with pytest.raises(BadRequest, match="it was trained on another model"):
         attach_adapters(thinker, {"other": other})
@@ -201,19 +221,23 @@ def test_an_adapter_of_another_model_is_refused(made: Made, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("module", ["lm_head", "model.visual.blocks.0.attn.qkv", "model.layers.99.self_attn.q_proj"])
-def test_layers_that_are_not_the_language_models_are_refused(adapted: Any, made: Made, module: str) -> None:
-    read = read_adapter(made.adapters["pirate"])._replace(modules={module: (8, 8)})
+def test_layers_that_are_not_the_language_models_are_refused(
+    adapted_thinker: Any, models: AdaptedModels, module: str
+) -> None:
+    read = read_adapter(models.adapters["pirate"])._replace(modules={module: (8, 8)})
 
     with pytest.raises(BadRequest, match=f"module {module} does not support LoRA"):
-        match_modules(load_family(made.family).load("thinker", made.checkpoint), read)
+        match_modules(load_family(models.family).load("thinker", models.checkpoint), read)
 
 
-def test_rank_stabilised_adapters_are_scaled_by_the_root_of_their_rank(made: Made, tmp_path: Path) -> None:
-    adapter = write_adapter(made.checkpoint, tmp_path / "stable", 3, strength=0.1)
+def test_rank_stabilised_adapters_are_scaled_by_the_root_of_their_rank(models: AdaptedModels, tmp_path: Path) -> None:
+    adapter = write_adapter(models.checkpoint, tmp_path / "stable", 3, strength=0.1)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True}))
-    thinker = load_family(made.family).load("thinker", made.checkpoint)
+    thinker = load_family(models.family).load("thinker", models.checkpoint)
     attach_adapters(thinker, {"stable": adapter})
-    merged = load_family(made.family).load("thinker", merge_adapter(made.checkpoint, adapter, tmp_path / "merged"))
+    merged_thinker = load_family(models.family).load(
+        "thinker", merge_adapter(models.checkpoint, adapter, tmp_path / "merged")
+    )
 
-    assert (forward(thinker, IDS[:1], ("stable",)) - forward(merged, IDS[:1])).abs().max() < BOUND
+    assert (compute_hidden(thinker, IDS[:1], ("stable",)) - compute_hidden(merged_thinker, IDS[:1])).abs().max() < BOUND

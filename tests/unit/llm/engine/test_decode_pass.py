@@ -18,84 +18,84 @@ _LENGTHS = (7, 30, 12)
 _SLOTS, _CONTEXT = 5, 300
 
 
-def _filled(decoder: Thinker) -> SlotCache:
+def _fill_cache(decoder: Thinker) -> SlotCache:
     """Return a cache with a sequence of each of the lengths."""
     cache = SlotCache(_SLOTS, _CONTEXT)
     for seed, length in enumerate(_LENGTHS):
         prompt = DynamicCache()
         places = torch.arange(length, device=decoder.device)[None, None].expand(decoder.axes, 1, length)
-        decoder.forward(_inputs(decoder, length, seed)[None], places, prompt, None)
+        decoder.forward(_make_inputs(decoder, length, seed)[None], places, prompt, None)
         cache.insert(cache.filled_layers(prompt, None))
     return cache
 
 
-def _inputs(decoder: Thinker, count: int, seed: int) -> Tensor:
+def _make_inputs(decoder: Thinker, count: int, seed: int) -> Tensor:
     ids = torch.randint(10, 40, (count,), generator=torch.Generator().manual_seed(seed))
     return decoder.embed(ids.to(decoder.device))
 
 
 @torch.inference_mode()
-def _decode(decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass]) -> list[Tensor]:
+def _decode_steps(decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass]) -> list[Tensor]:
     """Return hidden rows of several steps with varying participants."""
-    cache = _filled(decoder)
-    run, found = make(decoder, cache), []
+    cache = _fill_cache(decoder)
+    run, hidden_rows = make(decoder, cache), []
     for seed, slots in enumerate([[0, 1, 2], [1], [0, 2], [0], [0, 1, 2], [2], [1, 2]]):
-        inputs = _inputs(decoder, len(slots), 100 + seed)
-        found.append(run.run(slots, inputs, [cache.lengths[slot] for slot in slots]).float().cpu())
+        inputs = _make_inputs(decoder, len(slots), 100 + seed)
+        hidden_rows.append(run.run(slots, inputs, [cache.lengths[slot] for slot in slots]).float().cpu())
         cache.advance_slots(slots)
-    return found
+    return hidden_rows
 
 
-def _plain(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def _keep_plain(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return compute
 
 
 def test_rows_that_nobody_asked_for_change_nothing(thinker: Thinker) -> None:
-    made: list[FixedPass] = []
+    passes: list[FixedPass] = []
 
-    def make(decoder: Thinker, cache: SlotCache) -> FixedPass:
-        made.append(FixedPass(decoder, cache, _plain))
-        return made[0]
+    def make_pass(decoder: Thinker, cache: SlotCache) -> FixedPass:
+        passes.append(FixedPass(decoder, cache, _keep_plain))
+        return passes[0]
 
-    for found, expected in zip(_decode(thinker, make), _decode(thinker, DecodePass), strict=True):
-        assert_close(found, expected)
+    for actual, reference in zip(_decode_steps(thinker, make_pass), _decode_steps(thinker, DecodePass), strict=True):
+        assert_close(actual, reference)
     width = thinker.width
-    assert sorted(made[0].shapes) == [PassShape(rows, 256, width) for rows in (1, 2, 4)]
+    assert sorted(passes[0].shapes) == [PassShape(rows, 256, width) for rows in (1, 2, 4)]
 
 
 @torch.inference_mode()
 def test_shapes_end_where_the_cache_does(thinker: Thinker) -> None:
     cache = SlotCache(3, 300)
-    cache.insert(cache.filled_layers(_prompt(thinker), None))
+    cache.insert(cache.filled_layers(_fill_prompt(thinker), None))
     cache.occupy_slots(3, 298)
-    run = FixedPass(thinker, cache, _plain)
+    run = FixedPass(thinker, cache, _keep_plain)
 
-    run.run([0, 1, 2], _inputs(thinker, 3, 0), [298] * 3)
+    run.run([0, 1, 2], _make_inputs(thinker, 3, 0), [298] * 3)
 
     assert run.shapes == [PassShape(3, 300, thinker.width)]
 
 
-def _prompt(decoder: Thinker) -> DynamicCache:
+def _fill_prompt(decoder: Thinker) -> DynamicCache:
     prompt = DynamicCache()
     places = torch.arange(5)[None, None].expand(decoder.axes, 1, 5)
-    decoder.forward(_inputs(decoder, 5, 0)[None], places, prompt, None)
+    decoder.forward(_make_inputs(decoder, 5, 0)[None], places, prompt, None)
     return prompt
 
 
 def test_a_decoder_that_cannot_be_recorded_runs_all_the_same(
     thinker: Thinker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tried = []
+    attempts = []
 
-    def refuse(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        tried.append(compute())
+    def refuse_recording(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        attempts.append(compute())
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    found = _decode(thinker, lambda decoder, cache: FixedPass(decoder, cache, refuse))
+    hidden_rows = _decode_steps(thinker, lambda decoder, cache: FixedPass(decoder, cache, refuse_recording))
 
-    for one, other in zip(found, _decode(thinker, DecodePass), strict=True):
+    for one, other in zip(hidden_rows, _decode_steps(thinker, DecodePass), strict=True):
         assert torch.equal(one, other)
-    assert len(tried) == 1
+    assert len(attempts) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "decode steps are not recorded as CUDA graphs: operation not permitted when stream is capturing"
     ]
@@ -105,8 +105,8 @@ def test_a_decoder_that_cannot_be_recorded_runs_all_the_same(
 @pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl", "llava"])
 def test_graphs_of_a_gpu_compute_what_single_operations_do(family, tmp_path, caplog):
     decoder = load_family(family).load("thinker", tiny.build(family, tmp_path / "model"), "cuda", "float32")
-    recorded = _decode(decoder, lambda of, cache: FixedPass(of, cache, record_cuda_graphs()))
+    recorded_rows = _decode_steps(decoder, lambda of, cache: FixedPass(of, cache, record_cuda_graphs()))
 
-    for found, expected in zip(recorded, _decode(decoder, DecodePass), strict=True):
-        assert_close(found, expected, 10 * BOUND)  # a GPU adds in yet another order
+    for actual, reference in zip(recorded_rows, _decode_steps(decoder, DecodePass), strict=True):
+        assert_close(actual, reference, 10 * BOUND)  # a GPU adds in yet another order
     assert not caplog.records

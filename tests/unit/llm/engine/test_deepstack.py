@@ -11,15 +11,18 @@ from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
-from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
+from tests.e2e.questions import VL_QUESTIONS, Question, make_image, make_question, make_video
 from tests.oracles import qwen3_vl as oracle
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.halves import Halves, core
-from tests.unit.llm.runners.test_thinker import job
-from tests.unit.models.split import encode
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.halves import Halves, make_core
+from tests.unit.llm.runners.test_thinker import make_chat_job
+from tests.unit.models.split import encode_files
 
 TOKENS = 16
-QUESTIONS = [*VL_QUESTIONS.values(), ask(image(4), video(3), "and", image(5, 120, 200), "describe")]
+QUESTIONS = [
+    *VL_QUESTIONS.values(),
+    make_question(make_image(4), make_video(3), "and", make_image(5, 120, 200), "describe"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +37,13 @@ def vision(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def answers(checkpoint: Path) -> list[list[int]]:
-    return [oracle.answer(checkpoint, one.plain, one.media, TOKENS)[0] for one in QUESTIONS]
+    return [oracle.generate_answer(checkpoint, one.plain, one.media, TOKENS)[0] for one in QUESTIONS]
 
 
-def asked(vision: Any, question: Question) -> MemoryJob:
+def make_job(vision: Any, question: Question) -> MemoryJob:
     kinds = [kind for kind, _ in question.parts if kind != "text"]
-    items = [Item(dict(one.meta), one.embeds.numpy()) for one in encode([vision], kinds, question.media)]
-    return job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
+    items = [Item(dict(one.meta), one.embeds.numpy()) for one in encode_files([vision], kinds, question.media)]
+    return make_chat_job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
 
 
 @pytest.mark.numeric
@@ -48,11 +51,11 @@ def asked(vision: Any, question: Question) -> MemoryJob:
 async def test_prompts_in_shares_give_the_answers_of_the_whole_model(
     checkpoint: Path, vision: Any, answers: list[list[int]], share: int
 ) -> None:
-    runner = ThinkRunner(core(checkpoint, "qwen3_vl", share=share))
+    runner = ThinkRunner(make_core(checkpoint, "qwen3_vl", share=share))
     await runner.load()
-    jobs = [asked(vision, question) for question in QUESTIONS]
+    jobs = [make_job(vision, question) for question in QUESTIONS]
 
-    await asyncio.gather(*(run(runner, one) for one in jobs))
+    await asyncio.gather(*(finish_job(runner, one) for one in jobs))
     await runner.close()
 
     assert [one.ids for one in jobs] == answers
@@ -63,14 +66,14 @@ async def test_prompts_in_shares_give_the_answers_of_the_whole_model(
 async def test_halves_give_the_answers_of_the_whole_model(
     checkpoint: Path, vision: Any, answers: list[list[int]], near: bool
 ) -> None:
-    first = core(checkpoint, "qwen3_vl", share=7)
-    second = first if near else core(checkpoint, "qwen3_vl")
+    first = make_core(checkpoint, "qwen3_vl", share=7)
+    second = first if near else make_core(checkpoint, "qwen3_vl")
     halves = Halves(PrefillRunner(first), DecodeRunner(second), near)
     await halves.prefill.load()
     await halves.decode.load()
 
-    told = await asyncio.gather(*(halves.answer(asked(vision, question)) for question in QUESTIONS))
+    decode_jobs = await asyncio.gather(*(halves.answer(make_job(vision, question)) for question in QUESTIONS))
     await halves.prefill.close()
     await halves.decode.close()
 
-    assert [one.ids for one in told] == answers
+    assert [one.ids for one in decode_jobs] == answers

@@ -23,23 +23,23 @@ ANSWERS = [
 ]
 
 
-def parse(answer: str, thinking: bool, cuts: list[int]) -> tuple[str, str, list[tuple[str, str]]]:
+def parse_pieces(answer: str, thinking: bool, cuts: list[int]) -> tuple[str, str, list[tuple[str, str]]]:
     parser = AnswerParser(True, thinking, find_format("hermes").open_parser())
     pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    found = [*map(parser.push, pieces), parser.close()]
-    text, reasoning, calls = ("".join(part) for part in zip(*found, strict=True))
+    parts = [*map(parser.push, pieces), parser.close()]
+    text, reasoning, calls = ("".join(part) for part in zip(*parts, strict=True))
     return reasoning, text, split_calls(calls)
 
 
-@pytest.mark.parametrize(("answer", "thinking", "parsed"), ANSWERS)
+@pytest.mark.parametrize(("answer", "thinking", "expected_parts"), ANSWERS)
 def test_parts_are_told_apart_however_an_answer_is_cut(
-    answer: str, thinking: bool, parsed: tuple[str, str, list[tuple[str, str]]]
+    answer: str, thinking: bool, expected_parts: tuple[str, str, list[tuple[str, str]]]
 ) -> None:
     draw = random.Random(7)
     cuts = [sorted(draw.sample(range(len(answer) + 1), draw.randint(0, min(6, len(answer))))) for _ in range(150)]
 
     for each in ([], list(range(1, len(answer))), *cuts):
-        assert parse(answer, thinking, each) == parsed, each
+        assert parse_pieces(answer, thinking, each) == expected_parts, each
 
 
 def test_all_of_an_answer_is_text_where_a_model_neither_thinks_nor_calls() -> None:

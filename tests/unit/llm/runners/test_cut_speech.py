@@ -15,8 +15,8 @@ from omnibus_llm.runners.talker import TalkRunner, TalkSettings
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import world
 from omnibus_models.world import tone_synth
-from tests.unit.jobs import MemoryJob, run
-from tests.unit.llm.halves import Halves, core
+from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.llm.halves import Halves, make_core
 
 NAME, VOICE = "qwen2_5_omni", "Chelsie"
 SPEECH = ("prompt", "layout", "rows")
@@ -25,31 +25,31 @@ SENTENCE = "two red circles on blue"
 
 
 @pytest.fixture
-async def thinking() -> AsyncIterator[ThinkRunner]:
-    made = ThinkRunner(core(CHECKPOINT, NAME, slots=2))
-    await made.load()
-    yield made
-    await made.close()
+async def think_runner() -> AsyncIterator[ThinkRunner]:
+    runner = ThinkRunner(make_core(CHECKPOINT, NAME, slots=2))
+    await runner.load()
+    yield runner
+    await runner.close()
 
 
 @pytest.fixture
-async def talking() -> AsyncIterator[TalkRunner]:
-    made = TalkRunner("talker", NAME, CHECKPOINT, "cpu", "float32", TalkSettings(slots=3, context=512))
-    await made.load()
-    yield made
-    await made.close()
+async def talk_runner() -> AsyncIterator[TalkRunner]:
+    runner = TalkRunner("talker", NAME, CHECKPOINT, "cpu", "float32", TalkSettings(slots=3, context=512))
+    await runner.load()
+    yield runner
+    await runner.close()
 
 
 @pytest.fixture(params=["apart", "together"])
 async def halves(request: pytest.FixtureRequest) -> AsyncIterator[Halves]:
     near = request.param == "together"
-    first = core(CHECKPOINT, NAME)
-    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(CHECKPOINT, NAME)), near)
-    await made.prefill.load()
-    await made.decode.load()
-    yield made
-    await made.prefill.close()
-    await made.decode.close()
+    first = make_core(CHECKPOINT, NAME)
+    runners = Halves(PrefillRunner(first), DecodeRunner(first if near else make_core(CHECKPOINT, NAME)), near)
+    await runners.prefill.load()
+    await runners.decode.load()
+    yield runners
+    await runners.prefill.close()
+    await runners.decode.close()
 
 
 def build_job(**params: Any) -> MemoryJob:
@@ -57,96 +57,104 @@ def build_job(**params: Any) -> MemoryJob:
     return MemoryJob({"messages": messages, "voice": VOICE, "params": params}, wants=("text", *SPEECH))
 
 
-async def speak(talking: TalkRunner, thought: MemoryJob, decoded: MemoryJob | None = None) -> list[int]:
-    given = {name: thought.outputs[name] for name in ("prompt", "layout")}
-    rows = (decoded or thought).outputs["rows"]
-    told = MemoryJob({**given, "rows": rows, "voice": VOICE, "params": {"max_codes": 200}})
-    return (await run(talking, told)).codes
+async def run_talker(talking: TalkRunner, thought: MemoryJob, decode_job: MemoryJob | None = None) -> list[int]:
+    prompt_outputs = {name: thought.outputs[name] for name in ("prompt", "layout")}
+    rows = (decode_job or thought).outputs["rows"]
+    talk_job = MemoryJob({**prompt_outputs, "rows": rows, "voice": VOICE, "params": {"max_codes": 200}})
+    return (await finish_job(talking, talk_job)).codes
 
 
 @pytest.mark.parametrize("limit", [*range(1, 7), None])
 async def test_each_word_before_max_tokens_is_spoken(
-    thinking: ThinkRunner, talking: TalkRunner, limit: int | None
+    think_runner: ThinkRunner, talk_runner: TalkRunner, limit: int | None
 ) -> None:
     words = SENTENCE.split()[:limit]
 
-    thought = await run(thinking, build_job(max_tokens=limit))
+    thought = await finish_job(think_runner, build_job(max_tokens=limit))
 
     assert (thought.text.split(), thought.end("text")["usage"]["completion_tokens"]) == (words, min(limit or 6, 6))
     assert thought.end("rows") == {"finish": "length" if limit and limit < 6 else "stop"}
-    assert await speak(talking, thought) == tone_synth.speech_codes(" ".join(words))
+    assert await run_talker(talk_runner, thought) == tone_synth.speech_codes(" ".join(words))
 
 
 @pytest.mark.parametrize("stop", [" red", " circles", "circles", " on", " blue"])
-async def test_each_word_before_a_stop_string_is_spoken(thinking: ThinkRunner, talking: TalkRunner, stop: str) -> None:
+async def test_each_word_before_a_stop_string_is_spoken(
+    think_runner: ThinkRunner, talk_runner: TalkRunner, stop: str
+) -> None:
     words = SENTENCE.partition(stop)[0].split()
 
-    thought = await run(thinking, build_job(stop=[stop]))
+    thought = await finish_job(think_runner, build_job(stop=[stop]))
 
     assert (thought.text.split(), thought.end("rows")) == (words, {"finish": "stop"})
-    assert await speak(talking, thought) == tone_synth.speech_codes(" ".join(words))
+    assert await run_talker(talk_runner, thought) == tone_synth.speech_codes(" ".join(words))
 
 
 @pytest.mark.parametrize("stop", ["wo", "ed", "rcles on", "ue"])
-async def test_a_word_that_a_stop_string_cuts_is_spoken_as_it_is_written(thinking: ThinkRunner, stop: str) -> None:
-    stopped = await run(thinking, build_job(stop=[stop]))
-    spelled = await run(thinking, build_job(say=stopped.text))
+async def test_a_word_that_a_stop_string_cuts_is_spoken_as_it_is_written(think_runner: ThinkRunner, stop: str) -> None:
+    stopped_job = await finish_job(think_runner, build_job(stop=[stop]))
+    spelled_job = await finish_job(think_runner, build_job(say=stopped_job.text))
 
-    assert stopped.text == SENTENCE.partition(stop)[0]
-    np.testing.assert_allclose(stopped.whole("rows"), spelled.whole("rows"), atol=1e-4)
+    assert stopped_job.text == SENTENCE.partition(stop)[0]
+    np.testing.assert_allclose(stopped_job.whole("rows"), spelled_job.whole("rows"), atol=1e-4)
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 1}, {"max_tokens": 3}, {"stop": ["ed"]}, {"stop": ["rcles on"]}, {}])
 async def test_halves_of_a_thinker_give_the_rows_of_a_whole_one(
-    thinking: ThinkRunner, halves: Halves, params: dict[str, Any]
+    think_runner: ThinkRunner, halves: Halves, params: dict[str, Any]
 ) -> None:
-    whole = await run(thinking, build_job(**params))
+    whole = await finish_job(think_runner, build_job(**params))
 
     first, second = halves.jobs(build_job(**params), *SPEECH)
-    await asyncio.gather(run(halves.prefill, first), run(halves.decode, second))
+    await asyncio.gather(finish_job(halves.prefill, first), finish_job(halves.decode, second))
 
     assert (second.text, second.end("text")) == (whole.text, whole.end("text"))
     np.testing.assert_allclose(second.whole("rows"), whole.whole("rows"), atol=1e-4)
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, {"stop": ["rcles on"]}, {"stop": [" on"]}])
-@pytest.mark.parametrize("known", [1, 2, 3, 4])
+@pytest.mark.parametrize("known_count", [1, 2, 3, 4])
 async def test_an_answer_that_goes_on_on_another_executor_is_spoken_whole(
-    thinking: ThinkRunner, halves: Halves, params: dict[str, Any], known: int
+    think_runner: ThinkRunner, halves: Halves, params: dict[str, Any], known_count: int
 ) -> None:
-    whole = await run(thinking, build_job(**params))
-    ids = whole.ids[:known]
+    whole = await finish_job(think_runner, build_job(**params))
+    ids = whole.ids[:known_count]
 
     again = build_job(**params)
     again._resumes = {"text": {"ids": ids}}
-    await run(thinking, again)
+    await finish_job(think_runner, again)
     first, second = halves.jobs(build_job(**params), *SPEECH)
     first._resumes = second._resumes = {"text": {"ids": ids}}
-    await asyncio.gather(run(halves.prefill, first), run(halves.decode, second))
+    await asyncio.gather(finish_job(halves.prefill, first), finish_job(halves.decode, second))
 
     for one in (again, second):
         assert (one.text, one.end("text")) == (whole.text, whole.end("text"))
         np.testing.assert_allclose(one.whole("rows"), whole.whole("rows"), atol=1e-4)
 
 
-async def test_cut_answers_in_company_have_the_rows_of_each_alone(thinking: ThinkRunner) -> None:
-    asked: list[dict[str, Any]] = [{"stop": ["ed"]}, {"max_tokens": 2}, {}, {"stop": ["rcles on"]}, {"max_tokens": 1}]
-    alone = [await run(thinking, build_job(**params)) for params in asked]
-    together = [build_job(**params) for params in asked]
+async def test_cut_answers_in_company_have_the_rows_of_each_alone(think_runner: ThinkRunner) -> None:
+    settings: list[dict[str, Any]] = [
+        {"stop": ["ed"]},
+        {"max_tokens": 2},
+        {},
+        {"stop": ["rcles on"]},
+        {"max_tokens": 1},
+    ]
+    alone = [await finish_job(think_runner, build_job(**params)) for params in settings]
+    together = [build_job(**params) for params in settings]
 
-    await asyncio.gather(*(run(thinking, one) for one in together))
+    await asyncio.gather(*(finish_job(think_runner, one) for one in together))
 
     for one, other in zip(together, alone, strict=True):
         assert (one.text, one.end("text")) == (other.text, other.end("text"))
         np.testing.assert_allclose(one.whole("rows"), other.whole("rows"), atol=1e-4)
-    assert thinking.stats()["used"] == 0
+    assert think_runner.stats()["used"] == 0
 
 
 async def test_an_answer_that_fills_the_context_is_spoken_whole() -> None:
-    small = ThinkRunner(core(CHECKPOINT, NAME, context=24))
+    small = ThinkRunner(make_core(CHECKPOINT, NAME, context=24))
     await small.load()
 
-    thought = await run(small, build_job(ignore_eos=True))
+    thought = await finish_job(small, build_job(ignore_eos=True))
     await small.close()
 
     usage = thought.end("text")["usage"]

@@ -12,27 +12,27 @@ from omnibus_llm.runners.spoken_tokens import SpokenTokens
 EOS = 256
 
 
-def bytewise(ids: Sequence[int]) -> str:
+def decode_bytes(ids: Sequence[int]) -> str:
     """Decode as a tokeniser whose tokens are single bytes; 256 is a control token."""
     return bytes(token for token in ids if token != EOS).decode("utf-8", "replace")
 
 
-def deltas(text: Detokeniser, tokens: Sequence[int]) -> list[str]:
+def read_deltas(text: Detokeniser, tokens: Sequence[int]) -> list[str]:
     return [*(text.push(token) for token in tokens), text.flush()]
 
 
 def test_a_character_split_over_tokens_comes_out_whole() -> None:
     tokens = list("a€😀b".encode())
 
-    pieces = deltas(Detokeniser(bytewise), tokens)
+    pieces = read_deltas(Detokeniser(decode_bytes), tokens)
 
     assert pieces == ["a", "", "", "€", "", "", "", "😀", "b", ""]
 
 
 def test_bytes_that_never_become_a_character_are_replaced_at_the_end() -> None:
-    text = Detokeniser(bytewise)
+    text = Detokeniser(decode_bytes)
 
-    pieces = deltas(text, [ord("a"), 0xE2, 0x82])
+    pieces = read_deltas(text, [ord("a"), 0xE2, 0x82])
 
     assert "".join(pieces) == "a\ufffd"
     assert pieces[:3] == ["a", "", ""]
@@ -40,18 +40,18 @@ def test_bytes_that_never_become_a_character_are_replaced_at_the_end() -> None:
 
 @given(st.lists(st.integers(0, EOS), max_size=200))
 def test_any_bytes_give_the_same_text_piece_by_piece_as_at_once(tokens: list[int]) -> None:
-    assert "".join(deltas(Detokeniser(bytewise), tokens)) == bytewise(tokens)
+    assert "".join(read_deltas(Detokeniser(decode_bytes), tokens)) == decode_bytes(tokens)
 
 
 def test_a_long_run_of_broken_bytes_keeps_the_window_short() -> None:
     longest = 0
 
-    def decode(ids: Sequence[int]) -> str:
+    def decode_counted(ids: Sequence[int]) -> str:
         nonlocal longest
         longest = max(longest, len(ids))
-        return bytewise(ids)
+        return decode_bytes(ids)
 
-    pieces = deltas(Detokeniser(decode), [0x80] * 500)
+    pieces = read_deltas(Detokeniser(decode_counted), [0x80] * 500)
 
     assert "".join(pieces) == "\ufffd" * 500
     assert longest < 50
@@ -60,14 +60,14 @@ def test_a_long_run_of_broken_bytes_keeps_the_window_short() -> None:
 def test_a_decoder_that_drops_the_first_space_loses_no_space() -> None:
     words = ["▁the", "▁cat", "▁sat", "s"]
 
-    def decode(ids: Sequence[int]) -> str:
+    def decode_words(ids: Sequence[int]) -> str:
         return "".join(words[token] for token in ids).replace("▁", " ").removeprefix(" ")
 
-    assert "".join(deltas(Detokeniser(decode), [0, 1, 2, 3, 0])) == "the cat sats the"
+    assert "".join(read_deltas(Detokeniser(decode_words), [0, 1, 2, 3, 0])) == "the cat sats the"
 
 
 @pytest.mark.parametrize(
-    ("pieces", "stops", "sent", "hit"),
+    ("pieces", "stops", "sent_text", "hit"),
     [
         (["hello ST", "OP world"], ["STOP"], "hello ", True),
         (["hello S", "T", "O", "ne"], ["STOP"], "hello STOne", False),
@@ -78,13 +78,13 @@ def test_a_decoder_that_drops_the_first_space_loses_no_space() -> None:
     ],
 )
 def test_a_stop_string_ends_the_text_wherever_it_is_cut(
-    pieces: list[str], stops: list[str], sent: str, hit: bool
+    pieces: list[str], stops: list[str], sent_text: str, hit: bool
 ) -> None:
     guard = StopGuard(stops)
 
     out = [guard.push(piece) for piece in pieces]
 
-    assert "".join(out) + guard.flush() == sent
+    assert "".join(out) + guard.flush() == sent_text
     assert guard.hit == hit
 
 
@@ -100,7 +100,7 @@ def test_no_part_of_a_stop_string_is_ever_sent(text: str, stop: str, data: st.Da
 
 
 def test_a_reply_carries_every_id_and_no_control_text() -> None:
-    reply = Reply(bytewise, (), speech=SpokenTokens())
+    reply = Reply(decode_bytes, (), speech=SpokenTokens())
     chunks = []
 
     for token in [*b"hi", EOS]:
@@ -117,7 +117,7 @@ def test_a_reply_carries_every_id_and_no_control_text() -> None:
 
 
 def test_tokens_of_a_stop_string_are_counted_but_not_spoken() -> None:
-    reply = Reply(bytewise, ["END"], speech=SpokenTokens())
+    reply = Reply(decode_bytes, ["END"], speech=SpokenTokens())
     chunks = []
 
     for token in b"ok END more":
@@ -136,7 +136,7 @@ def test_tokens_of_a_stop_string_are_counted_but_not_spoken() -> None:
 
 
 def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:
-    reply = Reply(bytewise, ["END"])
+    reply = Reply(decode_bytes, ["END"])
 
     for token, finish in zip(b"aEN", [None, None, "length"], strict=True):
         reply.add(token, finish)

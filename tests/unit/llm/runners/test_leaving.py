@@ -11,24 +11,24 @@ from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.step import Steps
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models.contract import Thinker
-from tests.unit.jobs import run
-from tests.unit.llm.runners.test_thinker import alone, job, text
+from tests.unit.jobs import finish_job
+from tests.unit.llm.runners.test_thinker import answer_alone, make_chat_job, make_text_chat
 
 
 async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_slot(vl) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
-    long = job(text(1), max_tokens=2000)
-    running = asyncio.create_task(run(runner, long))
+    long = make_chat_job(make_text_chat(1), max_tokens=2000)
+    running = asyncio.create_task(finish_job(runner, long))
     await long.outputs["text"].until(3)
 
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    made = runner.stats()["tokens"]
-    following = await run(runner, job(text(2), max_tokens=5))
+    token_count = runner.stats()["tokens"]
+    following = await finish_job(runner, make_chat_job(make_text_chat(2), max_tokens=5))
 
     assert len(following.ids) == 5
-    assert made <= runner.stats()["tokens"] - 5 <= made + 1
+    assert token_count <= runner.stats()["tokens"] - 5 <= token_count + 1
     assert runner.stats()["used"] <= 1
     await runner.close()
 
@@ -38,35 +38,35 @@ async def test_nobody_takes_the_slot_of_one_that_leaves_while_another_slot_is_fr
 ) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2)))
     await runner.load()
-    leaving = [job(text(number), max_tokens=2000) for number in range(2)]
-    coming = [job(text(number), max_tokens=5) for number in range(2, 4)]
-    running = [asyncio.create_task(run(runner, one)) for one in leaving]
+    leaving = [make_chat_job(make_text_chat(number), max_tokens=2000) for number in range(2)]
+    coming = [make_chat_job(make_text_chat(number), max_tokens=5) for number in range(2, 4)]
+    running = [asyncio.create_task(finish_job(runner, one)) for one in leaving]
     for one in leaving:
         await one.outputs["text"].until(3)
     evict, loop = Steps.evict, asyncio.get_running_loop()
 
-    async def leave() -> None:
+    async def cancel_second() -> None:
         running[1].cancel()
         await asyncio.wait(running[1:], timeout=10)
 
     def evict_while_another_leaves(steps: Steps[Any]) -> None:
         evict(steps)
         if not running[1].done():
-            asyncio.run_coroutine_threadsafe(leave(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(cancel_second(), loop).result(10)
 
     monkeypatch.setattr(Steps, "evict", evict_while_another_leaves)
-    answers = asyncio.gather(*(run(runner, one) for one in coming))
+    answers = asyncio.gather(*(finish_job(runner, one) for one in coming))
     running[0].cancel()
 
-    assert [asked.ids for asked in await answers] == [alone(thinker, one) for one in coming]
+    assert [answer.ids for answer in await answers] == [answer_alone(thinker, one) for one in coming]
     await runner.close()
 
 
 async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
-    first, second = job(text(1), max_tokens=200), job(text(2))
-    running = [asyncio.create_task(run(runner, one)) for one in (first, second)]
+    first, second = make_chat_job(make_text_chat(1), max_tokens=200), make_chat_job(make_text_chat(2))
+    running = [asyncio.create_task(finish_job(runner, one)) for one in (first, second)]
     await first.outputs["text"].until(3)
     assert runner.stats()["waiting"] == 1
 
@@ -81,8 +81,8 @@ async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
 async def test_closing_fails_what_still_runs(vl) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
-    jobs = [job(text(1), max_tokens=2000), job(text(2))]
-    running = [asyncio.create_task(run(runner, one)) for one in jobs]
+    jobs = [make_chat_job(make_text_chat(1), max_tokens=2000), make_chat_job(make_text_chat(2))]
+    running = [asyncio.create_task(finish_job(runner, one)) for one in jobs]
     await jobs[0].outputs["text"].until(1)
 
     await runner.close()

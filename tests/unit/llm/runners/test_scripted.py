@@ -27,18 +27,18 @@ ANSWERS: list[dict[str, Any]] = [
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "clock")]
 
 
-def profile(answers: list[dict[str, Any]] = ANSWERS, name: str = "thinker", **thinker: Any) -> Any:
+def make_profile(answers: list[dict[str, Any]] = ANSWERS, name: str = "thinker", **thinker: Any) -> Any:
     part = {**THINKER, "answers": answers, "kind": "prefill" if name == "prefill" else "think", **thinker}
     return decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {name: part}}}).encode())
 
 
-async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
+async def ask_thinker(last: dict[str, str], resumed_count: int = 0, part: Any = None, **params: Any) -> MemoryJob:
     """Run a chat that ends in ``last`` and return its job; with ``resumed`` tokens it is a second attempt."""
     kinds = {**KINDS, **SCRIPTED_KINDS}
-    made = Simulation(ExecutorSettings(model="m", family="qwen3"), part or profile(), kinds=kinds)
-    runner = made.make_runner("thinker")
+    simulation = Simulation(ExecutorSettings(model="m", family="qwen3"), part or make_profile(), kinds=kinds)
+    runner = simulation.make_runner("thinker")
     messages = [{"role": "user", "content": "say hello"}, {"role": "assistant", "content": "hello"}, last]
-    resumes = {"text": {"ids": list(range(resumed))}} if resumed else {}
+    resumes = {"text": {"ids": list(range(resumed_count))}} if resumed_count else {}
     job = MemoryJob({"messages": messages, "params": params}, resumes=resumes)
     await runner.load()
     try:
@@ -48,19 +48,21 @@ async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params
     return job
 
 
-async def ask_halves(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
+async def ask_halves(last: dict[str, str], resumed_count: int = 0, part: Any = None, **params: Any) -> MemoryJob:
     """Run the same on two halves and return the decode job. ``start`` is sent as JSON."""
-    rules = part or profile(name="prefill")
-    written = {"step": {"base": 0.1}, "steps": 6}
-    given = decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {"decode": written}}}).encode())
-    made = [
+    rules = part or make_profile(name="prefill")
+    decode_part = {"step": {"base": 0.1}, "steps": 6}
+    decode_rules = decode_profile(
+        json.dumps({"time_scale": 1e-4, "default": {"components": {"decode": decode_part}}}).encode()
+    )
+    simulations = [
         Simulation(ExecutorSettings(model="m", family="qwen3"), each, kinds={**KINDS, **SCRIPTED_KINDS})
-        for each in (rules, given)
+        for each in (rules, decode_rules)
     ]
-    prefill, decode = made[0].make_runner("prefill"), made[1].make_runner("decode")
+    prefill, decode = simulations[0].make_runner("prefill"), simulations[1].make_runner("decode")
     messages = [{"role": "user", "content": "say hello"}, {"role": "assistant", "content": "hello"}, last]
     first = MemoryJob({"messages": messages, "params": params})
-    resumes = {"text": {"ids": list(range(resumed))}} if resumed else {}
+    resumes = {"text": {"ids": list(range(resumed_count))}} if resumed_count else {}
     for runner in (prefill, decode):
         await runner.load()
     try:
@@ -75,11 +77,11 @@ async def ask_halves(last: dict[str, str], resumed: int = 0, part: Any = None, *
     return second
 
 
-def user(text: str) -> dict[str, str]:
+def make_user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def said(job: MemoryJob) -> tuple[str, str, list[tuple[str, Any]], str]:
+def read_answer(job: MemoryJob) -> tuple[str, str, list[tuple[str, Any]], str]:
     """Return text, reasoning, calls, and the finish reason."""
     items = job.outputs["text"].items
     texts = ["".join(item.data.get(key, "") for item in items) for key in ("text", "reasoning", "calls")]
@@ -88,10 +90,10 @@ def said(job: MemoryJob) -> tuple[str, str, list[tuple[str, Any]], str]:
 
 
 async def test_the_rule_that_fits_the_last_message_is_the_answer():
-    assert said(await ask(user("say HELLO"))) == ("Hello, wörld! 🌍", "", [], "stop")
-    assert said(await ask(user("think"))) == ("Four.", "Two and two.", [], "stop")
-    assert said(await ask({"role": "tool", "content": "rain"}))[0] == "Take an umbrella."
-    [(name, arguments)] = said(await ask(user("the weather"), tools=TOOLS))[2]
+    assert read_answer(await ask_thinker(make_user_message("say HELLO"))) == ("Hello, wörld! 🌍", "", [], "stop")
+    assert read_answer(await ask_thinker(make_user_message("think"))) == ("Four.", "Two and two.", [], "stop")
+    assert read_answer(await ask_thinker({"role": "tool", "content": "rain"}))[0] == "Take an umbrella."
+    [(name, arguments)] = read_answer(await ask_thinker(make_user_message("the weather"), tools=TOOLS))[2]
     assert (name, arguments) == ("weather", {"city": 'Pa"r}is'})
 
 
@@ -107,31 +109,33 @@ async def test_the_rule_that_fits_the_last_message_is_the_answer():
     ],
 )
 async def test_halves_answer_as_the_whole_model_does(text: str, params: dict[str, Any]):
-    whole = await ask(user(text), **params)
+    whole = await ask_thinker(make_user_message(text), **params)
 
-    for resumed in (0, 1):
-        assert said(await ask_halves(user(text), resumed, **params)) == said(whole)
+    for resumed_count in (0, 1):
+        assert read_answer(await ask_halves(make_user_message(text), resumed_count, **params)) == read_answer(whole)
 
 
 async def test_halves_refuse_what_a_whole_model_refuses_and_answer_all_else_by_chance():
     with pytest.raises(BadRequest, match="no scripted answer to this message calls a tool"):
-        await ask_halves(user("hello"), tools=TOOLS, tool_choice="required")
-    plain = profile([], name="prefill")
+        await ask_halves(make_user_message("hello"), tools=TOOLS, tool_choice="required")
+    plain = make_profile([], name="prefill")
 
-    assert said(await ask_halves(user("bye"))) == said(await ask_halves(user("bye"), part=plain))
-    counted = await ask_halves(user("hello"), count_only=True)
-    assert said(counted)[0] == ""
+    assert read_answer(await ask_halves(make_user_message("bye"))) == read_answer(
+        await ask_halves(make_user_message("bye"), part=plain)
+    )
+    count_job = await ask_halves(make_user_message("hello"), count_only=True)
+    assert read_answer(count_job)[0] == ""
 
 
 async def test_calls_of_halves_are_in_the_format_of_their_prefill():
-    part = profile(
+    part = make_profile(
         [each for each in ANSWERS if not (each.get("text") and each.get("calls"))],
         "prefill",
         tool_format="llama3",
         chars=3,
     )
 
-    assert len(said(await ask_halves(user("both"), part=part, tools=TOOLS))[2]) == 2
+    assert len(read_answer(await ask_halves(make_user_message("both"), part=part, tools=TOOLS))[2]) == 2
 
 
 async def test_what_no_rule_fits_is_answered_by_chance_as_before():
@@ -139,31 +143,31 @@ async def test_what_no_rule_fits_is_answered_by_chance_as_before():
         b'{"time_scale": 1e-4, "default": {"components": {"thinker": %s}}}' % json.dumps(THINKER).encode()
     )
 
-    for last in (user("bye"), {"role": "tool", "content": "hello"}):
-        assert said(await ask(last)) == said(await ask(last, part=part))
+    for last in (make_user_message("bye"), {"role": "tool", "content": "hello"}):
+        assert read_answer(await ask_thinker(last)) == read_answer(await ask_thinker(last, part=part))
 
 
 async def test_a_rule_only_gives_what_the_request_permits():
-    plain = said(await ask(user("bye")))[0]
+    plain = read_answer(await ask_thinker(make_user_message("bye")))[0]
 
-    assert said(await ask(user("weather")))[2] == []  # no tools are offered
-    assert said(await ask(user("both"), tools=TOOLS[:1]))[2] == []
-    assert said(await ask(user("both"), tools=TOOLS, parallel_tool_calls=False))[2] == []
-    assert said(await ask(user("both"), tools=TOOLS, allowed_tools=["clock"]))[2] == []
-    assert len(said(await ask(user("both"), tools=TOOLS, tool_choice="required"))[2]) == 2
+    assert read_answer(await ask_thinker(make_user_message("weather")))[2] == []  # no tools are offered
+    assert read_answer(await ask_thinker(make_user_message("both"), tools=TOOLS[:1]))[2] == []
+    assert read_answer(await ask_thinker(make_user_message("both"), tools=TOOLS, parallel_tool_calls=False))[2] == []
+    assert read_answer(await ask_thinker(make_user_message("both"), tools=TOOLS, allowed_tools=["clock"]))[2] == []
+    assert len(read_answer(await ask_thinker(make_user_message("both"), tools=TOOLS, tool_choice="required"))[2]) == 2
     assert plain
     with pytest.raises(BadRequest, match="no scripted answer to this message calls a tool") as caught:
-        await ask(user("hello"), tools=TOOLS, tool_choice="required")
+        await ask_thinker(make_user_message("hello"), tools=TOOLS, tool_choice="required")
     assert caught.value.param == "tool_choice"
 
 
 async def test_limits_and_stop_strings_hold():
-    cut = await ask(user("hello"), max_tokens=2)
-    stopped = await ask(user("hello"), stop=["wör"])
+    cut = await ask_thinker(make_user_message("hello"), max_tokens=2)
+    stopped_job = await ask_thinker(make_user_message("hello"), stop=["wör"])
 
-    assert said(cut) == ("Hello, w", "", [], "length")
+    assert read_answer(cut) == ("Hello, w", "", [], "length")
     assert cut.outputs["text"].items[-1].data["usage"]["completion_tokens"] == 2
-    assert said(stopped) == ("Hello, ", "", [], "stop")
+    assert read_answer(stopped_job) == ("Hello, ", "", [], "stop")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 1000])
@@ -171,24 +175,24 @@ async def test_limits_and_stop_strings_hold():
 async def test_calls_in_every_format_are_read_wherever_tokens_are_cut(format: str, size: int):
     answers = [{**each, "text": ""} if "calls" in each and format in WHOLE_CALLS else each for each in ANSWERS]
     for number in (0, 1):
-        part = profile(answers, chars=size, tool_format=format)
+        part = make_profile(answers, chars=size, tool_format=format)
         rule = part.default.components["thinker"].answers[number]
         text = "weather" if number == 0 else "both"
 
-        found = said(await ask(user(text), part=part, tools=TOOLS))
+        answer = read_answer(await ask_thinker(make_user_message(text), part=part, tools=TOOLS))
 
-        assert found[2] == [(call.name, call.arguments) for call in rule.calls]
-        assert found[0] == rule.text
-        made = render_answer(rule, ScriptParams(tools=tuple(TOOLS)), find_format(format), size, None)
-        assert made.tokens == -(-len(write_text(rule, find_format(format))) // size)
+        assert answer[2] == [(call.name, call.arguments) for call in rule.calls]
+        assert answer[0] == rule.text
+        rendering = render_answer(rule, ScriptParams(tools=tuple(TOOLS)), find_format(format), size, None)
+        assert rendering.tokens == -(-len(write_text(rule, find_format(format))) // size)
 
 
-@pytest.mark.parametrize("resumed", [1, 9, 20, 400])
-async def test_an_answer_that_goes_on_elsewhere_is_the_same(resumed: int):
-    whole = await ask(user("weather"), tools=TOOLS)
-    again = await ask(user("weather"), tools=TOOLS, resumed=resumed)
+@pytest.mark.parametrize("resumed_count", [1, 9, 20, 400])
+async def test_an_answer_that_goes_on_elsewhere_is_the_same(resumed_count: int):
+    whole = await ask_thinker(make_user_message("weather"), tools=TOOLS)
+    again = await ask_thinker(make_user_message("weather"), tools=TOOLS, resumed_count=resumed_count)
 
-    assert said(again) == said(whole)
+    assert read_answer(again) == read_answer(whole)
     assert again.ids == whole.ids == list(range(len(whole.ids)))
 
 
@@ -203,14 +207,14 @@ async def test_an_answer_that_goes_on_elsewhere_is_the_same(resumed: int):
 )
 def test_a_wrong_rule_is_refused_with_its_place(rule: dict[str, Any], message: str):
     with pytest.raises(BadRequest, match=f"default, component thinker: .*{message}"):
-        profile([rule])
+        make_profile([rule])
 
 
 def test_answers_and_formats_are_checked_where_they_cannot_be_used():
     with pytest.raises(BadRequest, match="Invalid enum value 'xml' - at `\\$.tool_format`"):
-        profile(tool_format="xml")
+        make_profile(tool_format="xml")
     with pytest.raises(BadRequest, match="calls in the format llama3 answer with `text` or `calls`, not both"):
-        profile(tool_format="llama3")
-    made = Simulation(ExecutorSettings(model="m"), profile(kind="decode"), kinds={**KINDS, **SCRIPTED_KINDS})
+        make_profile(tool_format="llama3")
+    simulation = Simulation(ExecutorSettings(model="m"), make_profile(kind="decode"), kinds={**KINDS, **SCRIPTED_KINDS})
     with pytest.raises(BadRequest, match="`answers` are for thinkers and for prefill, .* not for thinker: decode"):
-        made.make_runner("thinker")
+        simulation.make_runner("thinker")

@@ -18,7 +18,7 @@ from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from tests.oracles import shaped
-from tests.unit.jobs import MemoryJob, run
+from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.llm.halves import Halves
 
 CHAT = [{"role": "user", "content": "the small white cat"}]
@@ -46,17 +46,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def runner(checkpoint: Path) -> AsyncIterator[ThinkRunner]:
-    made = ThinkRunner(core(checkpoint))
-    await made.load()
-    yield made
-    await made.close()
+    think_runner = ThinkRunner(make_core(checkpoint))
+    await think_runner.load()
+    yield think_runner
+    await think_runner.close()
 
 
-def core(checkpoint: Path) -> ThinkerCore:
+def make_core(checkpoint: Path) -> ThinkerCore:
     return ThinkerCore("qwen3", checkpoint, "cpu", "float32", ThinkSettings(slots=6, context=1024, share=128))
 
 
-def job(**params: Any) -> MemoryJob:
+def make_job(**params: Any) -> MemoryJob:
     return MemoryJob({"messages": CHAT, "params": {"max_tokens": 48, **params}})
 
 
@@ -64,46 +64,46 @@ def grammar_of(runner: ThinkRunner, params: dict[str, Any]) -> str:
     return answer_grammar(runner._core.thinker, TextGenerationParams(**params)) or ""
 
 
-def calls(asked: MemoryJob) -> list[tuple[str, Any]]:
-    text = "".join(item.data.get("calls", "") for item in asked.outputs["text"].items)
+def read_calls(job: MemoryJob) -> list[tuple[str, Any]]:
+    text = "".join(item.data.get("calls", "") for item in job.outputs["text"].items)
     return [(name, json.loads(arguments)) for name, arguments in split_calls(text)]
 
 
 async def test_answers_are_those_of_generate(runner: ThinkRunner, checkpoint: Path) -> None:
-    asked = {name: job(**params) for name, params in shaped.CASES.items()}
+    jobs = {name: make_job(**params) for name, params in shaped.CASES.items()}
 
-    await asyncio.gather(*(run(runner, each) for each in asked.values()))  # more than there are slots
+    await asyncio.gather(*(finish_job(runner, each) for each in jobs.values()))  # more than there are slots
 
     for name, params in shaped.CASES.items():
-        wanted = shaped.answer(checkpoint, CHAT, 48, params, grammar_of(runner, params))
-        assert (asked[name].ids, asked[name].text) == wanted, name
-    assert jsonschema.validate(json.loads(asked["schema"].text), shaped.CITY) is None
+        reference = shaped.generate_answer(checkpoint, CHAT, 48, params, grammar_of(runner, params))
+        assert (jobs[name].ids, jobs[name].text) == reference, name
+    assert jsonschema.validate(json.loads(jobs["schema"].text), shaped.CITY) is None
 
 
 @pytest.mark.parametrize("near", [False, True], ids=["apart", "together"])
 async def test_halves_answer_as_a_whole_one(runner: ThinkRunner, checkpoint: Path, near: bool) -> None:
-    first = core(checkpoint)
-    halves = Halves(PrefillRunner(first), DecodeRunner(first if near else core(checkpoint)), near)
+    first = make_core(checkpoint)
+    halves = Halves(PrefillRunner(first), DecodeRunner(first if near else make_core(checkpoint)), near)
     await halves.prefill.load()
     await halves.decode.load()
     for params in (*shaped.CASES.values(), {"logprobs": 2, "structured_outputs": {"json": shaped.CITY}}):
-        whole = job(**params)
-        await run(runner, whole)
+        whole = make_job(**params)
+        await finish_job(runner, whole)
 
-        answer = await halves.answer(job(**params))
+        answer = await halves.answer(make_job(**params))
 
         assert answer.ids == whole.ids, params
-        assert _reported(answer) == _reported(whole)
+        assert _read_logprobs(answer) == _read_logprobs(whole)
     await halves.prefill.close()
     await halves.decode.close()
 
 
-def _reported(asked: MemoryJob) -> list[tuple[int, str, float]]:
+def _read_logprobs(job: MemoryJob) -> list[tuple[int, str, float]]:
     """Return numbers, texts and rounded logarithms of all tokens."""
-    told = [item.data["logprobs"] for item in asked.outputs["text"].items if "logprobs" in item.data]
+    logprobs = [item.data["logprobs"] for item in job.outputs["text"].items if "logprobs" in item.data]
     return [
         (each["at"] + number, token[0], round(token[1], 3))
-        for each in told
+        for each in logprobs
         for number, token in enumerate(each["tokens"])
     ]
 
@@ -111,15 +111,15 @@ def _reported(asked: MemoryJob) -> list[tuple[int, str, float]]:
 @pytest.mark.parametrize("cut", [1, 7, 20])
 async def test_an_answer_goes_on_behind_tokens_that_are_known(runner: ThinkRunner, cut: int) -> None:
     for params in ({"structured_outputs": {"json": shaped.CITY}}, {"frequency_penalty": 1.5}, TOOL_CALL):
-        whole = job(temperature=1.0, **params)
-        await run(runner, whole)
+        whole = make_job(temperature=1.0, **params)
+        await finish_job(runner, whole)
         again = MemoryJob(whole._inputs, resumes={"text": {"ids": whole.ids[:cut]}})
 
-        await run(runner, again)
+        await finish_job(runner, again)
 
         assert again.ids == whole.ids
         assert again.text == whole.text
-        assert calls(again) == calls(whole)
+        assert read_calls(again) == read_calls(whole)
 
 
 TOOL_CALL = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 160}
@@ -127,43 +127,45 @@ TOOL_CALL = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": F
 
 async def test_forced_calls_hold_to_their_schemas_whoever_is_beside_them(runner: ThinkRunner) -> None:
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-    asked = [job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
-    plain = [job(temperature=1.0, seed=seed) for seed in range(8)]
-    named = [job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
+    jobs = [make_job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
+    plain = [make_job(temperature=1.0, seed=seed) for seed in range(8)]
+    clock_jobs = [make_job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
 
-    await asyncio.gather(*(run(runner, each) for each in (*asked, *plain, *named)))
+    await asyncio.gather(*(finish_job(runner, each) for each in (*jobs, *plain, *clock_jobs)))
 
-    for each in (*asked, *named):
-        [(name, arguments)] = calls(each)
+    for each in (*jobs, *clock_jobs):
+        [(name, arguments)] = read_calls(each)
         jsonschema.validate(arguments, schemas[name])
         assert each.text == ""
-    assert {name for each in asked for name, _ in calls(each)} == {"weather", "clock"}
-    assert {name for each in named for name, _ in calls(each)} == {"clock"}
-    alone = [job(temperature=1.0, seed=seed) for seed in range(8)]
+    assert {name for each in jobs for name, _ in read_calls(each)} == {"weather", "clock"}
+    assert {name for each in clock_jobs for name, _ in read_calls(each)} == {"clock"}
+    alone = [make_job(temperature=1.0, seed=seed) for seed in range(8)]
     for each in alone:
-        await run(runner, each)
+        await finish_job(runner, each)
     assert [each.ids for each in plain] == [each.ids for each in alone]
 
 
 async def test_a_call_that_a_model_writes_by_itself_is_found(runner: ThinkRunner) -> None:
-    said = 'let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "utc"}}\n</tool_call>'
-    asked, plain = job(say=said, tools=TOOLS), job(say=said)
+    answer = 'let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "utc"}}\n</tool_call>'
+    tool_job, plain = make_job(say=answer, tools=TOOLS), make_job(say=answer)
 
-    await asyncio.gather(run(runner, asked), run(runner, plain))
+    await asyncio.gather(finish_job(runner, tool_job), finish_job(runner, plain))
 
-    assert (asked.text, calls(asked)) == ("let me see.", [("clock", {"zone": "utc"})])
-    assert (plain.text, calls(plain)) == (said, [])
+    assert (tool_job.text, read_calls(tool_job)) == ("let me see.", [("clock", {"zone": "utc"})])
+    assert (plain.text, read_calls(plain)) == (answer, [])
 
 
 async def test_probabilities_are_those_of_the_model(runner: ThinkRunner, checkpoint: Path) -> None:
-    asked = job(logprobs=3, max_tokens=10)
+    logprobs_job = make_job(logprobs=3, max_tokens=10)
 
-    await run(runner, asked)
+    await finish_job(runner, logprobs_job)
 
-    told = [each for item in asked.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])]
-    wanted = shaped.logprobs(checkpoint, CHAT, asked.ids)
-    assert "".join(text for text, _, _ in told) == asked.text
-    for row, id, (_, own, best) in zip(wanted, asked.ids, told, strict=True):
+    tokens = [
+        each for item in logprobs_job.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])
+    ]
+    reference = shaped.compute_logprobs(checkpoint, CHAT, logprobs_job.ids)
+    assert "".join(text for text, _, _ in tokens) == logprobs_job.text
+    for row, id, (_, own, best) in zip(reference, logprobs_job.ids, tokens, strict=True):
         assert own == pytest.approx(float(row[id]), abs=1e-4)
         assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
 
@@ -179,39 +181,39 @@ async def test_probabilities_are_those_of_the_model(runner: ThinkRunner, checkpo
 )
 async def test_what_cannot_be_obeyed_is_refused(runner: ThinkRunner, params: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        await run(runner, job(**params))
+        await finish_job(runner, make_job(**params))
 
-    answer = job(max_tokens=4)
-    await run(runner, answer)
+    answer = make_job(max_tokens=4)
+    await finish_job(runner, answer)
     assert len(answer.ids) == 4
 
 
 async def test_min_p_leaves_what_is_likely_enough(runner: ThinkRunner, checkpoint: Path) -> None:
-    asked = [job(temperature=2.0, min_p=0.05, seed=seed, max_tokens=1) for seed in range(40)]
+    jobs = [make_job(temperature=2.0, min_p=0.05, seed=seed, max_tokens=1) for seed in range(40)]
 
-    await asyncio.gather(*(run(runner, each) for each in asked))
+    await asyncio.gather(*(finish_job(runner, each) for each in jobs))
 
-    chances = (shaped.logprobs(checkpoint, CHAT, [0])[0] / 2.0).softmax(-1)
-    allowed = {id for id, chance in enumerate(chances.tolist()) if chance >= 0.05 * float(chances.max())}
-    found = {each.ids[0] for each in asked}
-    assert len(allowed) > 1
-    assert found <= allowed
-    assert len(found) > 1
+    chances = (shaped.compute_logprobs(checkpoint, CHAT, [0])[0] / 2.0).softmax(-1)
+    allowed_ids = {id for id, chance in enumerate(chances.tolist()) if chance >= 0.05 * float(chances.max())}
+    sampled_ids = {each.ids[0] for each in jobs}
+    assert len(allowed_ids) > 1
+    assert sampled_ids <= allowed_ids
+    assert len(sampled_ids) > 1
 
 
 async def test_a_schema_that_grows_too_complex_ends_its_own_answer_as_the_clients_fault(runner: ThinkRunner) -> None:
     wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
     late = {"type": "object", "properties": {"a": {"const": "x" * 40}, "b": wide}, "required": ["a", "b"]}
-    beside = job(structured_outputs={"json": shaped.CITY}, seed=1)
+    beside = make_job(structured_outputs={"json": shaped.CITY}, seed=1)
 
-    found = await asyncio.gather(
-        run(runner, job(structured_outputs={"json": wide}, max_tokens=400)),
-        run(runner, job(structured_outputs={"json": late}, max_tokens=400)),
-        run(runner, beside),
+    results = await asyncio.gather(
+        finish_job(runner, make_job(structured_outputs={"json": wide}, max_tokens=400)),
+        finish_job(runner, make_job(structured_outputs={"json": late}, max_tokens=400)),
+        finish_job(runner, beside),
         return_exceptions=True,
     )
 
-    for error in found[:2]:
+    for error in results[:2]:
         assert isinstance(error, BadRequest), error
         assert error.param == "response_format"
         assert "too complex" in error.message

@@ -24,7 +24,7 @@ def finish_reply(
     return reply
 
 
-def said(reply: Reply) -> tuple[str, int, str]:
+def read_reply(reply: Reply) -> tuple[str, int, str]:
     """Return the transcript, the tokens spoken whole, and the remaining transcript."""
     assert reply.speech is not None
     chunk = reply.next_chunk() or {"text": ""}
@@ -32,11 +32,11 @@ def said(reply: Reply) -> tuple[str, int, str]:
 
 
 def test_all_tokens_of_a_complete_answer_are_spoken_but_the_one_that_ends_it() -> None:
-    assert said(finish_reply(["two", " red", EOS])) == ("two red", 2, "")
+    assert read_reply(finish_reply(["two", " red", EOS])) == ("two red", 2, "")
 
 
 def test_the_last_token_before_the_limit_is_spoken() -> None:
-    assert said(finish_reply(["two", " red", " circles"], limit=2)) == ("two red", 2, "")
+    assert read_reply(finish_reply(["two", " red", " circles"], limit=2)) == ("two red", 2, "")
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,25 @@ def test_the_last_token_before_the_limit_is_spoken() -> None:
     ],
 )
 def test_a_stop_string_is_not_spoken_and_all_before_it_is(stop: str, text: str, whole: int, rest: str) -> None:
-    assert said(finish_reply(["two", " red", " circles", " on"], (stop,))) == (text, whole, rest)
+    assert read_reply(finish_reply(["two", " red", " circles", " on"], (stop,))) == (text, whole, rest)
 
 
 def test_tokens_that_were_held_for_a_stop_string_are_spoken_once_they_cannot_be_part_of_it() -> None:
-    assert said(finish_reply(["a", "a", "a", "b"], ("aab",))) == ("a", 1, "")
+    assert read_reply(finish_reply(["a", "a", "a", "b"], ("aab",))) == ("a", 1, "")
 
 
 def test_words_before_a_call_are_spoken_and_the_call_is_not() -> None:
     parser = AnswerParser(False, False, FORMAT.open_parser())
     pieces = ["I", " look", ".", "\n", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", EOS]
 
-    assert said(finish_reply(pieces, parser=parser)) == ("I look.", 3, "")
+    assert read_reply(finish_reply(pieces, parser=parser)) == ("I look.", 3, "")
 
 
 def test_text_after_a_call_is_spoken_too() -> None:
     parser = AnswerParser(False, False, FORMAT.open_parser())
     pieces = ["I", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", " Done", "!", EOS]
 
-    assert said(finish_reply(pieces, parser=parser)) == ("I Done!", 1, " Done!")
+    assert read_reply(finish_reply(pieces, parser=parser)) == ("I Done!", 1, " Done!")
 
 
 def test_reasoning_is_not_spoken() -> None:
@@ -78,7 +78,7 @@ def test_reasoning_is_not_spoken() -> None:
         ["<think>", "hm", "</think>", "\n\n", "two", " red", EOS], parser=AnswerParser(True, False, None)
     )
 
-    assert said(reply) == ("two red", 6, "")
+    assert read_reply(reply) == ("two red", 6, "")
     assert reply.speech is not None
     assert reply.speech.begin == 4
 
@@ -91,5 +91,5 @@ def test_reasoning_is_not_spoken() -> None:
 def test_what_is_spoken_is_the_transcript(pieces: list[str], stops: list[str], limit: int) -> None:
     reply = finish_reply([*pieces, EOS], tuple(stops), limit=limit)
 
-    text, whole, rest = said(reply)
+    text, whole, rest = read_reply(reply)
     assert "".join(pieces[:whole]) + rest == text or (rest == "" and "".join(pieces[:whole]).strip() == text.strip())

@@ -9,7 +9,7 @@ from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.request import open_reply
 from omnibus_llm.runners.thinker import TextWriter, send_answer
 from omnibus_models.contract import Thinker
-from tests.unit.llm.runners.test_thinker import job, text
+from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
 
 
 @pytest.mark.parametrize("pieces", [[1] * 10, [10], [3, 7]])
@@ -19,18 +19,18 @@ async def test_steps_that_are_written_as_they_come_say_what_steps_that_are_await
     params = TextGenerationParams(stop=("fox",))
     ids = thinker.encode_text("the quick brown fox jumps over the lazy dog")[:10]
     steps = [TokenStep(id, None) for id in ids]
-    written, reply = job(text(1)), open_reply(thinker, params, False)
-    writer, rest, whole = TextWriter(written, reply), iter(steps), []
+    written_job, reply = make_chat_job(make_text_chat(1)), open_reply(thinker, params, False)
+    writer, rest, whole = TextWriter(written_job, reply), iter(steps), []
     for piece in pieces:
         whole.append(writer.add_steps([*islice(rest, piece)]))
-    awaited, other = job(text(1)), open_reply(thinker, params, False)
+    awaited_job, other = make_chat_job(make_text_chat(1)), open_reply(thinker, params, False)
     left = iter([steps])
 
-    async def take() -> list[TokenStep]:
+    async def take_steps() -> list[TokenStep]:
         return next(left)
 
-    await send_answer(awaited, take, other, None)
+    await send_answer(awaited_job, take_steps, other, None)
 
-    assert written.text == awaited.text == "the quick brown "
+    assert written_job.text == awaited_job.text == "the quick brown "
     assert (reply.finish, other.finish, whole[-1]) == ("stop", "stop", True)
     assert reply.tokens == other.tokens

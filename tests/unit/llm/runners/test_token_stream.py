@@ -26,11 +26,11 @@ def reader_of(tokenizer: Any) -> Any:
     )
 
 
-def wrap(backend: Tokenizer, cleans: bool = False) -> PreTrainedTokenizerFast:
+def wrap_backend(backend: Tokenizer, cleans: bool = False) -> PreTrainedTokenizerFast:
     backend.add_tokens([AddedToken(CALL, normalized=False)])
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
-    made.clean_up_tokenization_spaces = cleans
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    tokenizer.clean_up_tokenization_spaces = cleans
+    return tokenizer
 
 
 def bytes_and_words(strips: bool) -> PreTrainedTokenizerFast:
@@ -42,33 +42,33 @@ def bytes_and_words(strips: bool) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE({name: id for id, name in enumerate(names)}, [], byte_fallback=True))
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
-    return wrap(backend)
+    return wrap_backend(backend)
 
 
 def byte_level() -> PreTrainedTokenizerFast:
     """Return a tokenizer like GPT-2's. Some tokens end one character and begin the next."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    names = {byte: chr(byte) for byte in shown} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
+    visible_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible_bytes]
+    names = {byte: chr(byte) for byte in visible_bytes} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
     longer = [b"\xa0\xe4\xbd", b" a", b"a\xe4", b"\xf0\x9f", "\ufffd".encode(), "你好".encode()]
     tokens = ["".join(names[byte] for byte in each) for each in [*(bytes([byte]) for byte in range(256)), *longer]]
     backend = Tokenizer(models.BPE({name: id for id, name in enumerate(tokens)}, []))
     backend.decoder, backend.pre_tokenizer = decoders.ByteLevel(), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return wrap(backend)
+    return wrap_backend(backend)
 
 
 def word_pieces(cleans: bool) -> PreTrainedTokenizerFast:
     names = ["[UNK]", "it", "'s", ",", "ok", "'", "s", "##ing", "n't", "re", ".", "你"]
     backend = Tokenizer(models.WordPiece({name: id for id, name in enumerate(names)}))
     backend.decoder = decoders.WordPiece(cleanup=False)
-    return wrap(backend, cleans)
+    return wrap_backend(backend, cleans)
 
 
-def unigram(cleans: bool) -> PreTrainedTokenizerFast:
+def build_unigram(cleans: bool) -> PreTrainedTokenizerFast:
     names = ["<unk>", "▁it", "'s", "▁'", "s", "▁", ".", "▁.", "▁'re", "▁n't", "'", "▁你"]
     backend = Tokenizer(models.Unigram([(name, -1.0) for name in names], 0))
     backend.decoder = decoders.Metaspace()
-    return wrap(backend, cleans)
+    return wrap_backend(backend, cleans)
 
 
 class SlowTokenizer(PreTrainedTokenizer):
@@ -96,13 +96,13 @@ WHOLE = {
     "byte level": byte_level(),
     "word pieces": word_pieces(False),
     "word pieces that are cleaned": word_pieces(True),
-    "unigram": unigram(False),
-    "unigram that is cleaned": unigram(True),
+    "unigram": build_unigram(False),
+    "unigram that is cleaned": build_unigram(True),
     "slow": SlowTokenizer(),
 }
 
 
-def deltas(detokeniser: TokenDecoder, tokens: Sequence[int]) -> list[str]:
+def read_deltas(detokeniser: TokenDecoder, tokens: Sequence[int]) -> list[str]:
     return [*(detokeniser.push(token) for token in tokens), detokeniser.flush()]
 
 
@@ -134,7 +134,7 @@ def test_any_tokens_of_any_tokenizer(kind: str, data: st.DataObject):
     tokenizer = WHOLE[kind]
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=60))
 
-    pieces = deltas(open_detokeniser(reader_of(tokenizer)), tokens)
+    pieces = read_deltas(open_detokeniser(reader_of(tokenizer)), tokens)
 
     assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=True)
 
@@ -157,7 +157,7 @@ def test_bytes_of_fallback_are_replaced_one_by_one(tokenizer: Any, window: bool,
         tokens = [256, *(token for token in tokens if token != 0xEF)]
     reader = reader_of(tokenizer)
 
-    pieces = deltas(Detokeniser(reader.decode_ids) if window else open_detokeniser(reader), tokens)
+    pieces = read_deltas(Detokeniser(reader.decode_ids) if window else open_detokeniser(reader), tokens)
 
     assert "".join(pieces) == read_tokens(tokenizer, tokens)
 
@@ -167,7 +167,7 @@ def test_text_in_bytes_comes_as_it_is(tokenizer: Any, window: bool, text: str):
     tokens = [256, *text.encode(), 257]
     reader = reader_of(tokenizer)
 
-    pieces = deltas(Detokeniser(reader.decode_ids) if window else open_detokeniser(reader), tokens)
+    pieces = read_deltas(Detokeniser(reader.decode_ids) if window else open_detokeniser(reader), tokens)
 
     assert "".join(pieces) == tokenizer.decode(tokens)
     assert "\ufffd" not in "".join(pieces)
@@ -183,7 +183,7 @@ def test_text_behind_a_stray_byte_is_right_and_streamed():
     detokeniser = open_detokeniser(reader_of(LLAMA))
     tokens = [256, *"你".encode(), 0x80, 257, *"好".encode(), 258]
 
-    pieces = deltas(detokeniser, tokens)
+    pieces = read_deltas(detokeniser, tokens)
 
     assert pieces == ["the", "", "", "你", "", "\ufffd cat", "", "", "好", " sat", ""]
     assert isinstance(detokeniser, StreamDetokeniser)
@@ -194,20 +194,20 @@ def test_text_behind_a_stray_byte_is_right_and_streamed():
 def test_a_character_of_bytes_is_whole_in_windows(text: str):
     tokens = [256, *text.encode(), 257]
 
-    assert "".join(deltas(Detokeniser(reader_of(LLAMA).decode_ids), tokens)) == f"the{text} cat"
+    assert "".join(read_deltas(Detokeniser(reader_of(LLAMA).decode_ids), tokens)) == f"the{text} cat"
 
 
 def test_words_and_bytes_come_as_soon_as_they_are_characters():
     ids = [256 + WORDS.index("▁cat"), *"€".encode(), 256 + WORDS.index("s"), 0xE2]
 
-    assert deltas(open_detokeniser(reader_of(LLAMA)), ids) == ["cat", "", "", "€", "s", "", "\ufffd"]
+    assert read_deltas(open_detokeniser(reader_of(LLAMA)), ids) == ["cat", "", "", "€", "s", "", "\ufffd"]
 
 
 def test_a_tokenizer_that_takes_spaces_out_of_its_text_changes_none_that_was_sent():
     names = WHOLE["word pieces that are cleaned"].convert_tokens_to_ids
     tokens = [names(name) for name in ["it", "'", "s", "ok", "##ing", "."]]
 
-    pieces = deltas(open_detokeniser(reader_of(WHOLE["word pieces that are cleaned"])), tokens)
+    pieces = read_deltas(open_detokeniser(reader_of(WHOLE["word pieces that are cleaned"])), tokens)
 
     assert pieces == ["", "it", "", "'s", "", " oking", "."]
 
@@ -215,7 +215,7 @@ def test_a_tokenizer_that_takes_spaces_out_of_its_text_changes_none_that_was_sen
 def test_special_tokens_have_text_where_they_are_kept():
     tokens = [256, len(LLAMA) - 1, *"你".encode(), 257]
 
-    pieces = deltas(open_detokeniser(reader_of(LLAMA), skip_special=False), tokens)
+    pieces = read_deltas(open_detokeniser(reader_of(LLAMA), skip_special=False), tokens)
 
     assert "".join(pieces) == LLAMA.decode(tokens, skip_special_tokens=False)
     assert LLAMA.convert_ids_to_tokens(len(LLAMA) - 1) in "".join(pieces)
@@ -225,13 +225,13 @@ def test_special_tokens_have_text_where_they_are_kept():
 def test_a_stop_string_in_bytes_ends_the_text(before: str, stop: str, behind: str):
     detokeniser, guard = open_detokeniser(reader_of(GEMMA)), StopGuard([stop])
 
-    pieces = [guard.push(piece) for piece in deltas(detokeniser, list(f"{before}{stop}{behind}".encode()))]
+    pieces = [guard.push(piece) for piece in read_deltas(detokeniser, list(f"{before}{stop}{behind}".encode()))]
 
     assert "".join(pieces) + guard.flush() == f"{before}{stop}{behind}".partition(stop)[0]
 
 
 def test_broken_bytes_without_end_are_given_out_all_the_same():
-    pieces = deltas(open_detokeniser(reader_of(LLAMA)), [0x80] * 300)
+    pieces = read_deltas(open_detokeniser(reader_of(LLAMA)), [0x80] * 300)
 
     assert "".join(pieces) == "\ufffd" * 300
     assert len("".join(pieces[:250])) > 200
@@ -252,11 +252,11 @@ def test_broken_bytes_without_end_are_given_out_all_the_same():
 def test_a_token_costs_the_same_wherever_it_is(tokens: list[int]):
     costs: list[int] = []
 
-    def decode(ids: Sequence[int]) -> str:
+    def decode_counted(ids: Sequence[int]) -> str:
         costs[-1] += len(ids)
         return str(LLAMA.decode(list(ids), skip_special_tokens=True))
 
-    for detokeniser in (Detokeniser(decode), StreamDetokeniser(LLAMA.backend_tokenizer, decode)):
+    for detokeniser in (Detokeniser(decode_counted), StreamDetokeniser(LLAMA.backend_tokenizer, decode_counted)):
         for token in tokens:
             costs.append(0)
             detokeniser.push(token)
@@ -268,12 +268,12 @@ def test_a_token_costs_the_same_wherever_it_is(tokens: list[int]):
 def test_tokens_that_never_end_with_a_character_stay_cheap_and_come_out():
     longest = 0
 
-    def decode(ids: Sequence[int]) -> str:
+    def decode_longest(ids: Sequence[int]) -> str:
         nonlocal longest
         longest = max(longest, len(ids))
         return str(WHOLE["byte level"].decode(list(ids)))
 
-    pieces = deltas(Detokeniser(decode), [0xE4, 0xBD, *[256] * 300, 0xA0])
+    pieces = read_deltas(Detokeniser(decode_longest), [0xE4, 0xBD, *[256] * 300, 0xA0])
 
     assert "".join(pieces) == "你" * 301
     assert longest < 50

@@ -38,9 +38,9 @@ class Reader:
 
 @pytest.fixture
 async def tokenizer() -> AsyncIterator[PromptTokenizer]:
-    made = PromptTokenizer("words")
-    yield made
-    await made.close()
+    prompt_tokenizer = PromptTokenizer("words")
+    yield prompt_tokenizer
+    await prompt_tokenizer.close()
 
 
 @pytest.mark.parametrize(

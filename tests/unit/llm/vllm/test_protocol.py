@@ -13,24 +13,24 @@ from omnibus_llm.vllm.protocol import Launch
 from tests.unit.jobs import MemoryJob
 
 
-def never(launch: Launch) -> Any:
+def refuse_engine(launch: Launch) -> Any:
     raise AssertionError("no engine is needed to refuse")
 
 
 async def test_a_given_answer_is_refused():
     launch = Launch("thinker", Path(), "cpu", "float32", 4, 512, 64, 1 << 20, 0.9, 1, True, 1)
-    core = VllmCore("qwen2_5_vl", launch, never)
+    core = VllmCore("qwen2_5_vl", launch, refuse_engine)
 
-    with pytest.raises(BadRequest, match="`say` needs the transformers engine") as refused:
+    with pytest.raises(BadRequest, match="`say` needs the transformers engine") as error:
         await core.read_request(
             MemoryJob({"messages": [{"role": "user", "content": "hi"}], "params": {"say": "hello"}})
         )
 
-    assert refused.value.param == "say"
+    assert error.value.param == "say"
 
 
 @pytest.mark.parametrize(
-    ("component", "goals", "told"),
+    ("component", "goals", "settings"),
     [
         ("prefill", {}, {"SPECULATIVE_TOKENS": "2"}),
         ("thinker", {"tbt": 0.1}, {"SPECULATIVE_TOKENS": "2"}),
@@ -41,10 +41,10 @@ async def test_a_given_answer_is_refused():
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, component: str, goals: dict[str, float], told: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, component: str, goals: dict[str, float], settings: dict[str, str]
 ):
-    for name, value in told.items():
+    for name, value in settings.items():
         monkeypatch.setenv(f"OMNIBUS_VLLM_{name}", value)
 
-    with pytest.raises(BadRequest, match=f"set OMNIBUS_VLLM_({'|'.join(told)}|SPECULATIVE_TOKENS)"):
+    with pytest.raises(BadRequest, match=f"set OMNIBUS_VLLM_({'|'.join(settings)}|SPECULATIVE_TOKENS)"):
         engines.vllm(component, ExecutorSettings(family="qwen2", checkpoint="/m", **goals))

@@ -13,7 +13,7 @@ from omnibus_llm.vllm.shared_memory import map_memory
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import load_family
-from tests.unit.llm.runners.test_thinker import embedding
+from tests.unit.llm.runners.test_thinker import make_embedding
 
 PARTS = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
 PICTURES = [{"role": "user", "content": PARTS}]
@@ -24,45 +24,45 @@ def reader(omni: Path) -> Reader:
     return load_family("qwen2_5_omni").reader(omni)
 
 
-def order(reader: Reader, *items: Item, voice: str | None = None) -> VllmRequest:
+def make_request(reader: Reader, *items: Item, voice: str | None = None) -> VllmRequest:
     return VllmRequest(reader, reader.prompt(PICTURES), items, voice)
 
 
 def test_embeddings_lie_in_its_parcel_in_the_engines_dtype(omni: Path) -> None:
     reader = load_family("qwen2_5_omni").reader(omni, "bfloat16")
-    items = [embedding(1), embedding(2, 3, 3)]
+    items = [make_embedding(1), make_embedding(2, 3, 3)]
 
-    made = order(reader, *items)
+    request = make_request(reader, *items)
 
-    assert made.parcel is not None
-    words = map_memory(made.parcel.place, torch.bfloat16)
-    for medium, item in zip(made.media, items, strict=True):
+    assert request.parcel is not None
+    words = map_memory(request.parcel.place, torch.bfloat16)
+    for medium, item in zip(request.media, items, strict=True):
         count = medium.shape[0] * medium.shape[1]
         rows = words[medium.offset // 2 :][:count].view(medium.shape)
         assert torch.equal(rows, torch.tensor(item.array).bfloat16())
         assert medium.offset % 64 == 0
-        assert len({made.ids[medium.start + row] for row in range(medium.shape[0])}) == 1
-    made.close()
+        assert len({request.ids[medium.start + row] for row in range(medium.shape[0])}) == 1
+    request.close()
 
 
 def test_text_alone_has_no_positions_and_nothing_to_copy(reader: Reader) -> None:
     prompt = reader.prompt([{"role": "user", "content": "the quick brown fox"}])
 
-    made = VllmRequest(reader, prompt, [], None)
+    request = VllmRequest(reader, prompt, [], None)
 
-    assert list(made.ids) == list(reader.layout(prompt, []).ids)
-    assert (made.positions, made.parcel, made.voice, made.media) == (None, None, None, [])
+    assert list(request.ids) == list(reader.layout(prompt, []).ids)
+    assert (request.positions, request.parcel, request.voice, request.media) == (None, None, None, [])
     assert is_text(prompt, [], None)
     assert not is_text(prompt, [], "Ethan")
     assert not is_text(reader.prompt(PICTURES), [], None)
 
 
 def test_keys_are_equal_where_rows_and_meta_data_are(reader: Reader) -> None:
-    same = order(reader, embedding(1, 2, 3), embedding(1, 2, 3))
-    grid = order(reader, embedding(1, 2, 3), embedding(1, 3, 2))
-    rows = order(reader, embedding(1, 2, 3), embedding(2, 2, 3))
+    same = make_request(reader, make_embedding(1, 2, 3), make_embedding(1, 2, 3))
+    grid = make_request(reader, make_embedding(1, 2, 3), make_embedding(1, 3, 2))
+    rows = make_request(reader, make_embedding(1, 2, 3), make_embedding(2, 2, 3))
 
-    keys = [[medium.key for medium in made.media] for made in (same, grid, rows)]
+    keys = [[medium.key for medium in request.media] for request in (same, grid, rows)]
     assert keys[0][0] == keys[0][1]
     assert keys[1][0] != keys[1][1]
     assert keys[2][0] != keys[2][1]
@@ -75,22 +75,22 @@ def test_a_video_with_text_between_its_frames_is_as_many_items(tmp_path: Path) -
     meta = {"modality": "video", "n_tokens": 18, "grid_thw": [3, 4, 6], "seconds": [0.25, 1.25, 2.25]}
     prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
 
-    made = VllmRequest(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
+    request = VllmRequest(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
 
-    assert made.parcel is not None
-    words = map_memory(made.parcel.place, torch.float32)
-    for medium, rows in zip(made.media, (one, other, one), strict=True):
+    assert request.parcel is not None
+    words = map_memory(request.parcel.place, torch.float32)
+    for medium, rows in zip(request.media, (one, other, one), strict=True):
         assert medium.shape == rows.shape
         assert np.array_equal(words[medium.offset // 4 :][: rows.size].view(rows.shape).numpy(), rows)
-    places = [medium.start + row for medium in made.media for row in range(6)]
-    [placeholder] = {made.ids[place] for place in places}
-    assert places == [place for place, token in enumerate(made.ids) if token == placeholder]
-    first, second, third = (medium.key for medium in made.media)
+    places = [medium.start + row for medium in request.media for row in range(6)]
+    [placeholder] = {request.ids[place] for place in places}
+    assert places == [place for place, token in enumerate(request.ids) if token == placeholder]
+    first, second, third = (medium.key for medium in request.media)
     assert first == third != second
-    made.close()
+    request.close()
 
 
-def sound(rows: np.ndarray) -> Item:
+def make_sound(rows: np.ndarray) -> Item:
     return Item({"modality": "audio", "n_tokens": len(rows), "audio_len": 4 * len(rows)}, rows)
 
 
@@ -100,19 +100,21 @@ def test_a_sound_that_goes_on_begins_with_the_same_pieces(reader: Reader) -> Non
     prompt = reader.prompt([{"role": "user", "content": [{"type": "audio"}]}])
     lengths = (2 * PIECE_ROWS + 5, 3 * PIECE_ROWS)
 
-    short, whole = (VllmRequest(reader, prompt, [sound(rows[:length])], None) for length in lengths)
+    short, whole = (VllmRequest(reader, prompt, [make_sound(rows[:length])], None) for length in lengths)
 
-    for made, length in zip((short, whole), lengths, strict=True):
-        assert made.parcel is not None
-        words = map_memory(made.parcel.place, torch.float32)
-        given = [words[each.offset // 4 :][: each.shape[0] * 64].view(each.shape).numpy() for each in made.media]
-        assert np.array_equal(np.concatenate(given), rows[:length])
-        assert [each.start for each in made.media] == [made.media[0].start + at for at in range(0, length, PIECE_ROWS)]
-    keys = [[each.key for each in made.media] for made in (short, whole)]
+    for request, length in zip((short, whole), lengths, strict=True):
+        assert request.parcel is not None
+        words = map_memory(request.parcel.place, torch.float32)
+        pieces = [words[each.offset // 4 :][: each.shape[0] * 64].view(each.shape).numpy() for each in request.media]
+        assert np.array_equal(np.concatenate(pieces), rows[:length])
+        assert [each.start for each in request.media] == [
+            request.media[0].start + at for at in range(0, length, PIECE_ROWS)
+        ]
+    keys = [[each.key for each in vllm_request.media] for vllm_request in (short, whole)]
     assert keys[0][:2] == keys[1][:2]
     assert keys[0][2] != keys[1][2]
-    for made in (short, whole):
-        made.close()
+    for request in (short, whole):
+        request.close()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -121,49 +123,49 @@ def test_values_that_are_not_numbers_are_refused(reader: Reader, value: float) -
     array[3, 7] = value
 
     with pytest.raises(BadRequest, match="not numbers"):
-        order(reader, embedding(1), embedding(1)._replace(array=array))
+        make_request(reader, make_embedding(1), make_embedding(1)._replace(array=array))
 
 
 def test_missing_and_superfluous_media_are_refused(reader: Reader) -> None:
-    for items in ([], [embedding(1)], [embedding(1)] * 3):
+    for items in ([], [make_embedding(1)], [make_embedding(1)] * 3):
         with pytest.raises(BadRequest):
-            order(reader, *items)
+            make_request(reader, *items)
 
 
 def test_an_unknown_voice_is_refused(reader: Reader) -> None:
     with pytest.raises(BadRequest, match="Nobody"):
-        order(reader, embedding(1), embedding(2), voice="Nobody")
+        make_request(reader, make_embedding(1), make_embedding(2), voice="Nobody")
 
 
 def test_rows_that_the_engine_has_not_written_are_an_error(reader: Reader) -> None:
-    made = order(reader, embedding(1), embedding(2), voice="Ethan")
-    assert made.voice is not None
-    made.voice.rows.append(np.zeros((len(made.ids), 64), np.float32))
+    request = make_request(reader, make_embedding(1), make_embedding(2), voice="Ethan")
+    assert request.voice is not None
+    request.voice.rows.append(np.zeros((len(request.ids), 64), np.float32))
 
-    assert made.voice.next_sides([5])[0].shape == (len(made.ids) + 3, 64)
+    assert request.voice.next_sides([5])[0].shape == (len(request.ids) + 3, 64)
     with pytest.raises(StageFailed, match="rows"):
-        made.voice.next_sides([6])
+        request.voice.next_sides([6])
 
 
 @pytest.mark.parametrize("cuts", [[1] * 7, [7], [1, 6], [3, 1, 3]])
 def test_rows_are_the_same_however_tokens_come(reader: Reader, cuts: list[int]) -> None:
-    made = order(reader, embedding(1), embedding(2), voice="Ethan")
-    assert made.voice is not None
-    length, tokens = len(made.ids), list(range(20, 27))
+    request = make_request(reader, make_embedding(1), make_embedding(2), voice="Ethan")
+    assert request.voice is not None
+    length, tokens = len(request.ids), list(range(20, 27))
     hidden = torch.randn(length + 7, 64, generator=torch.Generator().manual_seed(1))
-    made.voice.rows.append(hidden.numpy())
+    request.voice.rows.append(hidden.numpy())
 
     sides, left = [], tokens
     for cut in cuts:
-        sides += made.voice.next_sides(left[:cut])
+        sides += request.voice.next_sides(left[:cut])
         left = left[cut:]
 
-    prefill = reader.assemble_prefill(reader.prompt(PICTURES), _media([embedding(1), embedding(2)]))
-    expected = reader.talker_prompt(prefill, hidden[:length], "Ethan")
-    assert np.array_equal(sides[0], expected.numpy())
+    prefill = reader.assemble_prefill(reader.prompt(PICTURES), _make_media([make_embedding(1), make_embedding(2)]))
+    reference = reader.talker_prompt(prefill, hidden[:length], "Ethan")
+    assert np.array_equal(sides[0], reference.numpy())
     rows = reader.talker_row(reader.embed(torch.tensor(tokens[:-1])), hidden[length:-1])
     assert np.array_equal(np.stack(sides[1:]), rows.numpy())
 
 
-def _media(items: list[Item]) -> list[Encoded]:
+def _make_media(items: list[Item]) -> list[Encoded]:
     return [Encoded(torch.tensor(item.array), item.data) for item in items]

@@ -56,12 +56,12 @@ def test_later_memory_under_the_same_descriptor_is_not_taken_for_it() -> None:
 
 
 def test_closing_twice_or_never_leaves_nothing() -> None:
-    memory, dropped = SharedBuffer(), SharedBuffer()
-    paths = [memory.place["path"], dropped.place["path"]]
+    memory, dropped_buffer = SharedBuffer(), SharedBuffer()
+    paths = [memory.place["path"], dropped_buffer.place["path"]]
 
     memory.close()
     memory.close()
-    del dropped
+    del dropped_buffer
     gc.collect()
 
     assert not any(map(os.path.exists, paths))
@@ -74,12 +74,12 @@ def test_who_has_opened_it_keeps_it() -> None:
     fd = open_memory(place)
     memory.close()
 
-    found = map_memory(relocate_place(place, fd), torch.uint8)
+    tensor = map_memory(relocate_place(place, fd), torch.uint8)
     os.close(fd)
-    assert found.tolist() == list(range(4))
-    assert not any("omnibus-llm" in os.readlink(path) for path in map("/proc/self/fd/{}".format, held()))
+    assert tensor.tolist() == list(range(4))
+    assert not any("omnibus-llm" in os.readlink(path) for path in map("/proc/self/fd/{}".format, list_descriptors()))
 
 
-def held() -> list[str]:
+def list_descriptors() -> list[str]:
     """Return the descriptors of this process, except the one used for listing."""
     return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]

@@ -13,7 +13,7 @@ from omnibus_llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
 from omnibus_llm.vllm.supervisor import EngineSupervisor
 
 
-class Mortal:
+class MortalVllmEngine:
     """A fake engine that can die."""
 
     def __init__(self, fails: bool = False) -> None:
@@ -44,24 +44,24 @@ class Mortal:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTART_POLICY", RestartPolicy(first=0.001, longest=0.002))
 
 
-def made(*engines: Mortal) -> tuple[EngineSupervisor, Iterator[Mortal]]:
+def make_supervisor(*engines: MortalVllmEngine) -> tuple[EngineSupervisor, Iterator[MortalVllmEngine]]:
     left = iter(engines)
     return EngineSupervisor("thinker", lambda: next(left)), left
 
 
-async def serving(keeper: EngineSupervisor) -> None:
+async def wait_until_serving(keeper: EngineSupervisor) -> None:
     async with asyncio.timeout(10):
         while not keeper.serving:
             await asyncio.sleep(0)
 
 
 async def test_a_dead_engine_is_stopped_and_replaced() -> None:
-    first, second = Mortal(), Mortal()
-    keeper, _ = made(first, second)
+    first, second = MortalVllmEngine(), MortalVllmEngine()
+    keeper, _ = make_supervisor(first, second)
     await keeper.start()
     assert keeper.engine is first
 
@@ -73,7 +73,7 @@ async def test_a_dead_engine_is_stopped_and_replaced() -> None:
     with pytest.raises(StageUnavailable) as caught:
         _ = keeper.engine
     assert caught.value.stage == "thinker"
-    await serving(keeper)
+    await wait_until_serving(keeper)
     assert keeper.engine is second
     assert (first.stopped, keeper.restarts) == (True, 1)
     await keeper.close()
@@ -81,41 +81,45 @@ async def test_a_dead_engine_is_stopped_and_replaced() -> None:
 
 
 async def test_one_that_does_not_start_is_tried_again() -> None:
-    first, broken, last = Mortal(), [Mortal(fails=True) for _ in range(3)], Mortal()
-    keeper, _ = made(first, *broken, last)
+    first, broken_engines, last = (
+        MortalVllmEngine(),
+        [MortalVllmEngine(fails=True) for _ in range(3)],
+        MortalVllmEngine(),
+    )
+    keeper, _ = make_supervisor(first, *broken_engines, last)
     await keeper.start()
 
     first.death.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await serving(keeper)
+    await wait_until_serving(keeper)
 
     assert keeper.engine is last
-    assert all(engine.stopped for engine in broken)
+    assert all(engine.stopped for engine in broken_engines)
     await keeper.close()
 
 
 async def test_a_first_engine_that_does_not_start_is_an_error() -> None:
-    broken = Mortal(fails=True)
-    keeper, _ = made(broken)
+    broken_engine = MortalVllmEngine(fails=True)
+    keeper, _ = make_supervisor(broken_engine)
 
     with pytest.raises(RuntimeError, match="no weights"):
         await keeper.start()
 
-    assert broken.stopped
+    assert broken_engine.stopped
     await keeper.close()
 
 
 async def test_closing_ends_the_attempts() -> None:
-    first = Mortal()
-    keeper, left = made(first, *(Mortal(fails=True) for _ in range(1000)))
+    first = MortalVllmEngine()
+    keeper, left = make_supervisor(first, *(MortalVllmEngine(fails=True) for _ in range(1000)))
     await keeper.start()
     first.death.set()
     await asyncio.sleep(0.005)
 
     await keeper.close()
 
-    tried = len(list(left))
+    left_count = len(list(left))
     await asyncio.sleep(0.005)
-    assert tried > 0
+    assert left_count > 0
     assert not keeper.serving

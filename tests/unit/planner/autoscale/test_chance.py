@@ -20,12 +20,12 @@ SIZES = {"text": {"completion_tokens": 50.0}}
     ],
 )
 def test_shares_that_chance_explains_are_those_that_were_planned_for(rate: float, text: float, same: bool):
-    measured = ModelLoad(rate, {"image": 1 - text, "text": text}, SIZES)
+    measurement = ModelLoad(rate, {"image": 1 - text, "text": text}, SIZES)
 
-    found = without_chance(measured, PLANNED, 15.0)
+    load = without_chance(measurement, PLANNED, 15.0)
 
-    assert found.shares == pytest.approx({"image": 0.9, "text": 0.1} if same else measured.shares)
-    assert (found.rate, found.quantities) == (rate, SIZES)
+    assert load.shares == pytest.approx({"image": 0.9, "text": 0.1} if same else measurement.shares)
+    assert (load.rate, load.quantities) == (rate, SIZES)
 
 
 def test_a_type_that_was_not_planned_for_counts_from_the_fourth_request_on():

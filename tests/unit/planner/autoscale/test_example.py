@@ -26,7 +26,7 @@ from omnibus_planner.simulate.cluster import SimulatedModel
 from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
 from omnibus_planner.simulate.observed import ObservedRequest
 from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan
-from tests.nightly import nightly
+from tests.nightly import mark_nightly
 
 ROOT = Path(__file__).parents[4]
 
@@ -67,33 +67,33 @@ class CountedSimulation(PlanSimulation):
         self.seconds: list[dict[str, _Counts]] = [{} for _ in range(int(seconds) + 1)]
 
     def _send(self, arrival: Arrival) -> None:
-        self._counts(arrival.kind, arrival.at).came += 1
+        self._find_counts(arrival.kind, arrival.at).came += 1
         super()._send(arrival)
 
     def _finish(self, request: SimulatedRequest, at: float) -> None:
         super()._finish(request, at)
         assert isinstance(request, ObservedRequest)
         if at < len(self.seconds):
-            counts = self._counts(request.name, at)
+            counts = self._find_counts(request.name, at)
             counts.done += 1
             counts.tokens += request.tokens
             counts.speech += request.spoken_seconds
 
-    def _counts(self, kind: str, at: float) -> _Counts:
+    def _find_counts(self, kind: str, at: float) -> _Counts:
         return self.seconds[int(at)].setdefault(kind, _Counts())
 
 
-def load_counts(kind: str, counted: _Counts) -> LoadCounts:
+def load_counts(kind: str, counts: _Counts) -> LoadCounts:
     """Return a gateway's report on a second of requests of ``kind``."""
-    quantities = {name: size * counted.done for name, size in SIZES[kind].items()}
-    quantities |= {"completion_tokens": counted.tokens, "speech_seconds": counted.speech}
+    quantities = {name: size * counts.done for name, size in SIZES[kind].items()}
+    quantities |= {"completion_tokens": counts.tokens, "speech_seconds": counts.speech}
     estimate = {**SIZES[kind], **({"image_tokens": ESTIMATED_IMAGE} if kind == SEEN else {})}
     return LoadCounts(
-        came=counted.came,
-        done=counted.done,
+        came=counts.came,
+        done=counts.done,
         quantities={name: value for name, value in quantities.items() if value},
-        estimated={name: value * counted.came for name, value in estimate.items()},
-        estimated_done={name: value * counted.done for name, value in estimate.items()},
+        estimated={name: value * counts.came for name, value in estimate.items()},
+        estimated_done={name: value * counts.done for name, value in estimate.items()},
     )
 
 
@@ -120,11 +120,11 @@ class Example(NamedTuple):
         """Yield a gateway's reports by second, for ``part`` of the plan's capacity."""
         rate, length = part * self.planning.planned.capacity[MODEL], 60.0 * minutes
         rates = [TypeRate(MODEL, kind, share * rate, SIZES[kind]) for kind, share in zip(SIZES, shares, strict=True)]
-        deployed = SimulatedModel(self.plan.models[MODEL], self.engines())
-        run = CountedSimulation(SimulatedPlan({MODEL: deployed}), length)
+        simulated_model = SimulatedModel(self.plan.models[MODEL], self.engines())
+        run = CountedSimulation(SimulatedPlan({MODEL: simulated_model}), length)
         run.send_requests(poisson_arrivals(rates, length))
         for second in run.seconds[: int(length)]:
-            yield {kind: load_counts(kind, counted) for kind, counted in second.items()}
+            yield {kind: load_counts(kind, counts) for kind, counts in second.items()}
 
     async def run(self, shares: Sequence[float], part: float, minutes: float) -> list[str]:
         """Return the reasons of new plans; the first one ends the run."""
@@ -143,19 +143,19 @@ class Example(NamedTuple):
 @pytest.fixture
 async def example(valkey_url: str) -> AsyncIterator[Example]:
     store = Store(StoreSettings(url=valkey_url))
-    now, wanted, bus = [0.0], list[str](), MemoryBus()
+    now, reasons, bus = [0.0], list[str](), MemoryBus()
     planning = PlanningJob(store, SETTINGS.models, SETTINGS.simulate)
     planning.set_declarations(declarations_file.read_declarations(SETTINGS.models), {})
-    planned = await planning.plan({})
+    result = await planning.plan({})
     changes = PlanRollout(store, SETTINGS, ReadyExecutors(), lambda plan: None)
-    changes.plan = Plan(1, 0, 0.0, planned.models, explain=planned.explain)
-    follow = Autoscaler(SETTINGS, changes, planning, wanted.append, lambda: now[0])
+    changes.plan = Plan(1, 0, 0.0, result.models, explain=result.explain)
+    follow = Autoscaler(SETTINGS, changes, planning, reasons.append, lambda: now[0])
     await follow.listen(bus)
-    yield Example(follow, planning, changes.plan, bus, now, wanted)
+    yield Example(follow, planning, changes.plan, bus, now, reasons)
     await store.close()
 
 
-@pytest.mark.parametrize("part", [0.15, *nightly(0.3, 0.7, 1.0)])
+@pytest.mark.parametrize("part", [0.15, *mark_nightly(0.3, 0.7, 1.0)])
 async def test_ten_minutes_of_its_own_load_bring_no_other_plan(example: Example, part: float):
     assert await example.run(SHARES, part, MINUTES) == []
 

@@ -7,7 +7,7 @@ from omnibus_planner.autoscale.forecast import BurstForecast, relative_error
 from omnibus_planner.optimize.load import Loads
 
 
-class Clock:
+class ForecastClock:
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -15,13 +15,15 @@ class Clock:
         return self.now
 
 
-def capacity(loads: Loads) -> dict[str, float]:
+def find_capacity(loads: Loads) -> dict[str, float]:
     """Return the capacity of one executor that takes a second for 1,000 tokens."""
     return {name: 1000 / (sizes.get("seen", {}).get("image_tokens") or 1.0)
             for name, load in loads.items() for sizes in [load.quantities]}  # fmt: skip
 
 
-def feed(forecast: BurstForecast, clock: Clock, seconds: int, came: int, tokens: float, waiting: int = 0) -> None:
+def feed_events(
+    forecast: BurstForecast, clock: ForecastClock, seconds: int, came: int, tokens: float, waiting: int = 0
+) -> None:
     for _ in range(seconds):
         clock.now += 1.0
         load = LoadCounts(came=came, estimated={"image_tokens": came * tokens}, waiting=waiting)
@@ -29,20 +31,20 @@ def feed(forecast: BurstForecast, clock: Clock, seconds: int, came: int, tokens:
 
 
 def test_what_came_last_counts_where_it_is_clearly_dearer_and_else_the_longer_window():
-    clock = Clock()
+    clock = ForecastClock()
     forecast = BurstForecast(clock)
-    feed(forecast, clock, 10, 4, 100.0)
-    assert forecast.expected_loads(capacity)["m"].quantities["seen"]["image_tokens"] == pytest.approx(100.0)
+    feed_events(forecast, clock, 10, 4, 100.0)
+    assert forecast.expected_loads(find_capacity)["m"].quantities["seen"]["image_tokens"] == pytest.approx(100.0)
 
-    feed(forecast, clock, 1, 4, 1000.0)
-    found = forecast.expected_loads(capacity)["m"]
-    assert found.rate == pytest.approx(4.0, rel=0.2)
-    assert found.quantities["seen"]["image_tokens"] == pytest.approx(1000.0)  # the longer window: 229
-    feed(forecast, clock, 1, 4, 1000.0)
+    feed_events(forecast, clock, 1, 4, 1000.0)
+    load = forecast.expected_loads(find_capacity)["m"]
+    assert load.rate == pytest.approx(4.0, rel=0.2)
+    assert load.quantities["seen"]["image_tokens"] == pytest.approx(1000.0)  # the longer window: 229
+    feed_events(forecast, clock, 1, 4, 1000.0)
 
-    feed(forecast, clock, 10, 4, 1000.0)
-    feed(forecast, clock, 2, 4, 1100.0)
-    assert forecast.expected_loads(capacity)["m"].quantities["seen"]["image_tokens"] < 1060
+    feed_events(forecast, clock, 10, 4, 1000.0)
+    feed_events(forecast, clock, 2, 4, 1100.0)
+    assert forecast.expected_loads(find_capacity)["m"].quantities["seen"]["image_tokens"] < 1060
 
 
 def test_few_requests_say_a_rate_less_well_than_many():
@@ -52,13 +54,13 @@ def test_few_requests_say_a_rate_less_well_than_many():
 
 
 def test_requests_that_wait_are_those_of_the_last_word_of_each_gateway():
-    clock = Clock()
+    clock = ForecastClock()
     forecast = BurstForecast(clock)
-    feed(forecast, clock, 2, 4, 100.0, waiting=7)
+    feed_events(forecast, clock, 2, 4, 100.0, waiting=7)
     assert forecast.waiting_counts() == {"m": 7}
 
-    feed(forecast, clock, 1, 4, 100.0)
+    feed_events(forecast, clock, 1, 4, 100.0)
     assert forecast.waiting_counts() == {}
-    feed(forecast, clock, 1, 4, 100.0, waiting=5)
+    feed_events(forecast, clock, 1, 4, 100.0, waiting=5)
     clock.now += 4.0
     assert forecast.waiting_counts() == {}

@@ -13,16 +13,16 @@ from omnibus_planner.declared import declarations_file
 A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
 
 
-def plans(**models: dict[str, Any]) -> dict[str, ModelPlan]:
+def build_plans(**models: dict[str, Any]) -> dict[str, ModelPlan]:
     return declarations_file.build_static_plans(msgspec.convert(models, dict[str, declarations_file.DeclaredModel]))
 
 
 def test_each_cell_has_all_options_and_an_equal_share():
-    made = plans(a={**A, "cells": 2})["a"]
+    plan = build_plans(a={**A, "cells": 2})["a"]
 
-    assert list(made.options) == ["E@c1", "L@c1", "EL@c1", "E@c2", "L@c2", "EL@c2"]
-    assert [path.name for path in made.types["thinker"]] == ["L@c1", "EL@c1", "L@c2", "EL@c2"]
-    assert cell_shares(made) == {"c1": 0.5, "c2": 0.5}
+    assert list(plan.options) == ["E@c1", "L@c1", "EL@c1", "E@c2", "L@c2", "EL@c2"]
+    assert [path.name for path in plan.types["thinker"]] == ["L@c1", "EL@c1", "L@c2", "EL@c2"]
+    assert cell_shares(plan) == {"c1": 0.5, "c2": 0.5}
 
 
 OTHER: dict[str, Any] = {
@@ -43,4 +43,4 @@ FAULTS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
 @pytest.mark.parametrize(("models", "fault"), FAULTS.values(), ids=FAULTS.keys())
 def test_cells_that_cannot_be_are_named(models: dict[str, dict[str, Any]], fault: str):
     with pytest.raises(BadRequest, match=f"^{fault}"):
-        plans(**models)
+        build_plans(**models)

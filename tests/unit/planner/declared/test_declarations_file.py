@@ -27,108 +27,112 @@ VL: dict[str, Any] = {
 }
 
 
-def plan(tmp_path: File, **changes: Any) -> ModelPlan:
+def make_plan(tmp_path: File, **changes: Any) -> ModelPlan:
     """Return the plan of the model ``m``, declared with ``changes``; None leaves a field out."""
-    told = {field: value for field, value in {**VL, **changes}.items() if value is not None}
-    return plans(tmp_path, m=told)["m"]
+    fields = {field: value for field, value in {**VL, **changes}.items() if value is not None}
+    return make_plans(tmp_path, m=fields)["m"]
 
 
-def plans(tmp_path: File, **models: dict[str, Any]) -> dict[str, ModelPlan]:
+def make_plans(tmp_path: File, **models: dict[str, Any]) -> dict[str, ModelPlan]:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"models": models}))
     return declarations_file.build_static_plans(declarations_file.read_models(str(file)))
 
 
-def rates(paths: tuple[Path, ...]) -> dict[str, float]:
+def read_rates(paths: tuple[Path, ...]) -> dict[str, float]:
     return {path.name: path.rate for path in paths}
 
 
 def test_each_request_type_gets_the_paths_that_can_serve_it(tmp_path: File):
-    made = plan(tmp_path)
+    model_plan = make_plan(tmp_path)
 
-    assert set(made.types) == {"thinker", "vision+thinker"}
-    assert rates(made.types["vision+thinker"]) == {"E>L": 70, "EL": 30}
-    assert made.types["vision+thinker"][0].options == {"vision": "E", "thinker": "L"}
+    assert set(model_plan.types) == {"thinker", "vision+thinker"}
+    assert read_rates(model_plan.types["vision+thinker"]) == {"E>L": 70, "EL": 30}
+    assert model_plan.types["vision+thinker"][0].options == {"vision": "E", "thinker": "L"}
 
 
 def test_paths_are_cut_to_what_a_request_uses(tmp_path: File):
-    made = plan(tmp_path)
+    model_plan = make_plan(tmp_path)
 
-    assert rates(made.types["thinker"]) == {"L": 70, "EL": 30}
-    assert [path.options for path in made.types["thinker"]] == [{"thinker": "L"}, {"thinker": "EL"}]
+    assert read_rates(model_plan.types["thinker"]) == {"L": 70, "EL": 30}
+    assert [path.options for path in model_plan.types["thinker"]] == [{"thinker": "L"}, {"thinker": "EL"}]
 
 
 def test_paths_that_become_equal_are_one_with_both_shares(tmp_path: File):
     options = {**VL["options"], "E2": {"components": ["vision"], "service": "encoder"}}
-    made = plan(tmp_path, options=options, paths=[
+    model_plan = make_plan(tmp_path, options=options, paths=[
         {"options": ["E", "L"], "share": 40}, {"options": ["E2", "L"], "share": 35}, {"options": ["EL"], "share": 25},
     ])  # fmt: skip
 
-    assert rates(made.types["vision+thinker"]) == {"E>L": 40, "E2>L": 35, "EL": 25}
-    assert rates(made.types["thinker"]) == {"L": 75, "EL": 25}
+    assert read_rates(model_plan.types["vision+thinker"]) == {"E>L": 40, "E2>L": 35, "EL": 25}
+    assert read_rates(model_plan.types["thinker"]) == {"L": 75, "EL": 25}
 
 
 def test_the_first_option_of_a_path_that_has_a_component_runs_it(tmp_path: File):
-    made = plan(tmp_path, paths=[{"options": ["E", "EL"], "share": 1}])
+    model_plan = make_plan(tmp_path, paths=[{"options": ["E", "EL"], "share": 1}])
 
-    assert made.types["vision+thinker"][0].options == {"vision": "E", "thinker": "EL"}
+    assert model_plan.types["vision+thinker"][0].options == {"vision": "E", "thinker": "EL"}
 
 
 def test_a_speaking_model_has_types_with_and_without_speech(tmp_path: File):
-    made = plans(tmp_path, m=catalog.model_declaration("qwen2_5_omni", "/m"))["m"]
+    model_plan = make_plans(tmp_path, m=catalog.model_declaration("qwen2_5_omni", "/m"))["m"]
 
     encoders = ["", "vision+", "audio+", "vision+audio+"]
-    assert set(made.types) == {f"{some}thinker{more}" for some in encoders for more in ("", "+talker+vocoder")}
-    assert rates(made.types["thinker+talker+vocoder"]) == {"Th>Ta>V": 80, "M": 20}
-    assert made.has_talker
+    assert set(model_plan.types) == {f"{some}thinker{more}" for some in encoders for more in ("", "+talker+vocoder")}
+    assert read_rates(model_plan.types["thinker+talker+vocoder"]) == {"Th>Ta>V": 80, "M": 20}
+    assert model_plan.has_talker
 
 
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_the_usual_declarations_are_good(family: str, tmp_path: File):
-    made = plans(tmp_path, m=catalog.model_declaration(family, "/m"))["m"]
+    model_plan = make_plans(tmp_path, m=catalog.model_declaration(family, "/m"))["m"]
 
-    assert all(sum(path.rate for path in paths) == 100 for paths in made.types.values())
-    assert all(set(path.options.values()) <= set(made.options) for paths in made.types.values() for path in paths)
+    assert all(sum(path.rate for path in paths) == 100 for paths in model_plan.types.values())
+    assert all(
+        set(path.options.values()) <= set(model_plan.options) for paths in model_plan.types.values() for path in paths
+    )
 
 
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_what_is_left_out_is_what_the_family_says(family: str, tmp_path: File):
     short = {"family": family, "checkpoint": "/m"}
 
-    made = plans(tmp_path, short=short, m=catalog.model_declaration(family, "/m"))
+    model_plans = make_plans(tmp_path, short=short, m=catalog.model_declaration(family, "/m"))
 
-    assert made["short"].tasks.keys() == made["m"].tasks.keys()
-    assert msgspec.structs.replace(made["short"], tasks=made["m"].tasks) == made["m"]
+    assert model_plans["short"].tasks.keys() == model_plans["m"].tasks.keys()
+    assert msgspec.structs.replace(model_plans["short"], tasks=model_plans["m"].tasks) == model_plans["m"]
 
 
 def test_of_the_familys_options_only_those_on_a_path_are_deployed(tmp_path: File):
-    made = plan(tmp_path, options=None, paths=[{"options": ["EL"]}])
+    model_plan = make_plan(tmp_path, options=None, paths=[{"options": ["EL"]}])
 
-    assert set(made.options) == {"EL"}
+    assert set(model_plan.options) == {"EL"}
 
 
 def test_what_finds_turns_in_what_users_say_is_in_the_plan_where_it_is_declared(tmp_path: File):
-    declared = plan(tmp_path, speech_detector="energy")
+    model_plan = make_plan(tmp_path, speech_detector="energy")
 
-    assert declared.speech_detector == "energy"
-    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds have no such field
+    assert model_plan.speech_detector == "energy"
+    assert b"speech_detector" not in msgspec.json.encode(make_plan(tmp_path))  # earlier builds have no such field
 
 
 def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File):
-    made = plan(
+    model_plan = make_plan(
         tmp_path, family="qwen2_5_omni", components=["vision", "thinker"], encoders=None,
         options={"EL": {"components": ["vision", "thinker"], "service": "llm"}}, paths=[{"options": ["EL"]}],
     )  # fmt: skip
 
-    assert made.encoders == {"image": "vision", "video": "vision"}
-    assert set(made.tasks) == {"vision", "thinker"}
-    assert not made.has_talker
+    assert model_plan.encoders == {"image": "vision", "video": "vision"}
+    assert set(model_plan.tasks) == {"vision", "thinker"}
+    assert not model_plan.has_talker
 
 
 def test_every_component_has_the_unit_task_of_its_kind_model_and_name(tmp_path: File):
-    made = plans(tmp_path, **{"qwen2.5-omni": catalog.model_declaration("qwen2_5_omni", "/m")})["qwen2.5-omni"]
+    model_plan = make_plans(tmp_path, **{"qwen2.5-omni": catalog.model_declaration("qwen2_5_omni", "/m")})[
+        "qwen2.5-omni"
+    ]
 
-    assert made.tasks == {
+    assert model_plan.tasks == {
         "vision": "encode-qwen2_5-omni-vision",
         "audio": "encode-qwen2_5-omni-audio",
         "thinker": "think-qwen2_5-omni-thinker",
@@ -138,14 +142,17 @@ def test_every_component_has_the_unit_task_of_its_kind_model_and_name(tmp_path: 
 
 
 def test_the_kind_of_a_unit_task_can_be_declared(tmp_path: File):
-    assert plan(tmp_path, tasks={"vision": "see"}).tasks == {"vision": "see-m-vision", "thinker": "think-m-thinker"}
+    assert make_plan(tmp_path, tasks={"vision": "see"}).tasks == {
+        "vision": "see-m-vision",
+        "thinker": "think-m-thinker",
+    }
 
 
 def test_an_option_keeps_the_engine_that_it_names(tmp_path: File):
     engine = "elsewhere:engine"
-    made = plan(tmp_path, options={**VL["options"], "L": {**VL["options"]["L"], "engine": engine}})
+    model_plan = make_plan(tmp_path, options={**VL["options"], "L": {**VL["options"]["L"], "engine": engine}})
 
-    assert {name: option.engine for name, option in made.options.items()} == {"E": "", "L": engine, "EL": ""}
+    assert {name: option.engine for name, option in model_plan.options.items()} == {"E": "", "L": engine, "EL": ""}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -189,7 +196,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("changes", "fault"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_is_named_with_its_model(tmp_path: File, changes: dict[str, Any], fault: str):
     with pytest.raises(BadRequest, match=f"^model m: .*{fault}"):
-        plan(tmp_path, **changes)
+        make_plan(tmp_path, **changes)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def test_a_fault_is_named_with_its_model(tmp_path: File, changes: dict[str, Any]
 )
 def test_a_field_that_is_wrong_is_named_with_its_file(tmp_path: File, changes: dict[str, Any], field: str):
     with pytest.raises(BadRequest, match=rf"models\.json: .*{field}"):
-        plan(tmp_path, **changes)
+        make_plan(tmp_path, **changes)
 
 
 def test_a_file_that_is_missing_is_named_with_its_variable(tmp_path: File):
@@ -228,7 +235,7 @@ def test_models_that_cannot_be_told_apart_on_the_bus_are_refused(tmp_path: File)
     with pytest.raises(
         BadRequest, match=r"vision of model a\.b and vision of model a_b .*'encode-a_b-vision' on the bus: rename"
     ):
-        plans(tmp_path, **{"a.b": VL, "a_b": VL})
+        make_plans(tmp_path, **{"a.b": VL, "a_b": VL})
 
 
 def test_names_that_only_meet_when_they_are_put_together_are_refused_too(tmp_path: File):
@@ -239,14 +246,14 @@ def test_names_that_only_meet_when_they_are_put_together_are_refused_too(tmp_pat
     }  # fmt: skip
 
     with pytest.raises(BadRequest, match="'think-a-b-thinker'"):
-        plans(tmp_path, **{"a": eye, "a-b": VL})
+        make_plans(tmp_path, **{"a": eye, "a-b": VL})
 
 
 def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
     options = {"a+b": VL["options"]["EL"], "a b": VL["options"]["EL"]}
 
     with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*the same executor name 'm-a_b'"):
-        plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])
+        make_plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])
 
 
 # Options of engines
@@ -255,19 +262,21 @@ def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
 def test_settings_of_an_options_engine_reach_its_executors_alone(tmp_path: File):
     engine = {"quantization": "fp8", "speculative_tokens": 4}
     options = {**VL["options"], "L": {**VL["options"]["L"], "vllm": engine}}
-    made, plain = plan(tmp_path, options=options), plan(tmp_path)
+    model_plan, plain = make_plan(tmp_path, options=options), make_plan(tmp_path)
 
-    changed = {option for option in made.options if made.option_origin(option) != plain.option_origin(option)}
-    assert changed == {"L"}
-    whole = Plan(1, 0, 0.0, {"m": made})
+    changed_options = {
+        option for option in model_plan.options if model_plan.option_origin(option) != plain.option_origin(option)
+    }
+    assert changed_options == {"L"}
+    whole = Plan(1, 0, 0.0, {"m": model_plan})
     assert decode_plan(encode_plan(whole)) == whole
     assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that earlier builds can read it
-    told = {each.kind.option: each.env for each in desired_executors(whole).values()}
-    assert {name: value for name, value in told["L"].items() if "VLLM" in name} == {
+    envs = {each.kind.option: each.env for each in desired_executors(whole).values()}
+    assert {name: value for name, value in envs["L"].items() if "VLLM" in name} == {
         "OMNIBUS_VLLM_QUANTIZATION": "fp8",
         "OMNIBUS_VLLM_SPECULATIVE_TOKENS": "4",
     }
-    assert not any("VLLM" in name for option, env in told.items() if option != "L" for name in env)
+    assert not any("VLLM" in name for option, env in envs.items() if option != "L" for name in env)
 
 
 @pytest.mark.parametrize(
@@ -277,24 +286,26 @@ def test_gpus_that_a_pipeline_cannot_share_out_are_refused(tmp_path: File, gpus:
     option = {**VL["options"]["L"], "gpus": gpus, "vllm": {"pipeline_parallel": stages}}
 
     with pytest.raises(BadRequest, match=f"option L has {fault}"):
-        plan(tmp_path, options={**VL["options"], "L": option})
+        make_plan(tmp_path, options={**VL["options"], "L": option})
 
 
 # Adapters
 
 
 def test_executors_of_the_language_model_alone_load_adapters(tmp_path: File):
-    made, plain = plan(tmp_path, adapters={"poet": "/poet"}), plan(tmp_path)
+    model_plan, plain = make_plan(tmp_path, adapters={"poet": "/poet"}), make_plan(tmp_path)
 
-    assert {option: made.option_adapters(option) for option in made.options} == {
+    assert {option: model_plan.option_adapters(option) for option in model_plan.options} == {
         "E": {},
         "L": {"poet": "/poet"},
         "EL": {"poet": "/poet"},
     }
-    changed = {option for option in made.options if made.option_origin(option) != plain.option_origin(option)}
-    assert changed == {"L", "EL"}
-    told = desired_executors(Plan(1, 0, 0.0, {"m": made})).values()
-    assert {each.kind.option: each.env.get("OMNIBUS_EXECUTOR_ADAPTERS") for each in told} == {
+    changed_options = {
+        option for option in model_plan.options if model_plan.option_origin(option) != plain.option_origin(option)
+    }
+    assert changed_options == {"L", "EL"}
+    executors = desired_executors(Plan(1, 0, 0.0, {"m": model_plan})).values()
+    assert {each.kind.option: each.env.get("OMNIBUS_EXECUTOR_ADAPTERS") for each in executors} == {
         "E": None,
         "L": '{"poet":"/poet"}',
         "EL": '{"poet":"/poet"}',
@@ -316,7 +327,7 @@ def test_executors_of_the_language_model_alone_load_adapters(tmp_path: File):
 )
 def test_wrong_adapters_are_refused(tmp_path: File, models: dict[str, Any], fault: str):
     with pytest.raises(BadRequest, match=fault):
-        plans(tmp_path, **models)
+        make_plans(tmp_path, **models)
 
 
 def test_adapters_of_a_shared_language_model_are_its_owners(tmp_path: File):
@@ -329,4 +340,4 @@ def test_adapters_of_a_shared_language_model_are_its_owners(tmp_path: File):
     }
 
     with pytest.raises(BadRequest, match="has adapters of thinker, which is m's: declare them there"):
-        plans(tmp_path, m=VL, n=user)
+        make_plans(tmp_path, m=VL, n=user)

@@ -26,20 +26,20 @@ QUIET, BURST = TraceHour(90.0, 30.0, 2.0), TraceHour(60.0, 60.0, 8.0)
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+def coarsen_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Determine rates roughly, from few requests."""
     monkeypatch.setattr(modserve_load, "_REQUESTS", REQUESTS)
     monkeypatch.setattr(modserve_load, "_PRECISION", 0.25)
     monkeypatch.setattr(modserve_day, "_REQUESTS", REQUESTS)
 
 
-def small(**replicas: int) -> LoadedSystem:
+def make_system(**replicas: int) -> LoadedSystem:
     rules = IN_TURN if "M" in replicas else BY_WORK
     return LoadedSystem(build_model(LLAMA).route(replicas).models[MODEL], rules)
 
 
 def test_the_most_load_is_in_time_and_more_is_not():
-    system = small(E=3, S=1)
+    system = make_system(E=3, S=1)
 
     most = most_load(LLAMA, system, FACTOR)
 
@@ -49,14 +49,14 @@ def test_the_most_load_is_in_time_and_more_is_not():
 
 def test_looser_goals_and_more_gpus_serve_more():
     one, loose, two = (
-        most_load(LLAMA, small(M=count), factor) for count, factor in ((1, FACTOR), (1, 3 * FACTOR), (2, FACTOR))
+        most_load(LLAMA, make_system(M=count), factor) for count, factor in ((1, FACTOR), (1, 3 * FACTOR), (2, FACTOR))
     )
 
     assert 0 < one < min(loose, two)
 
 
 def test_goals_that_nothing_meets_leave_no_load():
-    assert most_load(LLAMA, small(M=1), 0.5) == 0.0
+    assert most_load(LLAMA, make_system(M=1), 0.5) == 0.0
 
 
 @pytest.mark.parametrize("system", [MONOLITH, MODSERVE])

@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_every_result_was_measured_with_the_code_as_it_is():
-    known = read_results(results_directory())
+    results = read_results(results_directory())
 
-    assert known
-    assert [name for name in stale_experiments(results_directory()) if name in known] == [], "run `make lab`"
+    assert results
+    assert [name for name in stale_experiments(results_directory()) if name in results] == [], "run `make lab`"
 
 
 def test_the_page_is_what_the_results_say():
@@ -35,13 +35,13 @@ def test_the_page_is_what_the_results_say():
 def test_every_experiment_has_the_papers_figure_and_ours_and_its_conditions():
     results = read_results(results_directory())
     for name, result in results.items():
-        found = result.findings
+        summary = result.findings
         assert EXPERIMENTS[name].paper in PAPERS
-        assert found.conditions, name
-        assert found.claims, name
-        assert all(claim.what and claim.paper and claim.ours for claim in found.claims), name
-        assert found.tables, name
-        for number in range(len(found.plots)):
+        assert summary.conditions, name
+        assert summary.claims, name
+        assert all(claim.what and claim.paper and claim.ours for claim in summary.claims), name
+        assert summary.tables, name
+        for number in range(len(summary.plots)):
             assert (results_directory() / plot_name(name, number + 1)).is_file()
 
 
@@ -66,22 +66,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         del sys.modules[name]
 
 
-def _digest() -> str:
+def _compute_digest() -> str:
     from omnibus_planner.lab import digest
 
-    for cached in (digest._module_file, digest._parse, digest._body_digest):
-        cached.cache_clear()
+    for function in (digest._module_file, digest._parse, digest._body_digest):
+        function.cache_clear()
     return code_digest("measured.one")
 
 
 def test_a_digest_follows_what_imported_code_does_and_not_what_is_said_of_it(package: Path):
-    before, two = _digest(), package / "two.py"
+    before, two = _compute_digest(), package / "two.py"
 
     two.write_text('"""Other words."""\n\ndef value():  # a comment\n    return 1\n')
-    assert _digest() == before
+    assert _compute_digest() == before
 
     two.write_text("def value():\n    return 2\n")
-    assert _digest() != before
+    assert _compute_digest() != before
 
 
 def test_results_of_experiments_that_are_gone_are_removed(tmp_path: Path):

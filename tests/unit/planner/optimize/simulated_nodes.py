@@ -23,7 +23,7 @@ _TOKEN = 1e-4
 _NEAR = 0.5
 
 
-class Executor:
+class SimulatedNodeExecutor:
     """One replica on a node: a device that serves one request at a time."""
 
     def __init__(self, agenda: Agenda, node: str) -> None:
@@ -36,18 +36,18 @@ class Executor:
 
     def put(self, work: SimWork, at: float) -> None:
         self._lane.queue_work(work, at)
-        self._go(at)
+        self._start_next(at)
 
-    def _go(self, at: float) -> None:
+    def _start_next(self, at: float) -> None:
         if self._busy or (turn := self._device.next_turn(at)) is None:
             return
         self._busy = True
-        self._agenda.add(at + turn.seconds, partial(self._over, turn))
+        self._agenda.add(at + turn.seconds, partial(self._end_turn, turn))
 
-    def _over(self, turn: DeviceTurn, at: float) -> None:
+    def _end_turn(self, turn: DeviceTurn, at: float) -> None:
         self._device.finish_turn(turn, at, len(turn.ends))
         self._busy = False
-        self._go(at)
+        self._start_next(at)
 
 
 class Stop(NamedTuple):
@@ -66,7 +66,7 @@ class SimulatedPath:
         self._dice = random.Random(seed)
         self._agenda = Agenda()
         self._pools = [
-            [Executor(self._agenda, node) for node, count in stop.places.items() for _ in range(count)]
+            [SimulatedNodeExecutor(self._agenda, node) for node, count in stop.places.items() for _ in range(count)]
             for stop in stops
         ]
         self._network = NodeNetwork(self._agenda, Links(PULL_SECONDS, lambda start, end: gb_s))
@@ -111,10 +111,10 @@ class SimulatedPath:
         else:
             self._agenda.add(at, begin)
 
-    def _begin(self, number: int, came: float, there: Executor, tokens: int, at: float) -> None:
+    def _begin(self, number: int, came: float, there: SimulatedNodeExecutor, tokens: int, at: float) -> None:
         there.put(SimWork(tokens, told=partial(self._leave, number, came, there, tokens)), at)
 
-    def _leave(self, number: int, came: float, there: Executor, tokens: int, at: float) -> None:
+    def _leave(self, number: int, came: float, there: SimulatedNodeExecutor, tokens: int, at: float) -> None:
         there.outstanding -= tokens
         self._visit(number + 1, came, there.node, at)
 
@@ -126,6 +126,6 @@ class SimulatedPath:
             self._agenda.add(at, partial(self._visit, 0, at, ""))
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+def find_percentile(values: Sequence[float], part: float) -> float:
+    sorted_values = sorted(values)
+    return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]

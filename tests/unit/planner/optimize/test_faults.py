@@ -19,12 +19,12 @@ from tests.unit.planner.optimize.testbed import (
     SEEN,
     E,
     L,
-    goals,
-    model,
-    option,
-    planner,
-    profile,
-    types,
+    make_goals,
+    make_model,
+    make_option,
+    make_planner,
+    make_profile,
+    make_types,
 )
 
 DECLARED: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/q"}
@@ -40,7 +40,7 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "mix of zeros": ({"mix": {SEEN: 0.0}}, "planned mix 0 gives no request type a share"),
     "NaN share": ({"mix": {SEEN: math.nan}}, r"planned the share of vision\+thinker is nan"),
     "one of the mixes": ({"mixes": ({SEEN: 1.0}, {SEEN: -1.0})}, r"planned the share of vision\+thinker is -1\.0"),
-    "negative goal": ({"goals": goals(token=-0.1)}, r"planned goals\.token is -0\.1"),
+    "negative goal": ({"goals": make_goals(token=-0.1)}, r"planned goals\.token is -0\.1"),
     "no options": ({"options": ()}, "planned options is an empty list"),
     "options word": ({"options": "some"}, "planned options is 'some': give a list of options, or 'all'"),
     "cells": ({"cells": 1000}, "planned cells is 1000: it must be 0 to 256 GPUs"),
@@ -48,19 +48,19 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "fault"), ASKED.values(), ids=ASKED.keys())
-def test_a_fault_of_a_declaration_names_the_model_and_the_field(asked: dict[str, Any], fault: str):
+@pytest.mark.parametrize(("options", "fault"), ASKED.values(), ids=ASKED.keys())
+def test_a_fault_of_a_declaration_names_the_model_and_the_field(options: dict[str, Any], fault: str):
     with pytest.raises(BadRequest, match=f"^model q: {fault}"):
-        model(**asked)
+        make_model(**options)
 
 
 @pytest.mark.parametrize("field", ["options", "paths"])
 def test_a_planned_model_has_no_deployment_of_its_own(field: str):
-    told = {"options": {"L": {"components": ["thinker"], "service": "llm"}}, "paths": [{"options": ["L"]}]}[field]
-    declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declarations_file.DeclaredModel)
+    value = {"options": {"L": {"components": ["thinker"], "service": "llm"}}, "paths": [{"options": ["L"]}]}[field]
+    declared_model = msgspec.convert({**DECLARED, field: value, "planned": {}}, declarations_file.DeclaredModel)
 
     with pytest.raises(BadRequest, match=f"model q: is planned, so it cannot have '{field}'"):
-        declarations_file.build_static_plans({"q": declared})
+        declarations_file.build_static_plans({"q": declared_model})
 
 
 @pytest.mark.parametrize(
@@ -90,94 +90,96 @@ MEASURED: dict[str, tuple[dict[str, Any], type[BadRequest], str]] = {
         {"declared": OMNI}, BadRequest, "has audio, which its profile does not know: measure it with `omnibus profile`",
     ),
     "component without option": (
-        {"measured": profile({"L": L})}, BadRequest, "no option of its profile runs component vision: measure one with `omnibus profile`",
+        {"measured": make_profile({"L": L})}, BadRequest, "no option of its profile runs component vision: measure one with `omnibus profile`",
     ),
     "component left out": (
         {"options": ("L",)}, BadRequest, "planned options leave out all that run vision",
     ),
     "option unknown": ({"options": ("X", "L")}, BadRequest, "planned options name X; the profile has E, EL, L"),
-    "no options": ({"measured": profile({})}, BadRequest, "has a profile without options: measure some"),
+    "no options": ({"measured": make_profile({})}, BadRequest, "has a profile without options: measure some"),
     "names alike": (
-        {"measured": profile({"E": E, "L@x": L, "L_x": L})}, BadRequest, "options 'L@x' and 'L_x' of its profile are both called 'L_x'",
+        {"measured": make_profile({"E": E, "L@x": L, "L_x": L})}, BadRequest, "options 'L@x' and 'L_x' of its profile are both called 'L_x'",
     ),
     "mix of strangers": (
         {"mix": {"audio+thinker": 1.0}}, BadRequest, r"planned mix names 'audio\+thinker', which is no request type: join components",
     ),
     "nobody asks": (
-        {"measured": profile(types=types(vision_thinker=0.0))}, BadRequest, "its profile gives no request type a share",
+        {"measured": make_profile(types=make_types(vision_thinker=0.0))}, BadRequest, "its profile gives no request type a share",
     ),
     "GPU type not at hand": (
         {"gpus": {"L40": GpuType(8)}}, Infeasible, r"component vision fits no GPU at hand \(E: it takes GPUs of type H100; there is L40; EL: ",
     ),
     "memory": (
-        {"measured": profile({"E": E, "L": option("thinker", ("thinker", 0.3), gpu="H100", memory_gb=90.0)})},
+        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", memory_gb=90.0)})},
         Infeasible, r"component thinker fits no GPU at hand \(L: it takes 90 GB; 1 x H100 has 80 GB\): measure it with a higher",
     ),
     "weights": (
-        {"measured": profile({"E": E, "L": option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=75.0)})},
+        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=75.0)})},
         Infeasible, r"its weights take 75 GB; 1 x H100 has 80 GB, of which 90% are for weights",
     ),
     "no room for keys and values": (
-        {"measured": profile({"E": E, "L": option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=30.0)}, kv=KeyValues("thinker", 1e-4, 24.0))},
+        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=30.0)}, kv=KeyValues("thinker", 1e-4, 24.0))},
         Infeasible, "its weights take 30 of 24 GB, and leave none for keys and values",
     ),
     "GPU type not told": (
-        {"measured": profile({"E": E, "L": option("thinker", ("thinker", 0.3))}), "gpus": {"H100": GpuType(8), "L40": GpuType(8)}},
+        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3))}), "gpus": {"H100": GpuType(8), "L40": GpuType(8)}},
         BadRequest, "option L does not say its GPU type, and there is H100, L40: add 'gpu' to its profile",
     ),
     "order in a circle": (
-        {"measured": profile(order=(("vision", "thinker"), ("thinker", "vision")))}, BadRequest, "the order has a cycle among thinker, vision",
+        {"measured": make_profile(order=(("vision", "thinker"), ("thinker", "vision")))}, BadRequest, "the order has a cycle among thinker, vision",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "kind", "fault"), MEASURED.values(), ids=MEASURED.keys())
-def test_a_profile_that_does_not_do_is_told_with_the_model(given: dict[str, Any], kind: type[BadRequest], fault: str):
+@pytest.mark.parametrize(("arguments", "kind", "fault"), MEASURED.values(), ids=MEASURED.keys())
+def test_a_profile_that_does_not_do_is_told_with_the_model(
+    arguments: dict[str, Any], kind: type[BadRequest], fault: str
+):
     with pytest.raises(kind, match=f"^model q: .*{fault}"):
-        planner(**given)
+        make_planner(**arguments)
 
 
 def test_a_rate_beyond_the_gpus_is_infeasible():
     with pytest.raises(Infeasible, match=r"8 GPUs of type H100 cannot serve"):
-        planner(goal="gpus", rate=1000.0).plan()
+        make_planner(goal="gpus", rate=1000.0).plan()
 
 
 def test_gpus_that_hold_no_deployment_are_told():
-    two = profile({"E": E, "L": L})
+    two = make_profile({"E": E, "L": L})
 
     with pytest.raises(
         Infeasible, match="1 GPUs of type H100 cannot hold an executor for each component that requests use"
     ):
-        planner(two, {"H100": GpuType(1)}).plan()
+        make_planner(two, {"H100": GpuType(1)}).plan()
 
 
 def test_throughput_needs_to_know_the_gpus():
     with pytest.raises(BadRequest, match="the goal 'throughput' needs GPUs: declare 'gpus' by type, or 'nodes'"):
-        planner(gpus={})
+        make_planner(gpus={})
 
 
 def test_a_rate_may_be_planned_for_without_a_limit():
-    assert planner(gpus={}, goal="gpus", rate=100.0, headroom=0.0).plan().capacity["q"] >= 100 - 1e-4
+    assert make_planner(gpus={}, goal="gpus", rate=100.0, headroom=0.0).plan().capacity["q"] >= 100 - 1e-4
 
 
 def test_a_model_without_profile_is_named():
     with pytest.raises(BadRequest, match="model q has no profile: write one with `omnibus profile`"):
-        Planner({"q": model()}, {}, EIGHT, {})
+        Planner({"q": make_model()}, {}, EIGHT, {})
 
 
 def test_what_is_left_out_is_told_with_the_reason():
-    big = option(SEEN, (SEEN, 0.1), gpu="H100", memory_gb=200.0)
+    big = make_option(SEEN, (SEEN, 0.1), gpu="H100", memory_gb=200.0)
 
-    made = planner(profile({"E": E, "L": L, "EL": big}, types=MIXED)).plan()
+    result = make_planner(make_profile({"E": E, "L": L, "EL": big}, types=MIXED)).plan()
 
-    assert "EL" not in made.models["q"].options
-    assert made.explain["planned"]["models"]["q"]["left"] == {"EL": "it takes 200 GB; 1 x H100 has 80 GB"}
+    assert "EL" not in result.models["q"].options
+    assert result.explain["planned"]["models"]["q"]["left"] == {"EL": "it takes 200 GB; 1 x H100 has 80 GB"}
     assert EL.components == big.components
 
 
 def test_cells_of_several_gpu_types_are_refused():
-    slow = option("thinker", ("thinker", 0.6), gpu="L40")
-    measured = profile({"E": E, "L": L, "L40": slow})
+    slow = make_option("thinker", ("thinker", 0.6), gpu="L40")
+    model_profile = make_profile({"E": E, "L": L, "L40": slow})
 
     with pytest.raises(BadRequest, match="model q: cells need options on GPUs of one type"):
-        planner(measured, {"H100": GpuType(4), "L40": GpuType(4)}, cells=2).plan()
+        make_planner(model_profile, {"H100": GpuType(4), "L40": GpuType(4)}, cells=2).plan()

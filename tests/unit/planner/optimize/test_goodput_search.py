@@ -28,44 +28,44 @@ def profile() -> ModelProfile:
 
 
 @pytest.fixture(scope="module")
-def planned(profile: ModelProfile) -> PlanningResult:
+def planned_result(profile: ModelProfile) -> PlanningResult:
     """The plan for the goals, with time to search for better ones."""
     return plan_within(profile, 2.0)
 
 
 def plan_within(profile: ModelProfile, seconds: float) -> PlanningResult:
-    return PromiseChecker(testbed.planner(profile, goals=testbed.goals(**GOALS))).plan(within=seconds)
+    return PromiseChecker(testbed.make_planner(profile, goals=testbed.make_goals(**GOALS))).plan(within=seconds)
 
 
-def goodput(result: PlanningResult) -> float:
-    found = result.explain["planned"]["models"]["q"]["promise"]["goodput"]
-    assert isinstance(found, float)
-    return found
+def read_goodput(result: PlanningResult) -> float:
+    rate = result.explain["planned"]["models"]["q"]["promise"]["goodput"]
+    assert isinstance(rate, float)
+    return rate
 
 
 def share_met(result: PlanningResult, rate: float) -> float:
     """Return the share of ``rate`` that engines serve within the goals."""
     rates = [TypeRate("q", kind, about.share * rate, about.quantities) for kind, about in engines.TYPES.items()]
-    plan = SimulatedPlan({"q": SimulatedModel(result.models["q"], engines.devices())}, {"q": GOALS})
+    plan = SimulatedPlan({"q": SimulatedModel(result.models["q"], engines.make_devices())}, {"q": GOALS})
     seconds = 3000 / rate
-    found = simulate_plan(plan, poisson_arrivals(rates, seconds, seed=7), seconds)
-    return sum(each.met * each.came for each in found.types) / sum(each.came for each in found.types)
+    outcome = simulate_plan(plan, poisson_arrivals(rates, seconds, seed=7), seconds)
+    return sum(each.met * each.came for each in outcome.types) / sum(each.came for each in outcome.types)
 
 
-def test_what_is_promised_within_goals_is_served_within_them_and_not_much_more_is(planned: PlanningResult):
-    assert share_met(planned, 0.9 * goodput(planned)) >= 0.98
-    assert share_met(planned, 1.4 * goodput(planned)) < 0.98
-    shown = "\n".join(plan_lines(Plan(1, 0, 0.0, planned.models, explain=planned.explain), None))
-    assert "req/s of which 99 of 100 are within the goals, simulated" in shown
+def test_what_is_promised_within_goals_is_served_within_them_and_not_much_more_is(planned_result: PlanningResult):
+    assert share_met(planned_result, 0.9 * read_goodput(planned_result)) >= 0.98
+    assert share_met(planned_result, 1.4 * read_goodput(planned_result)) < 0.98
+    text = "\n".join(plan_lines(Plan(1, 0, 0.0, planned_result.models, explain=planned_result.explain), None))
+    assert "req/s of which 99 of 100 are within the goals, simulated" in text
 
 
-def test_other_replicas_are_tried_as_long_as_replays_are_left(profile: ModelProfile, planned: PlanningResult):
-    assert goodput(planned) >= goodput(plan_within(profile, 1e-9)) > 0
-    assert sum(each.replicas for each in planned.models["q"].options.values()) <= 8
+def test_other_replicas_are_tried_as_long_as_replays_are_left(profile: ModelProfile, planned_result: PlanningResult):
+    assert read_goodput(planned_result) >= read_goodput(plan_within(profile, 1e-9)) > 0
+    assert sum(each.replicas for each in planned_result.models["q"].options.values()) <= 8
 
 
 def test_the_same_question_has_the_same_answer_on_a_slower_machine(
-    profile: ModelProfile, planned: PlanningResult, monkeypatch: pytest.MonkeyPatch
+    profile: ModelProfile, planned_result: PlanningResult, monkeypatch: pytest.MonkeyPatch
 ):
     class SlowSimulation(PlanSimulation):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -79,10 +79,14 @@ def test_the_same_question_has_the_same_answer_on_a_slower_machine(
 
     slow = plan_within(profile, 2.0)
 
-    assert (slow.models, slow.capacity, goodput(slow)) == (planned.models, planned.capacity, goodput(planned))
+    assert (slow.models, slow.capacity, read_goodput(slow)) == (
+        planned_result.models,
+        planned_result.capacity,
+        read_goodput(planned_result),
+    )
 
 
 def test_a_plan_without_goals_says_nothing_of_them():
-    found = PromiseChecker(testbed.planner()).plan(within=0.1)
+    result = PromiseChecker(testbed.make_planner()).plan(within=0.1)
 
-    assert "goodput" not in found.explain["planned"]["models"]["q"]["promise"]
+    assert "goodput" not in result.explain["planned"]["models"]["q"]["promise"]

@@ -13,26 +13,26 @@ SEEN, TEXT = "vision+thinker", "thinker"
 EIGHT = {"H100": GpuType(8, 80.0)}
 
 
-def work(*rows: tuple[Any, ...]) -> tuple[RoleCost, ...]:
+def make_work(*rows: tuple[Any, ...]) -> tuple[RoleCost, ...]:
     """Return rows of components, seconds and optionally request type and latency."""
     return tuple(RoleCost(tuple(parts.split("+")), *rest) for parts, *rest in rows)
 
 
-def option(parts: str, *rows: tuple[Any, ...], **fields: Any) -> OptionProfile:
-    return OptionProfile(tuple(parts.split("+")), work=work(*rows), **fields)
+def make_option(parts: str, *rows: tuple[Any, ...], **fields: Any) -> OptionProfile:
+    return OptionProfile(tuple(parts.split("+")), work=make_work(*rows), **fields)
 
 
-def types(components: tuple[str, ...] = ("vision", "thinker"), **shares: float) -> dict[str, TypeProfile]:
+def make_types(components: tuple[str, ...] = ("vision", "thinker"), **shares: float) -> dict[str, TypeProfile]:
     return {name.replace("_", "+"): TypeProfile(tuple(name.split("_")), share) for name, share in shares.items()}
 
 
-E = option("vision", ("vision", 0.2, SEEN, 0.25), service="encoder", gpu="H100")
-L = option("thinker", ("thinker", 0.3, "", 1.0), service="llm", gpu="H100")
-EL = option("vision+thinker", (SEEN, 0.7, SEEN, 1.3), ("thinker", 0.35, "", 1.0), service="llm", gpu="H100")
-MIXED = types(vision_thinker=0.6, thinker=0.4)
+E = make_option("vision", ("vision", 0.2, SEEN, 0.25), service="encoder", gpu="H100")
+L = make_option("thinker", ("thinker", 0.3, "", 1.0), service="llm", gpu="H100")
+EL = make_option("vision+thinker", (SEEN, 0.7, SEEN, 1.3), ("thinker", 0.35, "", 1.0), service="llm", gpu="H100")
+MIXED = make_types(vision_thinker=0.6, thinker=0.4)
 
 
-def profile(options: Mapping[str, OptionProfile] | None = None, **fields: Any) -> ModelProfile:
+def make_profile(options: Mapping[str, OptionProfile] | None = None, **fields: Any) -> ModelProfile:
     """Return a profile of a Qwen2.5-VL. 60 % of requests have an image; separate stages are faster than combined."""
     usual: dict[str, Any] = {
         "model": "q",
@@ -45,28 +45,28 @@ def profile(options: Mapping[str, OptionProfile] | None = None, **fields: Any) -
     return ModelProfile(**{**usual, **fields})
 
 
-def model(name: str = "q", declared: Mapping[str, Any] | None = None, **asked: Any) -> Model:
+def make_model(name: str = "q", declaration: Mapping[str, Any] | None = None, **asked: Any) -> Model:
     usual: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": f"/{name}"}
-    return Model(name, DeclaredModel(**{**usual, **(declared or {})}, planned=PlannedModel(**asked)))
+    return Model(name, DeclaredModel(**{**usual, **(declaration or {})}, planned=PlannedModel(**asked)))
 
 
-def goals(**seconds: float) -> TailLatencyGoals:
+def make_goals(**seconds: float) -> TailLatencyGoals:
     return TailLatencyGoals(**seconds)
 
 
-def planner(
-    measured: ModelProfile | None = None,
+def make_planner(
+    model_profile: ModelProfile | None = None,
     gpus: Mapping[str, GpuType] | None = None,
     nodes: Mapping[str, DeclaredNode] | None = None,
-    declared: Mapping[str, Any] | None = None,
+    declaration: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Planner:
     """Return a planner of the one model ``q``."""
-    made = {"q": model("q", declared, **asked)}
-    return Planner(made, {"q": measured or profile()}, EIGHT if gpus is None else gpus, nodes or {})
+    models = {"q": make_model("q", declaration, **asked)}
+    return Planner(models, {"q": model_profile or make_profile()}, EIGHT if gpus is None else gpus, nodes or {})
 
 
-def replicas(plan: ModelPlan) -> dict[str, int]:
+def count_replicas(plan: ModelPlan) -> dict[str, int]:
     return {name: each.replicas for name, each in plan.options.items() if not each.of}
 
 
@@ -74,7 +74,7 @@ def gpus_of(*plans: ModelPlan) -> int:
     return sum(each.replicas * each.gpus for plan in plans for each in plan.options.values())
 
 
-def rates(plan: ModelPlan) -> dict[str, dict[str, float]]:
+def read_rates(plan: ModelPlan) -> dict[str, dict[str, float]]:
     return {kind: {path.name: path.rate for path in paths} for kind, paths in plan.types.items()}
 
 
@@ -92,17 +92,17 @@ SETS = {"E": "vision", "P": "prefill", "D": "decode", "EP": "vision+prefill", "E
 SECONDS = {"vision": 0.2, "prefill": 0.1, "decode": 0.4}
 
 
-def split(**slower: float) -> ModelProfile:
+def make_split_profile(**slower: float) -> ModelProfile:
     """Return all seven options of three components; ``slower`` multiplies the cost of running together."""
     whole = "+".join(PARTS)
-    made = {
-        name: option(
+    options = {
+        name: make_option(
             parts, (parts, slower.get(name, 1.0) * sum(SECONDS[part] for part in parts.split("+"))), gpu="H100"
         )
         for name, parts in SETS.items()
     }
-    return profile(
-        made,
+    return make_profile(
+        options,
         components=PARTS,
         types={whole: TypeProfile(PARTS, 1.0)},
         order=(("vision", "prefill"), ("prefill", "decode")),

@@ -18,12 +18,12 @@ from omnibus_planner import reconcile
 from omnibus_planner.reconcile import KubernetesBackend, manifests
 from omnibus_planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
-from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
+from tests.kube.serve import CERTIFICATE, TOKEN, Door, serve_door
 
 IMAGE = "omnibus-llm:1"
 
 
-def template(kind: str = "Deployment", image: str = IMAGE) -> dict[str, Any]:
+def make_template(kind: str = "Deployment", image: str = IMAGE) -> dict[str, Any]:
     container = {
         "name": "executor", "image": image, "resources": {"limits": {"memory": "1Gi"}},
         "env": [{"name": "OMNIBUS_BUS_URL", "value": "nats://nats:4222"}, {"name": "OMNIBUS_EXECUTOR_MODEL", "value": "x"}],
@@ -49,8 +49,8 @@ def settings(door: Door, tmp_path: Path) -> Iterator[KubernetesSettings]:
     for name, text in {"token": f"{TOKEN}\n", "namespace": "ns\n", "ca.crt": CERTIFICATE.read_text()}.items():
         (account / name).write_text(text)
     templates = tmp_path / "templates.json"
-    templates.write_text(json.dumps({"default": template()}))
-    with serving(door) as url:
+    templates.write_text(json.dumps({"default": make_template()}))
+    with serve_door(door) as url:
         yield KubernetesSettings(url=url, account=str(account), template=str(templates), timeout=5.0)
 
 
@@ -59,51 +59,51 @@ def backend(settings: KubernetesSettings) -> KubernetesBackend:
     return KubernetesBackend(settings)
 
 
-def asked(
+def make_executors(
     replicas: int = 1, gpus: int = 0, model: str = "Org/Model.A", checkpoint: str = "/m", gpu: str = ""
 ) -> DesiredExecutors:
     option = DeploymentOption(("thinker",), "llm", replicas, gpus, gpu=gpu)
     plan = ModelPlan("f", checkpoint, ("thinker",), {}, {"L+x": option}, {}, tasks={"thinker": "think"})
-    (found,) = desired_executors(Plan(1, 0, 0.0, {model: plan})).values()
-    return found
+    (executors,) = desired_executors(Plan(1, 0, 0.0, {model: plan})).values()
+    return executors
 
 
-def told(cluster: Api) -> str:
+def dump_workloads(cluster: Api) -> str:
     """Return all workloads as requested, without resource versions."""
-    made = [{**one, "metadata": {**one["metadata"], "resourceVersion": ""}} for one in cluster.objects.values()]
-    return json.dumps(made, sort_keys=True)
+    workloads = [{**one, "metadata": {**one["metadata"], "resourceVersion": ""}} for one in cluster.objects.values()]
+    return json.dumps(workloads, sort_keys=True)
 
 
 async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: KubernetesBackend, cluster: Api):
-    one = asked(2, gpus=1)
+    one = make_executors(2, gpus=1)
 
     await backend.start(one)
-    (found,) = await backend.list_workloads()
+    (workload,) = await backend.list_workloads()
 
-    assert (found.kind, found.replicas, found.mark) == (one.kind, 2, backend.workload_hash(one))
-    ((name, made),) = cluster.of("Deployment").items()
-    assert name == found.name
-    assert found.name.startswith("omnibus-org-model-a-l-x-")
-    assert len(found.name) <= 46
-    assert made["spec"]["minReadySeconds"] == 3
-    assert made["spec"]["replicas"] == 2
-    labels = made["spec"]["template"]["metadata"]["labels"]
-    assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert (workload.kind, workload.replicas, workload.mark) == (one.kind, 2, backend.workload_hash(one))
+    ((name, manifest),) = cluster.of("Deployment").items()
+    assert name == workload.name
+    assert workload.name.startswith("omnibus-org-model-a-l-x-")
+    assert len(workload.name) <= 46
+    assert manifest["spec"]["minReadySeconds"] == 3
+    assert manifest["spec"]["replicas"] == 2
+    labels = manifest["spec"]["template"]["metadata"]["labels"]
+    assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert labels["team"] == "a"
 
 
 async def test_an_executor_is_told_who_it_is(backend: KubernetesBackend, cluster: Api):
-    await backend.start(asked(gpus=2, checkpoint="$(HOME)$"))
+    await backend.start(make_executors(gpus=2, checkpoint="$(HOME)$"))
 
-    (made,) = cluster.objects.values()
-    container, other = made["spec"]["template"]["spec"]["containers"]
-    told = {each["name"]: each for each in container["env"]}
-    assert told["OMNIBUS_BUS_URL"]["value"] == "nats://nats:4222"
-    assert told["OMNIBUS_EXECUTOR_MODEL"]["value"] == "Org/Model.A"
-    assert told["OMNIBUS_EXECUTOR_ORIGIN"]["value"] == asked(gpus=2, checkpoint="$(HOME)$").kind.origin
-    assert told["OMNIBUS_EXECUTOR_CHECKPOINT"]["value"] == "$$(HOME)$$"  # the cluster would put a variable in
-    assert told["OMNIBUS_EXECUTOR_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
-    assert len(told) == len(container["env"])
+    (manifest,) = cluster.objects.values()
+    container, other = manifest["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each for each in container["env"]}
+    assert environment["OMNIBUS_BUS_URL"]["value"] == "nats://nats:4222"
+    assert environment["OMNIBUS_EXECUTOR_MODEL"]["value"] == "Org/Model.A"
+    assert environment["OMNIBUS_EXECUTOR_ORIGIN"]["value"] == make_executors(gpus=2, checkpoint="$(HOME)$").kind.origin
+    assert environment["OMNIBUS_EXECUTOR_CHECKPOINT"]["value"] == "$$(HOME)$$"  # the cluster would put a variable in
+    assert environment["OMNIBUS_EXECUTOR_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    assert len(environment) == len(container["env"])
     assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "2"}
     assert other == {"name": "other"}
 
@@ -111,38 +111,40 @@ async def test_an_executor_is_told_who_it_is(backend: KubernetesBackend, cluster
 async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_asks_for_it(
     settings: KubernetesSettings, cluster: Api
 ):
-    asks = template()
+    asks = make_template()
     asks["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd", "accelerator": "nvidia-{gpu}"}
     Path(settings.template).write_text(json.dumps({"default": asks}))
     backend = KubernetesBackend(settings)
-    one, two, none = asked(gpus=1, gpu="h100"), asked(gpus=1, gpu="a100"), asked(gpu="cpu")
+    one, two, none = make_executors(gpus=1, gpu="h100"), make_executors(gpus=1, gpu="a100"), make_executors(gpu="cpu")
 
     for each in (one, none):
         await backend.start(each)
 
-    chosen = [made["spec"]["template"]["spec"]["nodeSelector"] for made in cluster.objects.values()]
-    assert chosen == [{"disk": "ssd", "accelerator": "nvidia-h100"}, {"disk": "ssd"}]
+    selectors = [manifest["spec"]["template"]["spec"]["nodeSelector"] for manifest in cluster.objects.values()]
+    assert selectors == [{"disk": "ssd", "accelerator": "nvidia-h100"}, {"disk": "ssd"}]
     assert backend.workload_hash(one) != backend.workload_hash(two)
 
 
 async def test_an_affinity_names_the_model_where_the_template_asks_for_it(settings: KubernetesSettings, cluster: Api):
-    def term(model: str) -> dict:
+    def make_term(model: str) -> dict:
         return {
             "topologyKey": "kubernetes.io/hostname",
             "labelSelector": {"matchLabels": {"release": "om", "omnibus/model": model}},
         }
 
-    asks = template()
-    near = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term("{model}")}]}
+    asks = make_template()
+    near = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": make_term("{model}")}]
+    }
     asks["spec"]["template"]["spec"]["affinity"] = {"podAffinity": near}
     Path(settings.template).write_text(json.dumps({"default": asks}))
 
-    await KubernetesBackend(settings).start(asked())
+    await KubernetesBackend(settings).start(make_executors())
 
-    (made,) = cluster.objects.values()
-    pod = made["spec"]["template"]
-    (chosen,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert chosen == {"weight": 100, "podAffinityTerm": term(pod["metadata"]["labels"]["omnibus/model"])}
+    (manifest,) = cluster.objects.values()
+    pod = manifest["spec"]["template"]
+    (affinity_term,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity_term == {"weight": 100, "podAffinityTerm": make_term(pod["metadata"]["labels"]["omnibus/model"])}
     assert pod["metadata"]["labels"]["omnibus/model"] == "Org-Model.A"
 
 
@@ -153,40 +155,40 @@ async def test_pods_of_a_cell_have_its_label_and_prefer_one_machine(backend: Kub
     for each in executors:
         await backend.start(each)
 
-    pods = [made["spec"]["template"] for made in cluster.objects.values()]
+    pods = [manifest["spec"]["template"] for manifest in cluster.objects.values()]
     assert [pod["metadata"]["labels"]["omnibus/cell"] for pod in pods] == ["c1", "c2"]
     for pod in pods:
         (near,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-        wanted = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
-        assert wanted.items() <= pod["metadata"]["labels"].items()
-        assert wanted.keys() == {"omnibus/release", "omnibus/model", "omnibus/cell"}
+        match_labels = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
+        assert match_labels.items() <= pod["metadata"]["labels"].items()
+        assert match_labels.keys() == {"omnibus/release", "omnibus/model", "omnibus/cell"}
 
 
 def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: KubernetesBackend):
-    known, named = asked(), asked(gpu="cpu")
+    plain_executors, cpu_executors = make_executors(), make_executors(gpu="cpu")
 
-    assert backend.workload_hash(known) == backend.workload_hash(named)
+    assert backend.workload_hash(plain_executors) == backend.workload_hash(cpu_executors)
 
 
 async def test_replicas_are_patched_alone(backend: KubernetesBackend, cluster: Api):
-    await backend.start(asked(1))
-    (found,) = await backend.list_workloads()
-    before = told(cluster)
+    await backend.start(make_executors(1))
+    (workload,) = await backend.list_workloads()
+    before = dump_workloads(cluster)
 
-    await backend.scale(found, msgspec.structs.replace(asked(4), epoch=7))
+    await backend.scale(workload, msgspec.structs.replace(make_executors(4), epoch=7))
 
     assert [(each.replicas, each.epoch) for each in await backend.list_workloads()] == [(4, 7)]
     assert cluster.changes[-1] == ("PATCH", "deployments")
     after = before.replace('"replicas": 1', '"replicas": 4').replace('"omnibus/epoch": "1"', '"omnibus/epoch": "7"')
-    assert told(cluster) == after
+    assert dump_workloads(cluster) == after
 
 
 async def test_a_workload_that_is_gone_already_may_be_stopped(backend: KubernetesBackend, cluster: Api):
-    await backend.start(asked())
-    (found,) = await backend.list_workloads()
+    await backend.start(make_executors())
+    (workload,) = await backend.list_workloads()
 
-    await backend.stop(found)
-    await backend.stop(found)
+    await backend.stop(workload)
+    await backend.stop(workload)
 
     assert cluster.objects == {}
 
@@ -194,44 +196,47 @@ async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernete
 async def test_another_template_makes_another_mark_and_is_put_in_place(
     settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api
 ):
-    await backend.start(asked())
-    Path(settings.template).write_text(json.dumps({"llm": template(image="omnibus-llm:2")}))
+    await backend.start(make_executors())
+    Path(settings.template).write_text(json.dumps({"llm": make_template(image="omnibus-llm:2")}))
     newer = KubernetesBackend(settings)
-    (found,) = await newer.list_workloads()
+    (workload,) = await newer.list_workloads()
 
-    await newer.replace_executors(found, asked(3))
+    await newer.replace_executors(workload, make_executors(3))
 
     assert (
-        backend.workload_hash(asked()) == backend.workload_hash(asked(3)) == found.mark != newer.workload_hash(asked())
+        backend.workload_hash(make_executors())
+        == backend.workload_hash(make_executors(3))
+        == workload.mark
+        != newer.workload_hash(make_executors())
     )
-    ((name, made),) = cluster.of("Deployment").items()
-    assert name == found.name
-    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "omnibus-llm:2"
-    assert [each.mark for each in await newer.list_workloads()] == [newer.workload_hash(asked())]
+    ((name, manifest),) = cluster.of("Deployment").items()
+    assert name == workload.name
+    assert manifest["spec"]["template"]["spec"]["containers"][0]["image"] == "omnibus-llm:2"
+    assert [each.mark for each in await newer.list_workloads()] == [newer.workload_hash(make_executors())]
 
 
 async def test_a_workload_may_become_one_of_the_other_kind(
     settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api
 ):
-    await backend.start(asked())
-    Path(settings.template).write_text(json.dumps({"default": template("StatefulSet")}))
+    await backend.start(make_executors())
+    Path(settings.template).write_text(json.dumps({"default": make_template("StatefulSet")}))
     newer = KubernetesBackend(settings)
-    (found,) = await newer.list_workloads()
+    (workload,) = await newer.list_workloads()
 
-    await newer.replace_executors(found, asked())
+    await newer.replace_executors(workload, make_executors())
 
-    assert list(cluster.of("StatefulSet")) == [found.name]
+    assert list(cluster.of("StatefulSet")) == [workload.name]
     assert cluster.of("Deployment") == {}
 
 
 async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api):
-    await backend.start(asked())
-    ((path, made),) = cluster.objects.items()
-    for name, labels in {"strange": made["metadata"]["labels"], "other": {}}.items():
+    await backend.start(make_executors())
+    ((path, manifest),) = cluster.objects.items()
+    for name, labels in {"strange": manifest["metadata"]["labels"], "other": {}}.items():
         there: Object = {"kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": {}}
         cluster.objects[f"{path.rpartition('/')[0]}/{name}"] = there
 
-    assert [each.name for each in await backend.list_workloads()] == [made["metadata"]["name"]]
+    assert [each.name for each in await backend.list_workloads()] == [manifest["metadata"]["name"]]
     other = KubernetesSettings(
         **{**{name: getattr(settings, name) for name in settings.__struct_fields__}, "release": "b"}
     )
@@ -240,7 +245,7 @@ async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backen
 
 def test_names_differ_where_kinds_do():
     names = {
-        manifests.workload_name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
+        manifests.workload_name("omnibus", make_executors(model=model, checkpoint=checkpoint).kind)
         for model, checkpoint in (("a.b", "/m"), ("a-b", "/m"), ("a.b", "/n"), ("a" * 200, "/m"), ("ä", "/m"))
     }
 
@@ -270,7 +275,7 @@ async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, ba
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind", "said"),
+    ("status", "body", "kind", "message"),
     [
         (403, b'{"message": "may not list"}', ClusterRefused, "may not list"),
         (422, b"no JSON", ClusterRefused, "no JSON"),
@@ -283,11 +288,11 @@ async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, ba
     ],
 )
 async def test_a_refusal_is_typed_and_says_what_was_asked(
-    backend: KubernetesBackend, door: Door, status: int, body: bytes, kind: type, said: str
+    backend: KubernetesBackend, door: Door, status: int, body: bytes, kind: type, message: str
 ):
     door.refusals.append((status, body))
 
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=message) as caught:
         await backend.list_workloads()
 
     assert isinstance(caught.value, Retryable) == (kind is ClusterUnavailable)
@@ -304,14 +309,14 @@ async def test_a_cluster_that_is_not_there_is_said(settings: KubernetesSettings)
 
 
 async def test_a_name_that_is_taken_is_tried_again(backend: KubernetesBackend):
-    await backend.start(asked())
+    await backend.start(make_executors())
 
     with pytest.raises(ClusterUnavailable, match="already exists"):
-        await backend.start(asked())
+        await backend.start(make_executors())
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "templates.json"),
         ("{}", "must be a JSON object of Deployments"),
@@ -320,18 +325,18 @@ async def test_a_name_that_is_taken_is_tried_again(backend: KubernetesBackend):
         ('{"llm": {"kind": "Deployment", "spec": {"template": {"spec": {"containers": []}}}}}', "with a container"),
     ],
 )
-def test_templates_that_are_no_good_are_refused_at_the_start(settings: KubernetesSettings, text: str, said: str):
+def test_templates_that_are_no_good_are_refused_at_the_start(settings: KubernetesSettings, text: str, message: str):
     Path(settings.template).write_text(text)
 
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         KubernetesBackend(settings)
 
 
 def test_a_service_without_template_is_said(settings: KubernetesSettings):
-    Path(settings.template).write_text(json.dumps({"encoder": template()}))
+    Path(settings.template).write_text(json.dumps({"encoder": make_template()}))
 
     with pytest.raises(BadRequest, match="no template for 'llm'"):
-        KubernetesBackend(settings).workload_hash(asked())
+        KubernetesBackend(settings).workload_hash(make_executors())
 
 
 def test_without_a_namespace_nothing_is_guessed(settings: KubernetesSettings):

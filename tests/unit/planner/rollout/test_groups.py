@@ -12,13 +12,20 @@ from omnibus.settings import KubernetesSettings
 from omnibus_planner.reconcile import KubernetesBackend
 from omnibus_planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
-from tests.unit.planner.reconcile.test_kube_backend import asked, backend, cluster, door, settings, template
+from tests.unit.planner.reconcile.test_kube_backend import (
+    backend,
+    cluster,
+    door,
+    make_executors,
+    make_template,
+    settings,
+)
 
 __all__ = ["backend", "cluster", "door", "settings"]
 
 
-def group(size: int = 2) -> Object:
-    pod = template()["spec"]["template"]
+def make_group(size: int = 2) -> Object:
+    pod = make_template()["spec"]["template"]
     worker = {"metadata": {}, "spec": {"containers": [{"name": "worker", "env": [{"name": "A", "value": "b"}]}]}}
     inside = {"size": size, "leaderTemplate": pod, "workerTemplate": worker}
     return {
@@ -28,30 +35,32 @@ def group(size: int = 2) -> Object:
     }
 
 
-def backends(settings: KubernetesSettings, templates: dict[str, Any], **more: Any) -> KubernetesBackend:
+def make_backend(settings: KubernetesSettings, templates: dict[str, Any], **more: Any) -> KubernetesBackend:
     Path(settings.template).write_text(json.dumps(templates))
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return KubernetesBackend(KubernetesSettings(**{**values, **more}))
 
 
 async def test_an_option_may_have_a_template_of_its_own(settings: KubernetesSettings, cluster: Api):
-    both = backends(settings, {"llm": template(), "Org/Model.A/L+x": template(image="special:1")})
+    template_backend = make_backend(
+        settings, {"llm": make_template(), "Org/Model.A/L+x": make_template(image="special:1")}
+    )
 
-    await both.start(asked())
-    await both.start(asked(model="other"))
+    await template_backend.start(make_executors())
+    await template_backend.start(make_executors(model="other"))
 
     images = {
-        made["metadata"]["labels"]["omnibus/model"]: made["spec"]["template"]["spec"]["containers"][0]["image"]
-        for made in cluster.of("Deployment").values()
+        manifest["metadata"]["labels"]["omnibus/model"]: manifest["spec"]["template"]["spec"]["containers"][0]["image"]
+        for manifest in cluster.of("Deployment").values()
     }
     assert images == {"Org-Model.A": "special:1", "other": "omnibus-llm:1"}
 
 
 async def test_workloads_and_pods_are_found_by_model_option_and_epoch(backend: KubernetesBackend, cluster: Api):
-    await backend.start(msgspec.structs.replace(asked(model=f"-{'x' * 80}/ä"), epoch=4))
+    await backend.start(msgspec.structs.replace(make_executors(model=f"-{'x' * 80}/ä"), epoch=4))
 
-    (made,) = cluster.of("Deployment").values()
-    labels, inside = made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]
+    (manifest,) = cluster.of("Deployment").values()
+    labels, inside = manifest["metadata"]["labels"], manifest["spec"]["template"]["metadata"]["labels"]
     assert (labels["omnibus/option"], labels["omnibus/epoch"]) == ("L-x", "4")
     assert labels["omnibus/model"] == inside["omnibus/model"] == "x" * 62
     assert "omnibus/epoch" not in inside  # or pods would be replaced with each plan
@@ -60,58 +69,60 @@ async def test_workloads_and_pods_are_found_by_model_option_and_epoch(backend: K
 async def test_executors_with_gpus_use_them_unless_the_template_knows_better(
     settings: KubernetesSettings, cluster: Api
 ):
-    told = template()
-    told["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "OMNIBUS_VLLM_TENSOR_PARALLEL", "value": "1"}]
-    both = backends(settings, {"llm": template(), "other/L+x": told})
+    own_template = make_template()
+    own_template["spec"]["template"]["spec"]["containers"][0]["env"] = [
+        {"name": "OMNIBUS_VLLM_TENSOR_PARALLEL", "value": "1"}
+    ]
+    template_backend = make_backend(settings, {"llm": make_template(), "other/L+x": own_template})
 
-    for each in (asked(gpus=2), asked(gpus=2, model="other"), asked(model="none")):
-        await both.start(each)
+    for each in (make_executors(gpus=2), make_executors(gpus=2, model="other"), make_executors(model="none")):
+        await template_backend.start(each)
 
-    found = {}
-    for made in cluster.of("Deployment").values():
-        env = {each["name"]: each.get("value") for each in made["spec"]["template"]["spec"]["containers"][0]["env"]}
-        found[env["OMNIBUS_EXECUTOR_MODEL"]] = [
+    settings_by_model = {}
+    for manifest in cluster.of("Deployment").values():
+        env = {each["name"]: each.get("value") for each in manifest["spec"]["template"]["spec"]["containers"][0]["env"]}
+        settings_by_model[env["OMNIBUS_EXECUTOR_MODEL"]] = [
             env.get("OMNIBUS_EXECUTOR_DEVICE"),
             env.get("OMNIBUS_VLLM_TENSOR_PARALLEL"),
         ]
-    assert found == {"Org/Model.A": ["cuda", "2"], "other": ["cuda", "1"], "none": [None, None]}
+    assert settings_by_model == {"Org/Model.A": ["cuda", "2"], "other": ["cuda", "1"], "none": [None, None]}
 
 
 async def test_pods_of_a_group_share_the_gpus_and_the_leader_is_the_executor(
     settings: KubernetesSettings, cluster: Api
 ):
-    groups = backends(settings, {"default": group()})
+    groups = make_backend(settings, {"default": make_group()})
 
-    await groups.start(asked(3, gpus=16, gpu="h100"))
-    (found,) = await groups.list_workloads()
+    await groups.start(make_executors(3, gpus=16, gpu="h100"))
+    (workload,) = await groups.list_workloads()
 
-    (made,) = cluster.of("LeaderWorkerSet").values()
-    inside = made["spec"]["leaderWorkerTemplate"]
+    (manifest,) = cluster.of("LeaderWorkerSet").values()
+    inside = manifest["spec"]["leaderWorkerTemplate"]
     leader, worker = inside["leaderTemplate"], inside["workerTemplate"]
     limits = [pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in (leader, worker)]
     names = {each["name"] for each in leader["spec"]["containers"][0]["env"]}
-    assert (found.replicas, found.mark) == (3, groups.workload_hash(asked(gpus=16, gpu="h100")))
-    assert "selector" not in made["spec"]
+    assert (workload.replicas, workload.mark) == (3, groups.workload_hash(make_executors(gpus=16, gpu="h100")))
+    assert "selector" not in manifest["spec"]
     assert limits == ["8", "8"]
     assert {"OMNIBUS_EXECUTOR_ID", "OMNIBUS_VLLM_TENSOR_PARALLEL"} <= names
     assert worker["spec"]["containers"][0]["env"] == [{"name": "A", "value": "b"}]
-    assert worker["metadata"]["labels"]["omnibus/executor"] == found.name
+    assert worker["metadata"]["labels"]["omnibus/executor"] == workload.name
 
 
 async def test_a_group_is_scaled_changed_and_stopped(settings: KubernetesSettings, cluster: Api):
-    groups = backends(settings, {"default": group()})
-    await groups.start(asked(gpus=4))
-    (found,) = await groups.list_workloads()
+    groups = make_backend(settings, {"default": make_group()})
+    await groups.start(make_executors(gpus=4))
+    (workload,) = await groups.list_workloads()
 
-    await groups.scale(found, asked(2, gpus=4))
-    newer = backends(settings, {"default": group(4)})
-    (found,) = await newer.list_workloads()
-    await newer.replace_executors(found, asked(2, gpus=4))
+    await groups.scale(workload, make_executors(2, gpus=4))
+    newer = make_backend(settings, {"default": make_group(4)})
+    (workload,) = await newer.list_workloads()
+    await newer.replace_executors(workload, make_executors(2, gpus=4))
     (after,) = cluster.of("LeaderWorkerSet").values()
-    stale = found  # the cluster has changed it since
+    stale = workload  # the cluster has changed it since
     with pytest.raises(ClusterUnavailable, match="has been modified"):
-        await newer.replace_executors(stale, asked(2, gpus=4))
-    await newer.stop(found)
+        await newer.replace_executors(stale, make_executors(2, gpus=4))
+    await newer.stop(workload)
 
     assert after["spec"]["replicas"] == 2
     assert after["spec"]["leaderWorkerTemplate"]["size"] == 4
@@ -120,7 +131,7 @@ async def test_a_group_is_scaled_changed_and_stopped(settings: KubernetesSetting
 
 def test_gpus_that_cannot_be_shared_out_are_refused(settings: KubernetesSettings):
     with pytest.raises(BadRequest, match="3 GPUs cannot be divided among groups of 2 pods"):
-        backends(settings, {"default": group()}).workload_hash(asked(gpus=3))
+        make_backend(settings, {"default": make_group()}).workload_hash(make_executors(gpus=3))
 
 
 async def test_a_cluster_without_groups_has_none(
@@ -130,20 +141,20 @@ async def test_a_cluster_without_groups_has_none(
 
     assert await backend.list_workloads() == []
     with pytest.raises(ClusterRefused, match="404"):
-        await backends(settings, {"default": group()}).start(asked())
+        await make_backend(settings, {"default": make_group()}).start(make_executors())
 
 
 async def test_workloads_go_with_what_they_belong_to(settings: KubernetesSettings, cluster: Api):
-    owned = backends(settings, {"default": template()}, owner="mine")
+    owner_backend = make_backend(settings, {"default": make_template()}, owner="mine")
     with pytest.raises(ClusterRefused, match="configmaps/mine not found"):
-        await owned.start(asked())
+        await owner_backend.start(make_executors())
     path = "/api/v1/namespaces/ns/configmaps"
-    mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine"}}
 
-    cluster.answer("POST", path, {}, mine, "application/json")
-    await owned.start(asked())
-    await owned.start(asked(model="other"))
-    there = len(await owned.list_workloads())
+    cluster.answer("POST", path, {}, config_map, "application/json")
+    await owner_backend.start(make_executors())
+    await owner_backend.start(make_executors(model="other"))
+    there = len(await owner_backend.list_workloads())
     cluster.answer("DELETE", f"{path}/mine", {}, None, "")
 
     assert there == 2

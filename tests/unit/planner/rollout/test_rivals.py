@@ -7,52 +7,52 @@ import pytest
 
 from omnibus.plan import Plan
 from omnibus.store import PlanLed
-from tests.unit.planner.apps import app, task
-from tests.unit.planner.rollout.test_rollout import options
-from tests.unit.planner.town import Town
-from tests.unit.sidecar.node import until
+from tests.unit.planner.apps import make_app, make_task
+from tests.unit.planner.rollout.test_rollout import list_options
+from tests.unit.planner.town import PlannerSystem
+from tests.unit.sidecar.node import wait_until
 
-SPELL = task("spell")
+SPELL = make_task("spell")
 
 
-async def test_planners_that_plan_the_same_make_one_change_of_it(town: Town):
-    town.declare(["E", "L"])
-    async with town.planner(), town.planner(), town.planner():
-        await town.current(1)
-        town.crowd.broken.add("m/EL")
+async def test_planners_that_plan_the_same_make_one_change_of_it(system: PlannerSystem):
+    system.declare(["E", "L"])
+    async with system.planner(), system.planner(), system.planner():
+        await system.current(1)
+        system.crowd.broken.add("m/EL")
 
-        town.declare(["EL"])
-        staged = await town.staged()
-        await until(lambda: "m-EL-0" in town.crowd.spawned)
-        town.crowd.mend("m/EL")
-        plan = await town.current(2)
+        system.declare(["EL"])
+        staged_plan = await system.staged()
+        await wait_until(lambda: "m-EL-0" in system.crowd.spawned)
+        system.crowd.mend("m/EL")
+        plan = await system.current(2)
         await asyncio.sleep(0.3)  # time for others to make a mistake
 
-    assert staged.epoch == 2
-    assert plan.models == staged.models
-    assert await town.store.epoch() == 2
-    assert town.crowd.spawned.count("m-EL-0") == 1
+    assert staged_plan.epoch == 2
+    assert plan.models == staged_plan.models
+    assert await system.store.epoch() == 2
+    assert system.crowd.spawned.count("m-EL-0") == 1
 
 
-async def test_another_planner_goes_on_with_a_change_whose_leader_is_gone(town: Town):
-    town.declare(["E", "L"])
-    async with town.planner():
-        await town.current(1)
-        town.crowd.broken.add("m/EL")
-        async with town.planner():
-            town.declare(["EL"])
-            await town.staged()
-        town.crowd.mend("m/EL")
+async def test_another_planner_goes_on_with_a_change_whose_leader_is_gone(system: PlannerSystem):
+    system.declare(["E", "L"])
+    async with system.planner():
+        await system.current(1)
+        system.crowd.broken.add("m/EL")
+        async with system.planner():
+            system.declare(["EL"])
+            await system.staged()
+        system.crowd.mend("m/EL")
 
-        assert options(await town.current(2)) == {"EL"}
+        assert list_options(await system.current(2)) == {"EL"}
 
 
 @pytest.fixture
-async def planned(town: Town) -> Plan:
+async def ended_plan(system: PlannerSystem) -> Plan:
     """The plan of a planner that has ended."""
-    town.declare(["E", "L"])
-    async with town.planner():
-        return await town.current(1)
+    system.declare(["E", "L"])
+    async with system.planner():
+        return await system.current(1)
 
 
 def without_encoder(plan: Plan, epoch: int) -> Plan:
@@ -63,60 +63,64 @@ def without_encoder(plan: Plan, epoch: int) -> Plan:
     return msgspec.structs.replace(plan, epoch=epoch, models=models, reason="somebody else's")
 
 
-async def test_a_change_that_another_one_leads_is_left_alone_until_that_one_is_silent(town: Town, planned: Plan):
-    town.crowd.broken.add("m/L")
-    theirs = without_encoder(planned, 2)
-    await town.store.stage_plan(theirs, "somebody", 30.0)
-    await until(lambda: "m-L-1" in town.crowd.spawned)
+async def test_a_change_that_another_one_leads_is_left_alone_until_that_one_is_silent(
+    system: PlannerSystem, ended_plan: Plan
+):
+    system.crowd.broken.add("m/L")
+    other_plan = without_encoder(ended_plan, 2)
+    await system.store.stage_plan(other_plan, "somebody", 30.0)
+    await wait_until(lambda: "m-L-1" in system.crowd.spawned)
 
-    async with town.planner():
-        town.declare(["EL"])
+    async with system.planner():
+        system.declare(["EL"])
         await asyncio.sleep(1.5)  # several checks of the file and of the leader
-        left = await town.store.staged_plan()
-        led = await town.store.lead_plan("somebody", 0.001)
-        plan = await town.until(lambda plan: options(plan) == {"EL"})
+        left = await system.store.staged_plan()
+        led = await system.store.lead_plan("somebody", 0.001)
+        plan = await system.until(lambda plan: list_options(plan) == {"EL"})
 
-    assert left == theirs
+    assert left == other_plan
     assert led
-    assert plan.epoch > theirs.epoch
-    assert await town.store.staged_plan() is None
+    assert plan.epoch > other_plan.epoch
+    assert await system.store.staged_plan() is None
 
 
-async def test_two_that_stage_at_once_are_told_who_leads(town: Town, planned: Plan):
-    theirs = [without_encoder(planned, 2), without_encoder(planned, 3)]
+async def test_two_that_stage_at_once_are_told_who_leads(system: PlannerSystem, ended_plan: Plan):
+    other_plans = [without_encoder(ended_plan, 2), without_encoder(ended_plan, 3)]
 
     results = await asyncio.gather(
-        *(town.store.stage_plan(plan, f"planner-{plan.epoch}", 30.0) for plan in theirs), return_exceptions=True
+        *(system.store.stage_plan(plan, f"planner-{plan.epoch}", 30.0) for plan in other_plans), return_exceptions=True
     )
 
-    refused = [error for error in results if error is not None]
-    staged = await town.store.staged_plan()
-    assert staged in theirs
-    assert [type(error) for error in refused] == [PlanLed]
-    assert f"planner-{staged.epoch} leads" in str(refused[0])
+    errors = [error for error in results if error is not None]
+    leading_plan = await system.store.staged_plan()
+    assert leading_plan in other_plans
+    assert [type(error) for error in errors] == [PlanLed]
+    assert f"planner-{leading_plan.epoch} leads" in str(errors[0])
 
 
-async def test_an_epoch_of_another_planner_is_followed_until_there_is_something_new(town: Town, planned: Plan):
-    async with town.planner():
-        theirs = without_encoder(planned, 2)
-        await town.store.swap_plan(theirs)
+async def test_an_epoch_of_another_planner_is_followed_until_there_is_something_new(
+    system: PlannerSystem, ended_plan: Plan
+):
+    async with system.planner():
+        other_plan = without_encoder(ended_plan, 2)
+        await system.store.swap_plan(other_plan)
         await asyncio.sleep(1.5)  # it has checked by then
-        followed = await town.store.plan()
+        followed_plan = await system.store.plan()
 
-        await town.store.put_app(app("poem", SPELL), 0)
-        plan = await town.until(lambda plan: "spell" in plan.models)
+        await system.store.put_app(make_app("poem", SPELL), 0)
+        plan = await system.until(lambda plan: "spell" in plan.models)
 
-    assert followed == theirs
-    assert plan.models["m"] == planned.models["m"]
+    assert followed_plan == other_plan
+    assert plan.models["m"] == ended_plan.models["m"]
 
 
-async def test_a_lost_store_gets_the_plan_that_was_followed(town: Town, planned: Plan):
-    async with town.planner():
-        theirs = without_encoder(planned, 5)
-        await town.store.swap_plan(theirs)
-        await town.known(5)
+async def test_a_lost_store_gets_the_plan_that_was_followed(system: PlannerSystem, ended_plan: Plan):
+    async with system.planner():
+        other_plan = without_encoder(ended_plan, 5)
+        await system.store.swap_plan(other_plan)
+        await system.wait_until_known(5)
 
-        await town.raw.flushall()
-        await town.raw.publish("omnibus:plan", "0")
+        await system.raw.flushall()
+        await system.raw.publish("omnibus:plan", "0")
 
-        assert (await town.current(6)).models == theirs.models
+        assert (await system.current(6)).models == other_plan.models

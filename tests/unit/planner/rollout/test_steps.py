@@ -23,7 +23,7 @@ H, A = "H100", "A100"
 Models = Mapping[str, ModelPlan]
 
 
-def model(gpu: str = H, checkpoint: str = "/m", gpus: int = 1, name: str = "m", **replicas: int) -> ModelPlan:
+def make_model(gpu: str = H, checkpoint: str = "/m", gpus: int = 1, name: str = "m", **replicas: int) -> ModelPlan:
     """Return a model with these replicas of each option; with ``lent`` it uses the encoder of the model a."""
     lent = replicas.pop("lent", 0)
     options = {
@@ -44,51 +44,54 @@ def model(gpu: str = H, checkpoint: str = "/m", gpus: int = 1, name: str = "m", 
     return ModelPlan("f", checkpoint, PARTS, {}, options, types, tasks={part: f"{part}-{name}" for part in PARTS})
 
 
-def replicas(models: Models, name: str = "m") -> dict[str, int]:
+def count_replicas(models: Models, name: str = "m") -> dict[str, int]:
     return {option: each.replicas for option, each in models[name].options.items()}
 
 
-def way(before: ModelPlan, after: ModelPlan, gpus: int) -> list[dict[str, int]]:
-    return [replicas(step) for step in rollout_steps({"m": before}, {"m": after}, {H: gpus})]
+def list_steps(before: ModelPlan, after: ModelPlan, gpus: int) -> list[dict[str, int]]:
+    return [count_replicas(step) for step in rollout_steps({"m": before}, {"m": after}, {H: gpus})]
 
 
 # One model
 
 
 def test_what_fits_beside_the_old_executors_is_one_step():
-    assert way(model(E=1, L=1), model(EL=2), 4) == [{"EL": 2}]
+    assert list_steps(make_model(E=1, L=1), make_model(EL=2), 4) == [{"EL": 2}]
 
 
 def test_types_that_are_not_declared_are_never_short():
-    assert rollout_steps({"m": model(EL=4)}, {"m": model(E=2, L=2)}, {}) == [{"m": model(E=2, L=2)}]
-    assert way(model(EL=4, gpu=""), model(EL=8, gpu=""), 4) == [{"EL": 8}]
+    assert rollout_steps({"m": make_model(EL=4)}, {"m": make_model(E=2, L=2)}, {}) == [{"m": make_model(E=2, L=2)}]
+    assert list_steps(make_model(EL=4, gpu=""), make_model(EL=8, gpu=""), 4) == [{"EL": 8}]
 
 
 def test_what_starts_nothing_is_one_step_even_when_gpus_have_gone():
-    assert way(model(E=2, L=5), model(E=1, L=1), 2) == [{"E": 1, "L": 1}]
+    assert list_steps(make_model(E=2, L=5), make_model(E=1, L=1), 2) == [{"E": 1, "L": 1}]
 
 
 def test_what_the_goal_does_not_ask_for_leaves_first():
-    assert way(model(E=5, L=3), model(E=2, L=6), 8) == [{"E": 2, "L": 3}, {"E": 2, "L": 6}]
+    assert list_steps(make_model(E=5, L=3), make_model(E=2, L=6), 8) == [{"E": 2, "L": 3}, {"E": 2, "L": 6}]
 
 
 def test_no_more_leave_than_have_to():
-    assert way(model(E=5, L=3), model(E=4, L=3, EL=1), 8) == [{"E": 4, "L": 3}, {"E": 4, "L": 3, "EL": 1}]
-    assert way(model(EL=8), model(E=1, L=1), 8) == [{"EL": 6}, {"E": 1, "L": 1}]
+    assert list_steps(make_model(E=5, L=3), make_model(E=4, L=3, EL=1), 8) == [
+        {"E": 4, "L": 3},
+        {"E": 4, "L": 3, "EL": 1},
+    ]
+    assert list_steps(make_model(EL=8), make_model(E=1, L=1), 8) == [{"EL": 6}, {"E": 1, "L": 1}]
 
 
 def test_half_of_the_gpus_go_on_serving():
-    assert way(model(EL=8), model(E=4, L=4), 8) == [{"EL": 4}, {"E": 2, "L": 2}, {"E": 4, "L": 4}]
+    assert list_steps(make_model(EL=8), make_model(E=4, L=4), 8) == [{"EL": 4}, {"E": 2, "L": 2}, {"E": 4, "L": 4}]
 
 
 def test_fewer_than_half_serve_when_there_is_no_other_way():
-    assert way(model(EL=3), model(E=1, L=2), 3) == [{"EL": 1}, {"E": 1, "L": 1}, {"E": 1, "L": 2}]
+    assert list_steps(make_model(EL=3), make_model(E=1, L=2), 3) == [{"EL": 1}, {"E": 1, "L": 1}, {"E": 1, "L": 2}]
 
 
 def test_another_checkpoint_takes_over_as_a_whole():
-    found = rollout_steps({"m": model(E=2, L=2)}, {"m": model(checkpoint="/n", E=2, L=2)}, {H: 4})
+    steps = rollout_steps({"m": make_model(E=2, L=2)}, {"m": make_model(checkpoint="/n", E=2, L=2)}, {H: 4})
 
-    assert [(step["m"].checkpoint, replicas(step)) for step in found] == [
+    assert [(step["m"].checkpoint, count_replicas(step)) for step in steps] == [
         ("/m", {"E": 1, "L": 1}),
         ("/n", {"E": 1, "L": 1}),
         ("/n", {"E": 2, "L": 2}),
@@ -97,7 +100,7 @@ def test_another_checkpoint_takes_over_as_a_whole():
 
 def test_one_part_after_the_other_where_there_is_room_for_one():
     runs = {"vision": "E2", "thinker": "L2"}
-    before = model(E=1, L=1)
+    before = make_model(E=1, L=1)
     after = msgspec.structs.replace(
         before,
         options={
@@ -107,30 +110,30 @@ def test_one_part_after_the_other_where_there_is_room_for_one():
         types={SEEN: (Path("E2>L2", runs, 1.0),)},
     )
 
-    assert way(before, after, 5) == [{"E2": 1, "L": 1}, {"E2": 1, "L2": 1}]
+    assert list_steps(before, after, 5) == [{"E2": 1, "L": 1}, {"E2": 1, "L2": 1}]
     with pytest.raises(InsufficientGpus, match=r"it takes 1 more of type H100 for m/E2$"):
-        way(before, after, 3)
+        list_steps(before, after, 3)
 
 
 def test_without_any_way_it_is_said_what_lacks():
     with pytest.raises(
         InsufficientGpus, match=r"^m stays as it was: .* it takes 1 more of type H100 for m/E, m/L$"
     ) as caught:
-        way(model(EL=2), model(E=1, L=1), 2)
+        list_steps(make_model(EL=2), make_model(E=1, L=1), 2)
 
     assert caught.value.models == {"m"}
 
 
 def test_a_goal_that_is_larger_than_all_there_is_is_refused():
     with pytest.raises(InsufficientGpus, match="4 more of type H100"):
-        way(model(EL=4), model(EL=8), 4)
+        list_steps(make_model(EL=4), make_model(EL=8), 4)
 
 
 # Reasons, and paths of requests
 
 
 def test_each_step_says_what_it_is_for():
-    before, after = {"m": model(EL=8)}, {"m": model(E=4, L=4)}
+    before, after = {"m": make_model(EL=8)}, {"m": make_model(E=4, L=4)}
     plans = [before, *rollout_steps(before, after, {H: 8})]
 
     assert [describe_step(one, other, after) for one, other in pairwise(plans)] == [
@@ -141,10 +144,10 @@ def test_each_step_says_what_it_is_for():
 
 
 def test_requests_go_the_paths_that_are_left_as_often_as_replicas_are():
-    both = model(E=2, L=2, EL=4)
-    (first, *_) = rollout_steps({"m": both}, {"m": model(E=4, L=4)}, {H: 8})
+    mixed_model = make_model(E=2, L=2, EL=4)
+    (first, *_) = rollout_steps({"m": mixed_model}, {"m": make_model(E=4, L=4)}, {H: 8})
 
-    assert replicas(first) == {"E": 2, "L": 2}
+    assert count_replicas(first) == {"E": 2, "L": 2}
     assert {kind: [path.name for path in paths] for kind, paths in first["m"].types.items()} == {
         SEEN: ["E>L"],
         TEXT: ["L"],
@@ -152,10 +155,10 @@ def test_requests_go_the_paths_that_are_left_as_often_as_replicas_are():
 
 
 def test_where_no_whole_path_is_left_requests_go_over_what_runs():
-    before = model(E=1, EL=3)
-    first, *_ = rollout_steps({"m": before}, {"m": model(L=3, E=1)}, {H: 4})
+    before = make_model(E=1, EL=3)
+    first, *_ = rollout_steps({"m": before}, {"m": make_model(L=3, E=1)}, {H: 4})
 
-    assert replicas(first) == {"E": 1, "EL": 1}
+    assert count_replicas(first) == {"E": 1, "EL": 1}
     names = {path.name for path in first["m"].types[SEEN]}
     assert names <= {"EL", "E>EL"}
     assert all(path.rate > 0 for paths in first["m"].types.values() for path in paths)
@@ -165,44 +168,44 @@ def test_where_no_whole_path_is_left_requests_go_over_what_runs():
 
 
 def test_models_that_need_no_gpu_change_at_once():
-    spell = model(EL=1, gpu="", gpus=0, name="s")
-    found = rollout_steps({"m": model(E=5, L=3)}, {"m": model(E=2, L=6), "s": spell}, {H: 8})
+    spell = make_model(EL=1, gpu="", gpus=0, name="s")
+    steps = rollout_steps({"m": make_model(E=5, L=3)}, {"m": make_model(E=2, L=6), "s": spell}, {H: 8})
 
-    assert [list(step) for step in found] == [["m", "s"], ["m", "s"]]
+    assert [list(step) for step in steps] == [["m", "s"], ["m", "s"]]
 
 
 def test_a_model_that_goes_makes_room_for_one_that_comes():
-    found = rollout_steps({"x": model(EL=4)}, {"y": model(checkpoint="/y", name="y", E=2, L=2)}, {H: 4})
+    steps = rollout_steps({"x": make_model(EL=4)}, {"y": make_model(checkpoint="/y", name="y", E=2, L=2)}, {H: 4})
 
-    assert [list(step) for step in found] == [[], ["y"]]
+    assert [list(step) for step in steps] == [[], ["y"]]
 
 
 def test_an_executor_stays_as_long_as_another_model_borrows_it():
-    before = {"a": model(E=3, L=1), "b": model(checkpoint="/b", name="b", L=1, lent=1)}
-    after = {"a": model(E=1, L=1), "b": model(checkpoint="/b", name="b", L=3, lent=1)}
+    before = {"a": make_model(E=3, L=1), "b": make_model(checkpoint="/b", name="b", L=1, lent=1)}
+    after = {"a": make_model(E=1, L=1), "b": make_model(checkpoint="/b", name="b", L=3, lent=1)}
 
-    found = rollout_steps(before, after, {H: 5})
+    steps = rollout_steps(before, after, {H: 5})
 
-    assert [replicas(step, "a")["E"] for step in found] == [1, 1]
-    assert all(step["b"].types.keys() == {SEEN, TEXT} for step in found)
+    assert [count_replicas(step, "a")["E"] for step in steps] == [1, 1]
+    assert all(step["b"].types.keys() == {SEEN, TEXT} for step in steps)
 
 
 # Any change
 
 
-def used(there: Mapping[ExecutorKind, int], known: Mapping[ExecutorKind, ExecutorSize]) -> Counter[str]:
-    found: Counter[str] = Counter()
+def count_gpus(there: Mapping[ExecutorKind, int], sizes: Mapping[ExecutorKind, ExecutorSize]) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for kind, count in there.items():
-        found[known[kind].gpu] += known[kind].gpus * count
-    return found
+        counts[sizes[kind].gpu] += sizes[kind].gpus * count
+    return counts
 
 
-def both(one: Models, other: Models) -> dict[ExecutorKind, int]:
+def merge_counts(one: Models, other: Models) -> dict[ExecutorKind, int]:
     first, second = replica_counts(one), replica_counts(other)
     return {kind: max(first.get(kind, 0), second.get(kind, 0)) for kind in first.keys() | second.keys()}
 
 
-def served(models: Models) -> set[tuple[str, str]]:
+def list_served(models: Models) -> set[tuple[str, str]]:
     """Return the request types with paths, all over running executors."""
     have = running_replicas(models)
     return {
@@ -222,44 +225,46 @@ counted = st.integers(0, 3)
 
 
 @st.composite
-def deployments(draw: st.DrawFn) -> dict[str, ModelPlan]:
-    found = {}
+def draw_deployments(draw: st.DrawFn) -> dict[str, ModelPlan]:
+    plans = {}
     for name in draw(st.sets(st.sampled_from("abc"), min_size=1)):
         e, think, el = draw(counted), draw(counted), draw(counted)
-        lent = int("a" in found and "E" in found["a"].options and draw(st.booleans()))
+        lent = int("a" in plans and "E" in plans["a"].options and draw(st.booleans()))
         if not el and not (e and think):
             el = 1
         gpu, gpus = draw(st.sampled_from([(H, 1), (H, 1), (A, 1), (H, 2)]))
-        found[name] = model(gpu, f"/{name}{draw(st.sampled_from('112'))}", gpus, name, E=e, L=think, EL=el, lent=lent)
-    return found
+        plans[name] = make_model(
+            gpu, f"/{name}{draw(st.sampled_from('112'))}", gpus, name, E=e, L=think, EL=el, lent=lent
+        )
+    return plans
 
 
 @settings(max_examples=300, deadline=None)
-@given(deployments(), deployments(), st.integers(0, 2))
+@given(draw_deployments(), draw_deployments(), st.integers(0, 2))
 def test_every_step_fits_and_serves_all_and_the_last_one_is_the_goal(
     before: dict[str, ModelPlan], after: dict[str, ModelPlan], spare: int
 ):
-    known = {**executor_sizes(before), **executor_sizes(after)}
-    old, new = used(replica_counts(before), known), used(replica_counts(after), known)
+    sizes = {**executor_sizes(before), **executor_sizes(after)}
+    old, new = count_gpus(replica_counts(before), sizes), count_gpus(replica_counts(after), sizes)
     gpus = {gpu: max(old[gpu], new[gpu]) + spare for gpu in (H, A)}
 
     try:
-        found = rollout_steps(before, after, gpus)
+        steps = rollout_steps(before, after, gpus)
     except InsufficientGpus:
         return
 
-    assert [*found[-1:]] == ([after] if before != after else [])
-    assert len(found) <= 8
-    for one, other in pairwise([before, *found]):
-        assert all(used(both(one, other), known)[gpu] <= count for gpu, count in gpus.items())
-        assert served(before) & served(after) <= served(other)
-        assert rollout_steps(other, after, gpus) == found[found.index(other) + 1 :]
+    assert [*steps[-1:]] == ([after] if before != after else [])
+    assert len(steps) <= 8
+    for one, other in pairwise([before, *steps]):
+        assert all(count_gpus(merge_counts(one, other), sizes)[gpu] <= count for gpu, count in gpus.items())
+        assert list_served(before) & list_served(after) <= list_served(other)
+        assert rollout_steps(other, after, gpus) == steps[steps.index(other) + 1 :]
 
 
 # Roles
 
 
-def halves(**replicas: int) -> ModelPlan:
+def make_halves(**replicas: int) -> ModelPlan:
     parts = {"P": ("prefill",), "D": ("decode",)}
     options = {name: DeploymentOption(parts[name], "llm", count, 1, gpu=H) for name, count in replicas.items()}
     path = Path("P>D", {"prefill": "P", "decode": "D"}, 1.0)
@@ -267,15 +272,18 @@ def halves(**replicas: int) -> ModelPlan:
 
 
 def test_executors_that_take_another_role_need_no_room():
-    before, after = {"m": halves(P=3, D=1)}, {"m": halves(P=1, D=3)}
+    before, after = {"m": make_halves(P=3, D=1)}, {"m": make_halves(P=1, D=3)}
 
     assert rollout_steps(before, after, {H: 4}, switches=True) == [after]
-    assert [replicas(step) for step in rollout_steps(before, after, {H: 4})] == [{"P": 1, "D": 1}, {"P": 1, "D": 3}]
+    assert [count_replicas(step) for step in rollout_steps(before, after, {H: 4})] == [
+        {"P": 1, "D": 1},
+        {"P": 1, "D": 3},
+    ]
 
 
 def test_what_no_switch_provides_needs_room_as_ever():
-    found = rollout_steps({"m": halves(P=3, D=1)}, {"m": halves(P=2, D=3)}, {H: 5}, switches=True)
+    steps = rollout_steps({"m": make_halves(P=3, D=1)}, {"m": make_halves(P=2, D=3)}, {H: 5}, switches=True)
 
-    assert found == [{"m": halves(P=2, D=3)}]
+    assert steps == [{"m": make_halves(P=2, D=3)}]
     with pytest.raises(InsufficientGpus):
-        rollout_steps({"m": halves(P=3, D=1)}, {"m": halves(P=3, D=2)}, {H: 4}, switches=True)
+        rollout_steps({"m": make_halves(P=3, D=1)}, {"m": make_halves(P=3, D=2)}, {H: 4}, switches=True)

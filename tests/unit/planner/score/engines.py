@@ -32,7 +32,7 @@ TYPES = {
 SECONDS = 120.0
 
 
-def devices(thinker: float = 1.0) -> ModelDevices:
+def make_devices(thinker: float = 1.0) -> ModelDevices:
     """Return engines whose thinker takes ``thinker`` times as long."""
     parts: dict[str, Any] = {
         "vision": {"slots": 4, "batch": {"points": [[1, 0.12], [4, 0.36]]}, "tokens": {"image": 300}},
@@ -50,8 +50,8 @@ def devices(thinker: float = 1.0) -> ModelDevices:
 
 def measured_profile() -> ModelProfile:
     """Return the seconds of full replicas and of single requests. The engines are as declared."""
-    engines = devices()
-    return testbed.profile({name: _measured_option(engines, name) for name in OPTIONS}, types=TYPES)
+    engines = make_devices()
+    return testbed.make_profile({name: _measured_option(engines, name) for name in OPTIONS}, types=TYPES)
 
 
 def _measured_option(engines: ModelDevices, name: str) -> OptionProfile:
@@ -67,10 +67,10 @@ def _measured_option(engines: ModelDevices, name: str) -> OptionProfile:
     return OptionProfile(OPTIONS[name], service="llm", gpu="H100", work=tuple(rows))
 
 
-def deployed(replicas: Mapping[str, int]) -> Plan:
+def make_plan(replicas: Mapping[str, int]) -> Plan:
     """Return a plan of ``L`` with an ``E``, or ``EL`` alone."""
-    seen = {"vision": "E", "thinker": "L"} if "L" in replicas else {"vision": "EL", "thinker": "EL"}
-    paths = {SEEN: (Path("seen", seen, 1.0),), TEXT: (Path("text", {"thinker": seen["thinker"]}, 1.0),)}
+    image_path = {"vision": "E", "thinker": "L"} if "L" in replicas else {"vision": "EL", "thinker": "EL"}
+    paths = {SEEN: (Path("seen", image_path, 1.0),), TEXT: (Path("text", {"thinker": image_path["thinker"]}, 1.0),)}
     options = {name: DeploymentOption(OPTIONS[name], "llm", count, 1, gpu="H100") for name, count in replicas.items()}
     model = ModelPlan("qwen2_5_vl", "/q", ("vision", "thinker"), {"image": "vision"}, options, paths)
     return Plan(1, 0, 0.0, {"q": model})
@@ -80,8 +80,8 @@ def score_load(plan: Plan, engines: ModelDevices, checker: PromiseChecker, rate:
     """Return the score of ``SECONDS`` of ``rate`` req/s on ``engines``. The promise is that of ``checker``."""
     types = [TypeRate("q", kind, about.share * rate, about.quantities) for kind, about in TYPES.items()]
     run = PlanSimulation(SimulatedPlan({"q": SimulatedModel(plan.models["q"], engines)}), SECONDS, 0.0, 1)
-    measured, reports = PlanMeasurement(plan, 0.0, _reports(plan, run, 0.0)), dict[str, Any]()
-    run.agenda.add(SECONDS, lambda at: reports.update(_reports(plan, run, at)))
+    measurement, reports = PlanMeasurement(plan, 0.0, _make_reports(plan, run, 0.0)), dict[str, Any]()
+    run.agenda.add(SECONDS, lambda at: reports.update(_make_reports(plan, run, at)))
     arrivals = list(poisson_arrivals(types, SECONDS))
     run.send_requests(arrivals)
     for second in range(int(SECONDS)):
@@ -89,23 +89,26 @@ def score_load(plan: Plan, engines: ModelDevices, checker: PromiseChecker, rate:
             kind: sum(each.kind == kind and second <= each.at < second + 1 for each in arrivals) for kind in TYPES
         }
         event = {kind: LoadCounts(came=count) for kind, count in counts.items()}
-        measured.add_event(LoadEvent("g", 1, 1.0, 0, {"q": event}), second + 1.0)
-    done = {kind: run.seen.types["q", kind].ended for kind in TYPES}
-    ended = {
+        measurement.add_event(LoadEvent("g", 1, 1.0, 0, {"q": event}), second + 1.0)
+    done_counts = {kind: run.seen.types["q", kind].ended for kind in TYPES}
+    ended_loads = {
         kind: LoadCounts(
-            done=done[kind], quantities={name: done[kind] * size for name, size in about.quantities.items()}
+            done=done_counts[kind],
+            quantities={name: done_counts[kind] * size for name, size in about.quantities.items()},
         )
         for kind, about in TYPES.items()
     }
-    measured.add_event(LoadEvent("g", 1, 0.0, 0, {"q": ended}), SECONDS)
-    outcome = replay_requests(checker, plan, measured.arrivals({"q": 1}), SECONDS)
-    return score_plan(measured, outcome, measured.option_usage(reports, SECONDS), SECONDS, 1.0, {"q"}, checker.devices)
+    measurement.add_event(LoadEvent("g", 1, 0.0, 0, {"q": ended_loads}), SECONDS)
+    outcome = replay_requests(checker, plan, measurement.arrivals({"q": 1}), SECONDS)
+    return score_plan(
+        measurement, outcome, measurement.option_usage(reports, SECONDS), SECONDS, 1.0, {"q"}, checker.devices
+    )
 
 
-def _reports(plan: Plan, run: PlanSimulation, at: float) -> Reports:
+def _make_reports(plan: Plan, run: PlanSimulation, at: float) -> Reports:
     """Return the reports of all executors at ``at``."""
-    found = {}
-    ended = sum(each.ended for each in run.seen.types.values())
+    reports = {}
+    ended_count = sum(each.ended for each in run.seen.types.values())
     for (model, option), pool in run.cluster.pools.items():
         for executor in pool:
             lanes = [each.lane for each in executor.lanes.values()]
@@ -113,8 +116,8 @@ def _reports(plan: Plan, run: PlanSimulation, at: float) -> Reports:
                 executor.name, model, option, tuple(executor.lanes), (), "n", "ready", 64,
                 origin=plan.models[model].option_origin(option),
                 busy=tuple(lane.busy for lane in lanes),
-                done=(ended // len(pool),) * len(lanes),
+                done=(ended_count // len(pool),) * len(lanes),
                 batches=tuple(lane.batch_counts for lane in lanes),
             )  # fmt: skip
-            found[executor.name] = (status, at)
-    return found
+            reports[executor.name] = (status, at)
+    return reports

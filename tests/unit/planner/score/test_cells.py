@@ -26,21 +26,21 @@ def profile() -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def checker(profile: ModelProfile) -> PromiseChecker:
-    return PromiseChecker(testbed.planner(profile))
+    return PromiseChecker(testbed.make_planner(profile))
 
 
 @pytest.fixture(scope="module")
-def celled() -> Plan:
+def cell_plan() -> Plan:
     """Two cells. One is twice as large and gets two of three requests."""
-    large, small = (engines.deployed({"E": 2 * size, "L": size}).models["q"] for size in (2, 1))
+    large, small = (engines.make_plan({"E": 2 * size, "L": size}).models["q"] for size in (2, 1))
     types = {
         kind: tuple(msgspec.structs.replace(path, rate=2.0) for path in paths) for kind, paths in large.types.items()
     }
     return Plan(1, 0, 0.0, {"q": join_cells([msgspec.structs.replace(large, types=types), small])})
 
 
-def test_each_cell_has_a_score_and_honest_engines_have_no_error_to_speak_of(checker: PromiseChecker, celled: Plan):
-    score = engines.score_load(celled, engines.devices(), checker, RATE)
+def test_each_cell_has_a_score_and_honest_engines_have_no_error_to_speak_of(checker: PromiseChecker, cell_plan: Plan):
+    score = engines.score_load(cell_plan, engines.make_devices(), checker, RATE)
 
     busy = {each.option: each.busy for each in score.options}
     assert busy.keys() == {"E@c1", "L@c1", "E@c2", "L@c2"}
@@ -51,20 +51,22 @@ def test_each_cell_has_a_score_and_honest_engines_have_no_error_to_speak_of(chec
 
 
 def test_what_executors_of_all_cells_take_is_learned_of_their_option(
-    checker: PromiseChecker, profile: ModelProfile, celled: Plan
+    checker: PromiseChecker, profile: ModelProfile, cell_plan: Plan
 ):
-    score = engines.score_load(celled, engines.devices(SLOWER), checker, RATE)
+    score = engines.score_load(cell_plan, engines.make_devices(SLOWER), checker, RATE)
 
     digest = profile_digest(profile)
-    found = update_learned(None, checker.planner.inputs["q"], digest, score, celled)
+    calibration = update_learned(None, checker.planner.inputs["q"], digest, score, cell_plan)
 
-    assert found.options["L"].factor == pytest.approx(SLOWER, rel=0.1)
-    assert set(applied_factors(found, digest)) == {"L"}
+    assert calibration.options["L"].factor == pytest.approx(SLOWER, rel=0.1)
+    assert set(applied_factors(calibration, digest)) == {"L"}
 
 
-def test_a_request_stays_in_the_cell_with_the_least_work_for_its_share(celled: Plan):
+def test_a_request_stays_in_the_cell_with_the_least_work_for_its_share(cell_plan: Plan):
     rates = [TypeRate("q", kind, 0.5 * RATE, about.quantities) for kind, about in engines.TYPES.items()]
-    run = PlanSimulation(SimulatedPlan({"q": SimulatedModel(celled.models["q"], engines.devices())}), 30.0, 0.0, 1)
+    run = PlanSimulation(
+        SimulatedPlan({"q": SimulatedModel(cell_plan.models["q"], engines.make_devices())}), 30.0, 0.0, 1
+    )
 
     run.send_requests(even_arrivals(rates, 30.0))
 
@@ -78,12 +80,12 @@ def test_a_request_stays_in_the_cell_with_the_least_work_for_its_share(celled: P
 
 
 def test_what_a_plan_in_cells_promises_is_what_its_cells_serve(profile: ModelProfile):
-    checker = PromiseChecker(testbed.planner(profile, {"H100": GpuType(7, 80.0)}, cells=4))
+    checker = PromiseChecker(testbed.make_planner(profile, {"H100": GpuType(7, 80.0)}, cells=4))
 
-    made = checker.plan(within=1e-9)
+    result = checker.plan(within=1e-9)
 
-    assert len(made.cells["q"]) > 1
-    outcome = checker.simulate(made).outcome
+    assert len(result.cells["q"]) > 1
+    outcome = checker.simulate(result).outcome
     cells = {each.option.rpartition("@")[2] for each in outcome.options}
-    assert cells == {f"c{number + 1}" for number in range(len(made.cells["q"]))}
+    assert cells == {f"c{number + 1}" for number in range(len(result.cells["q"]))}
     assert outcome.carried >= 0.9

@@ -30,39 +30,39 @@ def profile() -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def checker(profile: ModelProfile) -> PromiseChecker:
-    return PromiseChecker(testbed.planner(profile))
+    return PromiseChecker(testbed.make_planner(profile))
 
 
-def learned(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, slower: float) -> LearnedSeconds:
+def learn_seconds(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, slower: float) -> LearnedSeconds:
     """Return the calibration from one score with a ``slower`` thinker."""
-    inputs, plan = checker.planner.inputs["q"], engines.deployed(replicas)
-    score = engines.score_load(plan, engines.devices(slower), checker, rate)
+    inputs, plan = checker.planner.inputs["q"], engines.make_plan(replicas)
+    score = engines.score_load(plan, engines.make_devices(slower), checker, rate)
     return update_learned(None, inputs, profile_digest(inputs.profile), score, plan)
 
 
 @pytest.mark.parametrize("rate", LOADS)
 def test_a_slower_thinker_is_known_at_any_load(checker: PromiseChecker, rate: float):
-    found = learned(checker, APART, rate, SLOWER).options
+    learned_options = learn_seconds(checker, APART, rate, SLOWER).options
 
-    assert found["L"].factor == pytest.approx(SLOWER, rel=0.1)
+    assert learned_options["L"].factor == pytest.approx(SLOWER, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", LOADS)
 def test_a_thinker_that_is_as_profiled_teaches_nothing(checker: PromiseChecker, profile: ModelProfile, rate: float):
-    found = learned(checker, APART, rate, 1.0)
+    calibration = learn_seconds(checker, APART, rate, 1.0)
 
-    assert applied_factors(found, profile_digest(profile)) == {}
+    assert applied_factors(calibration, profile_digest(profile)) == {}
 
 
 def test_an_encoder_beside_a_thinker_as_profiled_teaches_nothing(checker: PromiseChecker, profile: ModelProfile):
-    found = learned(checker, TOGETHER, LOW, 1.0)
+    calibration = learn_seconds(checker, TOGETHER, LOW, 1.0)
 
-    assert applied_factors(found, profile_digest(profile)) == {}
+    assert applied_factors(calibration, profile_digest(profile)) == {}
 
 
 def test_only_what_runs_nothing_but_a_language_model_is_judged_by_its_batches(checker: PromiseChecker):
     apart, together = (
-        engines.score_load(engines.deployed(replicas), engines.devices(), checker, LOW)
+        engines.score_load(engines.make_plan(replicas), engines.make_devices(), checker, LOW)
         for replicas in (APART, TOGETHER)
     )
 
@@ -74,14 +74,14 @@ def test_only_what_runs_nothing_but_a_language_model_is_judged_by_its_batches(ch
 
 
 def test_what_is_promised_with_what_was_learned_is_what_engines_serve(profile: ModelProfile):
-    checker = PromiseChecker(testbed.planner(profile))
-    taught = learned(checker, APART, SATURATED, SLOWER).options["L"]
+    checker = PromiseChecker(testbed.make_planner(profile))
+    taught = learn_seconds(checker, APART, SATURATED, SLOWER).options["L"]
     text = [RoleRate(frozenset({"thinker"}), 1.0, engines.TYPES[testbed.TEXT].quantities)]
-    true_rate = saturated_rate(engines.devices(SLOWER), "L", text)
+    true_rate = saturated_rate(engines.make_devices(SLOWER), "L", text)
     before = saturated_rate(checker.devices["q"], "L", text)
 
-    known = LearnedSeconds("p", {"L": LearnedOption(taught.factor, MAX_JOBS)})
-    checker.apply_learned({"q": applied_factors(known, "p")})
+    calibration = LearnedSeconds("p", {"L": LearnedOption(taught.factor, MAX_JOBS)})
+    checker.apply_learned({"q": applied_factors(calibration, "p")})
     after = saturated_rate(checker.devices["q"], "L", text)
 
     assert before > 1.2 * true_rate

@@ -64,13 +64,13 @@ def engine_times(**changes: Any) -> Profile:
     return decode_profile(json.dumps({**ENGINES, **changes}).encode())
 
 
-def model(**asked: Any) -> Model:
+def make_omni_model(**asked: Any) -> Model:
     return Model("omni", DeclaredModel("qwen2_5_omni", "times.json", planned=PlannedModel(**asked)))
 
 
 def true_devices(times: Profile | None = None) -> ModelDevices:
-    made = model()
-    return simulated_devices(made.components, made.kinds, made.encoders, times or engine_times())
+    omni_model = make_omni_model()
+    return simulated_devices(omni_model.components, omni_model.kinds, omni_model.encoders, times or engine_times())
 
 
 def measured_profile(times: Profile | None = None) -> ModelProfile:
@@ -124,13 +124,13 @@ def _measured_option(devices: ModelDevices, name: str) -> OptionProfile:
     return OptionProfile(OPTIONS[name], service="llm", gpu="H100", work=tuple(work))
 
 
-def deployed(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]]) -> ModelPlan:
+def make_omni_plan(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]]) -> ModelPlan:
     """Return a model with replicas of ``options``. Its paths map components to options by request type."""
     return ModelPlan(
         "qwen2_5_omni",
         "times.json",
         PARTS,
-        model().encoders,
+        make_omni_model().encoders,
         {name: DeploymentOption(OPTIONS[name], "llm", count, 1, gpu="H100") for name, count in options.items()},
         {kind: (Path("path", dict(path), 1.0),) for kind, path in paths.items()},
     )
@@ -139,11 +139,11 @@ def deployed(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]])
 def first_token_alone(devices: ModelDevices, option: str, parts: tuple[str, ...], sizes: Mapping[str, float]) -> float:
     """Return seconds to the first token of a lone request on ``option``. The option runs ``parts`` of it."""
     kind = "+".join(parts)
-    plan = deployed({option: 1}, {kind: dict.fromkeys(parts, option)})
-    made = SimulatedPlan({"omni": SimulatedModel(plan, devices)})
-    [found] = simulate_plan(made, [Arrival(0.0, "omni", kind, sizes)], 1.0, warm_up=0.0).types
-    return found.median["first_token"]
+    plan = make_omni_plan({option: 1}, {kind: dict.fromkeys(parts, option)})
+    simulated_plan = SimulatedPlan({"omni": SimulatedModel(plan, devices)})
+    [outcome] = simulate_plan(simulated_plan, [Arrival(0.0, "omni", kind, sizes)], 1.0, warm_up=0.0).types
+    return outcome.median["first_token"]
 
 
-def planner(profile: ModelProfile, gpus: int = 16, **asked: Any) -> Planner:
-    return Planner({"omni": model(**asked)}, {"omni": profile}, {"H100": GpuType(gpus, 80.0)}, {})
+def make_omni_planner(profile: ModelProfile, gpus: int = 16, **asked: Any) -> Planner:
+    return Planner({"omni": make_omni_model(**asked)}, {"omni": profile}, {"H100": GpuType(gpus, 80.0)}, {})

@@ -15,7 +15,7 @@ KINDS = {"vision": "encode", "thinker": "think"}
 IMAGE, STEP, STEPS = 0.2, 0.01, 10
 
 
-def devices(**vision: Any) -> ModelDevices:
+def make_devices(**vision: Any) -> ModelDevices:
     """Return devices with one request per component, or as in ``vision``."""
     parts = {
         "vision": {"kind": "encode", "slots": 1, "batch": {"per_item": IMAGE}, "tokens": {"image": 10}, **vision},
@@ -27,7 +27,7 @@ def devices(**vision: Any) -> ModelDevices:
     return simulated_devices(("vision", "thinker"), KINDS, {"image": "vision"}, times)
 
 
-def plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelPlan:
+def make_plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelPlan:
     """Return a model with options ``E``, ``L`` and ``EL``."""
     parts = {"E": ("vision",), "L": ("thinker",), "L2": ("thinker",), "EL": ("vision", "thinker")}
     return ModelPlan(
@@ -40,11 +40,13 @@ def plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelP
     )
 
 
-def chain(encoders: int = 1, thinkers: int = 1) -> ModelPlan:
+def make_chain(encoders: int = 1, thinkers: int = 1) -> ModelPlan:
     """Return a plan with E>L for images, and L for text."""
-    seen = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
-    return plan({"E": encoders, "L": thinkers}, {SEEN: (seen,), TEXT: (Path("L", {"thinker": "L"}, 1.0),)})
+    image_path = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
+    return make_plan({"E": encoders, "L": thinkers}, {SEEN: (image_path,), TEXT: (Path("L", {"thinker": "L"}, 1.0),)})
 
 
-def simulated(made: ModelPlan, limits: AdmissionLimits = AdmissionLimits(), **model: Any) -> SimulatedPlan:  # noqa: B008
-    return SimulatedPlan({"vl": SimulatedModel(made, model.pop("devices", None) or devices(), **model)}, limits=limits)
+def simulate_model(model_plan: ModelPlan, limits: AdmissionLimits = AdmissionLimits(), **model: Any) -> SimulatedPlan:  # noqa: B008
+    return SimulatedPlan(
+        {"vl": SimulatedModel(model_plan, model.pop("devices", None) or make_devices(), **model)}, limits=limits
+    )

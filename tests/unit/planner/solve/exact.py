@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 
 
 @dataclass(frozen=True)
-class World:
+class SolverWorld:
     """A small instance. ``seconds`` by (option, role) are equal for all types; numbers are decimal strings."""
 
     components: tuple[str, ...]
@@ -30,26 +30,26 @@ class World:
 
     def paths(self, kind: str) -> list[tuple[tuple[str, tuple[str, ...]], ...]]:
         """Return all ways to run a request type: options and the components that each runs, in order."""
-        return list(self._onward(frozenset(self.types[kind][0]), frozenset()))
+        return list(self._continue_path(frozenset(self.types[kind][0]), frozenset()))
 
-    def _onward(self, whole, done) -> Iterator[tuple]:
-        if done == whole:
+    def _continue_path(self, whole, done_parts) -> Iterator[tuple]:
+        if done_parts == whole:
             yield ()
             return
         for name, (parts, _) in self.options.items():
-            role = self._runnable(set(parts), whole, done)
+            role = self._find_runnable(set(parts), whole, done_parts)
             if role:
-                ordered = tuple(part for part in self.components if part in role)
-                for rest in self._onward(whole, done | role):
-                    yield ((name, ordered), *rest)
+                ordered_parts = tuple(part for part in self.components if part in role)
+                for rest in self._continue_path(whole, done_parts | role):
+                    yield ((name, ordered_parts), *rest)
 
-    def _runnable(self, parts, whole, done) -> frozenset[str]:
+    def _find_runnable(self, parts, whole, done_parts) -> frozenset[str]:
         """Return all remaining ``parts`` without open dependencies; an option is visited again for the rest."""
-        left = (whole - done) & parts
+        left = (whole - done_parts) & parts
         for size in range(len(left), 0, -1):
             for role in map(frozenset, combinations(sorted(left), size)):
                 waits = {first for first, then in self.order if then in role and first in whole}
-                if waits <= done | role:
+                if waits <= done_parts | role:
                     return role
         return frozenset()
 
@@ -77,13 +77,13 @@ class World:
             free += [(at, path) for path in paths[1:]]
         names = list(self.options)
 
-        def work(option, path):
+        def sum_work(option, path):
             return sum((self.seconds(name, role) for name, role in path if name == option), Fraction(0))
 
         rows = []
         for option in names:
-            row = [sum((share * work(option, first[at]) for at, (_, share) in enumerate(kinds)), Fraction(0))]
-            row += [work(option, path) - work(option, first[at]) for at, path in free]
+            row = [sum((share * sum_work(option, first[at]) for at, (_, share) in enumerate(kinds)), Fraction(0))]
+            row += [sum_work(option, path) - sum_work(option, first[at]) for at, path in free]
             rows.append(row)
         for at, (_, share) in enumerate(kinds):
             rows.append([-share, *(Fraction(int(at == owner)) for owner, _ in free)])
@@ -92,7 +92,7 @@ class World:
     def rate(self, vector) -> Fraction:
         """Return the maximum requests per second of these replicas, as a fraction."""
         rows, zeros = self.table()
-        return largest(rows, [Fraction(n) for n in vector] + zeros)
+        return maximize_first(rows, [Fraction(n) for n in vector] + zeros)
 
     def roughly(self, gpus: int) -> dict[tuple[int, ...], float]:
         """Return the rate of every replica vector, in floating point. One program computes all within ``gpus``."""
@@ -103,11 +103,11 @@ class World:
         cost[:, 0] = -1.0
         supply = np.concatenate([[*vector, *map(float, zeros)] for vector in vectors])
         every = sparse.kron(sparse.eye_array(len(vectors)), matrix, format="csc")
-        found = linprog(cost.ravel(), A_ub=every, b_ub=supply, method="highs-ds").x
-        return dict(zip(vectors, found[::width].tolist(), strict=True))
+        solution = linprog(cost.ravel(), A_ub=every, b_ub=supply, method="highs-ds").x
+        return dict(zip(vectors, solution[::width].tolist(), strict=True))
 
 
-def largest(rows: list[list[Fraction]], supply: list[Fraction]) -> Fraction:
+def maximize_first(rows: list[list[Fraction]], supply: list[Fraction]) -> Fraction:
     """Return the largest first variable, by the simplex method: ``rows @ x <= supply``, x >= 0 and supply >= 0."""
     count, width = len(rows), len(rows[0])
     tableau = [

@@ -15,71 +15,73 @@ CASES = Path(__file__).parents[1] / "cases.json"
 FREE = {"one_optimal_r", "one_optimal_mixture", "one_optimal_placement", "R_exact", "brute_vectors", "seconds"}
 
 
-def told():
+def read_cases():
     return {case["id"]: case for case in json.loads(CASES.read_bytes())}
 
 
-def near(value):
+def make_near(value):
     """Return ``value`` with a tolerance of one in a million for numbers."""
     if isinstance(value, dict):
-        return {key: near(each) for key, each in value.items()}
+        return {key: make_near(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [near(each) for each in value]
+        return [make_near(each) for each in value]
     return pytest.approx(value, rel=1e-6, abs=1e-6) if isinstance(value, float) else value
 
 
-def found(case):
+def find_answer(case):
     return answers.answer_case(cases.parse_case(case))
 
 
-@pytest.mark.parametrize("case", told().values(), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", read_cases().values(), ids=lambda case: case["id"])
 def test_an_answer_is_as_it_is_known(case):
-    mine = found(case)
+    answer = find_answer(case)
 
     for key, value in case["answer"].items():
         if key not in FREE:
-            assert mine[key] == near(value), key
-    assert "gap" not in mine
+            assert answer[key] == make_near(value), key
+    assert "gap" not in answer
 
 
-@pytest.mark.parametrize("case", [case for case in told().values() if case["kind"] == "budget"], ids=lambda c: c["id"])
+@pytest.mark.parametrize(
+    "case", [case for case in read_cases().values() if case["kind"] == "budget"], ids=lambda c: c["id"]
+)
 def test_the_replicas_of_an_answer_serve_its_rate(case):
     network = cases.parse_case(case).require_instance().build_network()
     frame = Solver(network).frame
 
-    mine = found(case)
+    answer = find_answer(case)
 
-    assert frame.solve_flow(replica_vector(frame, mine["one_optimal_r"]), network.type_shares()).rate == pytest.approx(
-        mine["R"], rel=1e-9
-    )
+    assert frame.solve_flow(
+        replica_vector(frame, answer["one_optimal_r"]), network.type_shares()
+    ).rate == pytest.approx(answer["R"], rel=1e-9)
 
 
 def test_seconds_of_the_profile_are_right_to_nine_decimals():
-    case = told()["alg3-01"]
+    case = read_cases()["alg3-01"]
 
-    mine = found(case)["seconds"]
+    answer_seconds = find_answer(case)["seconds"]
 
-    def rows(seconds):
+    def index_rows(seconds):
         return {(row["option"], row["type"], row["path"]): round(row["sec"], 9) for row in seconds}
 
-    assert rows(mine) == rows(case["answer"]["seconds"])
+    assert index_rows(answer_seconds) == index_rows(case["answer"]["seconds"])
 
 
 def test_nothing_fits_and_nothing_is_served():
-    case = told()["budget-01"]
+    case = read_cases()["budget-01"]
     case["task"]["gpus"] = 0
 
-    assert found(case)["R"] == 0
+    assert find_answer(case)["R"] == 0
 
 
 def test_a_request_type_without_a_path_is_served_by_no_number_of_gpus():
-    budget, least = told()["budget-01"], told()["mingpu-01"]
+    budget, least = read_cases()["budget-01"], read_cases()["mingpu-01"]
     for case in (budget, least):
         case["instance"]["paths"]["t0"] = []
         case["instance"]["seconds"] = [row for row in case["instance"]["seconds"] if row["type"] != "t0"]
 
-    assert found(budget)["R"] == 0
-    assert found(least)["gpus"] is None
+    assert find_answer(budget)["R"] == 0
+    assert find_answer(least)["gpus"] is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_a_request_type_without_a_path_is_served_by_no_number_of_gpus():
 )
 def test_a_wrong_case_is_refused_by_name(change, fault):
     with pytest.raises(BadRequest, match=fault):
-        found({**told()["budget-01"], **change})
+        find_answer({**read_cases()["budget-01"], **change})
 
 
 @pytest.mark.parametrize(
@@ -116,20 +118,20 @@ def test_a_wrong_case_is_refused_by_name(change, fault):
     ],
 )
 def test_a_wrong_instance_is_refused_by_name(change, fault):
-    case = told()["budget-01"]
+    case = read_cases()["budget-01"]
     change(case["instance"])
 
     with pytest.raises(BadRequest, match=fault):
-        found(case)
+        find_answer(case)
 
 
 def test_an_empty_workload_is_refused():
-    case = told()["budget-01"]
+    case = read_cases()["budget-01"]
     for kind in case["instance"]["types"].values():
         kind["pi"] = 0
 
     with pytest.raises(BadRequest, match="the workload is empty"):
-        found(case)
+        find_answer(case)
 
 
 def test_a_file_without_cases_is_refused(tmp_path):

@@ -17,13 +17,13 @@ from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 
-def network(encode=0.4, think=0.7, alpha=1.3):
+def make_network(encode=0.4, think=0.7, alpha=1.3):
     options = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}
     types = {"img": RequestType(("E", "L"), 0.6), "txt": RequestType(("L",), 0.4)}
     tau = {"E": encode, "L": think}
-    asked = PlanningProblem(("E", "L"), options, types, (("E", "L"),))
+    problem = PlanningProblem(("E", "L"), options, types, (("E", "L"),))
     return build_lattice(
-        asked, lambda kind, name, role: (alpha if name == "EL" else 1) * sum(tau[part] for part in role)
+        problem, lambda kind, name, role: (alpha if name == "EL" else 1) * sum(tau[part] for part in role)
     )
 
 
@@ -31,21 +31,21 @@ def network(encode=0.4, think=0.7, alpha=1.3):
 
 
 def test_models_that_share_an_encoder_need_no_more_than_each_on_its_own():
-    parts = {"a": JointModel(network(alpha=9), 1.2), "b": JointModel(network(think=0.5, alpha=9), 0.9)}
+    parts = {"a": JointModel(make_network(alpha=9), 1.2), "b": JointModel(make_network(think=0.5, alpha=9), 0.9)}
     alone = [Solver(part.network).solve_least(part.rate).gpus for part in parts.values()]
 
     apart = Solver(join_networks(parts)).solve_least(1.0)
-    shared = Solver(join_networks(parts, {"b/E": "a/E"})).solve_least(1.0)
+    shared_solution = Solver(join_networks(parts, {"b/E": "a/E"})).solve_least(1.0)
 
     assert apart.gpus == sum(alone)
-    assert shared.gpus < apart.gpus
-    assert "b/E" not in shared.replicas
-    rates = [flow.rate for flow in shared.flows if flow.type == "b/img"]
+    assert shared_solution.gpus < apart.gpus
+    assert "b/E" not in shared_solution.replicas
+    rates = [flow.rate for flow in shared_solution.flows if flow.type == "b/img"]
     assert sum(rates) == pytest.approx(0.6 * 0.9)
 
 
 def test_what_is_shared_must_be_there_and_take_the_same():
-    parts = {"a": JointModel(network(), 1.0), "b": JointModel(network(), 1.0)}
+    parts = {"a": JointModel(make_network(), 1.0), "b": JointModel(make_network(), 1.0)}
 
     with pytest.raises(BadRequest, match="there is no option c/E"):
         join_networks(parts, {"b/E": "c/E"})
@@ -57,17 +57,19 @@ def test_what_is_shared_must_be_there_and_take_the_same():
     with pytest.raises(BadRequest, match="they take 2 and 1 GPUs"):
         join_networks({"a": parts["a"], "b": other}, {"b/E": "a/E"})
     with pytest.raises(BadRequest, match="the rate of model a is nan"):
-        join_networks({"a": JointModel(network(), float("nan"))})
+        join_networks({"a": JointModel(make_network(), float("nan"))})
 
 
 # Baselines
 
 
-def stages(tau, merged=1.0):
+def make_solver(tau, merge_factor=1.0):
     options = enumerate_options(dict.fromkeys("EPD", 1.0), {"": Gpu(80.0)}, only=["E", "P", "D", "EP", "ED"])
-    asked = PlanningProblem(tuple("EPD"), options, {"img": RequestType(tuple("EPD"), 1.0)}, (("E", "P"), ("P", "D")))
+    problem = PlanningProblem(tuple("EPD"), options, {"img": RequestType(tuple("EPD"), 1.0)}, (("E", "P"), ("P", "D")))
     return Solver(
-        build_lattice(asked, lambda kind, name, role: (merged if "+" in name else 1) * sum(tau[p] for p in role))
+        build_lattice(
+            problem, lambda kind, name, role: (merge_factor if "+" in name else 1) * sum(tau[p] for p in role)
+        )
     )
 
 
@@ -75,13 +77,13 @@ STAGES = {"E": "E", "P": "P", "D": "D", "EP": "E+P", "ED": "E+D"}
 
 
 def test_three_stages_are_divided_by_their_work():
-    solver = stages({"E": 1.0, "P": 1.0, "D": 2.0}, merged=1.5)
+    solver = make_solver({"E": 1.0, "P": 1.0, "D": 2.0}, merge_factor=1.5)
 
     assert baselines.plan_triinfer(solver.frame, STAGES, 8) == ("E+P+D", {"E": 2, "P": 2, "D": 4}, pytest.approx(2.0))
 
 
 def test_an_encoder_beside_the_decoder_is_visited_twice():
-    solver = stages({"E": 1.0, "P": 1.0, "D": 1.0})
+    solver = make_solver({"E": 1.0, "P": 1.0, "D": 1.0})
 
     # Six seconds of E and D in three replicas, five of P in five: the pair serves as much as the fewer allow.
     assert baselines.served_rate(solver.frame, {"E+D": 3, "P": 5}) == pytest.approx(1.5)
@@ -90,7 +92,7 @@ def test_an_encoder_beside_the_decoder_is_visited_twice():
 
 def test_the_heuristic_compares_all_three_methods():
     # Decoding with an encoder costs nothing more, prefilling with one does.
-    solver = stages({"E": 1.0, "P": 1.0, "D": 1.4})
+    solver = make_solver({"E": 1.0, "P": 1.0, "D": 1.4})
 
     assert baselines.triinfer_methods(solver.frame, STAGES, 8) == {
         "E+P+D": {"E": 2, "P": 2, "D": 4},
@@ -102,35 +104,35 @@ def test_the_heuristic_compares_all_three_methods():
 
 
 def test_the_heuristic_takes_what_a_replay_of_the_history_finds_best():
-    solver, replayed = stages({"E": 1.0, "P": 1.0, "D": 2.0}), []
+    solver, replays = make_solver({"E": 1.0, "P": 1.0, "D": 2.0}), []
 
-    def replay(replicas):
-        replayed.append(dict(replicas))
+    def record_replay(replicas):
+        replays.append(dict(replicas))
         return 7.0 if "E+P" in replicas else 1.0
 
-    assert baselines.plan_triinfer(solver.frame, STAGES, 8, replay) == ("EP+D", {"E+P": 4, "D": 4}, 7.0)
-    assert replayed == [{"E": 2, "P": 2, "D": 4}, {"E+P": 4, "D": 4}, {"E+D": 6, "P": 2}]
+    assert baselines.plan_triinfer(solver.frame, STAGES, 8, record_replay) == ("EP+D", {"E+P": 4, "D": 4}, 7.0)
+    assert replays == [{"E": 2, "P": 2, "D": 4}, {"E+P": 4, "D": 4}, {"E+D": 6, "P": 2}]
 
 
 def test_an_exhaustive_search_lists_each_method_with_each_ratio():
-    found = baselines.triinfer_shapes(8)
+    shapes = baselines.triinfer_shapes(8)
 
-    assert len(found) == 35 == len({tuple(sorted(shape.items())) for shape in found})
-    assert all(sum(shape.values()) == 8 for shape in found)
-    assert [shape for shape in found if shape.get("EP") == 7] == [{"EP": 7, "D": 1}]
+    assert len(shapes) == 35 == len({tuple(sorted(shape.items())) for shape in shapes})
+    assert all(sum(shape.values()) == 8 for shape in shapes)
+    assert [shape for shape in shapes if shape.get("EP") == 7] == [{"EP": 7, "D": 1}]
 
 
 def test_replicas_are_improved_until_no_neighbour_is_better():
-    asked = []
+    attempts = []
 
-    def judge(replicas, beyond):
-        asked.append(dict(replicas))
+    def judge_replicas(replicas, beyond):
+        attempts.append(dict(replicas))
         return 10.0 - abs(replicas.get("a", 0) - 4) - abs(replicas.get("b", 0) - 3)
 
-    replicas, rate = improve_goodput([{"a": 8}, {"c": 8}], {"a": 1, "b": 1, "c": 1}, judge)
+    replicas, rate = improve_goodput([{"a": 8}, {"c": 8}], {"a": 1, "b": 1, "c": 1}, judge_replicas)
 
     assert (replicas, rate) == ({"a": 4, "b": 3, "c": 1}, 10.0)
-    assert len(asked) == len({tuple(sorted(each.items())) for each in asked})
+    assert len(attempts) == len({tuple(sorted(each.items())) for each in attempts})
     # A replica of two GPUs makes room for two of one, and one of one for none of two.
     assert improve_goodput([{"a": 1}], {"a": 2, "b": 1}, lambda found, _: 1.0 + found.get("b", 0)) == (
         {"b": 2},
@@ -140,7 +142,7 @@ def test_replicas_are_improved_until_no_neighbour_is_better():
 
 def test_the_heuristic_is_never_better_than_the_optimum():
     for tau in ({"E": 0.3, "P": 1.0, "D": 2.2}, {"E": 1.7, "P": 0.2, "D": 0.9}):
-        solver = stages(tau, merged=1.02)
+        solver = make_solver(tau, merge_factor=1.02)
         for count in (4, 7, 12):
             _, replicas, rate = baselines.plan_triinfer(solver.frame, STAGES, count)
 
@@ -149,7 +151,7 @@ def test_the_heuristic_is_never_better_than_the_optimum():
 
 
 def test_a_ceiling_for_each_stage_is_optimal_where_there_is_one_path():
-    solver = Solver(network(alpha=50))
+    solver = Solver(make_network(alpha=50))
     for rate in (0.9, 2.3, 5.0):
         assert baselines.plan_modserve(solver.frame, rate) == solver.solve_least(rate, Terms(without=("EL",))).replicas
     assert baselines.plan_modserve(solver.frame, 2.0, {"E": 0.5}) == {"E": 1, "L": 2}
@@ -158,15 +160,15 @@ def test_a_ceiling_for_each_stage_is_optimal_where_there_is_one_path():
 
 def test_baselines_without_their_options_say_so():
     with pytest.raises(BadRequest, match="no option is named for stage P"):
-        baselines.plan_triinfer(Solver(network()).frame, {"E": "E"}, 4)
+        baselines.plan_triinfer(Solver(make_network()).frame, {"E": "E"}, 4)
     with pytest.raises(BadRequest, match="too few for three stages"):
-        baselines.plan_triinfer(Solver(network()).frame, STAGES, 2)
+        baselines.plan_triinfer(Solver(make_network()).frame, STAGES, 2)
     with pytest.raises(Infeasible, match="no stage runs L alone"):
-        baselines.plan_modserve(Solver(network()).frame, 1.0, stages=["E"])
+        baselines.plan_modserve(Solver(make_network()).frame, 1.0, stages=["E"])
 
 
 def test_a_monolith_is_one_of_the_answers():
-    solver = Solver(network(alpha=1.0))
+    solver = Solver(make_network(alpha=1.0))
 
     replicas, rate = baselines.plan_monolith(solver.frame, 5)
 
@@ -192,24 +194,24 @@ def test_more_replicas_may_always_do_more():
 
 
 def test_an_explanation_tells_load_bottleneck_and_what_else_would_do():
-    solver, terms = Solver(network()), Terms(gpus={"": 7})
+    solver, terms = Solver(make_network()), Terms(gpus={"": 7})
     solution = solver.solve_most(terms)
 
-    found = explain_solution(solver, solution, terms)
+    explanation = explain_solution(solver, solution, terms)
 
-    assert found.options.keys() == solution.replicas.keys()
-    assert all(0 < use.utilisation <= 1 + 1e-6 for use in found.options.values())
-    assert found.bottlenecks
-    assert all(found.options[name].utilisation == pytest.approx(1) for name in found.bottlenecks)
-    assert found.distance == pytest.approx(solution.bound / solution.rate - 1)
-    for other in found.alternatives:
+    assert explanation.options.keys() == solution.replicas.keys()
+    assert all(0 < use.utilisation <= 1 + 1e-6 for use in explanation.options.values())
+    assert explanation.bottlenecks
+    assert all(explanation.options[name].utilisation == pytest.approx(1) for name in explanation.bottlenecks)
+    assert explanation.distance == pytest.approx(solution.bound / solution.rate - 1)
+    for other in explanation.alternatives:
         assert not other.possible or other.rate <= solution.rate * (1 + 1e-6)
         assert other.without not in other.replicas
-    assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found
+    assert msgspec.json.decode(msgspec.json.encode(explanation), type=type(explanation)) == explanation
 
 
 def test_one_more_replica_is_worth_what_it_is_said_to_be():
-    solver, terms = Solver(network(alpha=9)), Terms(gpus={"": 5})
+    solver, terms = Solver(make_network(alpha=9)), Terms(gpus={"": 5})
     solution = solver.solve_most(terms)
 
     worth = {name: use.worth for name, use in explain_solution(solver, solution, terms).options.items()}
@@ -220,11 +222,11 @@ def test_one_more_replica_is_worth_what_it_is_said_to_be():
 
 
 def test_what_cannot_be_without_an_option_is_said():
-    solver, terms = Solver(network(alpha=9)), Terms(gpus={"": 5}, without=("EL",))
+    solver, terms = Solver(make_network(alpha=9)), Terms(gpus={"": 5}, without=("EL",))
 
-    found = explain_solution(solver, solver.solve_least(2.0, terms), terms, alternatives=2)
+    explanation = explain_solution(solver, solver.solve_least(2.0, terms), terms, alternatives=2)
 
-    assert [(other.without, other.possible) for other in found.alternatives] == [("L", False), ("E", False)]
+    assert [(other.without, other.possible) for other in explanation.alternatives] == [("L", False), ("E", False)]
 
 
 def test_the_paths_of_an_answer_are_those_that_a_plan_carries():
@@ -232,7 +234,9 @@ def test_the_paths_of_an_answer_are_those_that_a_plan_carries():
 
     paths = solution.plan_paths()
 
-    for kind, found in paths.items():
-        assert all(isinstance(path, Path) for path in found)
-        assert choose_path(found, 0.5) in found
-        assert sum(path.rate for path in found) == pytest.approx(sum(f.rate for f in solution.flows if f.type == kind))
+    for kind, type_paths in paths.items():
+        assert all(isinstance(path, Path) for path in type_paths)
+        assert choose_path(type_paths, 0.5) in type_paths
+        assert sum(path.rate for path in type_paths) == pytest.approx(
+            sum(f.rate for f in solution.flows if f.type == kind)
+        )

@@ -27,7 +27,7 @@ print("after", flush=True)
 """
 
 
-def knapsack(values, weights, room):
+def make_knapsack(values, weights, room):
     count = len(values)
     return Program(
         sparse.csc_array(np.array([weights], float)), np.array([-np.inf]), np.array([float(room)]),
@@ -37,29 +37,29 @@ def knapsack(values, weights, room):
 
 def test_what_the_c_library_holds_back_is_dropped_too():
     # Standard output is a pipe here, where the C library writes at the end of the process.
-    done = subprocess.run([sys.executable, "-c", CHATTER], capture_output=True, text=True, timeout=60, check=True)
+    process = subprocess.run([sys.executable, "-c", CHATTER], capture_output=True, text=True, timeout=60, check=True)
 
-    assert done.stdout == "before\nafter\n"
+    assert process.stdout == "before\nafter\n"
 
 
 def test_a_closed_standard_output_does_no_harm():
     code = f"import os\nos.close(1)\n{CHATTER}".replace("print(", "str(")
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
-    assert done.returncode != 0 or done.stderr == ""
-    assert "OSError: [Errno 9]" not in done.stderr or "os.write" in done.stderr
+    assert process.returncode != 0 or process.stderr == ""
+    assert "OSError: [Errno 9]" not in process.stderr or "os.write" in process.stderr
 
 
 def test_silence_over_threads_ends_with_the_last_of_them():
     ready, go = threading.Barrier(3), threading.Event()
 
-    def hushed():
+    def wait_silently():
         with highs.silence_stdout():
             ready.wait(10)
             go.wait(10)
 
-    workers = [threading.Thread(target=hushed) for _ in range(2)]
+    workers = [threading.Thread(target=wait_silently) for _ in range(2)]
     before = os.fstat(1)
     for worker in workers:
         worker.start()
@@ -74,20 +74,20 @@ def test_silence_over_threads_ends_with_the_last_of_them():
 
 
 def test_a_program_is_solved_without_a_gap():
-    program = knapsack([6, 5, 5], [3, 2, 2], 4)
+    program = make_knapsack([6, 5, 5], [3, 2, 2], 4)
 
-    found = highs.solve_milp(program, -np.array([6.0, 5.0, 5.0]), Deadline(10))
+    solution = highs.solve_milp(program, -np.array([6.0, 5.0, 5.0]), Deadline(10))
 
-    assert found.value == pytest.approx(-10)
-    assert found.proven
+    assert solution.value == pytest.approx(-10)
+    assert solution.proven
 
 
 def test_what_cannot_be_is_none():
-    program = knapsack([1], [1], 1).with_rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
+    program = make_knapsack([1], [1], 1).with_rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
 
     assert highs.solve_milp(program, np.zeros(1), Deadline(10)) is None
 
 
 def test_a_deadline_that_has_passed_is_said():
     with pytest.raises(DeadlineExceeded, match="within -1 s"):
-        highs.solve_milp(knapsack([1], [1], 1), np.zeros(1), Deadline(-1))
+        highs.solve_milp(make_knapsack([1], [1], 1), np.zeros(1), Deadline(-1))

@@ -16,19 +16,19 @@ from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 
-def pictures(encode=0.9, think=0.3, both=2.4):
+def make_network(encode=0.9, think=0.3, joint_seconds=2.4):
     """Return a network for images with options E, L and EL."""
     options = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}
-    asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
-    seconds = {("img", 0, "E"): encode, ("img", 0, "L"): think, ("img", 1, "EL"): both}
-    return listed_paths(asked, {"img": [("E", "L"), ("EL",)]}, seconds)
+    problem = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
+    seconds = {("img", 0, "E"): encode, ("img", 0, "L"): think, ("img", 1, "EL"): joint_seconds}
+    return listed_paths(problem, {"img": [("E", "L"), ("EL",)]}, seconds)
 
 
-def links(nodes, size):
+def make_links(nodes, size):
     return dict.fromkeys(itertools.permutations(nodes, 2), size)
 
 
-def feasible(places, nodes, rate, times, size, moved):
+def is_feasible(places, nodes, rate, times, size, moved_gb):
     """Return True if the placed replicas serve the rate. Flows go from each encoder's node to each thinker's."""
     count = len(nodes)
     pairs = list(itertools.product(range(count), repeat=2))
@@ -42,40 +42,40 @@ def feasible(places, nodes, rate, times, size, moved):
         limits.append(places["EL", at])
     for at, pair in enumerate(pairs):
         if pair[0] != pair[1]:
-            rows.append([moved * (other == at) for other in range(len(pairs) + count)])
+            rows.append([moved_gb * (other == at) for other in range(len(pairs) + count)])
             limits.append(size)
-    done = linprog(-np.ones(len(pairs) + count), A_ub=np.array(rows), b_ub=np.array(limits, float), method="highs")
-    return -done.fun >= rate * (1 - 1e-6)
+    solution = linprog(-np.ones(len(pairs) + count), A_ub=np.array(rows), b_ub=np.array(limits, float), method="highs")
+    return -solution.fun >= rate * (1 - 1e-6)
 
 
 def test_the_fewest_gpus_on_nodes_are_those_of_the_best_placement():
     nodes = {"h0": SolverNode(2), "h1": SolverNode(2)}
-    kept = 0
+    feasible_count = 0
     for seed in range(12):
         dice = random.Random(seed)
-        times, size, moved = [dice.uniform(0.3, 1.2) for _ in range(2)], dice.choice((0.0, 0.01, 0.03, 0.2)), 0.02
+        times, size, moved_gb = [dice.uniform(0.3, 1.2) for _ in range(2)], dice.choice((0.0, 0.01, 0.03, 0.2)), 0.02
         times, rate = [*times, dice.uniform(1, 2) * sum(times)], dice.uniform(0.8, 2.4)
-        network = pictures(*times)
-        traffic = topology.traffic_between_options(network, {("E", "L"): moved})
+        network = make_network(*times)
+        traffic = topology.traffic_between_options(network, {("E", "L"): moved_gb})
 
-        found = topology.solve_topology(network, rate, nodes, links(nodes, size), traffic)
+        solution = topology.solve_topology(network, rate, nodes, make_links(nodes, size), traffic)
 
         best = None
         for counts in itertools.product(range(3), repeat=6):
             places = dict(zip(itertools.product(("E", "L", "EL"), range(2)), counts, strict=True))
             fits = all(sum(places[option, at] for option in ("E", "L", "EL")) <= 2 for at in range(2))
             if fits and (best is None or sum(counts) < best):
-                best = sum(counts) if feasible(places, nodes, rate, times, size, moved) else best
-        assert (found and found.gpus) == best, seed
-        kept += best is not None
-    assert kept > 4
+                best = sum(counts) if is_feasible(places, nodes, rate, times, size, moved_gb) else best
+        assert (solution and solution.gpus) == best, seed
+        feasible_count += best is not None
+    assert feasible_count > 4
 
 
 def test_bandwidth_binds_only_what_crosses_nodes():
-    network, nodes = pictures(0.5, 0.5, 9.0), {"h0": SolverNode(2), "h1": SolverNode(2)}
+    network, nodes = make_network(0.5, 0.5, 9.0), {"h0": SolverNode(2), "h1": SolverNode(2)}
     traffic = topology.traffic_between_options(network, {("E", "L"): 1.0})
 
-    inside = topology.solve_topology(network, 4.0, nodes, links(nodes, 0.0), traffic)
+    inside = topology.solve_topology(network, 4.0, nodes, make_links(nodes, 0.0), traffic)
 
     assert inside.gpus == 4
     assert inside.replicas == {"E": {"h0": 1, "h1": 1}, "L": {"h0": 1, "h1": 1}}
@@ -83,10 +83,10 @@ def test_bandwidth_binds_only_what_crosses_nodes():
 
 def test_traffic_goes_straight_from_a_component_to_those_that_use_it():
     options = {name: SolverOption((name,)) for name in "IAL"}
-    asked = PlanningProblem(
+    problem = PlanningProblem(
         ("I", "A", "L"), options, {"t": RequestType(("I", "A", "L"), 1.0)}, (("I", "L"), ("A", "L"))
     )
-    arc = listed_paths(asked, {"t": [("I", "A", "L")]}, {}).arcs[0]
+    arc = listed_paths(problem, {"t": [("I", "A", "L")]}, {}).arcs[0]
 
     assert topology.traffic_between_components({("I", "L"): 0.07, ("A", "L"): 0.01, ("I", "A"): 0.0})(arc) == [
         (0, 2, 0.07),
@@ -95,20 +95,20 @@ def test_traffic_goes_straight_from_a_component_to_those_that_use_it():
 
 
 def test_without_traffic_nodes_are_bins():
-    network = worlds.arcs(worlds.world(5))
+    network = worlds.build_arcs(worlds.make_world(5))
     solver = Solver(network)
     rate = solver.solve_most(Terms(gpus={"": 4})).rate
 
-    found = topology.solve_topology(
+    solution = topology.solve_topology(
         network, rate, {"h0": SolverNode(2), "h1": SolverNode(2), "h2": SolverNode(1)}, {}, None
     )
 
-    assert found.gpus == solver.solve_least(rate).gpus
+    assert solution.gpus == solver.solve_least(rate).gpus
     assert topology.solve_topology(network, rate, {"h0": SolverNode(1)}, {}, None) is None
 
 
 def test_wrong_nodes_are_refused():
-    network, nodes = pictures(), {"h0": SolverNode(2)}
+    network, nodes = make_network(), {"h0": SolverNode(2)}
     with pytest.raises(BadRequest, match="no nodes"):
         topology.solve_topology(network, 1.0, nodes, {("h0", "h9"): 1.0}, None)
     with pytest.raises(BadRequest, match="bandwidth from h0 to h0 is nan"):
@@ -130,7 +130,7 @@ OPTIONS = {
 }
 
 
-def check(places, replicas, nodes):
+def check_placement(places, replicas, nodes):
     assert {name: sum(there.values()) for name, there in places.items()} == {n: c for n, c in replicas.items() if c}
     for node, room in nodes.items():
         inside = [(name, there[node]) for name, there in places.items() if node in there]
@@ -144,7 +144,7 @@ def test_replicas_are_placed_whole():
         {"two": 3, "one": 2, "other": 2},
     )
 
-    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
+    check_placement(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
     assert placement.place_replicas({"three": 2, "two": 1}, OPTIONS, nodes) is None
     assert placement.place_replicas({"other": 3}, OPTIONS, nodes) is None
     assert placement.place_replicas({}, OPTIONS, nodes) == {}
@@ -154,10 +154,10 @@ def test_where_first_fit_fails_the_program_finds_a_way():
     # Largest first: 3+2+1 and 3 leave no room for the second 2; 3+3 and 2+2+1 do.
     nodes, replicas = {"h0": SolverNode(6), "h1": SolverNode(5)}, {"three": 2, "two": 2, "one": 1}
 
-    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
+    check_placement(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
 
     nodes, replicas = {"h0": SolverNode(4), "h1": SolverNode(6)}, {"three": 2, "two": 2}
-    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
+    check_placement(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
 
 
 def test_running_replicas_stay_where_they_are():
@@ -178,45 +178,45 @@ def test_a_running_replica_moves_only_when_it_must():
     assert places == {"one": {"h0": 1, "h1": 1}, "three": {"h0": 1, "h1": 1}}
 
     places = placement.place_replicas({"three": 1, "one": 4}, OPTIONS, nodes, {"one": {"h0": 2, "h1": 2}})
-    check(places, {"three": 1, "one": 4}, nodes)
+    check_placement(places, {"three": 1, "one": 4}, nodes)
     assert min(2, places["one"].get("h0", 0)) + min(2, places["one"].get("h1", 0)) == 3
 
 
-def big():
+def make_big_solver():
     """Return a network with one option of 3 GPUs; two nodes of 4 hold two replicas, not the three of 9 GPUs."""
     options = {"E": SolverOption(("E",)), "L3": SolverOption(("L",), 3)}
-    asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
-    return Solver(build_lattice(asked, lambda kind, name, role: {"E": 0.1, "L3": 1.0}[name]))
+    problem = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
+    return Solver(build_lattice(problem, lambda kind, name, role: {"E": 0.1, "L3": 1.0}[name]))
 
 
 def test_a_deployment_that_does_not_fit_into_the_nodes_is_found_anew():
     terms = Terms(nodes={"h0": SolverNode(5), "h1": SolverNode(5)})
-    solver = big()
+    solver = make_big_solver()
 
-    found, places = placement.most_within_nodes(solver, terms)
+    solution, places = placement.most_within_nodes(solver, terms)
 
     assert solver.solve_most(terms).replicas == {"E": 1, "L3": 3}
-    assert found.replicas == {"E": 1, "L3": 2}
-    assert found.rate == pytest.approx(2.0)
+    assert solution.replicas == {"E": 1, "L3": 2}
+    assert solution.rate == pytest.approx(2.0)
     assert sorted(places["L3"]) == ["h0", "h1"]
 
 
 def test_a_rate_that_only_loose_gpus_could_serve_is_refused():
     terms = Terms(nodes={"h0": SolverNode(5), "h1": SolverNode(5)})
 
-    assert placement.least_within_nodes(big(), 2.0, terms)[0].gpus == 7
+    assert placement.least_within_nodes(make_big_solver(), 2.0, terms)[0].gpus == 7
     with pytest.raises(Infeasible, match="10 GPUs cannot serve 3 req/s"):
-        placement.least_within_nodes(big(), 3.0, terms)
+        placement.least_within_nodes(make_big_solver(), 3.0, terms)
 
 
 def test_an_option_larger_than_every_node_is_not_used():
     options = {"L8": SolverOption(("L",), 8), "L2": SolverOption(("L",), 2)}
-    asked = PlanningProblem(("L",), options, {"txt": RequestType(("L",), 1.0)})
-    solver = Solver(build_lattice(asked, lambda kind, name, role: {"L8": 0.1, "L2": 1.0}[name]))
+    problem = PlanningProblem(("L",), options, {"txt": RequestType(("L",), 1.0)})
+    solver = Solver(build_lattice(problem, lambda kind, name, role: {"L8": 0.1, "L2": 1.0}[name]))
 
-    found, places = placement.most_within_nodes(solver, Terms(nodes={"h0": SolverNode(4), "h1": SolverNode(4)}))
+    solution, places = placement.most_within_nodes(solver, Terms(nodes={"h0": SolverNode(4), "h1": SolverNode(4)}))
 
-    assert found.replicas == {"L2": 4}
+    assert solution.replicas == {"L2": 4}
     assert places == {"L2": {"h0": 2, "h1": 2}}
     with pytest.raises(BadRequest, match="name the nodes"):
         placement.most_within_nodes(solver, Terms(gpus={"": 8}))

@@ -14,7 +14,7 @@ OPTIONS = {"a": SolverOption(("a",), 1), "b": SolverOption(("b",), 1), "c": Solv
 CHAIN = {("a", "b"): 1.0, ("b", "c"): 3.0}
 
 
-def crossing(places, traffic):
+def sum_crossing(places, traffic):
     return sum(crossing_traffic(places, traffic).values())
 
 
@@ -25,10 +25,10 @@ def every_placement(replicas, options, nodes):
         [split for split in itertools.product(range(count + 1), repeat=len(names)) if sum(split) == count]
         for count in replicas.values()
     ]
-    for chosen in itertools.product(*ways):
+    for splits in itertools.product(*ways):
         places = {
             option: {node: count for node, count in zip(names, split, strict=True) if count}
-            for option, split in zip(replicas, chosen, strict=True)
+            for option, split in zip(replicas, splits, strict=True)
         }
         if all(
             sum(options[name].gpus * there.get(node, 0) for name, there in places.items()) <= room.gpus
@@ -62,23 +62,23 @@ def test_busy_takers_get_a_part_of_what_another_node_could_keep():
 
 def test_the_least_traffic_crosses_nodes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(placement, "_IMPROVE_SECONDS", 60.0)  # a busy machine must not cut the search short
-    gained = 0
+    gain_count = 0
     for seed in range(25):
         dice = random.Random(seed)
         nodes = {f"h{at}": SolverNode(dice.randint(2, 5)) for at in range(dice.randint(2, 3))}
         replicas = {name: dice.randint(1, 3) for name in OPTIONS}
         traffic = {ends: dice.choice((0.0, 0.1, 1.0, 5.0)) for ends in itertools.permutations(OPTIONS, 2)}
-        best = min((crossing(each, traffic) for each in every_placement(replicas, OPTIONS, nodes)), default=None)
+        best = min((sum_crossing(each, traffic) for each in every_placement(replicas, OPTIONS, nodes)), default=None)
 
-        found = placement.place_replicas(replicas, OPTIONS, nodes, traffic=traffic)
+        places = placement.place_replicas(replicas, OPTIONS, nodes, traffic=traffic)
         plain = placement.place_replicas(replicas, OPTIONS, nodes)
 
-        assert (found is None) == (best is None) == (plain is None), seed
-        if found is not None:
-            assert {name: sum(there.values()) for name, there in found.items()} == replicas
-            assert crossing(found, traffic) == pytest.approx(best, abs=1e-6), seed
-            gained += crossing(plain, traffic) > best + 1e-6
-    assert gained > 5
+        assert (places is None) == (best is None) == (plain is None), seed
+        if places is not None:
+            assert {name: sum(there.values()) for name, there in places.items()} == replicas
+            assert sum_crossing(places, traffic) == pytest.approx(best, abs=1e-6), seed
+            gain_count += sum_crossing(plain, traffic) > best + 1e-6
+    assert gain_count > 5
 
 
 def test_a_chain_that_fits_on_one_node_is_not_split_by_first_fit():
@@ -87,11 +87,11 @@ def test_a_chain_that_fits_on_one_node_is_not_split_by_first_fit():
     fill = {"other": SolverOption(("x",), 3)}
 
     plain = placement.place_replicas({**replicas, "other": 1}, OPTIONS | fill, nodes)
-    found = placement.place_replicas({**replicas, "other": 1}, OPTIONS | fill, nodes, traffic=CHAIN)
+    places = placement.place_replicas({**replicas, "other": 1}, OPTIONS | fill, nodes, traffic=CHAIN)
 
-    assert crossing(plain, CHAIN) > 0
-    assert crossing(found, CHAIN) == 0
-    assert len({node for name in replicas for node in found[name]}) == 1
+    assert sum_crossing(plain, CHAIN) > 0
+    assert sum_crossing(places, CHAIN) == 0
+    assert len({node for name in replicas for node in places[name]}) == 1
 
 
 def test_a_running_replica_stays_even_where_its_move_would_save_traffic():
@@ -124,8 +124,8 @@ def test_many_nodes_are_filled_alike_where_the_program_would_take_long():
     nodes, replicas = {f"h{at}": SolverNode(8) for at in range(32)}, {"a": 64, "b": 96, "c": 48}
 
     plain = placement.place_replicas(replicas, OPTIONS, nodes)
-    found = placement.place_replicas(replicas, OPTIONS, nodes, traffic=CHAIN)
+    places = placement.place_replicas(replicas, OPTIONS, nodes, traffic=CHAIN)
 
     # No node holds three halves of a c, so that not all can be equal.
-    assert crossing(plain, CHAIN) > 0.8 * sum(CHAIN.values())
-    assert crossing(found, CHAIN) < 0.2 * sum(CHAIN.values())
+    assert sum_crossing(plain, CHAIN) > 0.8 * sum(CHAIN.values())
+    assert sum_crossing(places, CHAIN) < 0.2 * sum(CHAIN.values())

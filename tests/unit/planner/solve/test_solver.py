@@ -12,55 +12,58 @@ from omnibus_planner.solve.problem import Infeasible, RequestType, SolverOption
 from omnibus_planner.solve.replan import replan_deployment
 from omnibus_planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
-from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
+from tests.unit.planner.solve.worlds import limit_gpus, make_model_problem, make_solver, omni_network
 
 # Properties of every deployment
 
 
 def test_without_any_loss_of_running_together_a_monolith_is_best():
-    found = two(alpha=1.0).solve_most(gpus(7))
+    solution = make_solver(alpha=1.0).solve_most(limit_gpus(7))
 
-    assert found.rate == pytest.approx(7 / (0.7 * 0.8 + 0.3 * 0.3))
-    assert found.rate == pytest.approx(found.bound)
+    assert solution.rate == pytest.approx(7 / (0.7 * 0.8 + 0.3 * 0.3))
+    assert solution.rate == pytest.approx(solution.bound)
 
 
 def test_paths_add_up_to_the_demand_of_each_type_and_no_replica_does_too_much():
     solver = Solver(omni_network(3))
 
-    found = solver.solve_most(gpus(12))
+    solution = solver.solve_most(limit_gpus(12))
 
-    work = dict.fromkeys(found.replicas, 0.0)
-    for flow in found.flows:
+    work = dict.fromkeys(solution.replicas, 0.0)
+    for flow in solution.flows:
         for option, seconds in zip(flow.options, flow.seconds, strict=True):
             work[option] += flow.rate * seconds
-    assert all(work[name] <= count * (1 + 1e-6) for name, count in found.replicas.items())
+    assert all(work[name] <= count * (1 + 1e-6) for name, count in solution.replicas.items())
     for kind, share in zip(solver.frame.network.types, solver.frame.network.shares, strict=True):
-        rates = [flow.rate for flow in found.flows if flow.type == kind]
-        assert sum(rates) == pytest.approx(share * found.rate)
-    assert all(sum(paths.values()) == pytest.approx(1) for paths in found.path_probabilities().values())
+        rates = [flow.rate for flow in solution.flows if flow.type == kind]
+        assert sum(rates) == pytest.approx(share * solution.rate)
+    assert all(sum(paths.values()) == pytest.approx(1) for paths in solution.path_probabilities().values())
 
 
 def test_each_path_runs_each_component_of_its_type_once():
     network = omni_network(4)
 
-    found = Solver(network).solve_most(gpus(9))
+    solution = Solver(network).solve_most(limit_gpus(9))
 
-    for kind, paths in found.plan_paths().items():
+    for kind, paths in solution.plan_paths().items():
         for path in paths:
             assert sorted(path.options) == sorted(kind)
-            assert set(path.options.values()) <= set(found.replicas)
+            assert set(path.options.values()) <= set(solution.replicas)
 
 
 def test_the_same_question_has_the_same_answer():
-    first, second = Solver(omni_network(5)).solve_most(gpus(10)), Solver(omni_network(5)).solve_most(gpus(10))
+    first, second = (
+        Solver(omni_network(5)).solve_most(limit_gpus(10)),
+        Solver(omni_network(5)).solve_most(limit_gpus(10)),
+    )
 
     assert first == second
 
 
 def test_most_and_least_are_each_others_inverse():
     for seed in range(20):
-        solver = Solver(worlds.arcs(worlds.world(seed)))
-        rates = {count: solver.solve_most(gpus(count)).rate for count in (7, 8)}
+        solver = Solver(worlds.build_arcs(worlds.make_world(seed)))
+        rates = {count: solver.solve_most(limit_gpus(count)).rate for count in (7, 8)}
 
         assert solver.solve_least(rates[8]).gpus <= 8
         assert solver.solve_least(rates[7]).gpus <= 7
@@ -70,24 +73,26 @@ def test_most_and_least_are_each_others_inverse():
 
 def test_what_many_options_serve_they_need_again():
     solver = Solver(omni_network(1))
-    most = solver.solve_most(gpus(9))
+    most = solver.solve_most(limit_gpus(9))
 
     assert solver.solve_least(most.rate).gpus == most.gpus == 9
 
 
 def test_among_equals_fewer_executors_are_better():
-    asked = model({"L1": SolverOption(("L",), 1), "L2": SolverOption(("L",), 2)}, {"txt": ("L", 1.0)}, ())
-    solver = Solver(build_lattice(asked, lambda kind, name, role: {"L1": 1.0, "L2": 0.5}[name]))
+    problem = make_model_problem(
+        {"L1": SolverOption(("L",), 1), "L2": SolverOption(("L",), 2)}, {"txt": ("L", 1.0)}, ()
+    )
+    solver = Solver(build_lattice(problem, lambda kind, name, role: {"L1": 1.0, "L2": 0.5}[name]))
 
     assert solver.solve_least(4.0).replicas == {"L2": 2}
-    assert solver.solve_most(gpus(4)).replicas == {"L2": 2}
+    assert solver.solve_most(limit_gpus(4)).replicas == {"L2": 2}
 
 
 def test_gpus_that_would_be_idle_are_not_used():
-    found = two({"E": 1.0, "L": 1.0}, alpha=9).solve_most(gpus(2))
+    solution = make_solver({"E": 1.0, "L": 1.0}, alpha=9).solve_most(limit_gpus(2))
 
-    assert found.gpus == 2
-    assert two(EL=SolverOption(("E", "L"), 3)).solve_most(gpus(5)).gpus <= 5
+    assert solution.gpus == 2
+    assert make_solver(EL=SolverOption(("E", "L"), 3)).solve_most(limit_gpus(5)).gpus <= 5
 
 
 # Replanning
@@ -116,9 +121,9 @@ def test_a_plan_that_still_does_starts_nothing():
 
 
 def test_a_new_mix_is_a_matter_of_its_shares_alone():
-    solver, mix = two(alpha=1.4), {"img": 0.2, "txt": 0.8}
+    solver, mix = make_solver(alpha=1.4), {"img": 0.2, "txt": 0.8}
     other = Solver(build_lattice(
-        model({"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}, {"img": ("EL", 0.2), "txt": ("L", 0.8)}),
+        make_model_problem({"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}, {"img": ("EL", 0.2), "txt": ("L", 0.8)}),
         lambda kind, name, role: (1.4 if name == "EL" else 1) * sum({"E": 0.5, "L": 0.3}[p] for p in role),
     ))  # fmt: skip
 
@@ -129,54 +134,54 @@ def test_a_new_mix_is_a_matter_of_its_shares_alone():
 
 
 def test_a_rate_of_zero_takes_nothing():
-    found = two().solve_least(0.0)
+    solution = make_solver().solve_least(0.0)
 
-    assert (found.gpus, found.replicas, found.flows) == (0, {}, ())
-    assert replan_deployment(two(), 0.0, {"E": 2}).replicas == {}
+    assert (solution.gpus, solution.replicas, solution.flows) == (0, {}, ())
+    assert replan_deployment(make_solver(), 0.0, {"E": 2}).replicas == {}
 
 
 def test_what_does_not_fit_is_served_at_rate_zero():
-    found = two(EL=SolverOption(("E", "L"), 8)).solve_most(gpus(1))
+    solution = make_solver(EL=SolverOption(("E", "L"), 8)).solve_most(limit_gpus(1))
 
-    assert (found.rate, found.replicas) == (0.0, {})
+    assert (solution.rate, solution.replicas) == (0.0, {})
 
 
 def test_a_type_that_nobody_asks_for_needs_no_path():
-    asked = model({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
-    asked = msgspec.structs.replace(
-        asked, components=("L", "G"), types={**asked.types, "loud": RequestType(("L", "G"), 0.0)}
+    problem = make_model_problem({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
+    problem = msgspec.structs.replace(
+        problem, components=("L", "G"), types={**problem.types, "loud": RequestType(("L", "G"), 0.0)}
     )
 
-    found = Solver(build_lattice(asked, lambda kind, name, role: 0.5)).solve_most(gpus(2))
+    solution = Solver(build_lattice(problem, lambda kind, name, role: 0.5)).solve_most(limit_gpus(2))
 
-    assert found.rate == pytest.approx(4.0)
+    assert solution.rate == pytest.approx(4.0)
 
 
 def test_a_share_of_almost_nothing_still_has_its_replica():
     options = {"L": SolverOption(("L",)), "G": SolverOption(("G",))}
-    asked = model(options, {"txt": ("L", 1.0), "loud": ("LG", 1e-9)}, (("L", "G"),))
+    problem = make_model_problem(options, {"txt": ("L", 1.0), "loud": ("LG", 1e-9)}, (("L", "G"),))
 
-    found = Solver(build_lattice(asked, lambda kind, name, role: 0.5)).solve_most(gpus(4))
+    solution = Solver(build_lattice(problem, lambda kind, name, role: 0.5)).solve_most(limit_gpus(4))
 
-    assert found.replicas == {"L": 3, "G": 1}
+    assert solution.replicas == {"L": 3, "G": 1}
 
 
 def test_an_option_that_was_not_profiled_is_not_used():
-    asked = model(
+    problem = make_model_problem(
         {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}, {"img": ("EL", 1.0)}
     )
-    solver = Solver(build_lattice(asked, lambda kind, name, role: None if name == "EL" else 0.5))
+    solver = Solver(build_lattice(problem, lambda kind, name, role: None if name == "EL" else 0.5))
 
-    assert solver.solve_most(gpus(4)).replicas == {"E": 2, "L": 2}
+    assert solver.solve_most(limit_gpus(4)).replicas == {"E": 2, "L": 2}
     with pytest.raises(Infeasible, match="no path serves requests of type img"):
-        Solver(build_lattice(asked, lambda kind, name, role: None if name != "E" else 0.5)).solve_most(gpus(4))
+        Solver(build_lattice(problem, lambda kind, name, role: None if name != "E" else 0.5)).solve_most(limit_gpus(4))
 
 
 def test_requests_that_take_no_time_are_refused():
-    asked = model({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
+    problem = make_model_problem({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
 
     with pytest.raises(BadRequest, match="take no time"):
-        Solver(build_lattice(asked, lambda kind, name, role: 0.0)).solve_most(gpus(4))
+        Solver(build_lattice(problem, lambda kind, name, role: 0.0)).solve_most(limit_gpus(4))
 
 
 @pytest.mark.parametrize(
@@ -196,20 +201,20 @@ def test_requests_that_take_no_time_are_refused():
 )
 def test_terms_that_make_no_sense_are_refused(terms, fault):
     with pytest.raises(BadRequest, match=fault):
-        two().solve_most(terms)
+        make_solver().solve_most(terms)
 
 
 def test_a_rate_that_is_no_number_is_refused():
     for rate in (float("nan"), float("inf"), -1.0):
         with pytest.raises(BadRequest, match="the rate is"):
-            two().solve_least(rate)
+            make_solver().solve_least(rate)
         with pytest.raises(BadRequest, match="the rate is"):
-            replan_deployment(two(), rate, {})
+            replan_deployment(make_solver(), rate, {})
 
 
 def test_a_rate_beyond_the_gpus_says_what_it_takes():
     with pytest.raises(Infeasible, match="4 GPUs cannot serve 50 req/s; it takes more than 27.65 GPUs"):
-        two({"E": 0.4, "L": 0.273}).solve_least(50.0, gpus(4))
+        make_solver({"E": 0.4, "L": 0.273}).solve_least(50.0, limit_gpus(4))
 
 
 @pytest.mark.parametrize("within", [0.001, 0.05, 0.2])
@@ -217,25 +222,25 @@ def test_a_question_ends_at_its_deadline_with_what_was_found(within):
     solver = Solver(omni_network(8, (1, 2, 4)))
 
     with suppress(DeadlineExceeded):
-        found = solver.solve_most(gpus(64, within=within))
+        solution = solver.solve_most(limit_gpus(64, within=within))
 
-        assert 0 < found.rate <= found.bound
-        assert found.proven == (found.gap == 0)
-        assert found.gap < 1
+        assert 0 < solution.rate <= solution.bound
+        assert solution.proven == (solution.gap == 0)
+        assert solution.gap < 1
 
 
 def test_a_deadline_says_how_long_it_was():
     with pytest.raises(DeadlineExceeded, match="within 1e-06 s"):
-        two().solve_most(gpus(64, within=1e-6))
+        make_solver().solve_most(limit_gpus(64, within=1e-6))
 
 
 def test_paths_that_cost_nothing_need_no_replica():
-    asked = model({"E": SolverOption(("E",)), "L": SolverOption(("L",))}, {"img": ("EL", 1.0)})
-    network = listed_paths(asked, {"img": [("E", "L")]}, {("img", 0, "L"): 0.5})
+    problem = make_model_problem({"E": SolverOption(("E",)), "L": SolverOption(("L",))}, {"img": ("EL", 1.0)})
+    network = listed_paths(problem, {"img": [("E", "L")]}, {("img", 0, "L"): 0.5})
 
     assert Solver(network).solve_least(4.0).replicas == {"L": 2}
 
 
 def test_worlds_are_what_they_are_said_to_be():
     assert len(omni_network(0).arcs) == 1616
-    assert len(worlds.omni(0)[0].options) == 63
+    assert len(worlds.make_omni(0)[0].options) == 63

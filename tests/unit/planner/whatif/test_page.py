@@ -27,13 +27,13 @@ def test_a_command_of_the_page_answers(
     assert program == "omnibus"
     assert main(arguments) == 0
 
-    printed = capfd.readouterr().out
+    output = capfd.readouterr().out
     if "--json" in arguments:
-        assert json.loads(printed)["types"]
+        assert json.loads(output)["types"]
     else:
-        assert headings(printed) == headings(SHOWN)
+        assert read_headings(output) == read_headings(SHOWN)
 
 
-def headings(text: str) -> list[list[str]]:
+def read_headings(text: str) -> list[list[str]]:
     """Return the words of the header lines of tables."""
     return [line.split() for line in text.splitlines() if line.startswith(("MODEL", "OPTION"))]

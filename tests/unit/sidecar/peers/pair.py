@@ -16,7 +16,7 @@ SECRET = b"the same for all nodes"
 
 
 @dataclass
-class Node:
+class PeerNode:
     """One sidecar, with its directory in place of ``/dev/shm``."""
 
     name: str
@@ -45,7 +45,7 @@ def peer_config(**changes: Any) -> PeerConfig:
     return PeerConfig(**{"host": "127.0.0.1", "secret": SECRET, **changes})
 
 
-async def start_node(name: str, directory: Path, peers: PeerConfig, size: int = 1 << 22, **changes: Any) -> Node:
+async def start_node(name: str, directory: Path, peers: PeerConfig, size: int = 1 << 22, **changes: Any) -> PeerNode:
     """Return a started sidecar ``name`` with its arena in ``directory``."""
     place = directory / name
     place.mkdir(exist_ok=True)
@@ -54,10 +54,10 @@ async def start_node(name: str, directory: Path, peers: PeerConfig, size: int = 
     )
     sidecar = Sidecar(config)
     await sidecar.start()
-    return Node(name, place, sidecar)
+    return PeerNode(name, place, sidecar)
 
 
-def introduce(*nodes: Node) -> None:
+def introduce_nodes(*nodes: PeerNode) -> None:
     """Give every node the addresses of all others."""
     for node in nodes:
         for other in nodes:
@@ -67,7 +67,7 @@ def introduce(*nodes: Node) -> None:
 
 
 @asynccontextmanager
-async def two_nodes(directory: Path, size: int = 1 << 22, **changes: Any) -> AsyncIterator[tuple[Node, Node]]:
+async def two_nodes(directory: Path, size: int = 1 << 22, **changes: Any) -> AsyncIterator[tuple[PeerNode, PeerNode]]:
     """Yield nodes ``a`` and ``b`` and stop them at the end; ``changes`` apply to their ``PeerConfig``."""
     async with AsyncExitStack() as stack:
         nodes = []
@@ -75,5 +75,5 @@ async def two_nodes(directory: Path, size: int = 1 << 22, **changes: Any) -> Asy
             node = await start_node(name, directory, peer_config(**changes), size)
             stack.push_async_callback(node.sidecar.stop)
             nodes.append(node)
-        introduce(*nodes)
+        introduce_nodes(*nodes)
         yield nodes[0], nodes[1]

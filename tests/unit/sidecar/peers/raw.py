@@ -8,7 +8,7 @@ from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb
 from omnibus_sidecar.peers.handshake import PeerIdentity, greet_listener
 from omnibus_sidecar.peers.plain_stream import PlainStream
 from omnibus_sidecar.peers.stream import PeerStream, read_frame, write_frame
-from tests.unit.sidecar.peers.pair import SECRET, Node
+from tests.unit.sidecar.peers.pair import SECRET, PeerNode
 
 
 class NoArena:
@@ -18,12 +18,12 @@ class NoArena:
         raise AssertionError
 
 
-def port_of(node: Node) -> int:
+def port_of(node: PeerNode) -> int:
     assert node.sidecar.peers is not None
     return node.sidecar.peers.port
 
 
-async def dial(node: Node, receive_bytes: int = 0) -> PlainStream:
+async def dial_node(node: PeerNode, receive_bytes: int = 0) -> PlainStream:
     """Return a connection to ``node`` before any handshake; ``receive_bytes`` is the size of its receive buffer."""
     connection = socket.socket()
     if receive_bytes:
@@ -33,30 +33,30 @@ async def dial(node: Node, receive_bytes: int = 0) -> PlainStream:
     return PlainStream(connection, NoArena())
 
 
-async def greeted(
-    node: Node, purpose: str = "data", name: str = "raw", secret: bytes = SECRET, receive_bytes: int = 1 << 16
+async def connect_greeted(
+    node: PeerNode, purpose: str = "data", name: str = "raw", secret: bytes = SECRET, receive_bytes: int = 1 << 16
 ) -> PlainStream:
     """Return a connection to ``node`` after its handshake."""
-    stream = await dial(node, receive_bytes)
+    stream = await dial_node(node, receive_bytes)
     await greet_listener(stream, PeerIdentity(node=name, boot=1, secret=secret), node.name, purpose)
     return stream
 
 
-async def ask(stream: PeerStream, handle: Handle, **changes: int) -> PeerFrame:
+async def request_block(stream: PeerStream, handle: Handle, **changes: int) -> PeerFrame:
     """Request a block and return the head of the answer."""
     get = PeerFrame(PeerVerb.GET, 1, handle.id, handle.generation, handle.key, 0, handle.nbytes, 30.0)
     await write_frame(stream, get._replace(**changes))
     return await read_frame(stream)
 
 
-async def rest(stream: PlainStream) -> bytes:
+async def read_rest(stream: PlainStream) -> bytes:
     """Return all bytes until the connection is closed or reset; ``stream`` reads nothing afterwards."""
-    found = bytearray()
+    buffer = bytearray()
     while True:
         try:
             piece = await asyncio.get_running_loop().sock_recv(stream._socket, 1 << 20)
         except OSError:
-            return bytes(found)
+            return bytes(buffer)
         if not piece:
-            return bytes(found)
-        found += piece
+            return bytes(buffer)
+        buffer += piece

@@ -27,7 +27,7 @@ from omnibus_sidecar.peers.incoming import Mirrors
 from omnibus_sidecar.peers.outgoing import OutgoingReads
 from omnibus_sidecar.request_handler import Desk
 from omnibus_sidecar.settings import SidecarConfig
-from tests.unit.sidecar.peers.wire import Wire
+from tests.unit.sidecar.peers.wire import PeerWire
 
 _ARENA_BYTES = 4096
 _DEADLINE_SECONDS = 1000.0
@@ -35,7 +35,7 @@ _TAGS = ("i", "j")
 _WHOLE, _HALF = "whole", "half"
 
 
-class Client:
+class RecordingCaller:
     """A caller of a desk that records the answers."""
 
     def __init__(self, name: str) -> None:
@@ -62,11 +62,11 @@ class Tensor:
 
 
 @dataclass(eq=False)
-class Read:
+class PendingRead:
     """A read at B: requested by ``number``, and open once there is a ``mirror``."""
 
     tensor: Tensor
-    client: Client
+    client: RecordingCaller
     number: int
     nbytes: int
     mirror: SidecarFrame | None = None
@@ -85,9 +85,9 @@ class TwoNodes(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.a, self.arena_a = self._make_desk("a", 1 << 50)
         self.b, self.arena_b = self._make_desk("b", 1 << 51)
-        self.wire = Wire(self.arena_a, self.arena_b, self.copies)
-        freed = self.a.admit_waiters
-        self.reads_a = self.wire.reads = OutgoingReads(self.a.ledger, b"k" * 32, freed)
+        self.wire = PeerWire(self.arena_a, self.arena_b, self.copies)
+        free_callback = self.a.admit_waiters
+        self.reads_a = self.wire.reads = OutgoingReads(self.a.ledger, b"k" * 32, free_callback)
         if self.free_early:
             self.reads_a.stop_sending = lambda lease: False  # type: ignore[method-assign]
             self.a.ledger.pin = lambda *_: True  # type: ignore[method-assign]
@@ -96,13 +96,13 @@ class TwoNodes(RuleBasedStateMachine):
         self.mirrors = Mirrors(self.b, _ARENA_BYTES // 2, self.wire.start_transfer, self.wire.send_over)
         reads_b = OutgoingReads(self.b.ledger, b"b" * 32, self.b.admit_waiters)
         self.b.connect_nodes(self.mirrors, reads_b, dict)
-        self.producer = Client("producer")
-        self.clients = [Client("first"), Client("second")]
+        self.producer = RecordingCaller("producer")
+        self.clients = [RecordingCaller("first"), RecordingCaller("second")]
         self.everybody = list(self.clients)
         self.numbers, self.values = itertools.count(1), itertools.cycle(range(1, 251))
         self.tensors: list[Tensor] = []
-        self.asked: list[Read] = []
-        self.open: list[Read] = []
+        self.asked: list[PendingRead] = []
+        self.open: list[PendingRead] = []
         self.finished = Counter[str]()
 
     def _make_desk(self, name: str, boot: int) -> tuple[Desk, Arena]:
@@ -132,13 +132,13 @@ class TwoNodes(RuleBasedStateMachine):
         deadline = time.time() + _DEADLINE_SECONDS
         request = SidecarFrame(Verb.ALLOCATE, number, readers, 0, 0, nbytes, 0, deadline, 0.0, encode_tag(tag))
         self.a.serve_frame(self.producer, request)
-        (granted,) = self.producer.answers.pop(number)
-        assert isinstance(granted, SidecarFrame)
-        if granted.verb == Verb.GRANTED:
+        (answer,) = self.producer.answers.pop(number)
+        assert isinstance(answer, SidecarFrame)
+        if answer.verb == Verb.GRANTED:
             value = next(self.values)
-            self.arena_a.bytes_at(granted.offset, nbytes)[:] = bytes([value]) * nbytes
-            self.a.serve_frame(self.producer, granted._replace(verb=Verb.SEAL))
-            self.tensors.append(Tensor(granted, nbytes, value, tag, readers))
+            self.arena_a.bytes_at(answer.offset, nbytes)[:] = bytes([value]) * nbytes
+            self.a.serve_frame(self.producer, answer._replace(verb=Verb.SEAL))
+            self.tensors.append(Tensor(answer, nbytes, value, tag, readers))
 
     @precondition(lambda self: any(tensor.unread for tensor in self.tensors))
     @rule(data=st.data(), client=st.integers(0, 1), part=st.sampled_from([_WHOLE, _HALF]))
@@ -146,16 +146,16 @@ class TwoNodes(RuleBasedStateMachine):
         self._begin_read(data.draw(st.sampled_from([tensor for tensor in self.tensors if tensor.unread])), client, part)
 
     def _begin_read(self, tensor: Tensor, client: int, part: str) -> None:
-        read = Read(tensor, self.clients[client], next(self.numbers), tensor.nbytes // (1 + (part == _HALF)))
+        read = PendingRead(tensor, self.clients[client], next(self.numbers), tensor.nbytes // (1 + (part == _HALF)))
         tensor.unread -= 1
         self.asked.append(read)
-        self.mirrors.pull(read.client, read.number, self._request(tensor, read.nbytes))
+        self.mirrors.pull(read.client, read.number, self._make_request(tensor, read.nbytes))
         self._collect_answers()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        self._release(data.draw(st.sampled_from(self.open)))
+        self._release_read(data.draw(st.sampled_from(self.open)))
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -166,7 +166,7 @@ class TwoNodes(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(_TAGS), at_a=st.booleans())
     def end(self, tag: str, at_a: bool) -> None:
-        self._end(tag, at_a)
+        self._end_invocation(tag, at_a)
 
     @rule(client=st.integers(0, 1))
     def replace_client(self, client: int) -> None:
@@ -175,7 +175,7 @@ class TwoNodes(RuleBasedStateMachine):
         self.open = [read for read in self.open if read.client is not dead]
         self.asked = [read for read in self.asked if read.client is not dead]
         self.b.remove_client(dead)
-        self.clients[client] = Client("later")
+        self.clients[client] = RecordingCaller("later")
         self.everybody.append(self.clients[client])
         self._collect_answers()
 
@@ -200,14 +200,14 @@ class TwoNodes(RuleBasedStateMachine):
     def readers_see_their_own_bytes(self) -> None:
         for read in getattr(self, "open", ()):
             assert read.mirror is not None
-            found = bytes(self.arena_b.bytes_at(read.mirror.offset, read.nbytes))
-            assert found == bytes([read.tensor.value]) * read.nbytes
+            mirror_bytes = bytes(self.arena_b.bytes_at(read.mirror.offset, read.nbytes))
+            assert mirror_bytes == bytes([read.tensor.value]) * read.nbytes
 
     @invariant()
     def blocks_live_until_their_last_read(self) -> None:
         for tensor in getattr(self, "tensors", ()):
             if tensor.unread and not tensor.is_over and tensor.frame.block not in self.wire.ambiguous:
-                assert self._lease(tensor) is not None
+                assert self._find_lease(tensor) is not None
 
     @invariant()
     def nobody_is_answered_twice(self) -> None:
@@ -216,10 +216,10 @@ class TwoNodes(RuleBasedStateMachine):
 
     # Helpers
 
-    def _lease(self, tensor: Tensor) -> object | None:
+    def _find_lease(self, tensor: Tensor) -> object | None:
         return self.a.ledger.find_readable(tensor.frame.block, tensor.frame.generation)
 
-    def _request(self, tensor: Tensor, stop: int) -> PullRequest:
+    def _make_request(self, tensor: Tensor, stop: int) -> PullRequest:
         frame, deadline = tensor.frame, time.time() + _DEADLINE_SECONDS
         return PullRequest(
             "a", frame.block, frame.generation, frame.nbytes, tensor.nbytes, 0, stop, True, tensor.tag, deadline, 100.0
@@ -235,12 +235,12 @@ class TwoNodes(RuleBasedStateMachine):
                 elif isinstance(answer, bytes):  # it failed, and is expected again
                     read.tensor.unread += 1
 
-    def _release(self, read: Read) -> None:
+    def _release_read(self, read: PendingRead) -> None:
         assert read.mirror is not None
         self.open.remove(read)
         self.b.serve_frame(read.client, read.mirror._replace(verb=Verb.RELEASE))
 
-    def _end(self, tag: str, at_a: bool) -> None:
+    def _end_invocation(self, tag: str, at_a: bool) -> None:
         if at_a:
             for tensor in self.tensors:
                 tensor.is_over = tensor.is_over or tensor.tag == tag
@@ -262,18 +262,18 @@ class TwoNodes(RuleBasedStateMachine):
         """Finish all work: started reads end, and invocations free the rest."""
         self._run_network()
         for read in list(self.open):
-            self._release(read)
+            self._release_read(read)
         for tensor in self.tensors:
             for _ in range(tensor.unread):
-                self.mirrors.decline(self._request(tensor, tensor.nbytes))
+                self.mirrors.decline(self._make_request(tensor, tensor.nbytes))
         self._run_network()
         if not self.asked and not self.open:
             for tensor in self.tensors:
                 if not tensor.is_over and tensor.frame.block not in self.wire.ambiguous:
-                    assert self._lease(tensor) is None, tensor
+                    assert self._find_lease(tensor) is None, tensor
         for tag in _TAGS:
             for at_a in (True, False):
-                self._end(tag, at_a)
+                self._end_invocation(tag, at_a)
         self._run_network()
         assert self.asked == []
         assert (self.a.ledger.list_leases(9), self.b.ledger.list_leases(9)) == ([], [])
@@ -300,7 +300,7 @@ def test_many_more_orders_of_events_are_right(nodes: type[TwoNodes]):
     run_state_machine_as_test(nodes, settings=settings(_SETTINGS, max_examples=800, stateful_step_count=60))
 
 
-class Careless(TwoNodes):
+class CarelessNodes(TwoNodes):
     free_early = True
 
 
@@ -314,12 +314,12 @@ def end_in_the_middle(nodes: TwoNodes) -> None:
     nodes._begin_read(nodes.tensors[0], 0, _WHOLE)
     for _ in range(2):
         nodes.wire.steps()[0]()
-    nodes._end("i", at_a=True)
+    nodes._end_invocation("i", at_a=True)
     nodes.put(nbytes=400, tag="j", readers=1)
     nodes._run_network()
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(TwoNodes, Careless), (TwoNodesWithPages, CarelessWithPages)])
+@pytest.mark.parametrize(("right", "wrong"), [(TwoNodes, CarelessNodes), (TwoNodesWithPages, CarelessWithPages)])
 def test_memory_that_is_freed_while_it_is_sent_would_be_noticed(right: type[TwoNodes], wrong: type[TwoNodes]):
     careful, careless = right(), wrong()
     try:

@@ -24,21 +24,21 @@ from omnibus.tensors.peer_protocol import (
 from omnibus_sidecar.peers.handshake import PeerIdentity, greet_listener
 from omnibus_sidecar.peers.handshakes import MAX_ADDRESS_HANDSHAKES, MAX_HANDSHAKES, Handshakes
 from omnibus_sidecar.peers.stream import read_frame, read_text
-from tests.unit.sidecar.node import soon, until
-from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
-from tests.unit.sidecar.peers.raw import ask, dial, greeted, rest
+from tests.unit.sidecar.node import make_deadline, wait_until
+from tests.unit.sidecar.peers.pair import introduce_nodes, peer_config, start_node, two_nodes
+from tests.unit.sidecar.peers.raw import connect_greeted, dial_node, read_rest, request_block
 from tests.unit.sidecar.peers.test_tls import two_tls_nodes
 
 
 async def test_two_nodes_with_different_secrets_do_not_exchange_anything(tmp_path):
     a = await start_node("a", tmp_path, peer_config())
     b = await start_node("b", tmp_path, peer_config(secret=b"another secret of a node"))
-    introduce(a, b)
+    introduce_nodes(a, b)
     async with await a.client() as producer, await b.client() as consumer:
-        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=make_deadline())
 
         with pytest.raises(NodeUnreachable, match="secret"):
-            await consumer.open_tensor(handle, invocation="i", deadline=soon())
+            await consumer.open_tensor(handle, invocation="i", deadline=make_deadline())
 
         assert a.counters["sent_bytes_total"] == 0
     await b.sidecar.stop()
@@ -47,14 +47,14 @@ async def test_two_nodes_with_different_secrets_do_not_exchange_anything(tmp_pat
 
 async def test_a_stranger_with_a_wrong_proof_is_refused(tmp_path):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await dial(a)
+        stream = await dial_node(a)
         await stream.write(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
         frame = await read_frame(stream)
         await read_text(stream, frame.nbytes)
         await stream.write(encode_peer_text(PeerVerb.PROVE, "0" * 64))
 
         assert (await read_frame(stream)).verb == PeerVerb.REFUSED
-        await until(lambda: a.counters["refused_peers_total"] == {"unauthorized": 1})
+        await wait_until(lambda: a.counters["refused_peers_total"] == {"unauthorized": 1})
 
 
 async def test_a_proof_of_another_connection_is_refused(tmp_path):
@@ -62,7 +62,7 @@ async def test_a_proof_of_another_connection_is_refused(tmp_path):
         greeting = PeerGreeting("raw", 1, "n", "data")
         proofs = []
         for _ in range(2):
-            stream = await dial(a)
+            stream = await dial_node(a)
             await stream.write(encode_peer_text(PeerVerb.HELLO, greeting))
             frame = await read_frame(stream)
             welcome = decode_welcome(await read_text(stream, frame.nbytes))
@@ -74,7 +74,7 @@ async def test_a_proof_of_another_connection_is_refused(tmp_path):
 
 async def test_the_listeners_own_proof_is_not_one_of_a_dialler(tmp_path):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await dial(a)
+        stream = await dial_node(a)
         await stream.write(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
         frame = await read_frame(stream)
         welcome = decode_welcome(await read_text(stream, frame.nbytes))
@@ -98,17 +98,17 @@ async def test_the_listeners_own_proof_is_not_one_of_a_dialler(tmp_path):
 )
 async def test_garbage_is_cut_off_at_once(tmp_path, garbage):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await dial(a)
+        stream = await dial_node(a)
         await stream.write(garbage)
 
-        await asyncio.wait_for(rest(stream), 5.0)
+        await asyncio.wait_for(read_rest(stream), 5.0)
 
         assert sum(a.counters["refused_peers_total"].values()) == 1
 
 
 async def test_a_later_version_is_told_which_one_is_spoken_here(tmp_path):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await dial(a)
+        stream = await dial_node(a)
         frame = bytearray(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
         frame[2] = 99
         await stream.write(bytes(frame))
@@ -125,8 +125,8 @@ async def test_slow_handshakes_end_in_time_and_keep_nobody_out(tmp_path):
         await asyncio.sleep(1.5)
 
         async with await a.client() as producer, await b.client() as consumer:
-            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
-            assert (await consumer.open_tensor(handle, invocation="i", deadline=soon())).sum() == 1000
+            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=make_deadline())
+            assert (await consumer.open_tensor(handle, invocation="i", deadline=make_deadline())).sum() == 1000
         for connection in slow:
             connection.close()
 
@@ -135,11 +135,13 @@ async def test_slow_handshakes_end_in_time_and_keep_nobody_out(tmp_path):
 async def test_silent_connections_make_room_for_right_ones_before_their_time_is_over(tmp_path, pair):
     async with pair(tmp_path, connect_seconds=60.0) as (a, b):
         silent = [socket.create_connection(("127.0.0.1", a.sidecar.peers.port)) for _ in range(2 * MAX_HANDSHAKES)]
-        await until(lambda: a.counters["refused_peers_total"].get("busy", 0) >= len(silent) - MAX_ADDRESS_HANDSHAKES)
+        await wait_until(
+            lambda: a.counters["refused_peers_total"].get("busy", 0) >= len(silent) - MAX_ADDRESS_HANDSHAKES
+        )
 
         async with await a.client() as producer, await b.client() as consumer:
-            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
-            assert (await consumer.open_tensor(handle, invocation="i", deadline=soon())).sum() == 1000
+            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=make_deadline())
+            assert (await consumer.open_tensor(handle, invocation="i", deadline=make_deadline())).sum() == 1000
 
         silent[0].settimeout(5.0)
         with suppress(ConnectionResetError):
@@ -154,20 +156,22 @@ async def hold_handshake(handshakes: Handshakes, address: str) -> None:
 
 
 async def test_the_oldest_handshake_of_the_address_with_most_makes_room():
-    refused: Counter[str] = Counter()
-    handshakes = Handshakes(refused)
+    refusal_counts: Counter[str] = Counter()
+    handshakes = Handshakes(refusal_counts)
 
-    async def begin(address: str) -> asyncio.Task[None]:
+    async def begin_handshake(address: str) -> asyncio.Task[None]:
         task = asyncio.create_task(hold_handshake(handshakes, address))
         await asyncio.sleep(0)
         return task
 
-    right = await begin("10.0.0.1")
-    crowd = [await begin(f"10.0.1.{number // MAX_ADDRESS_HANDSHAKES}") for number in range(MAX_HANDSHAKES - 1)]
-    newest = [await begin("10.0.0.2"), await begin("10.0.1.0")]
+    right = await begin_handshake("10.0.0.1")
+    crowd = [
+        await begin_handshake(f"10.0.1.{number // MAX_ADDRESS_HANDSHAKES}") for number in range(MAX_HANDSHAKES - 1)
+    ]
+    newest = [await begin_handshake("10.0.0.2"), await begin_handshake("10.0.1.0")]
     await asyncio.sleep(0)
 
-    assert refused == {"busy": 2}
+    assert refusal_counts == {"busy": 2}
     assert [place for place, task in enumerate(crowd) if task.cancelled()] == [0, MAX_ADDRESS_HANDSHAKES]
     assert not any(task.done() for task in (right, *newest))
     for task in (right, *crowd, *newest):
@@ -188,29 +192,29 @@ async def test_the_oldest_handshake_of_the_address_with_most_makes_room():
 )
 async def test_a_node_reads_only_what_it_may(tmp_path, changes, status):
     async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
-        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
-        stream = await greeted(a)
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=make_deadline())
+        stream = await connect_greeted(a)
 
-        assert (await ask(stream, handle, **changes)).status == status
-        assert (await ask(stream, handle)).status == PullStatus.OK  # the connection is as good as before
+        assert (await request_block(stream, handle, **changes)).status == status
+        assert (await request_block(stream, handle)).status == PullStatus.OK  # the connection is as good as before
         assert await read_text(stream, 1000) == bytes([1] * 1000)
 
 
 async def test_a_frame_out_of_turn_costs_the_connection(tmp_path):
     async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
-        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
-        stream = await greeted(a)
-        await ask(stream, handle)
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=make_deadline())
+        stream = await connect_greeted(a)
+        await request_block(stream, handle)
         await stream.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 99)))
 
-        assert len(await asyncio.wait_for(rest(stream), 5.0)) <= 1000 + FRAME_BYTES
-        await until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})
+        assert len(await asyncio.wait_for(read_rest(stream), 5.0)) <= 1000 + FRAME_BYTES
+        await wait_until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})
 
 
 async def test_nobody_is_served_under_the_name_of_a_node_that_another_answers_for(tmp_path):
     async with two_nodes(tmp_path) as (a, _):
         with pytest.raises((Unauthorized, ProtocolError)):
-            stream = await dial(a)
+            stream = await dial_node(a)
             await greet_listener(
                 stream, PeerIdentity(node="raw", boot=1, secret=b"the same for all nodes"), "c", "data"
             )

@@ -10,12 +10,12 @@ from omnibus.settings import SidecarSettings
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, UcxAddress, decode_ucx_address
 from omnibus_sidecar.peers.stream import read_frame, read_text, write_frame, write_text
 from omnibus_sidecar.service import _peer_config
-from tests.unit.sidecar.node import until
+from tests.unit.sidecar.node import wait_until
 from tests.unit.sidecar.peers.pair import peer_config, start_node, two_nodes
-from tests.unit.sidecar.peers.raw import greeted
+from tests.unit.sidecar.peers.raw import connect_greeted
 
 
-def settings(tmp_path, **changes) -> SidecarSettings:
+def make_settings(tmp_path, **changes) -> SidecarSettings:
     secret = tmp_path / "secret"
     secret.write_text("s" * 32)
     return SidecarSettings(host="127.0.0.1", secret_file=str(secret), **changes)
@@ -23,7 +23,7 @@ def settings(tmp_path, **changes) -> SidecarSettings:
 
 @pytest.mark.parametrize("transport", ["tcp", "ucx"])
 def test_tcp_and_ucx_carry_pulls(tmp_path, transport):
-    config = _peer_config(settings(tmp_path, transport=transport))
+    config = _peer_config(make_settings(tmp_path, transport=transport))
 
     assert config is not None
     assert config.transport == transport
@@ -31,12 +31,12 @@ def test_tcp_and_ucx_carry_pulls(tmp_path, transport):
 
 def test_another_transport_is_refused_by_name(tmp_path):
     with pytest.raises(BadRequest, match="OMNIBUS_SIDECAR_TRANSPORT must be tcp or ucx, not 'rdma'"):
-        _peer_config(settings(tmp_path, transport="rdma"))
+        _peer_config(make_settings(tmp_path, transport="rdma"))
 
 
 def test_ucx_is_refused_where_bytes_are_to_be_encrypted(tmp_path):
     with pytest.raises(BadRequest, match="unencrypted"):
-        _peer_config(settings(tmp_path, transport="ucx", tls_ca="ca.pem", tls_cert="cert.pem", tls_key="key.pem"))
+        _peer_config(make_settings(tmp_path, transport="ucx", tls_ca="ca.pem", tls_cert="cert.pem", tls_key="key.pem"))
 
 
 async def test_a_sidecar_without_ucxx_does_not_start_with_ucx_and_says_what_to_install(tmp_path, monkeypatch):
@@ -48,7 +48,7 @@ async def test_a_sidecar_without_ucxx_does_not_start_with_ucx_and_says_what_to_i
 
 async def test_a_node_without_ucx_answers_an_offer_with_no_address(tmp_path):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await greeted(a)
+        stream = await connect_greeted(a)
         await write_text(stream, PeerVerb.UCX, UcxAddress("1.21.0", b"somewhere"))
         frame = await read_frame(stream)
 
@@ -59,7 +59,7 @@ async def test_a_node_without_ucx_answers_an_offer_with_no_address(tmp_path):
 @pytest.mark.parametrize("verb", [PeerVerb.GET, PeerVerb.UCX])
 async def test_a_tag_without_a_lane_and_an_offer_that_is_none_cost_the_connection(tmp_path, verb):
     async with two_nodes(tmp_path) as (a, _):
-        stream = await greeted(a)
+        stream = await connect_greeted(a)
         if verb == PeerVerb.GET:
             await write_frame(stream, PeerFrame(PeerVerb.GET, nbytes=1000, remaining=30.0, tag=5))
         else:
@@ -67,4 +67,4 @@ async def test_a_tag_without_a_lane_and_an_offer_that_is_none_cost_the_connectio
 
         with pytest.raises(OSError):
             await asyncio.wait_for(read_frame(stream), 10.0)
-        await until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})
+        await wait_until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})

@@ -9,8 +9,8 @@ import pytest
 from omnibus.errors import Fatal
 from omnibus_sidecar.peers import lanes
 from omnibus_sidecar.peers.ucx import PIECE_BYTES, UcxLane, UcxTransport
-from tests.unit.sidecar.node import soon, until
-from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
+from tests.unit.sidecar.node import make_deadline, wait_until
+from tests.unit.sidecar.peers.pair import introduce_nodes, peer_config, start_node, two_nodes
 
 pytestmark = pytest.mark.ucx
 
@@ -33,9 +33,9 @@ def over_ucx(node) -> tuple[dict[str, int], dict[str, int]]:
     return node.counters["ucx_bytes_by_node"], node.counters["ucx_failures_by_node"]
 
 
-async def pull(producer, consumer, sent: np.ndarray, invocation: str = "i") -> np.ndarray:
-    handle = await producer.put(sent, invocation=invocation, deadline=soon())
-    got = (await consumer.open_tensor(handle, invocation=invocation, deadline=soon())).copy()
+async def pull_array(producer, consumer, array: np.ndarray, invocation: str = "i") -> np.ndarray:
+    handle = await producer.put(array, invocation=invocation, deadline=make_deadline())
+    got = (await consumer.open_tensor(handle, invocation=invocation, deadline=make_deadline())).copy()
     consumer.release(handle)
     return got
 
@@ -44,7 +44,7 @@ async def frees_all(a, b, invocation: str = "i") -> None:
     """Check that nothing of ``invocation`` is left once it has ended."""
     for node in (a, b):
         node.sidecar.end_invocation(invocation)
-    await until(lambda: a.blocks == b.blocks == 0)
+    await wait_until(lambda: a.blocks == b.blocks == 0)
 
 
 async def test_tensors_have_the_same_bytes_over_one_lane_and_are_freed_on_both_nodes(tmp_path):
@@ -54,9 +54,9 @@ async def test_tensors_have_the_same_bytes_over_one_lane_and_are_freed_on_both_n
         await b.client() as consumer,
     ):
         for number, nbytes in enumerate((SIZE, 3 * PIECE_BYTES + 1, 1000)):
-            sent = random_bytes(nbytes)
-            assert np.array_equal(await pull(producer, consumer, sent, f"i{number}"), sent)
-            await until(lambda: a.blocks == 0)  # all expected reads are over as soon as the bytes are there
+            array = random_bytes(nbytes)
+            assert np.array_equal(await pull_array(producer, consumer, array, f"i{number}"), array)
+            await wait_until(lambda: a.blocks == 0)  # all expected reads are over as soon as the bytes are there
             await frees_all(a, b, f"i{number}")
 
         # The last one is small, and went over TCP.
@@ -65,11 +65,11 @@ async def test_tensors_have_the_same_bytes_over_one_lane_and_are_freed_on_both_n
 
 async def test_many_readers_cause_one_transfer(tmp_path):
     async with two_nodes(tmp_path, ARENA, transport="ucx") as (a, b), await a.client() as producer:
-        handle = await producer.put(np.ones(SIZE, np.uint8), invocation="i", deadline=soon(), readers=3)
+        handle = await producer.put(np.ones(SIZE, np.uint8), invocation="i", deadline=make_deadline(), readers=3)
         readers = [await b.client(f"reader-{number}") for number in range(3)]
 
         arrays = await asyncio.gather(
-            *(reader.open_tensor(handle, invocation="i", deadline=soon()) for reader in readers)
+            *(reader.open_tensor(handle, invocation="i", deadline=make_deadline()) for reader in readers)
         )
 
         assert [int(array.sum()) for array in arrays] == [SIZE] * 3
@@ -85,19 +85,19 @@ async def test_rows_are_pulled_while_their_producer_still_writes(tmp_path):
         await a.client() as producer,
         await b.client() as consumer,
     ):
-        block = await producer.allocate((100, 1 << 18), invocation="i", deadline=soon())
+        block = await producer.allocate((100, 1 << 18), invocation="i", deadline=make_deadline())
         block.array[:40] = 1
-        seen = await consumer.open_tensor(block.handle, (0, 40), invocation="i", deadline=soon())
-        assert int(seen[:40].sum()) == 40 << 18
+        rows = await consumer.open_tensor(block.handle, (0, 40), invocation="i", deadline=make_deadline())
+        assert int(rows[:40].sum()) == 40 << 18
 
         block.array[40:100] = 2
         block.seal()
-        await consumer.extend_read(block.handle, (40, 100), invocation="i", deadline=soon())
+        await consumer.extend_read(block.handle, (40, 100), invocation="i", deadline=make_deadline())
 
-        assert int(seen[40:].sum()) == 2 * 60 << 18
+        assert int(rows[40:].sum()) == 2 * 60 << 18
         assert over_ucx(b) == ({"a": 100 << 18}, {})
         consumer.release(block.handle)
-        await until(lambda: a.blocks == 0)
+        await wait_until(lambda: a.blocks == 0)
 
 
 @pytest.mark.parametrize("transports", [("tcp", "ucx"), ("ucx", "tcp")])
@@ -107,11 +107,11 @@ async def test_a_node_without_ucx_and_one_with_it_use_tcp(tmp_path, transports):
         for name, transport in zip("ab", transports, strict=True)
     ]
     a, b = nodes
-    introduce(a, b)
-    sent = random_bytes()
+    introduce_nodes(a, b)
+    array = random_bytes()
     async with await a.client() as producer, await b.client() as consumer:
         for number in range(2):
-            assert np.array_equal(await pull(producer, consumer, sent, f"i{number}"), sent)
+            assert np.array_equal(await pull_array(producer, consumer, array, f"i{number}"), array)
             await frees_all(a, b, f"i{number}")
             if b.plane._ucx is not None:  # it offers UCX once
                 assert not b.plane._ucx.is_usable(("a", a.plane.boot))
@@ -148,18 +148,18 @@ async def test_what_ucx_does_not_bring_to_its_end_tcp_does(tmp_path, monkeypatch
         await b.client() as consumer,
     ):
         monkeypatch.setattr(UcxLane, "send_range", misfortune)
-        sent = random_bytes()
-        assert np.array_equal(await pull(producer, consumer, sent), sent)
+        array = random_bytes()
+        assert np.array_equal(await pull_array(producer, consumer, array), array)
         await frees_all(a, b)
         assert over_ucx(b) == ({}, {"a": 1})
 
         monkeypatch.undo()
-        assert np.array_equal(await pull(producer, consumer, sent), sent)
+        assert np.array_equal(await pull_array(producer, consumer, array), array)
         await frees_all(a, b)
         assert over_ucx(b) == ({}, {"a": 1})  # not tried again yet
 
         monkeypatch.setattr(b.plane._ucx, "_paused", {})  # a minute later
-        assert np.array_equal(await pull(producer, consumer, sent), sent)
+        assert np.array_equal(await pull_array(producer, consumer, array), array)
         await frees_all(a, b)
         assert over_ucx(b) == ({"a": SIZE}, {"a": 1})
 
@@ -178,13 +178,13 @@ async def test_an_invocation_that_ends_in_the_middle_leaves_nothing_and_no_open_
         await a.client() as producer,
         await b.client() as consumer,
     ):
-        sent, loop = random_bytes(), asyncio.get_running_loop()
-        await pull(producer, consumer, sent)
+        array, loop = random_bytes(), asyncio.get_running_loop()
+        await pull_array(producer, consumer, array)
         await frees_all(a, b)
         files = _count_files()
         monkeypatch.setattr(UcxLane, "send_range", send_slowly)
         for number in range(5):
-            opening = asyncio.create_task(pull(producer, consumer, sent, f"i{number}"))
+            opening = asyncio.create_task(pull_array(producer, consumer, array, f"i{number}"))
             await began.wait()
             began.clear()
             (b if at == "reader" else a).sidecar.end_invocation(f"i{number}")
@@ -193,9 +193,9 @@ async def test_an_invocation_that_ends_in_the_middle_leaves_nothing_and_no_open_
         monkeypatch.undo()
 
         assert over_ucx(b) == ({"a": SIZE}, {})  # not counted as a UCX failure
-        assert np.array_equal(await pull(producer, consumer, sent), sent)
+        assert np.array_equal(await pull_array(producer, consumer, array), array)
         await frees_all(a, b)
-        await until(lambda: _count_files() <= files)
+        await wait_until(lambda: _count_files() <= files)
 
 
 def _count_files() -> int:
@@ -234,12 +234,12 @@ async def test_nothing_is_written_to_memory_whose_lane_is_closed(closes):
 
 
 async def test_a_close_in_a_task_that_is_cancelled_waits_all_the_same(monkeypatch):
-    closed = asyncio.Event()
+    close_event = asyncio.Event()
 
     async def close_late(lane) -> None:
         await asyncio.sleep(0.05)
         await close(lane)
-        closed.set()
+        close_event.set()
 
     close = UcxLane.close
     monkeypatch.setattr(UcxLane, "close", close_late)
@@ -250,7 +250,7 @@ async def test_a_close_in_a_task_that_is_cancelled_waits_all_the_same(monkeypatc
 
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert closed.is_set()
+    assert close_event.is_set()
     await lanes.close_lane(sender)
 
 

@@ -43,11 +43,11 @@ async def test_a_reader_is_not_woken_for_each_piece(sender_and_stream: tuple[soc
     sender, stream = sender_and_stream
     target, wakeups = bytearray(PIECE * PIECES), 0
 
-    def count() -> None:
+    def count_wakeup() -> None:
         nonlocal wakeups
         wakeups += 1
 
-    reading = asyncio.create_task(stream.read_into(memoryview(target), count))
+    reading = asyncio.create_task(stream.read_into(memoryview(target), count_wakeup))
     for number in range(PIECES):
         await asyncio.get_running_loop().sock_sendall(sender, bytes([number % 251]) * PIECE)
         await asyncio.sleep(0)  # let waiting readers run
@@ -110,39 +110,39 @@ async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs():
             end.setblocking(False)
         sender, reader = PlainStream(ends[0], BytesArena(bytearray(b"x" * LARGE))), PlainStream(ends[1], NoArena())
 
-        def count() -> None:
+        def count_turn() -> None:
             nonlocal turn
             turn += 1
-            loop.call_soon(count)
+            loop.call_soon(count_turn)
 
-        count()
-        sent: list[int] = []
-        received: list[int] = []
+        count_turn()
+        sent_turns: list[int] = []
+        received_turns: list[int] = []
         async with asyncio.timeout(30):
             await asyncio.gather(
-                sender.send_range(0, LARGE, lambda: sent.append(turn)),
-                reader.read_into(memoryview(target), lambda: received.append(turn)),
+                sender.send_range(0, LARGE, lambda: sent_turns.append(turn)),
+                reader.read_into(memoryview(target), lambda: received_turns.append(turn)),
             )
         sender.abort()
         reader.abort()
 
     assert target == b"x" * LARGE
-    for turns in (sent, received):
+    for turns in (sent_turns, received_turns):
         assert len(turns) >= LARGE // TURN_BYTES
         assert len(set(turns)) == len(turns)
 
 
 async def test_a_limit_moves_on_while_bytes_come_but_not_with_each_of_them(monkeypatch):
-    moved: list[float] = []
+    deadlines: list[float] = []
     now = asyncio.get_running_loop().time()
 
     class Limit:
-        reschedule = staticmethod(moved.append)
+        reschedule = staticmethod(deadlines.append)
 
     progress = make_progress(Limit(), 2.0)
-    for passed in (0.01, 0.1, 0.2, 0.21, 1.9):
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda passed=passed: now + passed)
+    for elapsed in (0.01, 0.1, 0.2, 0.21, 1.9):
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda passed=elapsed: now + passed)
         progress()
     monkeypatch.undo()
 
-    assert [round(when - now, 2) for when in moved] == [2.2, 3.9]
+    assert [round(when - now, 2) for when in deadlines] == [2.2, 3.9]

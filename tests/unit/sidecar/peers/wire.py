@@ -18,7 +18,7 @@ Step = Callable[[], None]
 _ATTEMPTS = 2
 
 
-class Wire:
+class PeerWire:
     """All connections from B to A. ``steps`` are the possible next events, any of which may be chosen."""
 
     def __init__(self, source: Arena, target: Arena, copies: bool) -> None:
@@ -31,9 +31,9 @@ class Wire:
         self.ambiguous: set[int] = set()
         self._control: deque[Step] = deque()
 
-    def start_transfer(self, transfer: MirrorTransfer, done: TransferDone) -> Step:
+    def start_transfer(self, transfer: MirrorTransfer, on_done: TransferDone) -> Step:
         """See ``StartTransfer``."""
-        connection = Connection(self, transfer, done)
+        connection = Connection(self, transfer, on_done)
         self.connections.append(connection)
         return connection.cancel
 
@@ -43,8 +43,8 @@ class Wire:
         self._control.append(lambda: reads.end_reads(over))
 
     def steps(self) -> list[Step]:
-        found = [step for connection in self.connections for step in connection.steps()]
-        return [*found, self._run_control] if self._control else found
+        next_steps = [step for connection in self.connections for step in connection.steps()]
+        return [*next_steps, self._run_control] if self._control else next_steps
 
     def _run_control(self) -> None:
         self._control.popleft()()
@@ -53,16 +53,16 @@ class Wire:
 class Connection:
     """One transfer and its retry. Each end works sequentially; an abort can occur in between."""
 
-    def __init__(self, wire: Wire, transfer: MirrorTransfer, done: TransferDone) -> None:
+    def __init__(self, wire: PeerWire, transfer: MirrorTransfer, on_done: TransferDone) -> None:
         self._wire = wire
         self._transfer = transfer
-        self._done = done
+        self._done = on_done
         self._attempt = 0
         self._over = False  # for B, which reads and writes nothing more
         self._aborts: deque[Step] = deque()
-        self._begin()
+        self._begin_attempt()
 
-    def _begin(self) -> None:
+    def _begin_attempt(self) -> None:
         self._attempt += 1
         self._at = self._sent = 0
         self._offset = 0
@@ -94,25 +94,25 @@ class Connection:
     def _answer_get(self) -> None:
         assert self._wire.reads is not None
         abort = lambda: self._aborts.append(self._abort_source)  # noqa: E731
-        granted = self._wire.reads.begin_read(self._owner, self._transfer.get, abort)
-        if granted.status == PullStatus.OK:
-            self._sending, self._offset = True, granted.offset
+        grant = self._wire.reads.begin_read(self._owner, self._transfer.get, abort)
+        if grant.status == PullStatus.OK:
+            self._sending, self._offset = True, grant.offset
             if self._wire.copies:
                 self._source.append(self._send_copy)
             else:
                 self._target.append(self._read_pages)
         else:
-            self._target.append(lambda: self._finish(granted.status))
+            self._target.append(lambda: self._finish_transfer(grant.status))
 
     def _send_copy(self) -> None:
         piece = self._next_half(self._sent)
         self._sent += len(piece)
-        self._target.append(lambda: self._receive(piece))
+        self._target.append(lambda: self._receive_piece(piece))
         if self._sent < self._transfer.get.nbytes:
             self._source.append(self._send_copy)
 
     def _read_pages(self) -> None:
-        self._receive(self._next_half(self._at))
+        self._receive_piece(self._next_half(self._at))
         if not self._over and self._at < self._transfer.get.nbytes:
             self._target.append(self._read_pages)
 
@@ -120,23 +120,23 @@ class Connection:
         nbytes = self._transfer.get.nbytes
         return bytes(self._wire.source.bytes_at(self._offset + at, min(nbytes - at, max(nbytes // 2, 1))))
 
-    def _receive(self, piece: bytes) -> None:
+    def _receive_piece(self, piece: bytes) -> None:
         if self._over:
             return
         self._wire.target.bytes_at(self._transfer.offset + self._at, len(piece))[:] = piece
         self._at += len(piece)
         if self._at < self._transfer.get.nbytes:
             return
-        self._source.append(self._confirm)
+        self._source.append(self._confirm_read)
         if self._wire.copies:
-            self._finish(PullStatus.OK)
+            self._finish_transfer(PullStatus.OK)
 
-    def _confirm(self) -> None:
+    def _confirm_read(self) -> None:
         assert self._wire.reads is not None
         self._sending = False
         self._wire.reads.finish_read(self._owner, self._transfer.get, self._transfer.reads)
         if not self._wire.copies:
-            self._target.append(lambda: self._finish(PullStatus.OK))
+            self._target.append(lambda: self._finish_transfer(PullStatus.OK))
 
     def _abort_source(self) -> None:
         if self._sending:
@@ -167,7 +167,7 @@ class Connection:
         if self._attempt < _ATTEMPTS:
             while self._source:  # the first connection ends without help
                 self._source.popleft()()
-            self._begin()
+            self._begin_attempt()
         else:
             self._over = True
             self._done(None, NodeUnreachable("the connection broke", node="a"))
@@ -176,7 +176,7 @@ class Connection:
         if self._at == self._transfer.get.nbytes:  # DONE is on its way, or was read
             self._wire.ambiguous.add(self._transfer.get.block)
 
-    def _finish(self, status: PullStatus) -> None:
+    def _finish_transfer(self, status: PullStatus) -> None:
         if not self._over:
             self._over = True
             self._done(status, None)

@@ -16,31 +16,31 @@ def read_streaminfo(data: bytes, start: int) -> Extent:
     """Return the length from the metadata at ``start``, or the last frame."""
     if len(data) < start + 34:
         raise ValueError("short STREAMINFO")
-    packed = int.from_bytes(data[start + 10 : start + 18], "big")
-    rate, channels, total = packed >> 44, (packed >> 41 & 7) + 1, packed & (1 << 36) - 1
-    fixed = int.from_bytes(data[start + 2 : start + 4], "big")
-    count = total or _last_sample(data, start + 34, fixed)
+    fields = int.from_bytes(data[start + 10 : start + 18], "big")
+    rate, channels, total = fields >> 44, (fields >> 41 & 7) + 1, fields & (1 << 36) - 1
+    block_size = int.from_bytes(data[start + 2 : start + 4], "big")
+    count = total or _last_sample(data, start + 34, block_size)
     seconds = sample_seconds(count, rate, channels)
     return Extent(seconds if count else None)
 
 
-def _last_sample(data: bytes, start: int, fixed: int) -> int:
+def _last_sample(data: bytes, start: int, block_size: int) -> int:
     """Return the samples until the end of the last valid frame, or 0."""
     end, first = len(data), max(start, len(data) - _TAIL_BYTES)
     for _ in range(_MAX_CANDIDATES):
         end = data.rfind(b"\xff", first, end)
         if end < 0:
             break
-        if data[end + 1 : end + 2] in (b"\xf8", b"\xf9") and (count := _frame_end(data, end, fixed)):
+        if data[end + 1 : end + 2] in (b"\xf8", b"\xf9") and (count := _frame_end(data, end, block_size)):
             return count
     return 0
 
 
-def _frame_end(data: bytes, at: int, fixed: int) -> int:
+def _frame_end(data: bytes, at: int, block_size: int) -> int:
     """Return the samples until the end of the frame at ``at``, or 0."""
     head = data[at : at + 16]
     size, number = _read_frame(head)
-    return (number + size if head[1] & 1 else number * (fixed or size) + size) if size else 0
+    return (number + size if head[1] & 1 else number * (block_size or size) + size) if size else 0
 
 
 def block_samples(head: bytes) -> int:

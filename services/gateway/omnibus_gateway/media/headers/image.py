@@ -126,12 +126,12 @@ def read_heif(data: bytes) -> Extent:
     if properties is None:
         raise ValueError("no image")
     start, end = properties
-    shared = find_box(data, start + 4, end, steps, b"iprp", b"ipco")
-    if shared is None:
+    property_range = find_box(data, start + 4, end, steps, b"iprp", b"ipco")
+    if property_range is None:
         raise ValueError("no image")
     sizes = [
         struct.unpack_from(">II", data, first + 4)
-        for kind, first, _ in iter_boxes(data, *shared, steps)
+        for kind, first, _ in iter_boxes(data, *property_range, steps)
         if kind == b"ispe"
     ]
     width, height = max(sizes, key=lambda each: each[0] * each[1])

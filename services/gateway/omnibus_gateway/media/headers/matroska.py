@@ -48,21 +48,21 @@ class _MatroskaTrack:
 
 
 def read_matroska(data: bytes) -> Extent:
-    found: dict[int, bytes] = {}
+    leaves: dict[int, bytes] = {}
     tracks: list[_MatroskaTrack] = []
-    _collect_elements(data, 0, len(data), found, tracks, iter(range(MAX_STEPS)), depth=0)
-    if _SEGMENT not in found:
+    _collect_elements(data, 0, len(data), leaves, tracks, iter(range(MAX_STEPS)), depth=0)
+    if _SEGMENT not in leaves:
         raise ValueError("no segment")
-    scale = int.from_bytes(found.get(_SCALE, b""), "big") or 1_000_000  # nanoseconds
-    raw = found.get(_DURATION, b"")
+    scale = int.from_bytes(leaves.get(_SCALE, b""), "big") or 1_000_000  # nanoseconds
+    raw = leaves.get(_DURATION, b"")
     ticks = _decode_float(raw) if raw else 0.0
-    width, height = (int.from_bytes(found.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
+    width, height = (int.from_bytes(leaves.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
     seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
     if seconds is None or not width:
         last = _last_seconds(data, scale, {each.number: each for each in tracks})
         # The length in a header includes audio that decoders discard.
         seconds = last if last and (seconds is None or abs(seconds - last) < _SLACK_SECONDS) else seconds
-    each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
+    each = int.from_bytes(leaves.get(_EACH, b""), "big")  # nanoseconds of a frame
     frames = round(seconds * 1e9 / each) if seconds and each and width else 0
     return Extent(seconds, width, height, frames)
 
@@ -71,33 +71,33 @@ def _collect_elements(
     data: bytes,
     start: int,
     end: int,
-    found: dict[int, bytes],
+    leaves: dict[int, bytes],
     tracks: list[_MatroskaTrack],
     steps: Iterator[int],
     depth: int,
 ) -> None:
     """Collect the relevant leaves up to the first cluster, where frames begin."""
     for _ in steps:
-        if start >= end or _CLUSTER in found:
+        if start >= end or _CLUSTER in leaves:
             return
         key, start = _decode_vint(data, start, keep_marker=True)
         size, start = _decode_vint(data, start, keep_marker=False)
         stop = min(start + size, end)
         if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO, _AUDIO) and depth < 4:
-            found.setdefault(key, b"")
+            leaves.setdefault(key, b"")
             if key == _TRACK:
                 tracks.append(_MatroskaTrack())
-            _collect_elements(data, start, stop, found, tracks, steps, depth + 1)
+            _collect_elements(data, start, stop, leaves, tracks, steps, depth + 1)
         elif key == _SAMPLING:  # of any track, because an executor chooses one
             check_audio(rate=_decode_float(data[start:stop]))
         elif key == _CHANNELS:
             check_audio(channels=int.from_bytes(data[start : min(stop, start + 8)], "big"))
         if key in (_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER):
-            found.setdefault(key, data[start : min(stop, start + 8)])
+            leaves.setdefault(key, data[start : min(stop, start + 8)])
         elif tracks and key in _TRACK_ELEMENTS:
             _describe_track(tracks[-1], key, data[start : min(stop, start + 8)])
             if key == _EACH:
-                found.setdefault(key, data[start : min(stop, start + 8)])
+                leaves.setdefault(key, data[start : min(stop, start + 8)])
         start = stop
 
 
@@ -118,11 +118,11 @@ def _last_seconds(data: bytes, scale: int, tracks: dict[int, _MatroskaTrack]) ->
         if at < 0 or clusters == _LAST_CLUSTERS:
             break
         try:
-            reached = _cluster_end(data, at + 4, end, scale, tracks)
+            end_time = _cluster_end(data, at + 4, end, scale, tracks)
         except (ValueError, IndexError, struct.error):
-            reached = 0
+            end_time = 0
         end = at
-        nanoseconds, clusters = max(nanoseconds, reached), clusters + bool(reached)
+        nanoseconds, clusters = max(nanoseconds, end_time), clusters + bool(end_time)
     return nanoseconds / 1e9
 
 
@@ -133,7 +133,7 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
     """
     size, at = _decode_vint(data, at, keep_marker=False)
     end = min(end, at + size)
-    began, reached = -1, 0
+    began, end_time = -1, 0
     before: dict[int, int] = {}  # start of the previous block in nanoseconds, by track
     for _ in range(_MAX_BLOCKS):
         if at + 2 > end:
@@ -156,9 +156,9 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
             )
             before[number] = time
             track = tracks.get(number)
-            reached = max(reached, time + length - left_out - (track.delay if track else 0))
+            end_time = max(end_time, time + length - left_out - (track.delay if track else 0))
         at = stop
-    return reached
+    return end_time
 
 
 def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, int]:
@@ -166,7 +166,7 @@ def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, i
 
     The length and the discarded part are in nanoseconds; a length of 0 is unknown.
     """
-    block = length = discarded = 0
+    block = length = discard_padding = 0
     while at < end:
         key, at = _decode_vint(data, at, keep_marker=True)
         size, at = _decode_vint(data, at, keep_marker=False)
@@ -175,11 +175,11 @@ def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, i
         elif key == _BLOCK_TICKS:
             length = int.from_bytes(data[at : at + min(size, 8)], "big") * scale
         elif key == _DISCARDED:
-            discarded = max(0, int.from_bytes(data[at : at + min(size, 8)], "big", signed=True))
+            discard_padding = max(0, int.from_bytes(data[at : at + min(size, 8)], "big", signed=True))
         at += size
     if not block:
         raise ValueError("no block")
-    return block, length, discarded
+    return block, length, discard_padding
 
 
 def _block_nanoseconds(block: bytes, track: _MatroskaTrack | None) -> int:

@@ -67,9 +67,9 @@ def find_box(data: bytes, start: int, end: int, steps: _Steps, *path: bytes) -> 
 
     None if there is no such box.
     """
-    for wanted in path:
+    for box_kind in path:
         inner = next(
-            ((first, last) for kind, first, last in iter_boxes(data, start, end, steps) if kind == wanted), None
+            ((first, last) for kind, first, last in iter_boxes(data, start, end, steps) if kind == box_kind), None
         )
         if inner is None:
             return None
@@ -91,18 +91,18 @@ def _scale_ticks(data: bytes, start: int, offset: int) -> tuple[int, int]:
 
 def _read_track(data: bytes, start: int, end: int, steps: _Steps) -> _Mp4Track:
     track = _Mp4Track()
-    shown = (0, 0)
+    dimensions = (0, 0)
     for kind, first, last in iter_boxes(data, start, end, steps):
         if kind == b"tkhd":
             long = data[first] == 1
             (track.id,) = struct.unpack_from(">I", data, first + (20 if long else 12))
             width, height = struct.unpack_from(">II", data, first + (88 if long else 76))
-            shown = width >> 16, height >> 16
+            dimensions = width >> 16, height >> 16
         elif kind == b"mdia":
             _read_media(data, first, last, steps, track)
     # A header may leave the size to the sample description, or contain only the size at which the frames are shown.
     if not (track.width and track.height):
-        track.width, track.height = shown
+        track.width, track.height = dimensions
     if not track.height:
         track.width = 0
     return track

@@ -51,8 +51,8 @@ def skip_tags(data: bytes) -> int:
             break
         a, b, c, d = (each & 127 for each in head[6:])
         start += 10 + (a << 21 | b << 14 | c << 7 | d) + (10 if head[5] & 0x10 else 0)
-        kept = _NONZERO.search(data, start, start + _PADDING_BYTES)
-        start = kept.start() if kept else start
+        match = _NONZERO.search(data, start, start + _PADDING_BYTES)
+        start = match.start() if match else start
     return start
 
 
@@ -144,8 +144,8 @@ def _mpeg_shape(second: int, third: int) -> Frame | None:
     stream = second & 0xFE
     if layer == 1:
         return Frame((12 * bits // hertz + padding) * 4, 384, hertz, stream)
-    halved = layer == 3 and version != 3
-    return Frame((72 if halved else 144) * bits // hertz + padding, 576 if halved else 1152, hertz, stream)
+    is_half = layer == 3 and version != 3
+    return Frame((72 if is_half else 144) * bits // hertz + padding, 576 if is_half else 1152, hertz, stream)
 
 
 def _mpeg_frame(data: bytes, at: int) -> Frame | None:
@@ -178,8 +178,10 @@ def _tag_samples(data: bytes, start: int, first: Frame) -> int:
         return first.samples if frame.find(b"VBRI", 0, 64) >= 0 else 0
     flags = frame[at + 7 : at + 8] or b"\0"
     name = at + 8 + sum(size for bit, size in ((1, 4), (2, 4), (4, 100), (8, 4)) if flags[0] & bit)
-    added = int.from_bytes(frame[name + 21 : name + 24], "big") if frame[name : name + 2] in (b"LA", b"La") else 0
-    return first.samples + (added >> 12) + (added & 0xFFF)
+    encoder_delay = (
+        int.from_bytes(frame[name + 21 : name + 24], "big") if frame[name : name + 2] in (b"LA", b"La") else 0
+    )
+    return first.samples + (encoder_delay >> 12) + (encoder_delay & 0xFFF)
 
 
 #: Bytes of a frame by its type (RFC 4867, tables 1a and 1b), without the byte of the type; -1 for unused types.

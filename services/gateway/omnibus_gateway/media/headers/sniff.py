@@ -125,9 +125,9 @@ def list_formats(modality: str) -> str:
 
 def _sniff_start(data: bytes) -> str:
     head, kind = data[:4], data[4:8]
-    known = next((mime for magic, mime in _MAGIC if data.startswith(magic)), "")
-    if known:
-        return known
+    magic_mime = next((mime for magic, mime in _MAGIC if data.startswith(magic)), "")
+    if magic_mime:
+        return magic_mime
     if head in _IFF_MAGIC:
         return _IFF.get(data[8:12], "")
     if head == b"OggS":

@@ -76,8 +76,8 @@ def _wav_seconds(form: _Format, nbytes: int, samples: int) -> float:
     if form.tag in _PCM_TAGS or form.tag in _ADPCM_TAGS:
         return sample_seconds(nbytes // form.align * form.block_samples, form.rate, form.channels)
     by_bytes = nbytes / form.byte_rate if form.byte_rate else 0.0
-    counted = sample_seconds(samples, form.rate, form.channels)
-    return counted if 0 < counted < 4 * by_bytes + 1 else by_bytes
+    counted_seconds = sample_seconds(samples, form.rate, form.channels)
+    return counted_seconds if 0 < counted_seconds < 4 * by_bytes + 1 else by_bytes
 
 
 _W64_TAIL = b"\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
@@ -102,21 +102,21 @@ def read_w64(data: bytes) -> Extent:
 
 
 def read_aiff(data: bytes) -> Extent:
-    start, rate, frames, width, packed = 12, 0, 0, 0, False
+    start, rate, frames, width, is_packed = 12, 0, 0, 0, False
     for _ in range(_MAX_CHUNKS):
         kind, size = struct.unpack_from(">4sI", data, start)
         if kind == b"COMM":
             channels, frames, bits, exponent, mantissa = struct.unpack_from(">HIHHQ", data, start + 8)
             shift = 16383 + 63 - (exponent & 0x7FFF)
             rate = mantissa >> shift if 0 <= shift < 64 else 0
-            packed = data[8:12] == b"AIFC" and data[start + 26 : start + 30] == b"ima4"
-            width = channels * (34 if packed else (bits + 7) // 8)
+            is_packed = data[8:12] == b"AIFC" and data[start + 26 : start + 30] == b"ima4"
+            width = channels * (34 if is_packed else (bits + 7) // 8)
             sample_seconds(0, rate, channels)
         elif kind == b"SSND" and rate:
             # A file that was written to a pipe has no count.
             frames = frames or max(0, len(data) - start - 16) // max(1, width)
         if rate and frames:
-            return Extent(sample_seconds(frames * (64 if packed else 1), rate))
+            return Extent(sample_seconds(frames * (64 if is_packed else 1), rate))
         start += 8 + size + (size & 1)
     raise ValueError("no samples")
 

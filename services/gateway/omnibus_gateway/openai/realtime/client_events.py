@@ -120,10 +120,10 @@ def _read_half_pairs(text: str) -> dict[str, Any]:
     Clients that cut strings between UTF-16 units send them. Returns {} if ``text`` is not an event.
     """
     try:
-        found = json.loads(text) if _ESCAPED_PAIR.search(text) else None
+        event = json.loads(text) if _ESCAPED_PAIR.search(text) else None
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return event if isinstance(event, dict) else {}
 
 
 def parse_client_event(text: str) -> Any:
@@ -141,10 +141,10 @@ def parse_client_event(text: str) -> Any:
         raise BadRequest("The event is nested too deeply.") from None
 
 
-def parse_response_input(found: Any) -> list[RealtimeItem | RealtimeReference]:
+def parse_response_input(value: Any) -> list[RealtimeItem | RealtimeReference]:
     """Convert ``response.input`` of ``response.create``. Raises ``BadRequest``."""
     try:
-        return msgspec.convert(found, _INPUT)
+        return msgspec.convert(value, _INPUT)
     except msgspec.ValidationError as error:
         wrong = invalid_request(str(error))
         wrong.param = f"response.input{wrong.param}" if wrong.param.startswith("[") else "response.input"

@@ -179,8 +179,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
     def to_event(self, id: str | None, expires_at: int) -> dict[str, Any]:
         """Return the complete session in the format of events."""
-        shown = self._transcription_event() if self.kind == "transcription" else self._realtime_event()
-        return {"type": self.kind, "id": id, "expires_at": expires_at, **shown}
+        fields = self._transcription_event() if self.kind == "transcription" else self._realtime_event()
+        return {"type": self.kind, "id": id, "expires_at": expires_at, **fields}
 
     def _input_event(self) -> dict[str, Any]:
         return {

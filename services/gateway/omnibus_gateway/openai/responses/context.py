@@ -50,8 +50,8 @@ class _ContextRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def to_response_request(self) -> ResponseRequest:
         """Return a request with these fields, which does not store its response."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name in _RESPONSE_FIELDS}
-        return ResponseRequest(**given, store=False)
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name in _RESPONSE_FIELDS}
+        return ResponseRequest(**fields, store=False)
 
 
 class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,14 +105,14 @@ def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
     """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
-    if isinstance(found, dict) and isinstance(found.get("input"), list):
-        found["input"] = [name_message(item) for item in found["input"]]
+    if isinstance(document, dict) and isinstance(document.get("input"), list):
+        document["input"] = [name_message(item) for item in document["input"]]
     try:
-        wanted = convert_json(found, kind)
+        request = convert_json(document, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_request(str(error), kind, found) from None
-    check_response_request(wanted.to_response_request())
-    return wanted
+        raise invalid_request(str(error), kind, document) from None
+    check_response_request(request.to_response_request())
+    return request

@@ -50,11 +50,11 @@ def parse_conversation_body(body: bytes, kind: Any) -> Any:
     """Decode ``body`` as ``kind``, or {} if it is empty. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
-        found = msgspec.json.decode(body or b"{}")
-        if isinstance(found, dict) and isinstance(found.get("items"), list):
-            found["items"] = [name_message(item) for item in found["items"]]
-        return convert_json(found, kind)
+        document = msgspec.json.decode(body or b"{}")
+        if isinstance(document, dict) and isinstance(document.get("items"), list):
+            document["items"] = [name_message(item) for item in document["items"]]
+        return convert_json(document, kind)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), kind, found) from None
+        raise invalid_request(str(error), kind, document) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None

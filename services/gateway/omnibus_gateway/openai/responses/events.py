@@ -53,9 +53,9 @@ class AnswerEvents:
 
     def begin(self) -> list[Event]:
         """Return the events that precede all output."""
-        created = [] if self.response.status == "queued" else [self._life_event("created")]
+        opening_events = [] if self.response.status == "queued" else [self._life_event("created")]
         self.response = msgspec.structs.replace(self.response, status="in_progress")
-        return [*created, self._life_event("in_progress")]
+        return [*opening_events, self._life_event("in_progress")]
 
     def add_reasoning(self, delta: str) -> list[Event]:
         """Add reasoning of the model."""
@@ -125,7 +125,7 @@ class AnswerEvents:
         self._held = sound[ready:]
         return [*events, *self._audio_delta(sound[:ready])]
 
-    def finish(self, reason: str, usage: Usage, ended: float, sound: OutputAudio | None = None) -> list[Event]:
+    def finish(self, reason: str, usage: Usage, ended_at: float, sound: OutputAudio | None = None) -> list[Event]:
         """Return the closing events. ``sound`` describes the file of the audio bytes."""
         cut = reason in ("length", "content_filter")
         events = self._switch_to("message") if not self._items and self._open is None else []
@@ -144,7 +144,7 @@ class AnswerEvents:
             incomplete_details=details,
             output=list(self._items),
             usage=response_usage(usage),
-            completed_at=None if cut else int(ended),
+            completed_at=None if cut else int(ended_at),
         )
         return [*events, self._life_event(self.response.status)]
 
@@ -160,8 +160,8 @@ class AnswerEvents:
     def _open_item(self, item: "_OpenItem") -> list[Event]:
         item.name_within(self.response.id)
         self._open = item
-        begun = item.build("in_progress", encrypts=False)
-        events: list[Event] = [{"type": "response.output_item.added", "output_index": item.index, "item": begun}]
+        output_item = item.build("in_progress", encrypts=False)
+        events: list[Event] = [{"type": "response.output_item.added", "output_index": item.index, "item": output_item}]
         if item.kind == "reasoning":
             part = ReasoningText("")
             events.append({"type": "response.content_part.added", **item.place(), "content_index": 0, "part": part})
@@ -171,10 +171,10 @@ class AnswerEvents:
         item, self._open = self._open, None
         if item is None:
             return []
-        made = item.build(status, encrypts=self._encrypts)
-        self._items.append(made)
-        done = {"type": "response.output_item.done", "output_index": item.index, "item": made}
-        return [*item.closing_events(), done]
+        output_item = item.build(status, encrypts=self._encrypts)
+        self._items.append(output_item)
+        done_event = {"type": "response.output_item.done", "output_index": item.index, "item": output_item}
+        return [*item.closing_events(), done_event]
 
     def _item(self) -> "_OpenItem":
         if self._open is None:
@@ -225,8 +225,8 @@ class _OpenItem:
         if self.kind == "function_call":
             return FunctionCallItem(self._call_id, self._name, text, self.id, status)
         if self.kind == "reasoning":
-            kept = encode_reasoning(text) if encrypts else msgspec.UNSET
-            return Reasoning(self.id, [], [ReasoningText(text)] if text else [], kept, status)
+            encrypted_content = encode_reasoning(text) if encrypts else msgspec.UNSET
+            return Reasoning(self.id, [], [ReasoningText(text)] if text else [], encrypted_content, status)
         parts: list[Any] = [OutputText(text)] if self.has_part else []
         return OutputMessage(self.id, status, [*parts, self.sound] if self.sound is not None else parts)
 

@@ -187,7 +187,7 @@ def decode_items(body: bytes) -> list[InputItem]:
 
 def with_ids(items: list[InputItem], new_id: Any) -> list[InputItem]:
     """Prepare ``items`` for storage: each gets an id, and messages get a list of parts."""
-    kept: list[InputItem] = []
+    stored_items: list[InputItem] = []
     for item in items:
         changes: dict[str, Any] = {} if item.id else {"id": new_id(_ID_PREFIXES[type(item)])}
         if isinstance(item, InputMessage):
@@ -196,8 +196,8 @@ def with_ids(items: list[InputItem], new_id: Any) -> list[InputItem]:
                 changes["content"] = [_text_part(item)]
         elif isinstance(item, FunctionCallItem | FunctionCallOutput):
             changes["status"] = item.status or "completed"
-        kept.append(msgspec.structs.replace(item, **changes))
-    return kept
+        stored_items.append(msgspec.structs.replace(item, **changes))
+    return stored_items
 
 
 def _text_part(item: InputMessage) -> ContentPart:

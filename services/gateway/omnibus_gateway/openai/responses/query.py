@@ -39,15 +39,15 @@ class RetrieveQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 def parse_query(fields: dict[str, str], kind: type[Query]) -> Query:
     """Convert ``fields`` to ``kind``. Raises ``BadRequest`` with ``param``."""
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: value.lower() if value in ("True", "False") else value for name, value in fields.items()
     }
-    for name in [name for name in known if name in ("include", "include[]")]:
-        del known[name]  # every response includes all that can be included
+    for name in [name for name in values if name in ("include", "include[]")]:
+        del values[name]  # every response includes all that can be included
     try:
-        made = msgspec.convert(known, kind, strict=False)
+        query = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), kind) from None
-    if isinstance(made, RetrieveQuery) and made.starting_after is not UNSET and not made.wants_stream:
+    if isinstance(query, RetrieveQuery) and query.starting_after is not UNSET and not query.wants_stream:
         raise BadRequest("starting_after is only allowed when stream is true.", param="starting_after")
-    return made
+    return query

@@ -189,22 +189,22 @@ def parse_response_request(body: bytes) -> ResponseRequest:
     """
     check_values(body)
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
-    wanted = convert_response_request(found)
-    check_response_request(wanted)
-    return wanted
+    request = convert_response_request(document)
+    check_response_request(request)
+    return request
 
 
-def convert_response_request(found: Any) -> ResponseRequest:
+def convert_response_request(document: Any) -> ResponseRequest:
     """Convert decoded JSON to a request. Items without a type are messages. Raises ``BadRequest``."""
-    if isinstance(found, dict) and isinstance(found.get("input"), list):
-        found["input"] = [name_message(item) for item in found["input"]]
+    if isinstance(document, dict) and isinstance(document.get("input"), list):
+        document["input"] = [name_message(item) for item in document["input"]]
     try:
-        return convert_json(found, ResponseRequest)
+        return convert_json(document, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_request(str(error), ResponseRequest, found) from None
+        raise invalid_request(str(error), ResponseRequest, document) from None
 
 
 def name_message(item: Any) -> Any:
@@ -212,34 +212,34 @@ def name_message(item: Any) -> Any:
     return {"type": "message", **item} if isinstance(item, dict) else item
 
 
-def check_response_request(wanted: ResponseRequest) -> None:
+def check_response_request(request: ResponseRequest) -> None:
     """Raises ``BadRequest`` with the name of the first unsupported field."""
     for name, harmless in _ACCEPTED_VALUES.items():
-        value = getattr(wanted, name)
+        value = getattr(request, name)
         if value is not None and not harmless(value):
             raise _unsupported_value(name)
-    for name in wanted.include or ():
+    for name in request.include or ():
         if name not in _INCLUDABLE:
             raise BadRequest(f"include cannot be {name[:64]!r}: omit it.", param="include")
-    _check_text(wanted)
-    _check_images(wanted)
-    _check_audio(wanted)
-    _check_state(wanted)
+    _check_text(request)
+    _check_images(request)
+    _check_audio(request)
+    _check_state(request)
 
 
-def _check_text(wanted: ResponseRequest) -> None:
-    text = wanted.text
+def _check_text(request: ResponseRequest) -> None:
+    text = request.text
     if text is None:
         return
     if text.verbosity not in (None, "medium"):
         raise _unsupported_value("text.verbosity")
 
 
-def _check_images(wanted: ResponseRequest) -> None:
+def _check_images(request: ResponseRequest) -> None:
     """Check that at most one tool generates images under its name."""
-    tools = wanted.tools or []
+    tools = request.tools or []
     places = [index for index, tool in enumerate(tools) if isinstance(tool, ImageGenerationTool)]
-    if isinstance(wanted.tool_choice, NamedImageChoice) and not places:
+    if isinstance(request.tool_choice, NamedImageChoice) and not places:
         raise BadRequest("tool_choice must be one of tools: add image_generation to tools.", param="tool_choice")
     if len(places) > 1:
         raise BadRequest("tools must have at most one image_generation.", param=f"tools[{places[1]}]")
@@ -257,24 +257,24 @@ def _check_images(wanted: ResponseRequest) -> None:
                 raise
 
 
-def _check_audio(wanted: ResponseRequest) -> None:
-    spoken = wanted.modalities is not None and "audio" in wanted.modalities
-    if spoken and wanted.audio is None:
+def _check_audio(request: ResponseRequest) -> None:
+    wants_audio = request.modalities is not None and "audio" in request.modalities
+    if wants_audio and request.audio is None:
         raise BadRequest("Audio output requires audio: {voice, format}.", param="audio")
-    if wanted.audio is not None and not spoken:
+    if request.audio is not None and not wants_audio:
         raise BadRequest("audio is only allowed when modalities contain audio.", param="audio")
 
 
-def _check_state(wanted: ResponseRequest) -> None:
-    if wanted.stream_options is not None and not wanted.stream:
+def _check_state(request: ResponseRequest) -> None:
+    if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
-    if wanted.previous_response_id is not None and wanted.conversation is not None:
+    if request.previous_response_id is not None and request.conversation is not None:
         raise BadRequest(
             "Set previous_response_id or conversation, not both: each defines the history.", param="conversation"
         )
-    if wanted.background and not wanted.is_stored:
+    if request.background and not request.is_stored:
         raise BadRequest("A background response is always stored: omit store.", param="store")
-    if not wanted.items and wanted.previous_response_id is None and wanted.conversation is None:
+    if not request.items and request.previous_response_id is None and request.conversation is None:
         raise BadRequest("Missing required parameter: 'input'.", param="input")
 
 

@@ -129,40 +129,40 @@ def encode_response(response: ResponseObject) -> bytes:
 
 
 def new_response(
-    id: str, created: float, wanted: ResponseRequest, usual: Mapping[str, float] = MappingProxyType({})
+    id: str, creation_time: float, request: ResponseRequest, usual: Mapping[str, float] = MappingProxyType({})
 ) -> ResponseObject:
-    """Return the empty response to ``wanted``. ``usual`` has the defaults of its sampling fields."""
-    reasoning = wanted.reasoning or ReasoningConfig()
+    """Return the empty response to ``request``. ``usual`` has the defaults of its sampling fields."""
+    reasoning = request.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
-        created_at=int(created),
-        model=wanted.model,
-        status="queued" if wanted.background else "in_progress",
-        previous_response_id=wanted.previous_response_id,
-        conversation=ConversationId(wanted.conversation_id) if wanted.conversation_id else None,
-        instructions=wanted.instructions,
-        tools=[_whole_tool(tool) for tool in wanted.tools or ()],
-        tool_choice=wanted.tool_choice or "auto",
-        parallel_tool_calls=wanted.parallel_tool_calls is not False,
-        text={"format": (wanted.text and wanted.text.format) or {"type": "text"}, "verbosity": "medium"},
-        presence_penalty=_value_or(wanted.presence_penalty, usual.get("presence_penalty", 0.0)),
-        frequency_penalty=_value_or(wanted.frequency_penalty, usual.get("frequency_penalty", 0.0)),
-        top_p=_value_or(wanted.top_p, usual.get("top_p", 1.0)),
-        temperature=_value_or(wanted.temperature, usual.get("temperature", 1.0)),
+        created_at=int(creation_time),
+        model=request.model,
+        status="queued" if request.background else "in_progress",
+        previous_response_id=request.previous_response_id,
+        conversation=ConversationId(request.conversation_id) if request.conversation_id else None,
+        instructions=request.instructions,
+        tools=[_whole_tool(tool) for tool in request.tools or ()],
+        tool_choice=request.tool_choice or "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        text={"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": "medium"},
+        presence_penalty=_value_or(request.presence_penalty, usual.get("presence_penalty", 0.0)),
+        frequency_penalty=_value_or(request.frequency_penalty, usual.get("frequency_penalty", 0.0)),
+        top_p=_value_or(request.top_p, usual.get("top_p", 1.0)),
+        temperature=_value_or(request.temperature, usual.get("temperature", 1.0)),
         reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
-        user=wanted.user,
-        max_output_tokens=wanted.max_output_tokens,
-        max_tool_calls=wanted.max_tool_calls,
-        store=wanted.is_stored,
-        background=bool(wanted.background),
-        metadata=wanted.metadata or {},
-        safety_identifier=wanted.safety_identifier,
-        prompt_cache_key=wanted.prompt_cache_key,
+        user=request.user,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        store=request.is_stored,
+        background=bool(request.background),
+        metadata=request.metadata or {},
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
     )
 
 
-def _value_or(named: float | None, usual: float) -> float:
-    return usual if named is None else named
+def _value_or(value: float | None, usual: float) -> float:
+    return usual if value is None else value
 
 
 def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
@@ -191,16 +191,18 @@ def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseOb
 
 def response_usage(usage: Usage) -> ResponseUsage:
     """Convert the usage of a chat's answer to that of a response."""
-    given, made = usage.prompt_tokens_details, usage.completion_tokens_details
+    prompt_details, answer_details = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=given.cached_tokens,
-            text_tokens=given.text_tokens,
-            image_tokens=given.image_tokens,
-            audio_tokens=given.audio_tokens,
+            cached_tokens=prompt_details.cached_tokens,
+            text_tokens=prompt_details.text_tokens,
+            image_tokens=prompt_details.image_tokens,
+            audio_tokens=prompt_details.audio_tokens,
         ),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(made.reasoning_tokens, made.text_tokens, made.audio_tokens),
+        output_tokens_details=OutputTokensDetails(
+            answer_details.reasoning_tokens, answer_details.text_tokens, answer_details.audio_tokens
+        ),
         total_tokens=usage.total_tokens,
     )

@@ -71,31 +71,31 @@ def item_of(event: NumberedEvent) -> list[Any]:
 
 
 class EventSequence:
-    """Numbering of a response's events; skips the first ones, which are ``known``."""
+    """Numbering of a response's events; skips the first ones, which are ``known_events``."""
 
-    def __init__(self, known: Sequence[NumberedEvent] = ()) -> None:
-        self._next = len(known)
+    def __init__(self, known_events: Sequence[NumberedEvent] = ()) -> None:
+        self._next = len(known_events)
         # The model generates text and audio concurrently, so only the order within each is reproducible.
         self._known: dict[str, _KnownEvents] = {}
-        for event in known:
+        for event in known_events:
             self._known.setdefault(_channel(event.type), _KnownEvents()).events.append(event)
 
     @classmethod
-    def after(cls, known: Sequence[NumberedEvent]) -> "EventSequence":
-        """Create a numbering that starts after ``known`` without comparing events."""
-        made = cls()
-        made._next = len(known)
-        return made
+    def after(cls, known_events: Sequence[NumberedEvent]) -> "EventSequence":
+        """Create a numbering that starts after ``known_events`` without comparing events."""
+        sequence = cls()
+        sequence._next = len(known_events)
+        return sequence
 
     def number(self, events: Iterable[Event]) -> list[NumberedEvent]:
         """Number the new ones of ``events``. Raises ``CannotContinue`` if the others differ from the known ones."""
         return [self._number_event(event) for each in events if (event := self._skip_known(each)) is not None]
 
     def _skip_known(self, event: Event) -> Event | None:
-        if event["type"] in TERMINAL and any(not known.is_passed for known in self._known.values()):
+        if event["type"] in TERMINAL and any(not known_channel.is_passed for known_channel in self._known.values()):
             raise CannotContinue(_DIVERGED_MESSAGE)
-        known = self._known.get(_channel(event["type"]))
-        return known.skip(event) if known is not None else event
+        known_events = self._known.get(_channel(event["type"]))
+        return known_events.skip(event) if known_events is not None else event
 
     def _number_event(self, event: Event) -> NumberedEvent:
         number, self._next = self._next, self._next + 1
@@ -129,10 +129,10 @@ class _KnownEvents:
 
     def _skip_delta(self, type: str, delta: str) -> str:
         while delta and not self.is_passed:
-            known = self.events[self._at]
-            if known.type != type:
+            known_event = self.events[self._at]
+            if known_event.type != type:
                 raise CannotContinue(_DIVERGED_MESSAGE)
-            text = (_decode_head(known.body).delta or "")[self._taken :]
+            text = (_decode_head(known_event.body).delta or "")[self._taken :]
             length = min(len(text), len(delta))
             if type not in _COUNTED and text[:length] != delta[:length]:
                 raise CannotContinue(_DIVERGED_MESSAGE)

@@ -63,20 +63,20 @@ def parse_socket_event(text: str) -> CreateEvent | SteerEvent:
     """Decode an event of a client. Raises ``BadRequest`` with the name of the field, and ``TooLarge``."""
     check_values(text.encode("utf-8", "surrogatepass"))
     try:
-        found = msgspec.json.decode(text)
-        envelope = msgspec.convert(found, _Envelope)
+        document = msgspec.json.decode(text)
+        envelope = msgspec.convert(document, _Envelope)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), _Envelope) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise BadRequest("The event is not valid JSON.") from None
     if envelope.type == STEER:
-        return SteerEvent(str(found.get("previous_response_id", "")), found.get("input"))
+        return SteerEvent(str(document.get("previous_response_id", "")), document.get("input"))
     if envelope.type != CREATE:
         raise BadRequest(f"The type of an event must be {CREATE} or {STEER}, not {envelope.type[:64]!r}.", param="type")
-    return _read_create(found, envelope)
+    return _read_create(document, envelope)
 
 
-def _read_create(found: dict[str, Any], envelope: _Envelope) -> CreateEvent:
+def _read_create(document: dict[str, Any], envelope: _Envelope) -> CreateEvent:
     if envelope.stream is False:
         raise BadRequest("Every response over a WebSocket is streamed: omit stream.", param="stream")
     if envelope.background:
@@ -84,7 +84,7 @@ def _read_create(found: dict[str, Any], envelope: _Envelope) -> CreateEvent:
             "Background responses are not supported over a WebSocket: send POST /v1/responses.", param="background"
         )
     generates = envelope.generate is not False
-    fields = {name: value for name, value in found.items() if name not in _ENVELOPE_FIELDS}
+    fields = {name: value for name, value in document.items() if name not in _ENVELOPE_FIELDS}
     body = _encode({**fields, "stream": True} if generates else fields)
     return CreateEvent(envelope.stream_id or "", parse_response_request(body), body, generates)
 
@@ -117,8 +117,10 @@ def encode_steer_failure(steer: SteerEvent) -> str:
         "code": "steering_not_supported",
         "message": "A response in progress accepts no input: send response.create with it after this response ends.",
     }
-    returned = {"previous_response_id": steer.previous_response_id, "input": steer.input}
-    return _encode({"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": returned}).decode()
+    steer_fields = {"previous_response_id": steer.previous_response_id, "input": steer.input}
+    return _encode(
+        {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer_fields}
+    ).decode()
 
 
 class _StreamName(Struct, frozen=True):

@@ -92,7 +92,7 @@ _CLIENT_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_c
 
 
 def to_chat(
-    wanted: ResponseRequest, history: Sequence[InputItem], items: Sequence[InputItem], history_param: str
+    response_request: ResponseRequest, history: Sequence[InputItem], items: Sequence[InputItem], history_param: str
 ) -> ChatOfResponse:
     """Build the chat of ``history`` followed by ``items``, those of the request.
 
@@ -100,13 +100,13 @@ def to_chat(
     """
     messages: list[Message] = []
     sources: list[str] = []
-    if wanted.instructions:
-        messages.append(chat.SystemMessage(wanted.instructions))
+    if response_request.instructions:
+        messages.append(chat.SystemMessage(response_request.instructions))
         sources.append("instructions")
-    named = [(item, history_param) for item in history]
-    listed = isinstance(wanted.input, list)
-    named += [(item, f"input[{index}]" if listed else "input") for index, item in enumerate(items)]
-    for item, param in named:
+    item_params = [(item, history_param) for item in history]
+    is_list = isinstance(response_request.input, list)
+    item_params += [(item, f"input[{index}]" if is_list else "input") for index, item in enumerate(items)]
+    for item, param in item_params:
         if isinstance(item, ImageGenerationCall):  # models do not see earlier images
             continue
         message = _to_message(item, param)
@@ -115,7 +115,7 @@ def to_chat(
             continue
         messages.append(message)
         sources.append(param)
-    request = _to_request(wanted, messages)
+    request = _to_request(response_request, messages)
     check_vllm_params(request)
     try:
         check_tools(request.tools, request.tool_choice)
@@ -125,30 +125,30 @@ def to_chat(
     return ChatOfResponse(request, tuple(sources))
 
 
-def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest:
+def _to_request(response_request: ResponseRequest, messages: list[Message]) -> ChatRequest:
     return ChatRequest(
-        model=wanted.model,
+        model=response_request.model,
         messages=messages,
-        modalities=list(wanted.modalities) if wanted.modalities is not None else None,
-        audio=wanted.audio,
-        max_completion_tokens=wanted.max_output_tokens,
-        temperature=wanted.temperature,
-        top_p=wanted.top_p,
-        seed=wanted.seed,
-        top_k=wanted.top_k,
-        repetition_penalty=wanted.repetition_penalty,
-        ignore_eos=wanted.ignore_eos,
-        min_p=wanted.min_p,
-        chat_template_kwargs=wanted.chat_template_kwargs,
-        presence_penalty=wanted.presence_penalty,
-        frequency_penalty=wanted.frequency_penalty,
-        tools=[_to_tool(tool) for tool in wanted.tools] if wanted.tools else None,
-        tool_choice=_to_tool_choice(wanted),
-        parallel_tool_calls=wanted.parallel_tool_calls,
-        response_format=_to_response_format(wanted),
-        reasoning_effort=wanted.reasoning.effort if wanted.reasoning is not None else None,
-        prompt_cache_key=wanted.prompt_cache_key,
-        **wanted.vllm_params(),
+        modalities=list(response_request.modalities) if response_request.modalities is not None else None,
+        audio=response_request.audio,
+        max_completion_tokens=response_request.max_output_tokens,
+        temperature=response_request.temperature,
+        top_p=response_request.top_p,
+        seed=response_request.seed,
+        top_k=response_request.top_k,
+        repetition_penalty=response_request.repetition_penalty,
+        ignore_eos=response_request.ignore_eos,
+        min_p=response_request.min_p,
+        chat_template_kwargs=response_request.chat_template_kwargs,
+        presence_penalty=response_request.presence_penalty,
+        frequency_penalty=response_request.frequency_penalty,
+        tools=[_to_tool(tool) for tool in response_request.tools] if response_request.tools else None,
+        tool_choice=_to_tool_choice(response_request),
+        parallel_tool_calls=response_request.parallel_tool_calls,
+        response_format=_to_response_format(response_request),
+        reasoning_effort=response_request.reasoning.effort if response_request.reasoning is not None else None,
+        prompt_cache_key=response_request.prompt_cache_key,
+        **response_request.vllm_params(),
     )
 
 
@@ -158,8 +158,8 @@ def _to_tool(tool: FlatFunctionTool | ImageGenerationTool) -> FunctionTool:
     return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _to_tool_choice(wanted: ResponseRequest) -> ToolChoice | None:
-    match wanted.tool_choice:
+def _to_tool_choice(response_request: ResponseRequest) -> ToolChoice | None:
+    match response_request.tool_choice:
         case FlatNamedChoice(name):
             return NamedToolChoice(FunctionName(name))
         case NamedImageChoice():
@@ -170,8 +170,8 @@ def _to_tool_choice(wanted: ResponseRequest) -> ToolChoice | None:
             return choice
 
 
-def _to_response_format(wanted: ResponseRequest) -> ResponseFormat | None:
-    match wanted.text.format if wanted.text is not None else None:
+def _to_response_format(response_request: ResponseRequest) -> ResponseFormat | None:
+    match response_request.text.format if response_request.text is not None else None:
         case ObjectFormat():
             return JsonObjectFormat()
         case SchemaFormat(name, schema, description, strict):

@@ -36,7 +36,7 @@ def build_engine_config(launch: Launch) -> Any:
 
 def set_environment(launch: Launch) -> None:
     """Set vLLM's environment variables, except those that the operator has set."""
-    wanted = {
+    variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
@@ -45,16 +45,16 @@ def set_environment(launch: Launch) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``hidden_states`` and ``worker`` patch the first one
     }
     if launch.rows:
-        wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by one, see ``build_engine_arguments``
+        variables["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by one, see ``build_engine_arguments``
     if launch.device == "cpu":
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine core's process
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine core's process
         # Models run eagerly, and counting ranks of log probabilities would be compiled with the first request.
-        wanted["TORCHDYNAMO_DISABLE"] = "1"
+        variables["TORCHDYNAMO_DISABLE"] = "1"
         if launch.threads:
-            wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
+            variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
         elif launch.tensor_parallel * launch.pipeline_parallel > 1:
-            wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # workers would be bound to a memory node each
-    for name, value in wanted.items():
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # workers would be bound to a memory node each
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
@@ -178,17 +178,17 @@ def _require_same_tokens(launch: Launch) -> None:
     """
     if launch.speculative_model is None:
         return
-    guessed, served = vocabulary_size(launch.speculative_model), vocabulary_size(launch.checkpoint)
-    if guessed != served:
+    draft, own_size = vocabulary_size(launch.speculative_model), vocabulary_size(launch.checkpoint)
+    if draft != own_size:
         raise BadRequest(
-            f"OMNIBUS_VLLM_SPECULATIVE_MODEL={launch.speculative_model} has {guessed} tokens and this model {served}: "
+            f"OMNIBUS_VLLM_SPECULATIVE_MODEL={launch.speculative_model} has {draft} tokens and this model {own_size}: "
             "set one with the same tokenizer"
         )
 
 
 def read_architectures(launch: Launch) -> list[str]:
     """Return the names of the model classes of ``launch``'s checkpoints."""
-    found: list[str] = []
+    architectures: list[str] = []
     for checkpoint in filter(None, (launch.checkpoint, launch.speculative_model)):
-        found += json.loads((checkpoint / "config.json").read_text()).get("architectures", [])
-    return found
+        architectures += json.loads((checkpoint / "config.json").read_text()).get("architectures", [])
+    return architectures

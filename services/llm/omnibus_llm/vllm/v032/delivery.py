@@ -23,11 +23,11 @@ async def deliver_outputs(llm: Any, consume: Callable[[Any], bool], *request: An
         raise
     except Exception as error:
         raise EngineGenerateError from error
-    ended = False
+    is_ended = False
     try:
-        ended = await _Delivery(consume).read_queue(queue)
+        is_ended = await _Delivery(consume).read_queue(queue)
     finally:
-        if not (ended or llm.errored):
+        if not (is_ended or llm.errored):
             await llm.abort(queue.request_id, internal=True)
 
 

@@ -64,8 +64,8 @@ class EmbeddingConnector(ECConnectorBase):
         return True
 
     def take_unavailable_requests(self) -> set[str]:
-        lost, self._lost = self._lost, set()
-        return lost
+        lost_requests, self._lost = self._lost, set()
+        return lost_requests
 
     def update_state_after_alloc(self, request: Request, index: int) -> None:
         key = request.mm_features[index].identifier
@@ -82,9 +82,9 @@ class EmbeddingConnector(ECConnectorBase):
         return EmbeddingLoads(loads)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        held = self._held.pop(request.request_id, None)
-        if held is not None:
-            self._finished.append(held[0])
+        held_entry = self._held.pop(request.request_id, None)
+        if held_entry is not None:
+            self._finished.append(held_entry[0])
         return False, None
 
     # The workers' half

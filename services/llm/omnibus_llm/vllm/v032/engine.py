@@ -46,15 +46,15 @@ class VllmEngineProcess:
         for process in self._llm.engine_core.resources.engine_manager.processes:
             self._sentinels.append(process.sentinel)
             loop.add_reader(process.sentinel, self._on_process_exit)
-        begun = await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,))
-        self._parameters = sum(worker["parameters"] for worker in begun)
-        self._keeps_rows = any(worker["keeps_rows"] for worker in begun)
+        workers = await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,))
+        self._parameters = sum(worker["parameters"] for worker in workers)
+        self._keeps_rows = any(worker["keeps_rows"] for worker in workers)
         for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the total
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
         await self._adapters.load_declared(self._llm)
         if self._launch.halves:
-            found = await self._llm.collective_rpc("omnibus_cache")  # of each worker: the same, of all heads
-            self._layout = CacheBlockLayout(**found[0])
+            layouts = await self._llm.collective_rpc("omnibus_cache")  # of each worker: the same, of all heads
+            self._layout = CacheBlockLayout(**layouts[0])
 
     @property
     def layout(self) -> CacheBlockLayout:
@@ -66,11 +66,11 @@ class VllmEngineProcess:
     def keeps_rows(self) -> bool:
         return self._keeps_rows
 
-    async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         with self._translate_errors():
-            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
+            async with self._adapters.use(generation.adapter, generation.adapter_source) as adapter:
                 stream = self._llm.generate(
-                    *_engine_request(asked, self._keeps_rows), priority=asked.priority, lora_request=adapter
+                    *_engine_request(generation, self._keeps_rows), priority=generation.priority, lora_request=adapter
                 )
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
@@ -78,7 +78,7 @@ class VllmEngineProcess:
                         if tokens is not None:
                             yield tokens
 
-    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+    async def deliver(self, generation: Generation, consume: Callable[[Tokens], bool]) -> None:
         from omnibus_llm.vllm.v032.delivery import deliver_outputs
 
         def consume_output(output: Any) -> bool:
@@ -86,9 +86,9 @@ class VllmEngineProcess:
             return tokens is not None and consume(tokens)
 
         with self._translate_errors():
-            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
-                prompt, params, id = _engine_request(asked, self._keeps_rows)
-                options = {"priority": asked.priority, "lora_request": adapter}
+            async with self._adapters.use(generation.adapter, generation.adapter_source) as adapter:
+                prompt, params, id = _engine_request(generation, self._keeps_rows)
+                options = {"priority": generation.priority, "lora_request": adapter}
                 await deliver_outputs(self._llm, consume_output, id, prompt, params, **options)
 
     @contextmanager
@@ -177,7 +177,7 @@ class VllmEngineProcess:
             llm.engine_core.resources()
 
 
-def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]:
+def _engine_request(generation: Generation, keeps_rows: bool) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -186,43 +186,43 @@ def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]
     from omnibus_llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, SAVE_ARGUMENT
 
     extra: dict[str, Any] = {}
-    if asked.media:
-        items = {medium.key: [medium.offset, *medium.shape] for medium in asked.media}
-        extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
-    if asked.spoken or asked.rows is not None:
-        extra[ROWS_ARGUMENT] = asked.rows
-    if asked.gives is not None:
-        extra[SAVE_ARGUMENT] = asked.gives
-    if asked.takes is not None:
-        extra[LOAD_ARGUMENT] = asked.takes._asdict()
-    if asked.draws:
-        extra[DRAWS_ARGUMENT] = asked.draws
-    chosen = asked.sampling
+    if generation.media:
+        items = {medium.key: [medium.offset, *medium.shape] for medium in generation.media}
+        extra["ec_transfer_params"] = {"place": generation.parcel, "items": items}
+    if generation.spoken or generation.rows is not None:
+        extra[ROWS_ARGUMENT] = generation.rows
+    if generation.gives is not None:
+        extra[SAVE_ARGUMENT] = generation.gives
+    if generation.takes is not None:
+        extra[LOAD_ARGUMENT] = generation.takes._asdict()
+    if generation.draws:
+        extra[DRAWS_ARGUMENT] = generation.draws
+    settings = generation.sampling
     params = SamplingParams(
-        max_tokens=chosen.max_tokens,
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-        repetition_penalty=chosen.repetition_penalty,
-        seed=chosen.seed % 2**63,
-        ignore_eos=chosen.ignore_eos,
-        stop_token_ids=sorted(asked.ends),
-        min_p=chosen.min_p,
-        presence_penalty=chosen.presence_penalty,
-        frequency_penalty=chosen.frequency_penalty,
-        logit_bias=dict(chosen.logit_bias) or None,
-        logprobs=chosen.logprobs,
-        min_tokens=chosen.min_tokens,
-        bad_words=list(chosen.bad_words) or None,
-        allowed_token_ids=list(chosen.allowed) or None,
-        structured_outputs=StructuredOutputsParams(grammar=chosen.grammar) if chosen.grammar else None,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        repetition_penalty=settings.repetition_penalty,
+        seed=settings.seed % 2**63,
+        ignore_eos=settings.ignore_eos,
+        stop_token_ids=sorted(generation.ends),
+        min_p=settings.min_p,
+        presence_penalty=settings.presence_penalty,
+        frequency_penalty=settings.frequency_penalty,
+        logit_bias=dict(settings.logit_bias) or None,
+        logprobs=settings.logprobs,
+        min_tokens=settings.min_tokens,
+        bad_words=list(settings.bad_words) or None,
+        allowed_token_ids=list(settings.allowed) or None,
+        structured_outputs=StructuredOutputsParams(grammar=settings.grammar) if settings.grammar else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         # Cached tokens are not computed, so their rows would be missing if none are kept.
-        skip_reading_prefix_cache=asked.spoken and not keeps_rows,
+        skip_reading_prefix_cache=generation.spoken and not keeps_rows,
         extra_args=extra,
     )
-    return engine_input(asked), params, asked.id
+    return engine_input(generation), params, generation.id
 
 
 def _read_tokens(output: Any) -> Tokens | None:
@@ -238,15 +238,15 @@ def _read_tokens(output: Any) -> Tokens | None:
     raise StageFailed(f"the engine ended this request ({finish}); send it again")
 
 
-def _read_logprobs(token: int, found: dict[int, Any]) -> TokenLogprobs:
+def _read_logprobs(token: int, logprobs: dict[int, Any]) -> TokenLogprobs:
     """Return the likeliest tokens of a step, best first.
 
-    ``found`` includes the chosen token even if it is not one of them.
+    ``logprobs`` includes the chosen token even if it is not one of them.
     """
-    count = len(found) - (found[token].rank >= len(found))
-    best = sorted((each.rank, id, each.logprob) for id, each in found.items())[:count]
-    kept = [(id, value) for _, id, value in best if value > -math.inf]
-    return TokenLogprobs(found[token].logprob, [id for id, _ in kept], [value for _, value in kept])
+    count = len(logprobs) - (logprobs[token].rank >= len(logprobs))
+    best = sorted((each.rank, id, each.logprob) for id, each in logprobs.items())[:count]
+    pairs = [(id, value) for _, id, value in best if value > -math.inf]
+    return TokenLogprobs(logprobs[token].logprob, [id for id, _ in pairs], [value for _, value in pairs])
 
 
 def _to_omnibus_error(error: Exception) -> OmnibusError:

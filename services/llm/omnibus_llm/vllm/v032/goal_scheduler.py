@@ -30,22 +30,22 @@ class _BudgetedSteps(Scheduler):
         self._ended = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        begun = time.monotonic()
+        begin_time = time.monotonic()
         # Sequences that decode come first: a prompt before one could take its token.
         self.running.sort(key=lambda request: request.is_prefill_chunk)
         decoding = {request.request_id for request in self.running if not request.is_prefill_chunk}
         self.max_num_scheduled_tokens = min(self._most_tokens, len(decoding) + self._meter.token_limit(len(decoding)))
-        chosen = super().schedule(throttle_prefills)
-        decodes = len(decoding & chosen.num_scheduled_tokens.keys())
+        output = super().schedule(throttle_prefills)
+        decodes = len(decoding & output.num_scheduled_tokens.keys())
         # Kept with the step: with asynchronous scheduling the next one is chosen before this one ends.
-        chosen.omnibus_step = (begun, decodes, chosen.total_num_scheduled_tokens - decodes)
-        return chosen
+        output.omnibus_step = (begin_time, decodes, output.total_num_scheduled_tokens - decodes)
+        return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        begun, decodes, prompt_tokens = scheduler_output.omnibus_step
+        begin_time, decodes, prompt_tokens = scheduler_output.omnibus_step
         now = time.monotonic()
         if decodes or prompt_tokens:
-            self._meter.add_step(decodes, prompt_tokens, now - max(begun, self._ended))
+            self._meter.add_step(decodes, prompt_tokens, now - max(begin_time, self._ended))
         self._ended = now
         return super().update_from_output(scheduler_output, model_runner_output)
 

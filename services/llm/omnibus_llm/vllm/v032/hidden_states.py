@@ -47,8 +47,8 @@ class BlockRows:
 
     def _slots(self, blocks: Sequence[int], first: int, end: int) -> torch.Tensor:
         places = torch.arange(first, end)
-        held = torch.tensor(blocks[first // self._tokens : -(-end // self._tokens)])
-        return held[places // self._tokens - first // self._tokens] * self._tokens + places % self._tokens
+        held_blocks = torch.tensor(blocks[first // self._tokens : -(-end // self._tokens)])
+        return held_blocks[places // self._tokens - first // self._tokens] * self._tokens + places % self._tokens
 
 
 class RowOwner(NamedTuple):
@@ -61,13 +61,14 @@ class RowOwner(NamedTuple):
 class HiddenRowWriter:
     """Writes the rows of a batch into the memory of their owners.
 
-    Each is written at its position. ``kept`` has the rows of the prefix cache; it is None if the cache is not read.
+    Each is written at its position. ``block_rows`` has the rows of the prefix cache; it is None if the cache is not
+    read.
     """
 
-    def __init__(self, runner: Any, forward: Callable[..., Any], kept: BlockRows | None) -> None:
+    def __init__(self, runner: Any, forward: Callable[..., Any], block_rows: BlockRows | None) -> None:
         self._runner = runner
         self._forward = forward
-        self._kept = kept
+        self._kept = block_rows
         self._owners: dict[str, RowOwner] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +80,7 @@ class HiddenRowWriter:
     def _write_batch(self, hidden: torch.Tensor) -> None:
         batch, requests = self._runner.input_batch, self._runner.requests
         self._close_finished(requests)
-        starts, found = self._runner.query_start_loc.np, []
+        starts, writes = self._runner.query_start_loc.np, []
         for index, request in enumerate(batch.req_ids):
             begins = request not in self._owners
             owner = self._find_owner(request, requests[request])
@@ -91,9 +92,9 @@ class HiddenRowWriter:
             if self._kept is not None:
                 self._kept.write(blocks, first, rows)
                 if begins and first and LOAD_ARGUMENT not in extra_arguments(requests[request].sampling_params):
-                    found.append((owner.fd, blocks, first))
+                    writes.append((owner.fd, blocks, first))
         # Last, because a request may start with blocks that another one computes in this very step.
-        for fd, blocks, count in found:
+        for fd, blocks, count in writes:
             if fd is not None and self._kept is not None:
                 _write_rows(fd, 0, self._kept.read(blocks, count))
 
@@ -106,8 +107,8 @@ class HiddenRowWriter:
         return self._owners[request]
 
     def _close_finished(self, requests: Any) -> None:
-        for gone in [request for request in self._owners if request not in requests]:
-            fd = self._owners.pop(gone).fd
+        for finished_request in [request for request in self._owners if request not in requests]:
+            fd = self._owners.pop(finished_request).fd
             if fd is not None:
                 os.close(fd)
 

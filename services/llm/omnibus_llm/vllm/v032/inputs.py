@@ -23,28 +23,28 @@ from omnibus_llm.vllm.protocol import Generation, Positions
 POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
 
 
-def engine_input(asked: Generation) -> EngineInput:
-    """Return vLLM's input for ``asked``."""
-    if asked.takes is not None:
+def engine_input(generation: Generation) -> EngineInput:
+    """Return vLLM's input for ``generation``."""
+    if generation.takes is not None:
         # Its ids are placeholders, so no other request may find its blocks by them.
-        return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
+        return tokens_input(list(generation.ids), cache_salt=uuid4().hex)
     # Blocks of other requests have no rows for a talker.
-    salt = f"spoken {asked.cache_salt}" if asked.spoken else asked.cache_salt or None
-    if not asked.media:
-        return tokens_input(list(asked.ids), cache_salt=salt)
+    salt = f"spoken {generation.cache_salt}" if generation.spoken else generation.cache_salt or None
+    if not generation.media:
+        return tokens_input(list(generation.ids), cache_salt=salt)
     items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)
     keys: dict[str, list[str]] = defaultdict(list)
     places: dict[str, list[PlaceholderRange]] = defaultdict(list)
-    for index, medium in enumerate(asked.media):
-        items[medium.modality].append(_kwargs_item(None if index else asked.positions))
+    for index, medium in enumerate(generation.media):
+        items[medium.modality].append(_kwargs_item(None if index else generation.positions))
         keys[medium.modality].append(medium.key)
         places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
-    return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places, cache_salt=salt)
+    return mm_input(list(generation.ids), MultiModalKwargsItems(items), keys, places, cache_salt=salt)
 
 
 def _kwargs_item(positions: Positions | None) -> MultiModalKwargsItem:
     if positions is None:
         return MultiModalKwargsItem({})
     field = MultiModalBatchedField(keep_on_cpu=True)
-    found = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
-    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in found.items()})
+    elements = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
+    return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in elements.items()})

@@ -81,17 +81,17 @@ class CacheConnector(KVConnectorBase_V1):
     # The scheduler's half
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        taken = extra_arguments(request.sampling_params).get(LOAD_ARGUMENT)
-        return (0 if taken is None else max(0, taken["length"] - num_computed_tokens)), False
+        load_arguments = extra_arguments(request.sampling_params).get(LOAD_ARGUMENT)
+        return (0 if load_arguments is None else max(0, load_arguments["length"] - num_computed_tokens)), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        wanted = extra_arguments(request.sampling_params)
-        if SAVE_ARGUMENT in wanted:
+        arguments = extra_arguments(request.sampling_params)
+        if SAVE_ARGUMENT in arguments:
             self._giving[request.request_id] = request
         if num_external_tokens > 0:
             [ids] = blocks.get_block_ids()
             self._takes.append(
-                (wanted[LOAD_ARGUMENT]["place"], ids[: self._block_count(wanted[LOAD_ARGUMENT]["length"])])
+                (arguments[LOAD_ARGUMENT]["place"], ids[: self._block_count(arguments[LOAD_ARGUMENT]["length"])])
             )
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:

@@ -12,9 +12,9 @@ def register_models(architectures: Iterable[str]) -> None:
     from vllm import ModelRegistry
 
     for name in architectures:
-        known = ModelRegistry.models.get(name)
-        if known is not None:
-            ModelRegistry.register_model(name, _towerless_class(name) or known.load_model_cls())
+        model_class = ModelRegistry.models.get(name)
+        if model_class is not None:
+            ModelRegistry.register_model(name, _towerless_class(name) or model_class.load_model_cls())
 
 
 def find_architectures(config: Any) -> list[str]:

@@ -29,10 +29,10 @@ class Worker:
         if hasattr(model, "get_mrope_input_positions"):
             model.get_mrope_input_positions = _request_positions(model.get_mrope_input_positions)
         # Only one worker has the rows, and it has all of them.
-        kept = None
+        block_rows = None
         if rows and get_tp_group().is_first_rank and get_pp_group().is_last_rank:
-            kept = _open_block_rows(runner)
-            runner._model_forward = HiddenRowWriter(runner, runner._model_forward, kept)
+            block_rows = _open_block_rows(runner)
+            runner._model_forward = HiddenRowWriter(runner, runner._model_forward, block_rows)
         runner._update_states = _resuming_update(runner, runner._update_states)
         if (
             runner.supports_mm_inputs and runner.model_config.enforce_eager
@@ -40,20 +40,22 @@ class Worker:
             runner._preprocess = by_token_ids(runner, runner._preprocess)
         models = [model, *_draft_models(runner)]
         parameters = sum(parameter.numel() for each in models for parameter in each.parameters())
-        return {"parameters": parameters, "keeps_rows": int(kept is not None)}
+        return {"parameters": parameters, "keeps_rows": int(block_rows is not None)}
 
     def omnibus_memory(self) -> dict[str, int]:
         """Return the bytes of this worker's keys, values and GPU.
 
         Those of keys and values are per token and in total; those of the GPU are the reserved ones.
         """
-        held = {each.data_ptr(): each.numel() * each.element_size() for each in _cache_tensors(self.model_runner)}
+        cache_bytes = {
+            each.data_ptr(): each.numel() * each.element_size() for each in _cache_tensors(self.model_runner)
+        }
         config = self.model_runner.cache_config
         tokens = (config.num_gpu_blocks or 0) * config.block_size
         on_gpu = self.model_runner.device.type == "cuda"
         return {
-            "kv_bytes": sum(held.values()),
-            "kv_bytes_per_token": round(sum(held.values()) / tokens) if tokens else 0,
+            "kv_bytes": sum(cache_bytes.values()),
+            "kv_bytes_per_token": round(sum(cache_bytes.values()) / tokens) if tokens else 0,
             "engine_gpu_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
         }
 
@@ -67,8 +69,8 @@ class Worker:
 
 def _draft_models(runner: Any) -> list[torch.nn.Module]:
     """Return the draft model of a runner, if there is one."""
-    found = getattr(getattr(runner, "drafter", None), "model", None)
-    return [] if found is None else [found]
+    draft_model = getattr(getattr(runner, "drafter", None), "model", None)
+    return [] if draft_model is None else [draft_model]
 
 
 def _open_block_rows(runner: Any) -> BlockRows | None:
@@ -108,18 +110,20 @@ class Rewinding(torch.Generator):
 
 def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
     # A sequence whose first tokens were made elsewhere continues with its positions and its random numbers.
-    def update_and_resume(scheduled: SchedulerOutput) -> Any:
-        new = [one for one in scheduled.scheduled_new_reqs if DRAWS_ARGUMENT in extra_arguments(one.sampling_params)]
-        found = update(scheduled)
+    def update_and_resume(scheduler_output: SchedulerOutput) -> Any:
+        new = [
+            one for one in scheduler_output.scheduled_new_reqs if DRAWS_ARGUMENT in extra_arguments(one.sampling_params)
+        ]
+        result = update(scheduler_output)
         for one in new:
             state, extra = runner.requests[one.req_id], extra_arguments(one.sampling_params)
-            taken = extra.get(LOAD_ARGUMENT)
-            if taken is not None and state.mrope_positions is not None:
-                state.mrope_positions = state.mrope_positions + taken["delta"]
-                state.mrope_position_delta = taken["delta"]
+            load_arguments = extra.get(LOAD_ARGUMENT)
+            if load_arguments is not None and state.mrope_positions is not None:
+                state.mrope_positions = state.mrope_positions + load_arguments["delta"]
+                state.mrope_position_delta = load_arguments["delta"]
             if state.generator is not None:
                 _skip_draws(runner, state.generator, extra[DRAWS_ARGUMENT])
-        return found
+        return result
 
     return update_and_resume
 
@@ -146,12 +150,12 @@ def by_token_ids(runner: Any, preprocess: Callable[..., Any]) -> Callable[..., A
     For a model that accepts media, vLLM looks up the rows of all tokens outside of the model, and copies them.
     """
 
-    def preprocess_step(scheduled: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+    def preprocess_step(scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if any(_reads_media(runner.requests[name]) for name in runner.input_batch.req_ids):
-            return preprocess(scheduled, *args, **kwargs)
+            return preprocess(scheduler_output, *args, **kwargs)
         runner.supports_mm_inputs = False
         try:
-            return preprocess(scheduled, *args, **kwargs)
+            return preprocess(scheduler_output, *args, **kwargs)
         finally:
             runner.supports_mm_inputs = True
 
