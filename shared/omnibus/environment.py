@@ -57,7 +57,7 @@ def is_foreign(name: str) -> bool:
 
 
 def describe_unknown(name: str, names: Iterable[str]) -> str:
-    """Return a message on the unknown ``name``, with the closest ``known`` names."""
+    """Return a message on the unknown ``name``, with the closest of ``names``."""
     close = _similar_settings(name, list(names))
     hint = f"did you mean {' or '.join(close)}?" if close else "`omnibus settings` lists all of them"
     return f"{name} is not a setting: {hint}"

@@ -8,7 +8,7 @@ SIMILAR = 0.6
 
 
 def closest_name(name: str, names: Iterable[str], similar: float = SIMILAR) -> str:
-    """Return the ``known`` name most like ``name``, else "". Case and separators do not count."""
+    """Return the ``names`` name most like ``name``, else "". Case and separators do not count."""
     plain = {_without_separators(each): each for each in names}
     close = difflib.get_close_matches(_without_separators(name), list(plain), n=1, cutoff=similar)
     return plain[close[0]] if close else ""

@@ -97,7 +97,7 @@ def _too_many_frames(limits: bounds.MediaDecodeLimits) -> errors.TooLarge:
 
 
 class _DecodedTimes:
-    """Result of one decoder pass: the times of all frames, and those ``chosen`` by number.
+    """Result of one decoder pass: the times of all frames, and those ``frame_numbers`` by number.
 
     ``room`` limits the memory, even if the header was wrong.
     """

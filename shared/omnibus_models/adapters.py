@@ -147,7 +147,7 @@ def replace_adapter(decoder: Any, number: int, adapter: LoraAdapter) -> None:
 def _set_layers(
     backbone: nn.Module, adapters: Adapters, number: int, adapter: LoraAdapter, modules: Mapping[str, str], rank: int
 ) -> None:
-    """Load an adapter onto the layers ``found`` for its modules.
+    """Load an adapter onto the layers ``modules`` for its modules.
 
     Layers without an adapter so far get room for ``rank``.
     """

@@ -65,7 +65,7 @@ def own_seconds() -> dict[str, float]:
 class Callers:
     """Clients that open a new session when one ends.
 
-    ``known`` are the answers of an undisturbed run.
+    ``references`` are the answers of an undisturbed run.
     """
 
     def __init__(self, system: System, references: Sequence[Conversation]) -> None:

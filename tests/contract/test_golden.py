@@ -50,7 +50,7 @@ def test_a_recorded_invocation_is_read_and_written_with_the_same_meaning(body: b
 
 
 def missing_fields(read: msgspec.Struct, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``read`` that are not in ``written``."""
+    """Return the fields of ``read`` that are not in ``document``."""
     return {key: value for key, value in msgspec.structs.asdict(read).items() if key not in document}
 
 

@@ -31,7 +31,7 @@ def plan() -> Plan:
 
 
 def build_request(invocation: Invocation) -> ChatInput:
-    """The chat that ``recorded`` answers."""
+    """The chat that ``invocation`` answers."""
     inputs = {node.component: node.inputs for node in invocation.nodes}
     media = tuple(node.inputs["media"] for node in invocation.nodes if "media" in node.inputs)
     thinker = inputs["thinker"]

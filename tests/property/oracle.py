@@ -26,7 +26,7 @@ class OracleValue:
 
 
 class Oracle:
-    """Reference interpreter; ``chosen`` are choices by place, ``effects`` the expected tool calls."""
+    """Reference interpreter; ``choices`` are choices by place, ``effects`` the expected tool calls."""
 
     def __init__(self, program: Program, choices: dict[tuple[int, ...], int]) -> None:
         self.program = program

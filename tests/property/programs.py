@@ -199,7 +199,7 @@ LISTS = ("tensors", "values", "flows", "lates", "texts", "echoes", "known")
 
 
 def pick_one(pool: list[Any], at: int) -> Any:
-    """Return one of ``given``, or None if empty or chosen so."""
+    """Return one of ``pool``, or None if empty or chosen so."""
     return pool[at % len(pool)] if pool and at >= 0 else None
 
 

@@ -277,7 +277,7 @@ def _encode_frame(message: protocol.WorkerMessage) -> bytes:
 
 
 async def _iterate_closing(answer: Any) -> AsyncGenerator[Any, None]:
-    """Yield the parts of ``given``, then close it if possible."""
+    """Yield the parts of ``answer``, then close it if possible."""
     parts = aiter(answer)
     try:
         async for part in parts:

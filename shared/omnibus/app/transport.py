@@ -15,8 +15,8 @@ _DRAIN_BYTES = 64 << 10
 class WorkerLink(asyncio.Protocol):
     """End of the socket between a gateway and a worker. Build it with ``open``.
 
-    ``receive`` is called with the body of each frame. A typed error of it closes the link. ``lost`` is called once with
-    that error, or with None when the other end is closed.
+    ``receive`` is called with the body of each frame. A typed error of it closes the link. ``on_loss`` is called once
+    with that error, or with None when the other end is closed.
     """
 
     def __init__(self, receive: Callable[[bytes], None], on_loss: Callable[[OmnibusError | None], None]) -> None:

@@ -342,7 +342,7 @@ def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
 
 
 def decode_message(decode: Any, body: bytes, kind: str) -> Any:
-    """Decode the message in ``body``. Raises ``ProtocolError``, which calls it ``what``."""
+    """Decode the message in ``body``. Raises ``ProtocolError``, which calls it ``kind``."""
     try:
         message = decode(body)
     except UNREADABLE as error:

@@ -42,10 +42,10 @@ def is_candidate_option(name: str) -> bool:
 
 
 def find_control(paths: Iterable[Path], candidate_path: Path, candidate: Candidate) -> Path | None:
-    """Return the path of ``paths`` to compare with path ``tried`` of ``candidate``. It has the same options without the
-    mark.
+    """Return the path of ``paths`` to compare with ``candidate_path`` of ``candidate``.
 
-    If the candidate is another path, or there is no such path, it is compared with the busiest one.
+    It has the same options without the mark. If the candidate is another path, or there is no such path, it is compared
+    with the busiest one.
     """
     plain_paths = [path for path in paths if not path.is_candidate]
     plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in candidate_path.options.items()}

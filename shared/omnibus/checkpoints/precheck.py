@@ -16,7 +16,7 @@ def require_usable(directory: Path, family: str, families: Collection[str]) -> N
     """Raise ``BadRequest`` if ``directory`` is not a usable checkpoint of ``family``. This includes missing and
     truncated weights.
 
-    ``family`` is compared if the checkpoint names one of the families in ``known``. ``omnibus models check`` also
+    ``family`` is compared if the checkpoint names one of the families in ``families``. ``omnibus models check`` also
     checks each component.
     """
     name, config = _read_config(directory)

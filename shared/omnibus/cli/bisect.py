@@ -94,9 +94,9 @@ async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
 
 
 async def _find_earlier(bus: NatsBus, id: str, original: Invocation) -> Invocation | None:
-    """Return the graph of request ``id`` with the stages of ``recorded``.
+    """Return the graph of request ``id`` with the stages of ``original``.
 
-    It must run before ``recorded``. Returns None if ``id`` is empty, or if a later segment has no such graph.
+    It must run before ``original``. Returns None if ``id`` is empty, or if a later segment has no such graph.
     """
     if not id:
         return None

@@ -41,7 +41,7 @@ class ProgressBar:
         self.close()
 
     def update(self, phase: str, done_count: int, count: int, words: str = "") -> None:
-        """Show that ``done`` of ``count`` units of ``what`` are done. ``words`` describe the present unit."""
+        """Show that ``done_count`` of ``count`` units of ``phase`` are done. ``words`` describe it."""
         if self._lines:
             print(f"{phase}: {words or 'done'} ({done_count} of {count})", file=self._stream, flush=True)
         if not self._drawn:

@@ -141,12 +141,12 @@ class ReadyExecutors:
 
     def count_missing(self, planned_counts: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each incomplete kind. A kind is incomplete if it has fewer than in
-        ``planned``."""
+        ``planned_counts``."""
         ready_counts = {kind: self.count_ready(kind) for kind in planned_counts}
         return {kind: count for kind, count in ready_counts.items() if count < planned_counts[kind]}
 
     async def wait_for_kinds(self, planned_counts: Mapping[ExecutorKind, int], seconds: float) -> bool:
-        """Return whether all ``planned`` executors are ready within ``seconds``."""
+        """Return whether all ``planned_counts`` executors are ready within ``seconds``."""
         return await self._statuses.wait_until(lambda: not self.count_missing(planned_counts), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
@@ -188,8 +188,9 @@ class GatewayPlans:
         self._publish_census()
 
     async def wait_for_plan(self, plan_time: float, seconds: float) -> bool:
-        """Return whether all gateways switch to this plan within ``seconds``. The plan was made at ``created``; a newer
-        one counts too.
+        """Return whether all gateways switch to this plan within ``seconds``.
+
+        The plan was made at ``plan_time``; a newer one counts too.
 
         A gateway that has sent nothing by then is forgotten, so that its end costs this time once.
         """

@@ -112,7 +112,7 @@ def current_engine(path: str) -> str:
 
 
 def import_object(path: str, origin: str = "a plugin") -> Any:
-    """Return the object at ``module:name``. Raises ``BadRequest``, with ``what`` as the source."""
+    """Return the object at ``module:name``. Raises ``BadRequest``, with ``origin`` as the source."""
     module, _, name = current_engine(path).partition(":")
     if not module or not name:
         raise BadRequest(f"{origin}={path!r} must name module:function")

@@ -45,7 +45,7 @@ class Backoff:
         return len(self._restarts) > self._policy.limit
 
     def next_delay(self, lifetime: float = 0.0) -> float:
-        """Return the pause before the next restart, in seconds. The process has served for ``lived`` seconds."""
+        """Return the pause before the next restart, in seconds. The process has served for ``lifetime`` seconds."""
         now, policy = self._clock(), self._policy
         while self._restarts and self._restarts[0] <= now - policy.window:
             self._restarts.popleft()

@@ -31,11 +31,11 @@ class Trial(msgspec.Struct, frozen=True):
         return next(name for name in path if component in self.options[name].components)
 
     def role_components(self, path: Sequence[str], components: Iterable[str]) -> tuple[str, ...]:
-        """The components of ``used`` that the option runs on ``path``."""
+        """The components of ``components`` that the option runs on ``path``."""
         return tuple(part for part in components if self.hosting_option(path, part) == self.option)
 
     def path_name(self, path: Sequence[str], components: Iterable[str]) -> str:
-        """Return the name of ``path`` for components ``used``, in data flow order."""
+        """Return the name of ``path`` for ``components``, in data flow order."""
         return ">".join(dict.fromkeys(self.hosting_option(path, part) for part in components))
 
 
@@ -76,7 +76,7 @@ def vary_options(
 def make_trial(subject: Subject, name: str, option: DeploymentOption, other_replicas: int = 1) -> Trial:
     """Return the trial of ``option``.
 
-    Other options that must run get ``others`` replicas each, borrowed ones none.
+    Other options that must run get ``other_replicas`` replicas each, borrowed ones none.
     """
     rest = _remaining_options(subject, option)
     prefixes = list(dict.fromkeys([*_declared_prefixes(subject, name), *_encoder_prefixes(subject, option)]))
@@ -116,7 +116,7 @@ def _own_options(subject: Subject) -> dict[str, DeploymentOption]:
 
 
 def _all_options(subject: Subject, existing_options: Iterable[DeploymentOption]) -> dict[str, DeploymentOption]:
-    """Return every set of components that is not among ``known``.
+    """Return every set of components that is not among ``existing_options``.
 
     Sets that a request would have to visit twice are left out.
     """

@@ -61,7 +61,7 @@ async def measure_option(
 ) -> OptionMeasurement:
     """Deploy ``trial`` and measure its option, unless it does not start: the planner then estimates it.
 
-    For the components ``lined``, it also measures requests of other sizes.
+    For ``line_components``, it also measures requests of other sizes.
     """
     tell("starting")
     plain = describe_option(subject, trial.options[trial.option], how.gpu)
@@ -75,7 +75,7 @@ async def measure_option(
 
 
 def describe_option(subject: Subject, declaration: DeploymentOption, gpu: str) -> OptionProfile:
-    """Return ``declared`` as an unmeasured profile on ``gpu``."""
+    """Return ``declaration`` as an unmeasured profile on ``gpu``."""
     return OptionProfile(
         components=subject.in_flow_order(declaration.components),
         service=declaration.service,
@@ -252,7 +252,7 @@ class _OptionProfiler:
     async def _climb_load(
         self, orders: list[LoadRequest], steps: list[StepMeasurement], at_once: int
     ) -> list[StepMeasurement]:
-        """Return ``taken`` and steps from ``at_once`` requests until more do not help."""
+        """Return ``steps`` and steps from ``at_once`` requests until more do not help."""
         steps, flat = list(steps), 0
         while at_once <= self._how.most and flat < MAX_FLAT_STEPS:
             rate = f", {steps[-1].seen.rate:.3g} req/s" if steps else ""
@@ -329,7 +329,7 @@ class _OptionProfiler:
         )
 
     async def _measure_sizes(self, roles: Sequence[Role], at_once: int, line_components: Collection[str]) -> None:
-        """Sample the components ``lined`` with other sizes of frequent requests."""
+        """Sample ``line_components`` with other sizes of frequent requests."""
         shares = self._workload.type_shares
         measured_variants: set[tuple[str, str]] = set()
         for component in line_components:

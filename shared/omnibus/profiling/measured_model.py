@@ -77,7 +77,7 @@ class Subject(msgspec.Struct, frozen=True):
         return tuple(part for part in self.components if part in parts)
 
     def type_name(self, used_components: Collection[str]) -> str:
-        """Return the name of the request type that uses ``used``."""
+        """Return the name of the request type that uses ``used_components``."""
         return request_type(self.components, used_components)  # type: ignore[arg-type]
 
     def host_service(self, parts: Collection[str]) -> str:

@@ -93,7 +93,7 @@ async def _measure_missing(
 
 
 def build_profile(spec: ProfilingSpec, measurements: Mapping[str, OptionMeasurement]) -> ModelProfile:
-    """Return the profile of the measurements ``found``."""
+    """Return the profile of ``measurements``."""
     subject, workload = spec.subject, spec.workload
     sizes, lines = conclusions.mean_sizes(measurements.values()), conclusions.fit_lines(subject, measurements.values())
     components_by_kind = {request.kind: request.used for request in workload.requests}

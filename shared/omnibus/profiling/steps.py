@@ -101,7 +101,7 @@ def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list
 
 
 def bottleneck_notes(option: str, steps: Mapping[str, StepMeasurement]) -> Iterator[str]:
-    """Yield a note on ``held``: the steps, by type, in which ``option`` was not the bottleneck."""
+    """Yield a note on ``steps``: the steps, by type, in which ``option`` was not the bottleneck."""
     if not steps:
         return
     words = []

@@ -47,7 +47,7 @@ class LineAssembler(ABC):
 
 
 class LineWriter:
-    """Appends lines to the log on ``subject``, after the ``known`` ones."""
+    """Appends lines to the log on ``subject``, after the lines of ``content``."""
 
     def __init__(self, bus: Bus, stream: StreamSpec, subject: str, content: LineAssembler | None = None) -> None:
         self._bus = bus

@@ -139,7 +139,7 @@ class SessionEntries(LineAssembler):
 
 
 async def read_session(bus: Bus, id: str, known_entries: SessionEntries | None = None) -> SessionEntries:
-    """Return the log of session ``id``, after its ``known`` entries.
+    """Return the log of session ``id``, after its ``known_entries`` entries.
 
     Raises ``NotFound``, ``BusUnavailable`` and ``ProtocolError``.
     """

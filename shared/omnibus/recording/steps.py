@@ -51,7 +51,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def build_steps(invocation: Invocation, end_record: EndRecord | None) -> tuple[Step, ...]:
-    """Return the steps of the recorded ``invocation``; ``ended`` is None while it runs."""
+    """Return the steps of the recorded ``invocation``; ``end_record`` is None while it runs."""
     whole: Waterfall = build_waterfall(invocation, end_record)
     kept_outputs = {(one.node, one.output): one for one in (end_record.kept if end_record is not None else ())}
     steps = []

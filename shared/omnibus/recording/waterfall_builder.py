@@ -27,7 +27,7 @@ _MOVE_FIELDS = ("reason", "executor", "message", "again", "resumed")
 
 
 def build_waterfall(invocation: Invocation, end_record: EndRecord | None) -> Waterfall:
-    """Return the waterfall of the recorded ``invocation``; ``ended`` is None while it runs."""
+    """Return the waterfall of the recorded ``invocation``; ``end_record`` is None while it runs."""
     start = invocation.created
     moves = tuple(
         Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _MOVE_FIELDS))

@@ -60,7 +60,7 @@ class HistoryStore(StoreConnection):
         ]
 
     async def lead_history(self, leader: str, seconds: float) -> bool:
-        """Return whether ``who`` leads for the next ``seconds``.
+        """Return whether ``leader`` leads for the next ``seconds``.
 
         The leading gateway alone counts events that all gateways see.
         """

@@ -139,7 +139,7 @@ class JobStore(StoreConnection):
         return bool(await self._run_function("omnibus_restore_job", _job_keys(kind), job.id, *about, *fields))
 
     async def review_jobs(self, kind: str, most: int, known_ids: Collection[str]) -> JobReview:
-        """Return the ``most`` newest jobs' states, and which ``known`` ids are gone."""
+        """Return the ``most`` newest jobs' states, and which ``known_ids`` ids are gone."""
         reply = await self._run_function("omnibus_review_jobs", _job_keys(kind), token_hex(8), str(most), *known_ids)
         life, flat, removed_ids, lost_ids = reply
         rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)

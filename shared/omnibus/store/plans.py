@@ -234,7 +234,7 @@ class PlanStore(StoreConnection):
         return problems
 
     async def put_problem(self, reporter: str, problem: PlanProblem | None) -> None:
-        """Report a problem of ``who``, or with None that it is solved."""
+        """Report a problem of ``reporter``, or with None that it is solved."""
         key = self._redis_key(_PROBLEMS)
         if problem is None:
             await self._run_command(self._redis.hdel(key, reporter))

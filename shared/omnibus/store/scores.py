@@ -35,7 +35,7 @@ class ScoreStore(StoreConnection):
         return None
 
     async def put_learned_seconds(self, model: str, seconds: LearnedSeconds) -> None:
-        """Store ``learned`` for ``model``, in place of earlier values."""
+        """Store ``seconds`` for ``model``, in place of earlier values."""
         await self._run_command(self._redis.hset(self._redis_key(_LEARNED), model, plan_score.encode(seconds)))
 
     async def learned_seconds(self) -> dict[str, LearnedSeconds]:

@@ -196,7 +196,7 @@ def _rewrite_names(schema: Schema, place: str, apart: bool) -> None:
 
 
 def _name_pattern(name_rules: Schema, place: str) -> str:
-    """Return the regular expression of the names that ``said`` allows."""
+    """Return the regular expression of the names that ``name_rules`` allows."""
     if isinstance(name_rules.get("pattern"), str):
         return str(name_rules["pattern"])
     if name_rules.get("format") in FORMATS:

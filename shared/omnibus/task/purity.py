@@ -97,7 +97,7 @@ def _top_package(function: Any) -> str:
 
 
 def is_impure(value: Any) -> bool:
-    """Return whether ``found`` has an effect, or another result on every use."""
+    """Return whether ``value`` has an effect, or another result on every use."""
     if isinstance(value, types.ModuleType):
         return value.__name__ in _IMPURE_NAMES
     module, name, kind = _qualified_name(value)
@@ -109,7 +109,7 @@ def is_impure(value: Any) -> bool:
 
 
 def _qualified_name(value: Any) -> tuple[str, str, str]:
-    """Return module, name and class of ``found``; for an instance, those of its class."""
+    """Return module, name and class of ``value``; for an instance, those of its class."""
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     if not hasattr(value, "__name__"):
         owner, value = None, type(value)

@@ -56,7 +56,7 @@ class ResultOwner(Protocol):
         """Ensure that ``result`` has a source: send the segment that contains it."""
 
     def record_observation(self, result: "Result", observation: Observation) -> None:
-        """Record that ``invoke`` read ``seen`` of ``result``; its next calls may depend on it."""
+        """Record that ``invoke`` read ``observation`` of ``result``; its next calls may depend on it."""
 
     def earlier_observation(self, result: "Result", whole: bool) -> Observation | None:
         """Return the part of ``result`` that an earlier run of ``invoke`` read."""

@@ -25,7 +25,7 @@ class Allocator:
     It does not know their owners.
 
     ``header`` is the number of bytes of a block before its data. ``used`` and ``peak`` are bytes; ``touched`` is the
-    highest end that was ever allocated. ``backed`` is the end of the memory that has pages; by default, all of it has.
+    highest end that was ever allocated. ``backed_size`` is the end of the memory that has pages, by default all of it.
     """
 
     def __init__(self, size: int, backed_size: int | None = None, header: int = 0) -> None:

@@ -29,9 +29,9 @@ class RoleSwitcher:
         self._assigned: dict[str, str] = {}  # ids, and the options that they have become or are about to
 
     async def switch(self, there: Mapping[str, ProcessSpec], target: ProcessSpec) -> ProcessSpec | None:
-        """Make one of the processes ``there``, by name, become ``wanted``. Returns its new spec.
+        """Make one of the processes ``there``, by name, become ``target``. Returns its new spec.
 
-        Returns None if no process can change or may leave its role: then start ``wanted``.
+        Returns None if no process can change or may leave its role: then start ``target``.
         """
         for spec in there.values():
             refusal = (spec.env[ID], target.env[f"{_PREFIX}OPTION"])
@@ -77,13 +77,13 @@ class RoleSwitcher:
 
 
 def can_become(spec: ProcessSpec, target: ProcessSpec) -> bool:
-    """Return whether ``spec`` can take the role of ``wanted``. They must differ in their role alone."""
+    """Return whether ``spec`` can take the role of ``target``. They must differ in their role alone."""
     one, other = _process_role(spec), _process_role(target)
     return one is not None and other is not None and one.can_become(other)
 
 
 def in_role(spec: ProcessSpec, target: ProcessSpec) -> ProcessSpec:
-    """Return the spec for the next start of ``spec``: ``wanted`` with the old name and id."""
+    """Return the spec for the next start of ``spec``: ``target`` with the old name and id."""
     return replace(target, name=spec.name, env={**target.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
 
 

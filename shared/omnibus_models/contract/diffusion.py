@@ -109,7 +109,7 @@ class Resumable(Protocol):
         """Return all that the steps have changed, float32 [n] on the CPU."""
 
     def resume(self, state: Tensor, steps: int) -> None:
-        """Continue from the ``state`` of another one after ``done`` steps."""
+        """Continue from the ``state`` of another one after ``steps`` steps."""
 
 
 class Stepper(ModelComponent, Protocol):

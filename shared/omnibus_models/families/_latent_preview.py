@@ -22,7 +22,7 @@ def append_constant(latents: Tensor) -> Tensor:
 def fit_palette(latents: Tensor, images: Tensor) -> Tensor:
     """Return [channels + 1, 3]: the colour that each latent adds, and the base colour.
 
-    ``latents`` [B, rows, columns, channels] were ``painted`` [B, 3, H, W]. Each is compared with the mean of its
+    ``latents`` [B, rows, columns, channels] were ``images`` [B, 3, H, W]. Each is compared with the mean of its
     pixels.
     """
     _, rows, columns, _ = latents.shape

@@ -88,7 +88,7 @@ class Ltx2Denoising:
         self.latents, self.done = Pair(*reshaped_parts), steps
 
     def advance(self, predictions: dict[str, Pair]) -> None:
-        """Take Euler's step along ``said`` velocities by kind of row.
+        """Take Euler's step along ``predictions`` velocities by kind of row.
 
         It uses the pipeline's precisions.
         """

@@ -58,6 +58,6 @@ def _too_short() -> errors.BadMedia:
 
 
 def require_voice(voice: str, voices: Mapping[str, Any]) -> None:
-    """Raise ``BadRequest`` with the ``known`` voices if ``voice`` is unknown."""
+    """Raise ``BadRequest`` with the ``voices`` voices if ``voice`` is unknown."""
     if voice not in voices:
         raise errors.BadRequest(f"unknown voice {voice!r}; known: {', '.join(sorted(voices))}", param="voice")

@@ -27,7 +27,7 @@ def declare_float32(config: Path) -> None:
 
 
 def write_manifest(directory: Path, recipe: Mapping[str, Any]) -> None:
-    """Write how the checkpoint in ``directory`` was ``made``, and its file list."""
+    """Write how the checkpoint in ``directory`` was ``recipe``, and its file list."""
     files = {name: digest for name, digest in file_digests(directory).items() if name != MANIFEST}
     (directory / MANIFEST).write_text(json.dumps({"made": recipe, "files": files}, indent=2) + "\n")
 

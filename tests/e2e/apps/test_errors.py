@@ -56,7 +56,7 @@ async def wait_for_workers(strict_system: AppSystem) -> None:
 
 
 async def went_wrong(estate: AppSystem, fault: str, status: int, code: str) -> dict[str, Any]:
-    """Error of the app for ``what``; afterwards it must serve as before."""
+    """Error of the app for ``fault``; afterwards it must serve as before."""
     answer = await estate.invoke("wrong", {"what": fault})
     body = read_error(answer)
     assert (answer.status_code, body["code"]) == (status, code), answer.text

@@ -157,7 +157,7 @@ async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) 
 async def ask_and_kill(
     system: System, ask: Ask, bodies: Sequence[dict[str, Any]], part: str, tokens: int
 ) -> tuple[list[ChoiceAnswers], bool]:
-    """Answer ``asked`` while the executor of ``part`` with the first answer dies.
+    """Answer ``bodies`` while the executor of ``part`` with the first answer dies.
 
     Also returns whether the gateway noticed the loss.
     """
@@ -173,7 +173,7 @@ async def ask_and_kill(
 async def compare_answers(
     system: System, ask: Ask, bodies: Sequence[dict[str, Any]], part: str, share: float, missed: bool = True
 ) -> None:
-    """Compare the answers to ``asked`` under a fault with undisturbed ones.
+    """Compare the answers to ``bodies`` under a fault with undisturbed ones.
 
     The executor of ``part`` dies after a ``share`` of all tokens. With ``missed``, the gateway must notice the loss,
     and another executor must continue the answers.

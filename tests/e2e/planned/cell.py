@@ -56,7 +56,7 @@ OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def make_profile(image_share: float = 0.5) -> ModelProfile:
     """Profile of ``SIMULATED`` as a profiler would measure it.
 
-    ``seen`` is the share of requests with an image.
+    ``image_share`` is the share of requests with an image.
     """
     simulation = sim.decode_profile(msgspec.json.encode(SIMULATED))
     return ModelProfile(

@@ -21,7 +21,7 @@ GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
 
 
 class MixTraffic:
-    """Requests of which a share ``seen`` has an image; ``answers`` counts statuses."""
+    """Requests of which a share ``image_share`` has an image; ``answers`` counts statuses."""
 
     def __init__(self, http: httpx.AsyncClient, image_share: float) -> None:
         self.seen = image_share

@@ -41,7 +41,7 @@ class Gap:
         return self.steps[-1][0]
 
     def find_last(self, prefix: str) -> float:
-        """Seconds after its begin at which ``what`` began last, or 0."""
+        """Seconds after its begin at which ``prefix`` began last, or 0."""
         return next((seconds for seconds, step in reversed(self.steps) if step.startswith(prefix)), 0.0)
 
 

@@ -82,7 +82,7 @@ def declare_models(directory: Path) -> dict[str, Any]:
 
 
 def _in_one(declaration: dict[str, Any]) -> dict[str, Any]:
-    """``declared`` with one option that has all components."""
+    """``declaration`` with one option that has all components."""
     option = next(
         name for name, each in declaration["options"].items() if each["components"] == declaration["components"]
     )

@@ -127,7 +127,7 @@ def make_streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
 async def time_request(
     clock: OwnTime, http: httpx.AsyncClient, request: httpx.Request, start_event: asyncio.Event | None = None
 ) -> tuple[float, httpx.Response]:
-    """Seconds until the complete answer, and the answer; its first bytes set ``begun``."""
+    """Seconds until the complete answer, and the answer; its first bytes set ``start_event``."""
     began, body = clock.seconds, b""
     response = await http.send(request, stream=True)
     async for data in response.aiter_bytes():

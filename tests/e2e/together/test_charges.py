@@ -52,7 +52,7 @@ async def settled_seconds(system: System, bus: NatsBus) -> Busy:
 
 
 async def send_and_charge(http: httpx.AsyncClient, body: dict[str, Any], charges: Busy) -> float:
-    """Send ``body``, add its charged seconds to ``charged``, and return the money."""
+    """Send ``body``, add its charged seconds to ``charges``, and return the money."""
     answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-usage": "1"})
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]["omnibus"]

@@ -15,7 +15,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 
 
 class Schemas:
-    """Values of the schemas of a document. ``known`` adds values by property name."""
+    """Values of the schemas of a document. ``known_values`` adds values by property name."""
 
     def __init__(self, document: dict[str, Any], known_values: dict[str, st.SearchStrategy[Any]]) -> None:
         self._components = document["components"]["schemas"]

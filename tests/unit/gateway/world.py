@@ -153,7 +153,7 @@ class DispatcherWorld:
         return [await self.puppet(id, option) for id, option in options.items()]
 
     def submit(self, within: float = 60.0, routing: Mapping[str, Any] = {}, **more: Any) -> InflightInvocation:
-        """Submit a request of two nodes on the planned path. ``asked`` contains other arguments of the router."""
+        """Submit a request of two nodes on the planned path. ``routing`` contains other arguments of the router."""
         return self.run(
             make_call("vision", x=1),
             make_call("thinker", item=graph.make_ref(0, "y"), **more),

@@ -83,7 +83,7 @@ def draw_sizes(count: int, random: np.random.Generator) -> list[int]:
 async def feed_codes(
     stream: MemoryPipe, all_codes: Sequence[Any], sizes: Sequence[int], random: np.random.Generator
 ) -> None:
-    """Send ``given`` in chunks of ``sizes``, with random pauses; the end is delayed, too."""
+    """Send ``all_codes`` in chunks of ``sizes``, with random pauses; the end is delayed, too."""
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
         stream.feed(Item({"codes": list(all_codes[end - size : end])}))
         for _ in range(random.choice([0, 0, 1, 20, 400])):

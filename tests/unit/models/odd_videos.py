@@ -154,7 +154,7 @@ _UNEVEN = {
 
 
 def uneven_video(name: str, container: str, timing: tuple[Sequence[Any], Any]) -> OddVideo:
-    """Return a video with its frames' seconds and length from ``told``."""
+    """Return a video with its frames' seconds and length from ``timing``."""
     times, length = [Fraction(time) for time in timing[0]], Fraction(timing[1])
     data = _encode_video(container, "libx264", times, length - times[-1], (64, 48), "yuv420p", Fraction(30), {})
     return OddVideo(name, data, tuple(times), length, False, (64, 48))

@@ -50,7 +50,7 @@ def copy_changed(checkpoint: Path, copy: Path, **settings: Any) -> Path:
 
 
 def copy_without(checkpoint: Path, copy: Path, weight_name: str) -> Path:
-    """Return a copy of a checkpoint without weights named like ``lost``."""
+    """Return a copy of a checkpoint without weights named like ``weight_name``."""
     shutil.copytree(checkpoint, copy)
     weights = load_file(copy / "model.safetensors")
     kept_weights = {name: value for name, value in weights.items() if weight_name not in name}

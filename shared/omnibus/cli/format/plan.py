@@ -119,7 +119,7 @@ def age_text(moment: float) -> str:
 
 
 def missing_executors(planned_counts: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
-    """Return the executors of ``planned`` that are not up, in words."""
+    """Return the executors of ``planned_counts`` that are not up, in words."""
     short = {kind: count for kind, count in planned_counts.items() if there.get(kind, 0) < count}
     return ", ".join(f"{count - there.get(kind, 0)} of {kind.model}/{kind.option}" for kind, count in short.items())
 

@@ -74,7 +74,7 @@ class KeyedGateway:
 
 
 def use_deferred_work(home: ToyGateway, deferred_work: DeferredWork) -> None:
-    """Use the keys of ``deferred`` for all work that outlives its request."""
+    """Use the keys of ``deferred_work`` for all work that outlives its request."""
     worker = home.table.batches._worker
     home.responses._deferred = home.videos._filming._deferred = deferred_work
     worker._deferred = worker._sender._deferred = deferred_work

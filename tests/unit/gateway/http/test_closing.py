@@ -19,7 +19,7 @@ def connect_client(door: Doorway) -> socket.socket:
 
 
 async def stop_server(door: Doorway, on_close: Callable[[], object]) -> None:
-    """Stop the server; ``come`` is called in the loop turn that closes it, before it closes."""
+    """Stop the server; ``on_close`` is called in the loop turn that closes it, before it closes."""
     close, closes = door.server.shutdown, asyncio.Event()
 
     async def call_and_close(sockets: list[socket.socket] | None = None) -> None:

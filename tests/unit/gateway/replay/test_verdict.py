@@ -46,7 +46,7 @@ def graph_of(*outputs: str, app: str = "chat") -> Invocation:
 
 
 def make_replay(invocation: Invocation, *items: list[Item], whole: bool = True) -> InflightInvocation:
-    """Return a run of ``asked`` with all outputs received. Without ``whole`` the last output has not ended."""
+    """Return a run of ``invocation`` with all outputs received. Without ``whole`` the last output has not ended."""
     running = InflightInvocation(invocation, (0.0,), lambda _: None, lambda _: None, None)  # type: ignore[arg-type, return-value]
     for number, (stream, came) in enumerate(zip(running.streams.values(), items, strict=True), 1):
         stream.fingerprint = Fingerprint()

@@ -31,7 +31,7 @@ class Followed:
         self.statuses: list[GatewayStatus] = []
 
     async def wait_for_plan(self, epoch: int, creation_time: float) -> None:
-        """Wait until the plan made at ``created`` is in force and announced."""
+        """Wait until the plan made at ``creation_time`` is in force and announced."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (self.router.plan is None) or (self.router.plan.epoch, self.router.plan.created) != (
                 epoch,

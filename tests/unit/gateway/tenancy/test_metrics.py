@@ -166,7 +166,7 @@ async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
 
 
 def end_request(grant: AdmissionGrant, gpu_seconds: float) -> None:
-    """End the request of ``grant``, which used ``used`` GPU-seconds."""
+    """End the request of ``grant``, which used ``gpu_seconds`` GPU-seconds."""
     grant.close()
     grant.settle(gpu_seconds)
 

@@ -33,7 +33,7 @@ def make_profile(answers: list[dict[str, Any]] = ANSWERS, name: str = "thinker",
 
 
 async def ask_thinker(last: dict[str, str], resumed_count: int = 0, part: Any = None, **params: Any) -> MemoryJob:
-    """Run a chat that ends in ``last`` and return its job; with ``resumed`` tokens it is a second attempt."""
+    """Run a chat that ends in ``last`` and return its job; with ``resumed_count`` tokens it is a second attempt."""
     kinds = {**KINDS, **SCRIPTED_KINDS}
     simulation = Simulation(ExecutorSettings(model="m", family="qwen3"), part or make_profile(), kinds=kinds)
     runner = simulation.make_runner("thinker")

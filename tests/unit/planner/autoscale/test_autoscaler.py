@@ -79,7 +79,7 @@ class AutoscalerRig:
         self.changes.plan = Plan(epoch, 0, 0.0, models)
 
     async def second(self, seen_count: int, text: int, tokens: float = TOKENS, gateway: str = "g") -> None:
-        """Advance one second with ``seen`` and ``text`` requests of each type."""
+        """Advance one second with ``seen_count`` and ``text`` requests of each type."""
         self.now += 1.0
         seconds = _make_counts(seen_count, tokens), _make_counts(text, tokens)
         met = msgspec.structs.replace(seconds[1], met=seen_count + text - self.missed, missed=self.missed)

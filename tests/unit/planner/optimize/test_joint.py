@@ -239,7 +239,7 @@ def _move_checkpoint(plan: ModelPlan) -> ModelPlan:
 
 
 def goals_of(plan: Plan, model_name: str) -> tuple[float, float]:
-    """Return the step goals in the settings of ``checked``'s executor."""
+    """Return the step goals in the settings of ``model_name``'s executor."""
     [env] = [each.env for kind, each in desired_executors(plan).items() if kind.model == model_name]
     settings = read_settings(ExecutorSettings, {"OMNIBUS_EXECUTOR_TTFT": "9", "OMNIBUS_EXECUTOR_TBT": "0.9", **env})
     return settings.ttft, settings.tbt

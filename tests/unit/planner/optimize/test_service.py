@@ -45,7 +45,7 @@ async def read_problems(town: PlannerSystem) -> dict[str, str]:
 
 
 async def wait_for_problem(town: PlannerSystem, source: str, text: str) -> None:
-    """Wait until ``who`` reports a problem that contains ``what``."""
+    """Wait until ``source`` reports a problem that contains ``text``."""
 
     async def is_reported() -> bool:
         return text in (await read_problems(town)).get(source, "")
