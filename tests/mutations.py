@@ -36,7 +36,7 @@ class Mutation(NamedTuple):
     tests: str
 
 
-_GATEWAY, _PLANNER, _OMNIBUS = "services/gateway", "services/planner", "shared/omnibus"
+_GATEWAY, _PLANNER, _OMNIBUS = "services/gateway/omnibus_gateway", "services/planner/omnibus_planner", "shared/omnibus"
 MUTATIONS = [
     # The gateway
     Mutation(f"{_GATEWAY}/http/connection.py", "if room <= 0:", "if room < 0:", "tests/unit/gateway/http"),
@@ -63,8 +63,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_GATEWAY}/routing/affinity.py",
-        "loads[known] <= least + MAX_EXCESS_ITEMS * item.work",
-        "loads[known] <= least",
+        "loads[known_executor] <= least + MAX_EXCESS_ITEMS * item.work",
+        "loads[known_executor] <= least",
         "tests/unit/gateway/routing",
     ),
     Mutation(

@@ -148,9 +148,9 @@ def test_an_app_without_tasks_is_an_app(load_sample):
         ),
     ],
 )
-def test_what_is_wrong_with_a_module_is_said_under_its_name(app, text, reason):
+def test_what_is_wrong_with_a_module_is_said_under_its_name(load_sample, text, reason):
     with pytest.raises(BadRequest, match=f"the module sample_app is not an app: .*{reason}"):
-        app(text)
+        load_sample(text)
 
 
 def test_an_argument_with_a_default_is_not_asked_for(load_sample):

@@ -141,7 +141,7 @@ async def test_the_same_job_has_the_same_answer_and_takes_the_same_time():
     assert await list_answers({}, range(8)) == first
     assert len(set(first)) == 8
     assert await list_answers({"seed": 1}, range(8)) != first
-    assert await list_answers({}, range(8), said="something else entirely") != first
+    assert await list_answers({}, range(8), text="something else entirely") != first
 
 
 async def test_two_jobs_differ_by_seed_and_by_content():

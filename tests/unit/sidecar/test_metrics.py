@@ -6,8 +6,7 @@ import numpy as np
 
 from omnibus.metrics import REGISTRY
 from omnibus_sidecar import metrics
-from tests.unit.sidecar.node import run_sidecar
-from tests.unit.sidecar.test_server import connect, soon
+from tests.unit.sidecar.node import connect_client, make_deadline, run_sidecar
 
 
 def read_value(name: str, **labels: str) -> float | None:
@@ -15,9 +14,9 @@ def read_value(name: str, **labels: str) -> float | None:
 
 
 async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
-    async with run_sidecar(tmp_path) as sidecar, await connect(tmp_path) as client:
+    async with run_sidecar(tmp_path) as sidecar, await connect_client(tmp_path) as client:
         metrics.register_metrics(sidecar.snapshot)
-        handle = await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon())
+        handle = await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=make_deadline())
 
         assert read_value("leases") == read_value("granted_total") == read_value("clients") == 1
         assert (read_value("used_bytes") or 0) >= 1000
@@ -31,7 +30,7 @@ async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
         assert read_value("spare_bytes") == read_value("spares_used_total") == read_value("spares_recalled_total") == 0
 
         for _ in range(2):
-            client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon()))
+            client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=make_deadline()))
             await client.stats()
 
         assert read_value("leases") == read_value("used_bytes") == 0

@@ -57,7 +57,7 @@ async def test_an_array_that_may_not_travel_is_refused_and_takes_no_memory(pair,
     with pytest.raises(ProtocolError):
         await pair.producer.put(array, dtype=dtype, invocation="i", deadline=make_deadline())
 
-    assert (await pair.settle())["granted_total"] == 0
+    assert (await pair.wait_settled())["granted_total"] == 0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ async def test_a_senseless_request_fails_alone(pair, changes):
         await pair.producer.allocate(8, **{"invocation": "i", "deadline": make_deadline(), **changes})
 
     assert pair.producer.connected
-    assert (await pair.settle())["blocks"] == 0
+    assert (await pair.wait_settled())["blocks"] == 0
 
 
 async def test_a_tensor_lives_until_its_last_reader_releases_it(pair):
@@ -85,11 +85,11 @@ async def test_a_tensor_lives_until_its_last_reader_releases_it(pair):
     for reader in (pair.consumer, pair.producer):
         assert reader.view(handle).sum() == 36
         reader.release(handle)
-        await pair.settle()
+        await pair.wait_settled()
 
     with pytest.raises(StaleHandle):
         pair.consumer.view(handle)
-    stats = await pair.settle()
+    stats = await pair.wait_settled()
     assert (stats["blocks"], stats["used_bytes"], stats["freed_total"]) == (0, 0, {"released": 1})
 
 
@@ -110,7 +110,7 @@ async def test_what_frees_memory_reaches_the_sidecar_without_a_further_message(p
 async def test_what_frees_memory_goes_with_the_next_message(pair, monkeypatch):
     monkeypatch.setattr(link, "LAZY_SECONDS", 600.0)
     handle = await pair.producer.put(np.arange(9), invocation="i", deadline=make_deadline())
-    await pair.settle()
+    await pair.wait_settled()
 
     pair.consumer.release(handle)
     assert pair.sidecar.snapshot()["blocks"] == 1
@@ -136,10 +136,10 @@ async def test_the_end_of_an_invocation_frees_all_of_it_and_nothing_else(pair):
     other = await pair.producer.put(np.arange(9), invocation="j", deadline=make_deadline())
     pair.consumer.view(handles[0])
     growing = await pair.producer.allocate(100, invocation="i", deadline=make_deadline())
-    await pair.settle()
+    await pair.wait_settled()
 
     pair.producer.end_invocation("i")
-    assert (await pair.settle())["blocks"] == 2  # the consumer still reads one
+    assert (await pair.wait_settled())["blocks"] == 2  # the consumer still reads one
     pair.consumer.end_invocation("i")
     pair.consumer.end_invocation("i")
 
@@ -151,7 +151,7 @@ async def test_the_end_of_an_invocation_frees_all_of_it_and_nothing_else(pair):
 async def test_memory_of_a_cancelled_producer_is_not_given_to_others_while_it_may_write(pair):
     block = await pair.producer.allocate(100, invocation="i", deadline=make_deadline())
     pair.consumer.end_invocation("i")
-    await pair.settle()
+    await pair.wait_settled()
 
     other = await pair.consumer.allocate(100, invocation="j", deadline=make_deadline())
     other.array[:] = 1
@@ -159,7 +159,7 @@ async def test_memory_of_a_cancelled_producer_is_not_given_to_others_while_it_ma
 
     assert (other.array == 1).all()
     pair.producer.end_invocation("i")
-    assert (await pair.settle())["blocks"] == 1
+    assert (await pair.wait_settled())["blocks"] == 1
 
 
 async def test_a_tensor_goes_at_its_deadline(pair):
@@ -207,7 +207,7 @@ async def test_a_discarded_tensor_is_gone(pair):
     block.discard()
     pair.producer.discard(handle)
 
-    assert (await pair.settle())["blocks"] == 0
+    assert (await pair.wait_settled())["blocks"] == 0
 
 
 async def test_a_client_that_leaves_drops_what_it_was_writing_and_reading(pair):
@@ -242,7 +242,7 @@ async def test_a_tensor_of_another_node_is_named_as_such(pair):
 async def test_the_ledger_shows_who_holds_what(pair):
     handle = await pair.producer.put(np.arange(9), invocation="inv-1", deadline=2e9, readers=2)
     pair.consumer.view(handle)
-    await pair.settle()
+    await pair.wait_settled()
 
     (row,) = await pair.consumer.ledger()
 
@@ -264,7 +264,7 @@ async def test_the_ledger_shows_who_holds_what(pair):
 
 async def test_a_ledger_of_many_blocks_arrives_whole(pair):
     blocks = [await pair.producer.allocate(10, invocation="i", deadline=make_deadline()) for _ in range(500)]
-    await pair.settle()
+    await pair.wait_settled()
 
     assert [row["id"] for row in await pair.consumer.ledger()] == [block.handle.id for block in blocks]
 
@@ -285,6 +285,6 @@ async def test_thousands_of_transfers_at_once_leave_nothing(pair):
 
     await asyncio.gather(*map(run_transfers, range(60)))
 
-    stats = await pair.settle()
+    stats = await pair.wait_settled()
     assert (stats["blocks"], stats["used_bytes"], stats["holes"], stats["stale_total"]) == (0, 0, 1, 0)
     assert stats["granted_total"] == 3000

@@ -10,7 +10,7 @@ import numpy as np
 
 from omnibus.executor.runner import Job
 from omnibus.structured.calls import call_head
-from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, picture, start_toy_gateway
+from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.realtime_house import (
     SOUND,
     RealtimeCaller,
@@ -19,6 +19,7 @@ from tests.unit.gateway.realtime_house import (
     open_realtime_call,
     sound_of,
 )
+from tests.unit.gateway.samples import make_sample_picture
 from tests.unit.gateway.wires import PATIENCE
 from tests.unit.sidecar.node import wait_until
 
@@ -95,7 +96,10 @@ async def serve_thinker(home: ToyGateway, model: str, thinker: Any) -> None:
 
 async def test_the_model_gets_the_conversation_with_calls_and_what_came_of_them(tmp_path: Path):
     thinker, tool = ListeningThinker(), {"type": "function", "name": "weather", "parameters": {"type": "object"}}
-    image = {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(picture("PNG")).decode()}
+    image = {
+        "type": "input_image",
+        "image_url": "data:image/png;base64," + base64.b64encode(make_sample_picture("PNG")).decode(),
+    }
     async with start_toy_gateway(tmp_path) as home:
         await serve_thinker(home, OMNI, thinker)
         async with open_realtime_call(home) as caller:

@@ -70,16 +70,16 @@ async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, other_vide
 
 @pytest.mark.parametrize("at", ["first", "elsewhere"])
 async def test_what_is_removed_at_one_gateway_leaves_the_disks_of_both(
-    place: Studio, elsewhere: Videos, tmp_path: Path, at: str
+    place: Studio, other_videos: Videos, tmp_path: Path, at: str
 ):
     id = (await request_video(place.first))["id"]
     await wait_for_video(place.first, id, status="completed")
-    _, copy = await elsewhere.find_content(id, "video")
+    _, copy = await other_videos.find_content(id, "video")
     assert isinstance(copy, Path)
-    await wait_until(lambda: id in elsewhere._mirror)
+    await wait_until(lambda: id in other_videos._mirror)
 
-    await {"first": place.first.videos, "elsewhere": elsewhere}[at].remove_video(id)
+    await {"first": place.first.videos, "elsewhere": other_videos}[at].remove_video(id)
 
     await wait_until(lambda: not copy.exists() and place.files == [])
     with pytest.raises(NotFound):
-        await elsewhere.find_content(id, "video")
+        await other_videos.find_content(id, "video")

@@ -87,46 +87,46 @@ OMNI = {"family": "qwen2_5_omni", "components": ("vision", "audio", "thinker")}
 #: Faults of profile, GPUs, requirements and declarations, and their errors.
 MEASURED: dict[str, tuple[dict[str, Any], type[BadRequest], str]] = {
     "component that nobody measured": (
-        {"declared": OMNI}, BadRequest, "has audio, which its profile does not know: measure it with `omnibus profile`",
+        {"declaration": OMNI}, BadRequest, "has audio, which its profile does not know: measure it with `omnibus profile`",
     ),
     "component without option": (
-        {"measured": make_profile({"L": L})}, BadRequest, "no option of its profile runs component vision: measure one with `omnibus profile`",
+        {"model_profile": make_profile({"L": L})}, BadRequest, "no option of its profile runs component vision: measure one with `omnibus profile`",
     ),
     "component left out": (
         {"options": ("L",)}, BadRequest, "planned options leave out all that run vision",
     ),
     "option unknown": ({"options": ("X", "L")}, BadRequest, "planned options name X; the profile has E, EL, L"),
-    "no options": ({"measured": make_profile({})}, BadRequest, "has a profile without options: measure some"),
+    "no options": ({"model_profile": make_profile({})}, BadRequest, "has a profile without options: measure some"),
     "names alike": (
-        {"measured": make_profile({"E": E, "L@x": L, "L_x": L})}, BadRequest, "options 'L@x' and 'L_x' of its profile are both called 'L_x'",
+        {"model_profile": make_profile({"E": E, "L@x": L, "L_x": L})}, BadRequest, "options 'L@x' and 'L_x' of its profile are both called 'L_x'",
     ),
     "mix of strangers": (
         {"mix": {"audio+thinker": 1.0}}, BadRequest, r"planned mix names 'audio\+thinker', which is no request type: join components",
     ),
     "nobody asks": (
-        {"measured": make_profile(types=make_types(vision_thinker=0.0))}, BadRequest, "its profile gives no request type a share",
+        {"model_profile": make_profile(types=make_types(vision_thinker=0.0))}, BadRequest, "its profile gives no request type a share",
     ),
     "GPU type not at hand": (
         {"gpus": {"L40": GpuType(8)}}, Infeasible, r"component vision fits no GPU at hand \(E: it takes GPUs of type H100; there is L40; EL: ",
     ),
     "memory": (
-        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", memory_gb=90.0)})},
+        {"model_profile": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", memory_gb=90.0)})},
         Infeasible, r"component thinker fits no GPU at hand \(L: it takes 90 GB; 1 x H100 has 80 GB\): measure it with a higher",
     ),
     "weights": (
-        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=75.0)})},
+        {"model_profile": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=75.0)})},
         Infeasible, r"its weights take 75 GB; 1 x H100 has 80 GB, of which 90% are for weights",
     ),
     "no room for keys and values": (
-        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=30.0)}, kv=KeyValues("thinker", 1e-4, 24.0))},
+        {"model_profile": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3), gpu="H100", weights_gb=30.0)}, kv=KeyValues("thinker", 1e-4, 24.0))},
         Infeasible, "its weights take 30 of 24 GB, and leave none for keys and values",
     ),
     "GPU type not told": (
-        {"measured": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3))}), "gpus": {"H100": GpuType(8), "L40": GpuType(8)}},
+        {"model_profile": make_profile({"E": E, "L": make_option("thinker", ("thinker", 0.3))}), "gpus": {"H100": GpuType(8), "L40": GpuType(8)}},
         BadRequest, "option L does not say its GPU type, and there is H100, L40: add 'gpu' to its profile",
     ),
     "order in a circle": (
-        {"measured": make_profile(order=(("vision", "thinker"), ("thinker", "vision")))}, BadRequest, "the order has a cycle among thinker, vision",
+        {"model_profile": make_profile(order=(("vision", "thinker"), ("thinker", "vision")))}, BadRequest, "the order has a cycle among thinker, vision",
     ),
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def test_listed_paths_and_arcs_are_the_same_program(seeds):
 
 
 def test_the_check_itself_solves_a_program_whose_answer_is_known():
-    world = worlds.World(
+    world = worlds.SolverWorld(
         ("E", "L"),
         (("E", "L"),),
         {"E": (("E",), 1), "L": (("L",), 1)},
