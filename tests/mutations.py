@@ -148,8 +148,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_OMNIBUS}/bus/nats/connection.py",
-        'if " " in both or not both.isprintable():',
-        'if " " in both:',
+        'if " " in subjects or not subjects.isprintable():',
+        'if " " in subjects:',
         "tests/unit/bus",
     ),
     # Engines

@@ -77,7 +77,7 @@ def to_pcm(samples: NDArray[np.float64]) -> bytes:
     return (samples * 32767).astype("<i2").tobytes()
 
 
-@pytest.mark.parametrize("name", ["shouts", "slow_shouts"])
+@pytest.mark.parametrize("name", ["create_shouts", "slow_shouts"])
 async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     SlowShouts.threads.clear()
     async with start_toy_gateway(tmp_path, realtime_detector=f"{__name__}:{name}") as home:
@@ -100,7 +100,7 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
         ("auto", "energy", EnergyDetector),
         ("auto", "silero", SileroDetector),
         ("energy", "silero", EnergyDetector),
-        (f"{__name__}:shouts", "energy", Shouts),
+        (f"{__name__}:create_shouts", "energy", Shouts),
     ],
 )
 def test_models_declare_detectors_unless_the_gateway_names_one(setting: str, model_detector: str, kind: type):
