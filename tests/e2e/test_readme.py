@@ -163,7 +163,7 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
 
     assert answers[0]["choices"][0]["message"]["content"] == "two red circles on blue"
     assert ready["ready"] is True
-    assert answer.startswith("a green square on white ")
+    assert answer.startswith("a black circle on red at the right ")
     assert int(answer.split()[-1]) > 100
     assert "status  done" in outputs[0]
     assert "identical to the recorded answer" in outputs[1]
