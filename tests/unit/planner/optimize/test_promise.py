@@ -41,9 +41,11 @@ def mix_load(mix: tuple[float, ...] | None) -> dict[str, ModelLoad] | None:
 
 
 @pytest.mark.parametrize("mix", ["declared", "speech-heavy", *mark_nightly("image-heavy", "text-only")])
-def test_what_engines_serve_is_within_a_tenth_of_the_promise(profile: ModelProfile, declared: PlanningResult, mix: str):
+def test_what_engines_serve_is_within_a_tenth_of_the_promise(
+    profile: ModelProfile, declared_result: PlanningResult, mix: str
+):
     load = mix_load(MIXES[mix])
-    result = declared if load is None else PromiseChecker(make_omni_planner(profile)).plan(load, within=60.0)
+    result = declared_result if load is None else PromiseChecker(make_omni_planner(profile)).plan(load, within=60.0)
 
     shares = MIXES[mix] or [about.share for about in TYPES.values()]
     promised_rate = result.capacity["omni"]
