@@ -29,7 +29,7 @@ KINDS = {
     "rows": "the talker's input equals that of `transformers`, to 1e-4",
     "waveform": "speech equals that of `generate`, to one step of 16 bits",
     "pixels": "an image equals that of the library's pipeline before rounding; shapes agree exactly",
-    "film": "frames equal those of the library's pipeline before rounding, and audio to 1e-5; shapes agree exactly",
+    "video": "frames equal those of the library's pipeline before rounding, and audio to 1e-5; shapes agree exactly",
 }
 #: A test with one of these is not run, or may fail: it can claim nothing.
 IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")

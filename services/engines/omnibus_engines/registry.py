@@ -265,8 +265,8 @@ def _make_latent_decoder(component: str, settings: ExecutorSettings) -> Runner:
     if component == "audio_vae":
         return DecodeAudioRunner(component, *_checkpoint_source(settings), decode_settings)
     # The decoder of a VAE makes images or videos, as its family does.
-    films = catalog.find_family(settings.family)["tasks"][component] == "decode-video"
-    return (DecodeVideoRunner if films else DecodeImageRunner)(
+    is_video = catalog.find_family(settings.family)["tasks"][component] == "decode-video"
+    return (DecodeVideoRunner if is_video else DecodeImageRunner)(
         component, *_checkpoint_source(settings), decode_settings
     )
 

@@ -108,7 +108,7 @@ def assert_alike(result: FilmResult, film: oracle.Film) -> None:
     np.testing.assert_allclose(result.sound, film.sound, atol=1e-5)
 
 
-@pytest.mark.cell("transformers", "ltx2", "film", shape=(APART, TOGETHER))
+@pytest.mark.cell("transformers", "ltx2", "video", shape=(APART, TOGETHER))
 @pytest.mark.parametrize("name", WISHES)
 async def test_a_film_is_that_of_the_pipeline_apart_and_together(studio: System, ltx2_checkpoint: Path, name: str):
     wish = WISHES[name]
