@@ -33,7 +33,7 @@ async def test_a_format_without_kernels_is_refused_before_an_engine_starts(
 ) -> None:
     packed_directory, _ = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
 
-    with pytest.raises(Fatal, match=r"need AVX-512, .* use services\.engines:transformers"):
+    with pytest.raises(Fatal, match=r"need AVX-512, .* use omnibus_engines:transformers"):
         async with start_vllm("qwen2", packed_directory, batch=4, dtype="bfloat16"):
             pass
 

@@ -27,11 +27,13 @@ class PatientThinker:
         self.gate = asyncio.Event()
         self.begun = 0
         self.stopped = 0
+        self.questions: list[str] = []
 
     async def think(self, job: Job) -> None:
-        await job.value("messages")
+        messages = await job.value("messages")
         await job.value("items")
         self.begun += 1
+        self.questions.append(str(messages[-1]))
         await job.send("text", {"text": "one ", "ids": [0]})
         try:
             await self.gate.wait()

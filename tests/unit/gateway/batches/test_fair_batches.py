@@ -1,11 +1,11 @@
 """Batches of several tenants take turns, regardless of arrival order and number."""
 
-import asyncio
 from pathlib import Path
 
 import openai
 import pytest
 
+from omnibus.store import Store
 from omnibus_gateway.batches import service, turn
 from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
 from tests.unit.gateway.auth.test_keys_of_work import submit_batch, wait_for_document
@@ -39,6 +39,13 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
     tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(turn, "TURN_SECONDS", 0.0)
+    job_waits, answers = Store.job_waits, list[bool]()
+
+    async def job_waits_noted(store: Store, kind: str, tenant: str) -> bool:
+        answers.append(await job_waits(store, kind, tenant))
+        return answers[-1]
+
+    monkeypatch.setattr(Store, "job_waits", job_waits_noted)
     thinker = PatientThinker()
     async with keyed_gateways(tmp_path, valkey_url, thinker=thinker, batch_parallel=1) as [gate]:
         await gate.create_key("ann")
@@ -49,13 +56,13 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
         await wait_until(lambda: thinker.begun == 2)  # both places are taken
 
         other = await submit_batch(gate, "bob", "one")
-        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # the gateway sees another waiting batch
+        await wait_until(lambda: any(answers))  # a long batch sees that another one waits
         thinker.gate.set()
         await wait_for_document(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
-        left = [(await gate.call(*each)).json() for each in _build_get_calls("ann", long)]
         whole = [await wait_for_document(gate, "ann", f"/v1/batches/{id}", "completed", "failed") for id in long]
 
-    assert any(each["status"] not in ("completed", "failed") for each in left)
+    assert "one" not in thinker.questions[-1], "the other batch did not wait for the end of both long ones"
+    assert any("one" in question for question in thinker.questions)
     assert [each["request_counts"]["completed"] for each in whole] == [6, 6]
     assert thinker.begun == 13, "no line was sent twice"
 
