@@ -88,11 +88,10 @@ def load_model(
             module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
                 dtype=torch_dtype(dtype),
-                attn_implementation="sdpa",
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                **options,
+                **{"attn_implementation": "sdpa", **options},
             )
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error

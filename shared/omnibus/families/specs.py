@@ -2,7 +2,7 @@
 
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
-in snake case without ``Pipeline``.
+in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,6 +86,7 @@ def _janus() -> FamilyDeclaration:
 
 #: All families by name: its title, its tiny model, and more of its template.
 KNOWN: dict[str, FamilyDeclaration] = {
+    "causal_lm": language_model("language models of transformers", "causal-lm-tiny"),
     "gemma3": vision_language("Gemma 3", "gemma3-tiny", "image", weights=_GEMMA3),
     "glm_image": image_generation_with_prior("GLM-Image", "glm-image-tiny"),
     "internvl": vision_language("InternVL3", "internvl-tiny", "image", "video", weights=_LLAVA),

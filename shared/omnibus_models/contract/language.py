@@ -85,11 +85,17 @@ class Decoder(ModelComponent, Protocol):
 
     layers: int
     axes: int  # rotary position axes, see PrefillInputs.positions
+    batches: bool  # whether one pass can continue several sequences; if not, each has its own ``new_cache``
+    recurrent: bool  # whether layers have states besides keys and values
+    splits_prompts: bool  # whether a prompt can be computed in several passes
     context: int  # longest sequence, prompt included
     vocabulary: int
     eos: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+
+    def new_cache(self) -> Any:
+        """Return an empty ``transformers`` Cache for one sequence, as the model's own ``generate`` would use."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return token embeddings: [...] int64 to [..., H]."""

@@ -75,10 +75,9 @@ class DryLoader:
             config=config,
             state_dict=self._meta_tensors(checkpoint),
             dtype=loading.torch_dtype(dtype),
-            attn_implementation="sdpa",
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **options,
+            **{"attn_implementation": "sdpa", **options},
         )
         odd = {name for name, *_ in report["mismatched_keys"]}
         self.looks.append(BuiltModel(module, sorted({*report["missing_keys"]} - odd), sorted(odd)))

@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,26 @@ def load_family(name: str) -> ModelFamily:
 def family_of(checkpoint: Path) -> ModelFamily:
     """Return the family of a checkpoint directory.
 
-    It is the ``model_type`` in config.json, or the class in model_index.json. Raises ``NotFound`` if neither can be
-    read, or the architecture is unknown.
+    It is the ``model_type`` in config.json, or the class in model_index.json. A language model of transformers without
+    a family of its own is of the family ``causal_lm``. Raises ``NotFound`` if no configuration can be read, or the
+    architecture is unknown.
     """
     index = Path(checkpoint) / "model_index.json"
     if index.exists():
         pipeline = str(_read_config(index).get("_class_name", "")).removesuffix("Pipeline")
         return load_family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
-    return load_family(str(_read_config(Path(checkpoint) / "config.json").get("model_type", "")))
+    config = _read_config(Path(checkpoint) / "config.json")
+    name = str(config.get("model_type", ""))
+    return load_family("causal_lm" if name not in {*NAMES, *ABSENT} and _is_language_model(name, config) else name)
+
+
+def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether transformers loads ``config`` of type ``name`` as a language model without an encoder."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name)
+    architectures = config.get("architectures") or [known]
+    return known is not None and (architectures[0] in known if isinstance(known, tuple) else architectures[0] == known)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class LanguageThinker(LanguageDecoder, ABC):
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        super().__init__(module, module.get_decoder(), module.lm_head, _stop_ids(module, self._tokenizer))
+        super().__init__(
+            module, self._find_backbone(module), self._find_head(module), _stop_ids(module, self._tokenizer)
+        )
         self._template = _chat_template(checkpoint, self._tokenizer)
         self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
         self._literals = ControlTokenLiterals(self._tokenizer, self._control_tokens())
@@ -51,6 +53,13 @@ class LanguageThinker(LanguageDecoder, ABC):
         self.tool_format: ToolFormat = find_format(self.calls or detect_format(self._template, self.untold_calls))
         self.thinks: bool = _chat_options.THINK_END in self._template
         self._special = {str(token): id for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+
+    def _find_backbone(self, module: Any) -> Any:
+        return module.get_decoder()
+
+    def _find_head(self, module: Any) -> Any:
+        """Return the function that computes logits [B, V] of hidden rows [B, H']."""
+        return module.lm_head
 
     @property
     def tokenizer(self) -> Any:
@@ -72,6 +81,10 @@ class LanguageThinker(LanguageDecoder, ABC):
             content = messages[0].get("content")
             plain = tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary)
             return TokenizedPrompt(plain, (), None)
+        if not self._template:
+            raise errors.BadRequest(
+                "this model has no chat template; send your text as the prompt of /v1/completions", param="messages"
+            )
         if options is not PLAIN_PROMPT or any("tool_calls" in each or "tool_call_id" in each for each in messages):
             messages, options = self._adapt_options(messages, context, options)
         chat = [self._convert_message(message) for message in messages]
@@ -336,7 +349,7 @@ def _stop_ids(module: Any, tokenizer: Any) -> set[int]:
 
 
 def _chat_template(checkpoint: Path, tokenizer: Any) -> str:
-    """Return the processor's template, which supports media.
+    """Return the processor's template, which supports media, or "".
 
     Older checkpoints keep it in chat_template.json.
     """
@@ -344,6 +357,4 @@ def _chat_template(checkpoint: Path, tokenizer: Any) -> str:
     if plain.exists():
         return plain.read_text()
     template = json.loads(old.read_text())["chat_template"] if old.exists() else tokenizer.chat_template
-    if not template:
-        raise errors.Fatal(f"{checkpoint} has no chat template")
-    return str(template)
+    return str(template or "")

@@ -5,10 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from omnibus import errors
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import LoadedComponent
+
+#: Names of the longest sequence in configurations.
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+_UNLIMITED_CONTEXT = 32768
 
 
 class LanguageDecoder(LoadedComponent):
@@ -19,6 +24,9 @@ class LanguageDecoder(LoadedComponent):
 
     axes = 1
     windows = False
+    batches = True
+    recurrent = False
+    splits_prompts = True
     adapters: Adapters | None = None
 
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
@@ -30,11 +38,15 @@ class LanguageDecoder(LoadedComponent):
         self.backbone, self._head = backbone, head
         self.eos = frozenset(eos)
         self.layers: int = config.num_hidden_layers
-        self.context: int = config.max_position_embeddings
+        self.context: int = _context_length(config)
         self.vocabulary: int = config.vocab_size
         self.width: int = table.shape[1]
         self.device: torch.device = table.device
         self.dtype: torch.dtype = table.dtype
+
+    def new_cache(self) -> Any:
+        """See ``contract.Decoder``."""
+        return DynamicCache()
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
@@ -62,6 +74,12 @@ class LanguageDecoder(LoadedComponent):
         """Return float32 logits [B, V] of [B, H']."""
         scores: Tensor = self._head(hidden).float()
         return scores
+
+
+def _context_length(config: Any) -> int:
+    """Return the most positions of a model; recurrent models and those with ALiBi have no limit of their own."""
+    lengths = (getattr(config, name, None) for name in _CONTEXT_NAMES)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), _UNLIMITED_CONTEXT)
 
 
 def _require_full_attention(config: Any) -> None:

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.e2e
 
 TOKENS = 24
 TELLERS = Path(__file__).parent / "tellers"
-FAMILIES = [pytest.param(name, marks=pytest.mark.cell("transformers", name, "tokens")) for name in ("qwen2", "qwen3")]
+FAMILIES = [
+    pytest.param(name, marks=pytest.mark.cell("transformers", name, "tokens"))
+    for name in ("causal_lm", "qwen2", "qwen3")
+]
 QUESTIONS = {
     "short": make_question("hello world, how are you today?"),
     "two parts": make_question("one two three", "four five six"),
@@ -31,7 +34,7 @@ SHAPES = ("L", "P>D", "PD")
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
-    return {family: tiny.build(family, directory / family) for family in ("qwen2", "qwen3")}
+    return {family: tiny.build(family, directory / family) for family in ("causal_lm", "qwen2", "qwen3")}
 
 
 @pytest.fixture(scope="module")

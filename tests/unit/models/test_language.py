@@ -16,7 +16,7 @@ from omnibus_models.contract import Encoded, PromptOptions
 from tests.oracles import language as oracle
 from tests.unit.models.split import think_greedily
 
-FAMILIES = ("qwen2", "qwen3")
+FAMILIES = ("causal_lm", "qwen2", "qwen3")
 TOKENS = 24
 
 CHATS: dict[str, list[dict[str, str]]] = {
@@ -288,8 +288,20 @@ def test_a_head_that_is_the_embedding_table_need_not_be_in_the_checkpoint(checkp
     assert family.reader(tied_checkpoint).prompt(CHATS["one turn"]).ids
 
 
+@pytest.mark.parametrize("checkpoint", ["qwen2", "qwen3"], indirect=True)
 def test_sliding_layers_are_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
     sliding = copy_changed(checkpoint, tmp_path / "sliding", layer_types=["full_attention", "sliding_attention"])
 
     with pytest.raises(Fatal, match="sliding_attention"):
         families.family_of(sliding).load("thinker", sliding)
+
+
+@pytest.mark.parametrize("checkpoint", ["causal_lm"], indirect=True)
+def test_a_model_without_a_chat_template_continues_prompts(checkpoint: Path, tmp_path: Path) -> None:
+    base_checkpoint = tmp_path / "base"
+    shutil.copytree(checkpoint, base_checkpoint, ignore=shutil.ignore_patterns("chat_template*"))
+    thinker = families.family_of(base_checkpoint).load("thinker", base_checkpoint)
+
+    assert thinker.prompt([{"role": "prompt", "content": "one two"}]).ids
+    with pytest.raises(BadRequest, match="no chat template; send your text as the prompt of /v1/completions"):
+        thinker.prompt([{"role": "user", "content": "one two"}])

@@ -164,6 +164,7 @@ class BatchingEngine(Generic[S]):
         self.raise_if_failed()
         member = sequence.member
         length = 1 if member is not None and member.filled is not None else sequence.length - sequence.done
+        sequence.is_whole = not self._steps.splits_prompts
         spans = sequence.spans if length > 1 else ()
         self.schedule.add_prompt(sequence, length, time.monotonic(), spans, sequence.clock.tenant)
         if member is not None:

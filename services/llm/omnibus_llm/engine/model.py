@@ -22,6 +22,7 @@ from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_engines.component import ComponentSource, run_in_pool
+from omnibus_llm.admission import admit
 from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
 from omnibus_llm.engine.bad_words import ban_words
 from omnibus_llm.engine.decoder import HostedDecoder
@@ -40,6 +41,7 @@ from omnibus_llm.engine.thinker_feed import ThinkFeed, Thinking
 from omnibus_models.adapters import attach_adapters, replace_adapter
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
+from omnibus_models.families.causal_lm import OwnDecoder
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             await super().close()
 
     async def _set_up(self) -> None:
+        if isinstance(self.thinker, OwnDecoder):
+            await self._compute(admit, self.thinker)
         if self._adapters or self._loadable.root:
             await self._compute(attach_adapters, self.thinker, self._adapters, self._loadable.slots)
         await super()._set_up()
@@ -243,8 +247,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
         Returns the number of tokens that need not be computed.
         """
-        if not cache_key:
-            return 0
+        if not cache_key or self.thinker.recurrent or not self.thinker.batches:
+            return 0  # a state cannot be cut back to the tokens that two prompts share
         sequence.cache_key = cache_key
         sequence.on_prefilled = partial(self._kept.keep, sequence)
         return await self._compute(self._kept.reuse, sequence) if cache_key in self._kept else 0

@@ -74,6 +74,7 @@ class DecoderSequence:
     stays = True
     pauses = False
     keeps_slot = False  # also after its last token, until its owner releases it
+    is_whole = False  # its prompt is computed in one pass
     adapter: int | None = None  # its number, see ``omnibus_models.adapters``; None: the base model
 
     def __init__(self, prefill: PrefillInputs, picker: Picker, limit: int, ends: frozenset[int]) -> None:
@@ -112,6 +113,8 @@ class DecoderSequence:
     @property
     def spans(self) -> Rows[tuple[int, int]]:
         """Ranges [begin, end) of prompt positions that no share may cut."""
+        if self.is_whole:
+            return ((0, self.length),)
         return () if self.attention is None else self.attention.spans
 
     def accept_token(self, token: int) -> str | None:

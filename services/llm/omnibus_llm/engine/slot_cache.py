@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
+from omnibus.errors import Fatal
 from omnibus_llm.engine import kv_codec
 from omnibus_llm.engine.kv_codec import CacheLayout, Layers
 from omnibus_models.attention import Attention, Mask
@@ -41,7 +42,7 @@ class SlotCache(Cache):
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one position in all layers; 0 before the first ``insert``."""
-        return sum(2 * keys.shape[1] * keys.shape[3] * keys.element_size() for keys in self._keys)
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in (*self._keys, *self._values))
 
     def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
         """Return the layers to keep of the one sequence in ``cache``.
@@ -51,7 +52,12 @@ class SlotCache(Cache):
         return kv_codec.cache_layers(cache)
 
     def pack(self, layers: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        """Return the metadata and the array of ``layers``, for another executor."""
+        """Return the metadata and the array of ``layers``, for another executor.
+
+        Raises ``Fatal`` if the layers differ in shape, or their values from their keys.
+        """
+        if len({tensor.shape for pair in layers for tensor in pair}) > 1:
+            raise Fatal("this model's keys and values differ in shape: declare the option L instead of P and D")
         return kv_codec.pack_cache(layers)
 
     def unpack(self, about: Mapping[str, Any], array: np.ndarray | None, length: int) -> Layers:
@@ -97,7 +103,9 @@ class SlotCache(Cache):
 
     def begin_pass(self, slots: Sequence[int]) -> None:
         """Choose the slots of the next forward pass, in ascending order: one new position for each."""
-        device = self._keys[0].device
+        self._choose_rows(slots, self._keys[0].device)
+
+    def _choose_rows(self, slots: Sequence[int], device: torch.device) -> None:
         whole = len(slots) == slots[-1] + 1
         self._index = torch.tensor(slots, device=device)
         self._ends = torch.tensor([self.lengths[slot] for slot in slots], device=device)
@@ -138,12 +146,18 @@ class SlotCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._high - 1
 
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """Return the place of each row's new position, [B], for models that compute masks themselves."""
+        return self._ends
+
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._high, 0
 
     def _allocate_slots(self, layers: Layers) -> None:
-        for keys, _ in layers:
-            heads, _, width = keys.shape
-            shape = (self.slots, heads, self.context, width)
-            self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
-            self._values.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
+        for keys, values in layers:
+            self._keys.append(self._allocate_slot_rows(keys))
+            self._values.append(self._allocate_slot_rows(values))  # narrower than keys in some models (MLA)
+
+    def _allocate_slot_rows(self, rows: Tensor) -> Tensor:
+        heads, _, width = rows.shape
+        return torch.zeros((self.slots, heads, self.context, width), dtype=rows.dtype, device=rows.device)

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
@@ -17,8 +17,10 @@ from omnibus_llm.engine.cross_attention_cache import CrossCache
 from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
 from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.sampler import choose_tokens
+from omnibus_llm.engine.separate_caches import SeparateCaches
 from omnibus_llm.engine.sequence import DecoderSequence, StepOutcome, TokenStep
 from omnibus_llm.engine.slot_cache import SlotCache
+from omnibus_llm.engine.state_cache import StateCache
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
 
@@ -62,14 +64,10 @@ class Steps(Generic[S]):
         self._decoder = decoder
         self._feed = feed
         self._adapters: Adapters | None = getattr(decoder, "adapters", None)
-        cross_layers = getattr(decoder, "crossed", ())
-        self._cache = (
-            CrossCache(slots, context, decoder.layers, cross_layers) if cross_layers else SlotCache(slots, context)
-        )
-        records_graphs = graphs and not cross_layers and decoder.device.type == "cuda"
-        self._adapted_pass = self._pass = DecodePass(decoder, self._cache)
-        if records_graphs:
-            self._pass = FixedPass(decoder, self._cache, record_cuda_graphs())
+        self._cache, self._pass = _choose_cache(decoder, slots, context, graphs and decoder.device.type == "cuda")
+        self._adapted_pass = self._pass if isinstance(self._cache, SeparateCaches) else DecodePass(decoder, self._cache)
+        #: Whether a prompt can be computed in several passes.
+        self.splits_prompts = bool(getattr(decoder, "splits_prompts", True))
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
         self.copied_prompts = 0
@@ -85,7 +83,7 @@ class Steps(Generic[S]):
         """Pay the one-time costs of first passes; allocates all slots if ``decodes``."""
         prompt_cache = self._prefill_dummy(1)
         if decodes:
-            self._cache.insert(self._cache.filled_layers(prompt_cache, None))
+            self._cache.lengths[self._cache.insert(self._cache.filled_layers(prompt_cache, None))] = 1
             self._decode_dummy([0])
             self._cache.remove(0)
 
@@ -110,8 +108,8 @@ class Steps(Generic[S]):
             torch.cuda.synchronize(self._decoder.device)
         return perf_counter() - begin
 
-    def _prefill_dummy(self, tokens: int) -> DynamicCache:
-        decoder, prompt_cache = self._decoder, DynamicCache()
+    def _prefill_dummy(self, tokens: int) -> Cache:
+        decoder, prompt_cache = self._decoder, self._new_cache()
         inputs = decoder.embed(torch.zeros(tokens, dtype=torch.long, device=decoder.device))
         positions = torch.arange(tokens, device=decoder.device)[None, None].expand(decoder.axes, 1, tokens)
         decoder.logits(decoder.forward(inputs[None], positions, prompt_cache, None)[:, -1])
@@ -121,6 +119,11 @@ class Steps(Generic[S]):
         decoder = self._decoder
         inputs = decoder.embed(torch.zeros(len(slots), dtype=torch.long, device=decoder.device))
         decoder.logits(self._pass.run(slots, inputs, [self._cache.lengths[slot] for slot in slots]))
+
+    def _new_cache(self) -> Cache:
+        """Return a cache of one sequence: of all positions in all layers, or what the model itself keeps."""
+        has_own = isinstance(self._cache, StateCache | SeparateCaches)
+        return self._decoder.new_cache() if has_own else DynamicCache()
 
     # Slots
 
@@ -175,6 +178,8 @@ class Steps(Generic[S]):
         if member is not None and member.filled is not None:
             return self._copy_prefill(sequence, member.filled)
         start, end = sequence.done, sequence.done + size
+        if start == 0:
+            sequence.cache = self._new_cache()
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
         with self._chosen_adapters([sequence]):
@@ -211,7 +216,7 @@ class Steps(Generic[S]):
     def _store_cache(self, sequence: S) -> None:
         layers = self._cache.filled_layers(sequence.cache, sequence.attention)
         if sequence.stays:
-            self._cache.insert(layers)
+            self._cache.lengths[self._cache.insert(layers)] = sequence.length
             self.active.append(sequence)
         else:
             sequence.goes = self._cache.pack(layers)
@@ -267,6 +272,24 @@ class Steps(Generic[S]):
         if self._adapters is None:
             return nullcontext(False)
         return self._adapters.chosen([sequence.adapter for sequence in batch])
+
+
+def _choose_cache(
+    decoder: Decoder, slots: int, context: int, records: bool
+) -> tuple[SlotCache | SeparateCaches, DecodePass | SeparateCaches]:
+    """Return the cache of sequences in slots, and the pass of decode steps. ``records``: as CUDA graphs."""
+    if not getattr(decoder, "batches", True):
+        separate_caches = SeparateCaches(decoder, slots, context)
+        return separate_caches, separate_caches
+    cross_layers = getattr(decoder, "crossed", ())
+    if cross_layers:
+        cross_cache = CrossCache(slots, context, decoder.layers, cross_layers)
+        return cross_cache, DecodePass(decoder, cross_cache)
+    if getattr(decoder, "recurrent", False):
+        state_cache = StateCache(slots, context)
+        return state_cache, DecodePass(decoder, state_cache)
+    cache = SlotCache(slots, context)
+    return cache, FixedPass(decoder, cache, record_cuda_graphs()) if records else DecodePass(decoder, cache)
 
 
 def _check_logits(logits: Tensor) -> None:

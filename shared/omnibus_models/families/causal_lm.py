@@ -1,0 +1,182 @@
+"""Any language model of transformers that takes only text (``AutoModelForCausalLM``), without code for its class.
+
+The model's own ``forward`` computes everything: masks of windows and chunks from its configuration, logits with their
+scales and soft caps. A class is served only after a tiny copy of it has given equal logits in the engine, see
+``omnibus_llm.admission``.
+"""
+
+import copy
+import inspect
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from omnibus import errors
+from omnibus_models import loading
+from omnibus_models.families import _row_masks
+from omnibus_models.families._language_decoder import LanguageDecoder
+from omnibus_models.families._text_only import TextFamily, TextThinker
+
+_row_masks.install()
+
+
+class OwnDecoder(LanguageDecoder):
+    """A decoder with its own masks, caches and head. ``module`` is a language model of transformers."""
+
+    windows = True
+
+    def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
+        super().__init__(module, backbone, head, eos)
+        names = inspect.signature(backbone.forward).parameters
+        self._takes_positions = "position_ids" in names
+        self._cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        self._layer_table = getattr(backbone, "embed_tokens_per_layer", None)
+        layers = DynamicCache(config=backbone.config).layers
+        self.recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+
+    def new_cache(self) -> Cache:
+        """See ``contract.Decoder``. Batched layers with windows keep all positions, like the slots."""
+        cache = DynamicCache(config=self.backbone.config)
+        if self.batches:
+            cache.layers = [_full_layer(layer) for layer in cache.layers]
+        return cache
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """See ``contract.Decoder``. In models with embeddings for each layer (Gemma 3n and 4), they follow the row."""
+        rows = super().embed(ids)
+        return rows if self._layer_table is None else torch.cat([rows, self._layer_table(ids)], dim=-1)
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
+        """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself."""
+        options: dict[str, Any] = {self._cache_name: cache}
+        if self._takes_positions:
+            options["position_ids"] = positions[0]
+        if self._layer_table is not None:
+            inputs, layer_rows = inputs[..., : self.width], inputs[..., self.width :]
+            options["per_layer_inputs"] = layer_rows.unflatten(-1, (self.layers, -1))
+        hidden: Tensor = self.backbone(inputs_embeds=inputs, use_cache=cache is not None, **options)[0]
+        return hidden
+
+
+def _full_layer(layer: Any) -> Any:
+    if isinstance(layer, LinearAttentionAndSlidingWindowAttentionLayer):
+        return LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+    return DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer
+
+
+class CausalLanguageModel(TextThinker, OwnDecoder):
+    """A language model with its tokenizer, see ``contract.Thinker``."""
+
+    def _find_backbone(self, module: Any) -> Any:
+        return find_backbone(module)
+
+    def _find_head(self, module: Any) -> "OwnHead":
+        return OwnHead(module)
+
+
+def find_backbone(module: Any) -> Any:
+    """Return the layers of a language model, without its head."""
+    parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
+    return next((part for part in parts if part is not module and hasattr(part, "config")), module)
+
+
+class OwnHead:
+    """Logits as the model's own ``forward`` computes them from hidden rows: with scales, biases and soft caps.
+
+    Raises ``Fatal`` if the decoder is not a part of the model that can be replaced.
+    """
+
+    def __init__(self, module: Any) -> None:
+        decoder = find_backbone(module)
+        path = next((name for name, child in module.named_modules() if child is decoder), "")
+        if not path:
+            raise errors.Fatal(f"{type(module).__name__} has no decoder apart from its head; it cannot be served")
+        self._given = _GivenRows(decoder)
+        self._model = _with_module(module, path.split("."), self._given)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, V] of ``hidden`` [B, H']."""
+        self._given.rows = hidden[:, None]
+        logits: Tensor = self._model(inputs_embeds=hidden[:, None], use_cache=False).logits
+        return logits[:, -1]
+
+
+def _with_module(module: nn.Module, path: Sequence[str], other: nn.Module) -> nn.Module:
+    """Return a second object of ``module`` that shares everything but the submodule at ``path``, which is ``other``."""
+    name, *rest = path
+    changed = copy.copy(module)
+    changed._modules = {
+        **module._modules,
+        name: _with_module(module.get_submodule(name), rest, other) if rest else other,
+    }
+    return changed
+
+
+class _GivenRows(nn.Module):
+    """Returns given rows in the place of ``decoder``, whose attributes heads may read."""
+
+    rows: Tensor
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["decoder"] = decoder  # not as a submodule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["decoder"], name)
+
+    def forward(self, *_: Any, **__: Any) -> "_DecoderOutput":
+        return _DecoderOutput((self.rows,))
+
+
+class _DecoderOutput(tuple[Tensor]):
+    """The output of a decoder, without anything but its last rows."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class CausalFamily(TextFamily):
+    """See ``contract.ModelFamily``."""
+
+    def __init__(self) -> None:
+        super().__init__("causal_lm", "AutoModelForCausalLM")
+
+    def _load_thinker(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> CausalLanguageModel:
+        cls = find_class(checkpoint)
+        kernels = {"attn_implementation": "sdpa" if cls._supports_sdpa else "eager"}
+        module = loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
+        return CausalLanguageModel(module, checkpoint)
+
+
+def find_class(checkpoint: Path) -> Any:
+    """Return the class of the language model in ``checkpoint``. Raises ``NotFound`` if transformers has none."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    try:
+        cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise errors.NotFound(f"transformers has no language model for {config.model_type!r}") from None
+    return cls[0] if isinstance(cls, tuple) else cls
+
+
+FAMILY = CausalFamily()

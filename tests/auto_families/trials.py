@@ -1,0 +1,121 @@
+"""Trials of all language models that the installed transformers knows, each in a process of its own."""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+from omnibus_llm import admission
+from omnibus_models import torchvision_cpu
+from omnibus_models.examine.miniature import shrink_config
+
+torchvision_cpu.install_operators()
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
+
+SECONDS, MEMORY_BYTES = 120, 8 << 30  # of one trial
+WAYS = {
+    (True, True): "batched",
+    (True, False): "batched, prompts whole",
+    (False, True): "one at a time",
+    (False, False): "one at a time, prompts whole",
+}
+REFUSED, UNTRIED = "refused", "no copy runs"
+
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [22, 22, 20]}
+#: What checkpoints say, and the library's own default configurations do not.
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _MROPE)},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 64, "num_key_value_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
+    "reformer": {"is_decoder": True},
+    "xmod": {"default_language": "en_XX"},
+}
+
+
+class Trial(NamedTuple):
+    """The outcome for one ``model_type``: a way of ``WAYS``, ``REFUSED`` or ``UNTRIED``, and why not a better one."""
+
+    model_type: str
+    cls: str
+    way: str
+    reason: str
+
+
+def list_types() -> list[str]:
+    """Return the types of all language models that transformers knows."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def default_config(model_type: str) -> tuple[Any, Any]:
+    """Return the class of a language model and a configuration of it."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    cls = getattr(transformers, name if isinstance(name, str) else name[0])
+    config = CONFIG_MAPPING[model_type]()
+    if not isinstance(config, cls.config_class):
+        config = config.get_text_config(decoder=True)
+    for field, value in FIELDS.get(model_type, {}).items():
+        setattr(config, field, value)
+    return cls, config
+
+
+def try_type(model_type: str) -> Trial:
+    """Try ``model_type`` in this process."""
+    try:
+        cls, config = default_config(model_type)
+        with torch.inference_mode():
+            verdict = admission.try_class(cls, shrink_config(config))
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        return Trial(model_type, "", UNTRIED, f"{type(error).__name__}: {error}")
+    way = REFUSED if verdict.mode is None else WAYS[verdict.mode]
+    way = UNTRIED if "copy" in verdict.reasons else way
+    reasons = list(verdict.reasons.values())
+    return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "")
+
+
+def try_apart(model_type: str) -> Trial:
+    """Try ``model_type`` in a process with limits on time and memory."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        signal.alarm(SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        torch.set_num_threads(1)
+        os.write(writing, json.dumps(try_type(model_type)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read()
+    os.waitpid(child, 0)
+    return Trial(*json.loads(answer)) if answer else Trial(model_type, "", UNTRIED, "the trial took too long")
+
+
+def outcomes_path(version: str = transformers.__version__) -> Path:
+    """Return the file with the expected outcomes for a ``version`` of transformers."""
+    return Path(__file__).parent / "outcomes" / f"transformers-{version}.json"
+
+
+def read_outcomes() -> dict[str, str]:
+    """Return the expected way of each type for the installed version."""
+    ways: dict[str, str] = json.loads(outcomes_path().read_text())
+    return ways
