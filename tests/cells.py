@@ -115,6 +115,7 @@ def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     claims = collect_claims()
     write_table(docs, claims)
     families.write_table(models, (claim[:3] for claim in claims))
+    families.write_language_models(models)
 
 
 if __name__ == "__main__":

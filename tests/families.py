@@ -1,8 +1,10 @@
-"""The table of model families in docs/models.md.
+"""The tables of model families and language models in docs/models.md.
 
-It combines the catalogue with the engines that tests compare. ``python -m tests.cells`` writes it.
+The first combines the catalogue with the engines that tests compare, the second has the outcomes of
+``tests.auto_families``. ``python -m tests.cells`` writes both.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from omnibus.families import catalog
 from omnibus.families.specs import ABSENT, KNOWN
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+OUTCOMES = Path(__file__).parent / "auto_families" / "outcomes"
+WAYS = ("batched", "batched, prompts whole", "one at a time", "one at a time, prompts whole")
+BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<!-- end of language models -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
@@ -30,6 +35,24 @@ def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
     """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     path.write_text(f"{before}{BEGIN}{format_table(cells)}{END}{rest.split(END)[1]}")
+
+
+def format_language_models() -> str:
+    """Lists of the types of language models that transformers knows, by the way they run, in Markdown."""
+    [path] = sorted(OUTCOMES.glob("transformers-*.json"))[-1:]
+    ways: dict[str, str] = json.loads(path.read_text())
+    lines = [f"Of the {len(ways)} types that transformers {path.stem.removeprefix('transformers-')} knows:", ""]
+    lines += ["| a request runs | types | names |", "|---|---|---|"]
+    for way in dict.fromkeys([*WAYS, *sorted(ways.values())]):
+        names = [f"`{name}`" for name, each in ways.items() if each == way]
+        lines += [f"| {way} | {len(names)} | {', '.join(names)} |"] if names else []
+    return "\n".join([*lines, ""])
+
+
+def write_language_models(path: Path) -> None:
+    """Write the lists into ``path``."""
+    before, rest = path.read_text().split(BEGIN_TYPES)
+    path.write_text(f"{before}{BEGIN_TYPES}{format_language_models()}{END_TYPES}{rest.split(END_TYPES)[1]}")
 
 
 def _format_row(name: str, cells: set[tuple[str, str, str]]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from omnibus_llm import admission
+from omnibus_llm.engine import admission
 from omnibus_models import torchvision_cpu
 from omnibus_models.examine.miniature import shrink_config
 

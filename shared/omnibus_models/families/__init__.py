@@ -49,9 +49,10 @@ def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether transformers loads ``config`` of type ``name`` as a language model without an encoder."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name)
-    architectures = config.get("architectures") or [known]
-    return known is not None and (architectures[0] in known if isinstance(known, tuple) else architectures[0] == known)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ())
+    classes = (known,) if isinstance(known, str) else known
+    [architecture, *_] = config.get("architectures") or [*classes, ""]
+    return architecture in classes and not architecture.endswith("ForConditionalGeneration")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

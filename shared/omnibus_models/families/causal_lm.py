@@ -2,7 +2,7 @@
 
 The model's own ``forward`` computes everything: masks of windows and chunks from its configuration, logits with their
 scales and soft caps. A class is served only after a tiny copy of it has given equal logits in the engine, see
-``omnibus_llm.admission``.
+``omnibus_llm.engine.admission``.
 """
 
 import copy

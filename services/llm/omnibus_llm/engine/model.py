@@ -22,8 +22,8 @@ from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_engines.component import ComponentSource, run_in_pool
-from omnibus_llm.admission import admit
 from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
+from omnibus_llm.engine.admission import admit
 from omnibus_llm.engine.bad_words import ban_words
 from omnibus_llm.engine.decoder import HostedDecoder
 from omnibus_llm.engine.engine import EngineLimits

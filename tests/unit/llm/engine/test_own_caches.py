@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from omnibus.errors import Fatal
-from omnibus_llm import admission
+from omnibus_llm.engine import admission
 from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.separate_caches import SeparateCaches
 from omnibus_llm.engine.state_cache import StateCache

@@ -38,7 +38,7 @@ _FORMAT = 1  # of stored verdicts
 
 
 class Mode(NamedTuple):
-    """How an engine runs a model: several sequences in a pass, and prompts in shares."""
+    """The way in which an engine runs a model: several sequences in a pass, and prompts in shares."""
 
     batches: bool
     shares: bool
@@ -48,7 +48,7 @@ class Mode(NamedTuple):
 MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, False))
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class TrialVerdict(msgspec.Struct, frozen=True):
     """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not."""
 
     mode: Mode | None
@@ -69,7 +69,7 @@ def admit(decoder: OwnDecoder) -> None:
         _log.info("%s runs in mode %s: %s", name, verdict.mode, verdict.reasons)
 
 
-def find_verdict(cls: Any, config: Any) -> Verdict:
+def find_verdict(cls: Any, config: Any) -> TrialVerdict:
     """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of a trial."""
     try:
         small = shrink_config(config)
@@ -77,14 +77,14 @@ def find_verdict(cls: Any, config: Any) -> Verdict:
     except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
         return _unproved(error)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Verdict)
+        return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
     except (OSError, msgspec.MsgspecError):
         verdict = try_class(cls, small)
         _store_verdict(path, verdict)
         return verdict
 
 
-def try_class(cls: Any, config: Any) -> Verdict:
+def try_class(cls: Any, config: Any) -> TrialVerdict:
     """Build a copy of ``cls`` with the small ``config`` and find its verdict."""
     try:
         module = build_copy(cls, config)
@@ -96,9 +96,9 @@ def try_class(cls: Any, config: Any) -> Verdict:
     for mode in MODES:
         fault = _find_fault(module, mode, prompts, expected)
         if not fault:
-            return Verdict(mode, reasons)
+            return TrialVerdict(mode, reasons)
         reasons[_describe(mode)] = fault
-    return Verdict(None, reasons)
+    return TrialVerdict(None, reasons)
 
 
 def build_copy(cls: Any, config: Any) -> Any:
@@ -230,9 +230,9 @@ def _describe(mode: Mode) -> str:
     return f"{'several' if mode.batches else 'one'} at a time, prompts {'in shares' if mode.shares else 'whole'}"
 
 
-def _unproved(error: Exception) -> Verdict:
+def _unproved(error: Exception) -> TrialVerdict:
     """Return the verdict on a class of which no copy runs: the mode that is closest to ``generate``."""
-    return Verdict(MODES[-1], {"copy": f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"})
+    return TrialVerdict(MODES[-1], {"copy": f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"})
 
 
 # Stored verdicts
@@ -248,7 +248,7 @@ def _cache_directory() -> Path:
     return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "admission"
 
 
-def _store_verdict(path: Path, verdict: Verdict) -> None:
+def _store_verdict(path: Path, verdict: TrialVerdict) -> None:
     """Store ``verdict``, if the directory can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from omnibus.errors import Fatal
-from omnibus_llm import admission
-from omnibus_llm.admission import ANSWER, MODES, Mode, Verdict
+from omnibus_llm.engine import admission
+from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict
 from omnibus_models.examine.miniature import WINDOW, shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 
@@ -104,7 +104,7 @@ def test_a_verdict_is_kept_for_the_next_start(cache: Path, monkeypatch: pytest.M
     first = admission.find_verdict(LlamaForCausalLM, LlamaConfig())
     monkeypatch.setattr(admission, "try_class", lambda *_: pytest.fail("it was tried before"))
 
-    assert first == admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == Verdict(MODES[0])
+    assert first == admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0])
     assert len([*cache.iterdir()]) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_verdict_is_found_again(cache: Path):
     [path] = cache.iterdir()
     path.write_text("{")
 
-    assert admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == Verdict(MODES[0])
+    assert admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0])
     assert json.loads(path.read_text())["mode"] == [True, True]
 
 
