@@ -1,5 +1,6 @@
 """Keys and values of many sequences of different lengths in one cache."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,5 +146,15 @@ class SlotCache(Cache):
         for keys, _ in layers:
             heads, _, width = keys.shape
             shape = (self.slots, heads, self.context, width)
-            self._keys.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
-            self._values.append(torch.zeros(shape, dtype=keys.dtype, device=keys.device))
+            self._keys.append(_zeros(shape, keys))
+            self._values.append(_zeros(shape, keys))
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return zeros with the dtype and device of ``like``. On a CPU, they take memory only once they are written.
+
+    torch writes its zeros. All positions of all slots are gigabytes, of which most are never used.
+    """
+    if like.device.type != "cpu":
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * like.itemsize, np.uint8)).view(like.dtype).view(shape)
