@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import io
+import ipaddress
 import json
 import os
 import shlex
@@ -37,7 +38,7 @@ from omnibus.process.logs import Log
 from omnibus.process.memory import available_bytes
 from omnibus.settings import read_settings
 from omnibus.up.fork_client import fork_server_command
-from omnibus.up.ports import require_free_port
+from omnibus.up.ports import LOOPBACK, require_free_port
 from omnibus.up.preflight import CHECK_TIMEOUT_SECONDS, check_start
 from omnibus.up.runs import RunState
 from omnibus.up.stack import Declared, Stack
@@ -127,6 +128,7 @@ async def _serve(stack: Stack, options: argparse.Namespace) -> int:
 def find_candidate(options: argparse.Namespace) -> Candidate:
     """Find the checkpoint and check its files, in milliseconds. Raises ``Rejected`` with the reason and the remedy if
     it cannot be served here."""
+    _check_host(options.host)
     if options.max_model_len < 0:
         raise BadRequest(f"--max-model-len must be a number of tokens, not {options.max_model_len}")
     checkpoints.require_safetensors(Path(options.checkpoint))
@@ -144,6 +146,16 @@ def find_candidate(options: argparse.Namespace) -> Candidate:
     if _device(options) == "cpu":
         _choose_dtype(options, candidate, cpu_machine())
     return candidate
+
+
+def _check_host(host: str) -> None:
+    """Raise ``BadRequest`` for an address at which this command could not reach its own gateway on loopback."""
+    try:
+        can_reach = not host or host == LOOPBACK or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        can_reach = False
+    if not can_reach:
+        raise BadRequest(f"--host must be {LOOPBACK}, or 0.0.0.0 for all addresses of this machine, not {host}")
 
 
 def cpu_machine() -> Machine:
@@ -260,6 +272,7 @@ def _read_served(state: RunState) -> tuple[Mapping[str, Any], str]:
 def example_command(served: Served, url: str) -> str:
     """Return a curl command that the model at the base URL ``url`` answers."""
     gives = catalog.output_kinds(catalog.find_family(served.family))
+    body: dict[str, Any]
     if "text" in gives:
         route, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
     else:

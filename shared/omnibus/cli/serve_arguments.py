@@ -15,9 +15,11 @@ def add_serve_command(commands: Any) -> None:
     add("--chat", action="store_true", help="chat in this terminal, or with stdin; /exit or Ctrl-D stops everything")
     add("--port", type=int, help="HTTP port; 0 takes a free one (default 8000, with --chat a free one)")
     add(
-        "--host", choices=("127.0.0.1", "0.0.0.0"), default="",  # noqa: S104 the user asks for it
-        help="address on which the gateway listens; 0.0.0.0 is open to other machines (default 127.0.0.1)",
-    )  # fmt: skip
+        "--host",
+        default="",
+        metavar="ADDRESS",
+        help="on which the gateway listens: 127.0.0.1 (default), or 0.0.0.0, which is open to other machines",
+    )
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="of the weights in memory (default: by the device)")
     add("--device", default="auto", metavar="NAME", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     add(

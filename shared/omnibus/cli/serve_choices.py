@@ -111,7 +111,8 @@ def choose_shape(family: str) -> list[str]:
 
     Several executors pay off on several devices. On one, they would only load more and copy tensors.
     """
-    return list(min((path["options"] for path in catalog.find_family(family)["paths"]), key=len))
+    shapes: list[list[str]] = [list(path["options"]) for path in catalog.find_family(family)["paths"]]
+    return min(shapes, key=len)
 
 
 def plan_cache(report: Report, options: Sequence[str], context: int, batch: int, machine: Machine) -> CachePlan:
@@ -171,6 +172,6 @@ def _cache_error(report: Report, context: int, fitting: int, machine: Machine) -
     remedy = f"--max-model-len {fitting} or less, " if fitting > 0 else ""
     return BadRequest(
         f"{Path(report.path).name} does not fit: its weights in {report.dtype} take {size_text(weights)}, the cache of "
-        f"{context} tokens {size_text(_row_count(1) * kv_bytes * context)} and the system {size_text(SYSTEM_BYTES)}, but "
-        f"{_free_text(machine)}. Use {remedy}--dtype bfloat16 or a smaller checkpoint, or free memory"
+        f"{context} tokens {size_text(_row_count(1) * kv_bytes * context)} and the system {size_text(SYSTEM_BYTES)}, "
+        f"but {_free_text(machine)}. Use {remedy}--dtype bfloat16 or a smaller checkpoint, or free memory"
     )

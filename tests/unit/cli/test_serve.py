@@ -246,7 +246,9 @@ def test_a_busy_port_is_refused_before_anything_starts(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    "flags", [["--chat", "--json"], ["--chat", "--detach"], ["--max-model-len", "-1"]], ids=" ".join
+    "flags",
+    [["--chat", "--json"], ["--chat", "--detach"], ["--max-model-len", "-1"], ["--host", "10.0.0.1"], ["--host", "me"]],
+    ids=" ".join,
 )
 def test_flags_that_contradict_each_other_are_refused(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
