@@ -1,9 +1,12 @@
-"""``python -m omnibus_models.device DEVICE``: checks that torch can compute there.
+"""``python -m omnibus_models.device DEVICE``: checks that torch can compute there, and describes it.
+
+``auto`` is the first GPU, or the CPU without one.
 
 See ``omnibus.process.run_module``.
 """
 
 import sys
+from typing import Any
 
 from omnibus.errors import BadRequest
 from omnibus.process import run_module
@@ -24,5 +27,21 @@ def check_device(name: str) -> str:
         raise BadRequest(f"OMNIBUS_EXECUTOR_DEVICE={name!r}: {reason} ({here}; `cpu` always works)") from error
 
 
+def describe_device(name: str) -> dict[str, Any]:
+    """Return the device ``name``, its free memory in bytes (None if unknown), and whether it multiplies bfloat16.
+
+    Raises as ``check_device``.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = check_device(name)
+    if not device.startswith("cuda"):
+        return {"device": name, "free_bytes": None, "bfloat16": True}
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return {"device": name, "free_bytes": free_bytes, "bfloat16": torch.cuda.is_bf16_supported(False)}
+
+
 if __name__ == "__main__":
-    sys.exit(run_module.report_answer(lambda: check_device(sys.argv[1])))
+    sys.exit(run_module.report_answer(lambda: describe_device(sys.argv[1])))

@@ -22,7 +22,7 @@ runs in the background, and `omnibus ps`, `logs` and `down` manage it.
 {ASK}
 ```
 
-The answer is `two red circles on blue`.
+The answer is `two red circles on blue`. To serve [your own checkpoint](models.md#serve-a-checkpoint), use `omnibus serve DIRECTORY`.
 
 ## Write an app
 

@@ -39,7 +39,7 @@ def require_safetensors(path: Path) -> None:
     in_directory = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
     if in_directory or path.suffix == ".gguf":
         raise BadRequest(
-            f"{path} is GGUF, which no engine here supports: use the model's safetensors. For small weights, use AWQ, "
+            f"{path} is GGUF, which is not served yet: use the model's safetensors. For small weights, use AWQ, "
             "GPTQ or compressed-tensors in omnibus_engines:vllm"
         )
 

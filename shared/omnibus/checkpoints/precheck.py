@@ -1,7 +1,7 @@
 """Quick check of a checkpoint's files, in milliseconds and without a library."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,22 @@ def require_usable(directory: Path, family: str, families: Collection[str]) -> N
     ``family`` is compared if the checkpoint names one of the families in ``families``. ``omnibus models check`` also
     checks each component.
     """
-    name, config = _read_config(directory)
+    config = _read_config(directory)[1]
     model_type = str(config.get("model_type") or config.get("_class_name") or "")
     if model_type != family and model_type in families:
         raise BadRequest(f"{directory} is a checkpoint of the family {model_type}, not of {family}")
+    require_whole(directory)
+
+
+def read_model_type(directory: Path) -> str:
+    """Return the ``model_type`` of a checkpoint, empty for a pipeline. Raises ``BadRequest`` without a
+    configuration."""
+    return str(_read_config(directory)[1].get("model_type") or "")
+
+
+def require_whole(directory: Path) -> list[safetensors.TensorHeader]:
+    """Return the tensors in the files of weights. Raises ``BadRequest`` for missing and truncated files."""
+    name, config = _read_config(directory)
     parts = _pipeline_parts(config) if name == _CONFIG_FILES[0] else [""]
     missing_files = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
     if missing_files:
@@ -30,8 +42,7 @@ def require_usable(directory: Path, family: str, families: Collection[str]) -> N
         raise BadRequest(
             f"{directory} lacks the weights {', '.join(missing_files[:_MAX_NAMED])}{more}: download it again"
         )
-    for part in parts:
-        _check_headers(directory / part)
+    return [tensor for part in parts for tensor in _read_headers(directory / part)]
 
 
 def _read_config(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -54,9 +65,9 @@ def _lost_files(directory: Path) -> list[str]:
     return safetensors.find_weight_files(directory)[1]
 
 
-def _check_headers(directory: Path) -> None:
+def _read_headers(directory: Path) -> Iterator[safetensors.TensorHeader]:
     for path in safetensors.find_weight_files(directory)[0]:
         try:
-            safetensors.read_header(path)
+            yield from safetensors.read_header(path).values()
         except BadRequest as error:
             raise BadRequest(f"{directory}: {error.message}") from error

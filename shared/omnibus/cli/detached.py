@@ -1,4 +1,4 @@
-"""``omnibus up --detach``: runs the same command as a process in the background."""
+"""``omnibus up --detach``, and ``omnibus serve --detach``: runs the same command as a process in the background."""
 
 import argparse
 import asyncio
@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.output import print_json
@@ -21,11 +23,15 @@ START_TIMEOUT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _SHOWN_LINES = 3
 _DETACHING = frozenset({"-d", "--detach"})
+#: What a command adds to the description of a run: for programs, and as text.
+Description = tuple[Mapping[str, Any], str]
 
 
-async def start_detached(options: argparse.Namespace) -> int:
-    """Start ``omnibus up`` with the arguments of this process in the background. Returns 0 once it serves, or its exit
-    code.
+async def start_detached(
+    options: argparse.Namespace, describe: Callable[[RunState], Description] = lambda state: ({}, "")
+) -> int:
+    """Start ``omnibus`` with the arguments of this process in the background. Returns 0 once it serves, or its exit
+    code. Prints the run, with what ``describe`` adds.
 
     Raises ``DeadlineExceeded`` and stops the process if it does not serve in time.
     """
@@ -43,14 +49,17 @@ async def start_detached(options: argparse.Namespace) -> int:
             error_lines = [line for line in lines if line.startswith('{"error"')] if options.json else lines
             print("\n".join((error_lines or lines)[-_SHOWN_LINES:]), file=sys.stderr)
             return child.returncode or 1
+    more, text = describe(state)
     if options.json:
-        print_json(run_summary(state))
+        print_json({**run_summary(state), **more})
         return 0
     name = state.name
     print(
         f"{address_text(state, state.admin_token)}\nIn the background as {name}: `omnibus logs --run {name}`, ", end=""
     )
     print(f"`omnibus down --run {name}`")
+    if text:
+        print(f"\n{text}")
     return 0
 
 

@@ -4,7 +4,7 @@ import argparse
 
 #: Headings of the list of all commands, and the commands below each.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "run it on this machine": ("up", "demo", "ps", "status", "logs", "down", "env", "settings"),
+    "run it on this machine": ("serve", "up", "demo", "ps", "status", "logs", "down", "env", "settings"),
     "write models and apps": ("app", "tasks", "models", "adapters", "profile"),
     "look at requests, and repeat them": (
         "tail", "show", "replay", "step", "fork", "compare", "bisect", "deadletters", "usage",
@@ -14,7 +14,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: Examples of each command.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "": ("omnibus up", "omnibus tail", "omnibus COMMAND --help"),
+    "": ("omnibus serve ./weights --chat", "omnibus up", "omnibus tail", "omnibus COMMAND --help"),
+    "serve": (
+        "omnibus serve ./Qwen2.5-0.5B-Instruct           # at port 8000, until Ctrl-C",
+        "omnibus serve Qwen/Qwen2.5-0.5B-Instruct --chat # an id that `omnibus models get` has downloaded",
+        "omnibus serve ./weights --dtype bfloat16 --max-model-len 8192 --served-model-name assistant --port 0 --detach",
+    ),
     "up": (
         "omnibus up                                      # the small trained models, at port 8000",
         "omnibus up --models models.json --detach        # your own models, in the background",

@@ -18,6 +18,7 @@ from omnibus.cli import (
     models_arguments,
     record_commands,
     runs,
+    serve_arguments,
     size,
     whatif,
 )
@@ -54,6 +55,7 @@ _HANDLERS = {
     "profile": "profile:profile_model",
     "replay": "invocations:replay_invocation",
     "restore": "backup:run_restore",
+    "serve": "serve:run_serve",
     "settings": "settings:list_settings",
     "show": "invocations:show_invocation",
     "step": "steps:show_steps",
@@ -66,6 +68,10 @@ _HANDLERS = {
     "usage": "usage:show_usage",
     "whatif": "whatif:run_whatif",
 }
+
+
+#: Commands that run the system, perhaps in the background.
+_RUNNING = ("serve", "up")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +89,7 @@ def _run_command(argv: list[str]) -> int:
     except UsageError as error:
         print_error(ProblemDetails(USAGE, str(error)), "--json" in argv)
         sys.exit(USAGE_EXIT_CODE)
-    if options.command == "up":
+    if options.command in _RUNNING:
         options.arguments = argv
     runs.choose_run(options)
     try:
@@ -98,7 +104,7 @@ def _run_command(argv: list[str]) -> int:
         if problem is None:
             raise
         print_error(problem, getattr(options, "json", False))
-        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(problem, Rejected) else 1
+        return EXIT_MISCONFIGURED if options.command in _RUNNING and isinstance(problem, Rejected) else 1
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
@@ -112,6 +118,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    serve_arguments.add_serve_command(commands)
     _add_up(commands)
     _add_demo(commands)
     record_commands.add_record_commands(commands)

@@ -137,8 +137,11 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
         print(result["path"])
 
 
-async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequence[str] = ()) -> Report:
-    """Return the report on a directory or an id of the hub. ``adapters`` must fit the checkpoint.
+async def examine_checkpoint(
+    checkpoint: str, dtype: str = "", adapters: Sequence[str] = (), command: run_module.Command | None = None
+) -> Report:
+    """Return the report on a directory or an id of the hub. ``adapters`` must fit the checkpoint, ``command`` is as in
+    ``run_module``.
 
     Raises the error that prevents the examination.
     """
@@ -147,7 +150,7 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequenc
     adapter_paths = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
     arguments = [str(directory), *([dtype] if dtype or adapter_paths else []), *adapter_paths]
     report = await run_module.call_module(
-        "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline
+        "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline, command=command
     )
     return msgspec.convert(report, Report)
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ import msgspec
 
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, ProblemDetails, from_problem
 from omnibus.process.spec import python_command
+
+#: Returns the command line of ``python -m`` with these arguments.
+Command = Callable[..., Sequence[str]]
 
 _ROOT = str(Path(__file__).parents[2])
 _MAX_QUOTED_CHARS = 2000  # characters of stderr to quote from a child without a result
@@ -31,16 +34,21 @@ class ProcessResult(NamedTuple):
 
 
 async def run_module(
-    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, stderr: int | None = PIPE
+    module: str,
+    *arguments: str,
+    within: float,
+    env: Mapping[str, str] | None = None,
+    stderr: int | None = PIPE,
+    command: Command | None = None,
 ) -> ProcessResult:
     """Run ``python -m module`` to its end. ``env`` is added to its environment; ``stderr`` is as in
-    ``asyncio.subprocess``.
+    ``asyncio.subprocess``. ``command`` returns another command line for it, such as that of a fork server.
 
     Raises ``DeadlineExceeded`` after ``within`` seconds. The process never outlives this call.
     """
     path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *python_command(module, *arguments),
+        *(command or python_command)(module, *arguments),
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=DEVNULL,
         stdout=PIPE,
@@ -61,14 +69,21 @@ async def run_module(
 
 
 async def call_module(
-    module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
+    module: str,
+    *arguments: str,
+    within: float,
+    env: Mapping[str, str] | None = None,
+    show: bool = False,
+    command: Command | None = None,
 ) -> Any:
     """Return the result of ``python -m module``. ``env`` is added to its environment; with ``show``, its stderr is this
-    process's.
+    process's. ``command`` is as in ``run_module``.
 
     Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` if it prints no result.
     """
-    result = await run_module(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
+    result = await run_module(
+        module, *arguments, within=within, env=env, stderr=None if show else PIPE, command=command
+    )
     return _parse_answer(module, result)
 
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
@@ -65,10 +66,22 @@ STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 
 
+class Declared(NamedTuple):
+    """The text of a declarations file, and what is added to every service's environment."""
+
+    models: str
+    env: Mapping[str, str]
+
+
+#: Declares the models. The argument is the socket of the executors' fork server, empty if there is none.
+Declare = Callable[[str], Awaitable[Declared]]
+
+
 class Stack:
     """Context with the whole system: ``async with Stack(models) as stack``. No process is left afterwards.
 
-    ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The first of the
+    ``models`` is the text of a declarations file, or a function that is awaited before NATS, Valkey and the services
+    start. ``env`` is added to every service's environment. The first of the
     ``gateways`` listens on ``port``, 0 for a free one. The others listen on free ports. Apps may be registered from
     directories below ``apps_dir``, by default the current one. Gateways and executors are spread over ``nodes``, each
     with its own sidecar and arena.
@@ -81,7 +94,7 @@ class Stack:
 
     def __init__(  # noqa: PLR0913 each is an option of the command
         self,
-        models: str,
+        models: str | Declare,
         *,
         port: int = 0,
         gateways: int = 1,
@@ -145,18 +158,21 @@ class Stack:
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
         self._services_socket = str(run.path / SERVICES_SOCKET) if self._forks_services else ""
         self._executors_socket = str(run.path / EXECUTORS_SOCKET) if self._forks_executors else ""
-        (run.path / "models.json").write_text(self._models)
         self._nodes.prepare(run.path)
         self._choose_ports()
         self._env = self._service_environment()
         self._endpoints = Endpoints(self._env[METRICS_DIR])
         self.supervisor = Supervisor(
-            self._service_specs(),
+            self._fork_server_specs() if callable(self._models) else self._service_specs(),
             log=self._log,
             on_exit=self._announce_exit,
             shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
         )
+        if not callable(self._models):
+            self._write_models(self._models)
         await self._stack.enter_async_context(self.supervisor)
+        if callable(self._models):
+            await self.supervisor.unless_over(self._declare_models(self._models))
         self._start_watchdogs()
         self._publish_state()  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
@@ -165,6 +181,17 @@ class Stack:
         await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
         self._publish_state(ready=True)
+
+    async def _declare_models(self, declare: Declare) -> None:
+        """Declare the models, and start the other servers and services."""
+        declared = await declare(self._executors_socket)
+        self._extra |= declared.env
+        self._env |= declared.env
+        self._write_models(declared.models)
+        await self.supervisor.add(*(spec for spec in self._service_specs() if spec.name not in self.supervisor.specs))
+
+    def _write_models(self, models: str) -> None:
+        (self.directory / "models.json").write_text(models)
 
     def _start_watchdogs(self) -> None:
         """Restart hanging processes, and the NATS server after its disk was full."""
@@ -287,17 +314,13 @@ class Stack:
             self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
             *(self._sidecar_spec(index) for index in range(self._nodes.count)),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
-            *(
-                [self._fork_server_spec(SERVICES, self._services_socket, SERVICE_MODULES)]
-                if self._forks_services
-                else []
-            ),
-            *(
-                [self._fork_server_spec(EXECUTORS, self._executors_socket, EXECUTOR_MODULES)]
-                if self._forks_executors
-                else []
-            ),
+            *self._fork_server_specs(),
         ]
+
+    def _fork_server_specs(self) -> list[ProcessSpec]:
+        services = self._fork_server_spec(SERVICES, self._services_socket, SERVICE_MODULES)
+        executors = self._fork_server_spec(EXECUTORS, self._executors_socket, EXECUTOR_MODULES)
+        return [*([services] if self._forks_services else []), *([executors] if self._forks_executors else [])]
 
     def _sidecar_spec(self, index: int) -> ProcessSpec:
         return self._service_spec(

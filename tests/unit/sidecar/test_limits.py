@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import ArenaFull, Fatal
+from omnibus.process.memory import memory_limit
 from omnibus_sidecar import limits
 
 
@@ -25,7 +26,7 @@ def _make_groups(directory: Path, **limit: str) -> tuple[Path, Path]:
     [({}, None), ({"a": "max"}, None), ({"root": "7000"}, 7000), ({"root": "max", "a": "5000", "b": "9000"}, 5000)],
 )
 def test_the_tightest_of_the_groups_around_a_process_is_its_limit(tmp_path, limit, limit_bytes):
-    assert limits.memory_limit(*_make_groups(tmp_path, **limit)) == limit_bytes
+    assert memory_limit(*_make_groups(tmp_path, **limit)) == limit_bytes
 
 
 def test_an_arena_that_its_container_can_never_hold_is_refused_with_the_setting_to_change(tmp_path):
@@ -63,4 +64,4 @@ def test_memory_that_the_group_has_not_is_refused_and_caches_give_way(tmp_path, 
 
 
 def test_a_machine_without_such_groups_has_no_limit(tmp_path):
-    assert limits.memory_limit(tmp_path / "none", tmp_path) is None
+    assert memory_limit(tmp_path / "none", tmp_path) is None

@@ -54,11 +54,11 @@ MISTAKES = {
         json.dumps({"models": {"a": split_thinker(7)}}),
         "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: set the option's `gpus` to a divisor or a multiple",
     ),
-    "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which no engine"),
+    "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which is not served yet"),
     "GGUF in a directory, for vLLM": (
         '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf", "options": {"L": {"components": ["thinker"], '
         '"service": "llm", "engine": "omnibus_engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
-        "model a: .*gguf is GGUF, which no engine",
+        "model a: .*gguf is GGUF, which is not served yet",
     ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is truncated, it has .* bytes"),
 }  # fmt: skip

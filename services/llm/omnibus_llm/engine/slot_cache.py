@@ -1,5 +1,6 @@
 """Keys and values of many sequences of different lengths in one cache."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,4 +161,14 @@ class SlotCache(Cache):
 
     def _allocate_slot_rows(self, rows: Tensor) -> Tensor:
         heads, _, width = rows.shape
-        return torch.zeros((self.slots, heads, self.context, width), dtype=rows.dtype, device=rows.device)
+        return _zeros((self.slots, heads, self.context, width), rows)
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return zeros with the dtype and device of ``like``. On a CPU, they take memory only once they are written.
+
+    torch writes its zeros. All positions of all slots are gigabytes, of which most are never used.
+    """
+    if like.device.type != "cpu":
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * like.itemsize, np.uint8)).view(like.dtype).view(shape)

@@ -152,7 +152,7 @@ def check_lines(
     yield f"Memory is that of weights in {_dtype_text(report)}."
     for component, digest in (identities or {}).items():
         yield f"{component} {digest}: executors serve all models that have this one."
-    yield "It can be split. `omnibus up --models FILE` serves it, with this in FILE:"
+    yield "It can be split. `omnibus serve` serves it alone, and `omnibus up --models FILE` with this in FILE:"
     yield json.dumps(declaration, indent=2)
 
 
