@@ -34,6 +34,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
 
 
 @pytest.mark.numeric
+@pytest.mark.cell("transformers", "sentence_encoder", "vectors", shape="B")
 async def test_vectors_are_those_of_the_library(system: System, checkpoints: dict[str, Path]):
     await system.becomes_ready()
     async with system.client() as client:
@@ -47,6 +48,7 @@ async def test_vectors_are_those_of_the_library(system: System, checkpoints: dic
 
 
 @pytest.mark.numeric
+@pytest.mark.cell("transformers", "cross_encoder", "scores", shape="R")
 async def test_documents_are_ranked_by_the_librarys_scores(system: System, checkpoints: dict[str, Path]):
     await system.becomes_ready()
     async with system.http() as http:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertModel
+from transformers import AutoModel, AutoTokenizer
 
 from omnibus_models import families
 from tests.unit.encoder.test_sentence_runner import embed_texts, run_component
@@ -36,7 +36,7 @@ def embed_by_formula(checkpoint: Path) -> np.ndarray:
     """Return the normalised means of the last hidden states, padded together and masked."""
     inputs = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, padding=True, return_tensors="pt")
     with torch.inference_mode():
-        hidden = BertModel.from_pretrained(checkpoint).eval()(**inputs).last_hidden_state
+        hidden = AutoModel.from_pretrained(checkpoint).eval()(**inputs).last_hidden_state
     mask = inputs["attention_mask"][..., None]
     vectors: np.ndarray = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy()
     return vectors

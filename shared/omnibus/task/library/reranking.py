@@ -12,6 +12,7 @@ from omnibus.task.types import OnDemand, TaskInput, TaskOutput, Tensor, Value
 class RerankInput(TaskInput):
     """A query and documents."""
 
+    #: The text with which each document is compared.
     query: str
     #: A list of texts, or a handle of its JSON when they are long.
     documents: Texts
@@ -39,6 +40,7 @@ class RankingInput(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    #: As ``RerankInput.query``.
     query: str
     #: As ``RerankInput.documents``.
     documents: Texts
