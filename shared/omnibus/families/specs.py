@@ -120,8 +120,8 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "sentence_encoder": text_embedder("Sentence encoders of transformers", "sentence-encoder-tiny"),
 }
 
-#: Families of any architecture, whose checkpoints may have any ``model_type``.
-GENERIC = frozenset({"causal_lm", "cross_encoder", "sentence_encoder"})
+#: Families of embedders and rerankers, whose checkpoints may have the ``model_type`` of another family.
+RETRIEVAL = frozenset({"cross_encoder", "sentence_encoder"})
 
 #: Checkpoints that users ask about but that are not served, by their type in the configuration, and the reason.
 ABSENT: dict[str, str] = {

@@ -6,7 +6,7 @@ from omnibus_models.tiny import _wordpiece
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model and tokenizer to ``directory``. All of it counts as the LLM."""
+    """Write model and tokenizer to ``directory``. There is no LLM for ``llm_seed``."""
     from transformers import BertForSequenceClassification
 
-    _wordpiece.write(BertForSequenceClassification, directory, seed if llm_seed is None else llm_seed, num_labels=1)
+    _wordpiece.write(BertForSequenceClassification, directory, seed, num_labels=1)

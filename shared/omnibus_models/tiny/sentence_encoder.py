@@ -18,10 +18,10 @@ _FILES = {
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
-    """Write model, tokenizer and files to ``directory``. All of it counts as the LLM."""
+    """Write model, tokenizer and files to ``directory``. There is no LLM for ``llm_seed``."""
     from transformers import BertModel
 
-    _wordpiece.write(BertModel, directory, seed if llm_seed is None else llm_seed)
+    _wordpiece.write(BertModel, directory, seed)
     for name, content in _FILES.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(json.dumps(content))
