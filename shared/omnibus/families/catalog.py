@@ -35,6 +35,8 @@ _OUTPUT_KINDS = {
     "decode-image": "image",
     "decode-video": "video",
     "decode-audio": "sound",
+    "embed": "embedding",
+    "rerank": "score",
 }
 
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of

@@ -2,7 +2,8 @@
 
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
-in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers.
+in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``sentence_encoder`` any
+text encoder, and ``cross_encoder`` any reranker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from omnibus.families.templates import (
     image_generation_with_prior,
     language_model,
     omni_model,
+    text_embedder,
+    text_reranker,
     video_generation,
     vision_language,
 )
@@ -87,6 +90,7 @@ def _janus() -> FamilyDeclaration:
 #: All families by name: its title, its tiny model, and more of its template.
 KNOWN: dict[str, FamilyDeclaration] = {
     "causal_lm": language_model("language models of transformers", "causal-lm-tiny"),
+    "cross_encoder": text_reranker("Cross-encoders of transformers", "cross-encoder-tiny"),
     "gemma3": vision_language("Gemma 3", "gemma3-tiny", "image", weights=_GEMMA3),
     "glm_image": image_generation_with_prior("GLM-Image", "glm-image-tiny"),
     "internvl": vision_language("InternVL3", "internvl-tiny", "image", "video", weights=_LLAVA),
@@ -113,7 +117,11 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "qwen3_vl": vision_language("Qwen3-VL", "qwen3-vl-tiny", "image", "video", weights=_QWEN_VL),
     "qwen_image": image_generation("Qwen-Image", "qwen-image-tiny"),
     "qwen_image_edit": image_editing("Qwen-Image-Edit", "qwen-image-edit-tiny"),
+    "sentence_encoder": text_embedder("Sentence encoders of transformers", "sentence-encoder-tiny"),
 }
+
+#: Families of embedders and rerankers, whose checkpoints may have the ``model_type`` of another family.
+RETRIEVAL = frozenset({"cross_encoder", "sentence_encoder"})
 
 #: Checkpoints that users ask about but that are not served, by their type in the configuration, and the reason.
 ABSENT: dict[str, str] = {

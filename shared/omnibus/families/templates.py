@@ -50,6 +50,32 @@ def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def text_embedder(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """An encoder of texts to vectors."""
+    return FamilyDeclaration(
+        title=title,
+        components=["embedder"],
+        tasks={"embedder": "embed"},
+        options={"B": _deployment_option("encoder", "embedder")},
+        paths=[{"options": ["B"], "share": 100}],
+        tiny=tiny,
+        **more,
+    )
+
+
+def text_reranker(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """A model that scores documents for a query."""
+    return FamilyDeclaration(
+        title=title,
+        components=["reranker"],
+        tasks={"reranker": "rerank"},
+        options={"R": _deployment_option("encoder", "reranker")},
+        paths=[{"options": ["R"], "share": 100}],
+        tiny=tiny,
+        **more,
+    )
+
+
 def vision_language(title: str, tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
     """One encoder of ``modalities`` and a language model."""
     return FamilyDeclaration(

@@ -15,7 +15,7 @@ from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.families.plugins import current_engine
-from omnibus.families.specs import KNOWN
+from omnibus.families.specs import KNOWN, RETRIEVAL
 from omnibus.process import run_module
 from omnibus.process.spec import python_path
 from omnibus.reference.settings import check_environment
@@ -75,7 +75,7 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
             raise BadRequest(
                 f"{checkpoint} must be a directory or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
             )
-        require_usable(path, model["family"], KNOWN)
+        require_usable(path, model["family"], () if model["family"] in RETRIEVAL else KNOWN)
     except OmnibusError as error:
         raise BadRequest(f"model {model['name']}: {error.message}") from error
 

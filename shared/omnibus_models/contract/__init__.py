@@ -40,6 +40,7 @@ from omnibus_models.contract.language import (
     Thinker,
     TokenizedPrompt,
 )
+from omnibus_models.contract.retrieval import TextEmbedder, TextReranker
 from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
 
 __all__ = [
@@ -69,7 +70,9 @@ __all__ = [
     "Resumable",
     "Stepper",
     "Talker",
+    "TextEmbedder",
     "TextEncoder",
+    "TextReranker",
     "Thinker",
     "TokenSamplingParams",
     "TokenizedPrompt",

@@ -16,6 +16,9 @@ from omnibus_models.contract import ModelFamily
 # The library imports torchvision with its models if it is installed.
 torchvision_cpu.install_operators()
 
+#: Endings of the names of classes that generate text.
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
 NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
@@ -33,15 +36,15 @@ def family_of(checkpoint: Path) -> ModelFamily:
     """Return the family of a checkpoint directory.
 
     It is the ``model_type`` in config.json, or the class in model_index.json. A language model of transformers without
-    a family of its own is of the family ``causal_lm``. Raises ``NotFound`` if no configuration can be read, or the
-    architecture is unknown.
+    a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
+    ``cross_encoder``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
     index = Path(checkpoint) / "model_index.json"
     if index.exists():
         pipeline = str(_read_config(index).get("_class_name", "")).removesuffix("Pipeline")
         return load_family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
     config = _read_config(Path(checkpoint) / "config.json")
-    name = str(config.get("model_type", ""))
+    name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))
     return load_family("causal_lm" if name not in {*NAMES, *ABSENT} and _is_language_model(name, config) else name)
 
 
@@ -53,6 +56,26 @@ def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:
     classes = (known,) if isinstance(known, str) else known
     [architecture, *_] = config.get("architectures") or [*classes, ""]
     return architecture in classes and not architecture.endswith("ForConditionalGeneration")
+
+
+def _retrieval_family(checkpoint: Path, config: Mapping[str, Any]) -> str:
+    """Return the generic family of a reranker or an embedder, or "".
+
+    Its files and its class decide. The ``model_type`` does not: language models are rerankers with another head, and
+    embedders with another pooling.
+    """
+    architecture = str((config.get("architectures") or [""])[0])
+    if architecture.endswith("ForSequenceClassification"):
+        return "cross_encoder"
+    if (checkpoint / "modules.json").exists():
+        return "sentence_encoder"
+    if config.get("model_type") in NAMES or architecture.endswith(_GENERATORS):
+        return ""
+    from transformers.models.auto import modeling_auto as auto
+
+    masked_models = {} if config.get("is_encoder_decoder") else auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    encoders = {*masked_models, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES} & {*auto.MODEL_MAPPING_NAMES}
+    return "sentence_encoder" if config.get("model_type") in encoders else ""
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ people walk along the river under the trees while birds sing and children play w
 music plays softly, a voice speaks, water runs, wind blows, a door opens, and then there is silence again.
 """
 WORDS = frozenset(re.findall(r"[a-z]{2,}", _CORPUS))
-_TEXTS = (*[_CORPUS] * 4, *["user\nassistant\nsystem\n"] * 4)
+TEXTS = (*[_CORPUS] * 4, *["user\nassistant\nsystem\n"] * 4)
 
 _NEWLINE = "{{ '\\n' }}"
 _SYSTEM = (
@@ -61,7 +61,7 @@ def train_tokenizer(
     bos: str | None = None,
     eos: str = "<|im_end|>",
     pad: str = "<|endoftext|>",
-    texts: Sequence[str] = _TEXTS,
+    texts: Sequence[str] = TEXTS,
     vocabulary: int = VOCABULARY,
 ) -> PreTrainedTokenizerFast:
     """Train the tokenizer on ``texts``. ``names`` maps attributes such as ``image_token`` to special tokens.

@@ -1,6 +1,6 @@
 """One system for all routes, with two gateways.
 
-Models generate images, edit images, embed text, and generate videos. One more hears and speaks, in five executors and
+Models generate images, edit images, embed text, rank documents, and generate videos. One more hears and speaks, in five executors and
 in one.
 """
 
@@ -15,6 +15,7 @@ from omnibus_models import tiny
 from tests.e2e.system import OMNI, System, declare_model, start_system
 
 PAINTER, EDITOR, EMBEDDER, DIRECTOR = "qwen-image-tiny", "qwen-image-edit-tiny", "qwen2-tiny", "ltx2-tiny"
+RERANKER = "cross-encoder-tiny"
 #: A gateway that is silent for so many seconds loses the video that it makes.
 LEASE = "3"
 
@@ -24,6 +25,11 @@ def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build("qwen2", tmp_path_factory.mktemp("checkpoints") / "text")
 
 
+@pytest.fixture(scope="session")
+def rerank_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("cross_encoder", tmp_path_factory.mktemp("checkpoints") / "ranks")
+
+
 @pytest.fixture(scope="package")
 def system(
     tmp_path_factory: pytest.TempPathFactory,
@@ -31,6 +37,7 @@ def system(
     edit_checkpoint: Path,
     omni_checkpoint: Path,
     text_checkpoint: Path,
+    rerank_checkpoint: Path,
     ltx2_checkpoint: Path,
 ) -> Iterator[System]:
     painter, editor = declare_model("qwen_image", image_checkpoint), declare_model("qwen_image_edit", edit_checkpoint)
@@ -39,6 +46,7 @@ def system(
         EDITOR: single_option(editor, "M"),
         OMNI: declare_model("qwen2_5_omni", omni_checkpoint),
         EMBEDDER: catalog.embedding_declaration("qwen2", str(text_checkpoint)),
+        RERANKER: declare_model("cross_encoder", rerank_checkpoint),
         DIRECTOR: single_option(declare_model("ltx2", ltx2_checkpoint), "M"),
     }
     with start_system(

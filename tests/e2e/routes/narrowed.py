@@ -9,7 +9,7 @@ from typing import Any
 import schemathesis
 from hypothesis import strategies as st
 
-from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
+from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER, RERANKER
 from tests.e2e.system import OMNI
 from tests.unit.gateway.samples import make_sample_picture, make_sample_sound
 
@@ -36,6 +36,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "ImageRequest": {"model": {"enum": [PAINTER]}, "size": _SMALL, "steps": _STEPS, "n": _FEW},
     "EditForm": {"model": {"enum": [EDITOR]}, "size": _SMALL, "steps": _STEPS, "n": _FEW, "image": {"type": "array", "items": _FILE, "minItems": 1, "maxItems": 1}},
     "EmbeddingRequest": {"model": {"enum": [EMBEDDER]}},
+    "RerankRequest": {"model": {"enum": [RERANKER]}},
     "BatchRequest": {"endpoint": {"enum": ["/v1/completions"]}, "completion_window": {"enum": ["24h"]}, "input_file_id": {}},
     "SpeechRequest": {"model": {"enum": [OMNI]}, "voice": {"enum": ["alloy", "nobody"]}, "max_tokens": _CODES},
     "TranscriptionForm": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "file": _FILE},
@@ -63,6 +64,7 @@ _FREE: dict[str, tuple[str, ...]] = {
     "EditForm": ("prompt", "response_format", "output_format", "negative_prompt", "seed", "guidance"),
     "BatchRequest": ("metadata", "output_expires_after"),
     "EmbeddingRequest": ("input", "encoding_format", "pooling", "user"),
+    "RerankRequest": ("query", "documents", "top_n", "return_documents", "user"),
     "SpeechRequest": ("input", "instructions", "response_format", "speed", "stream_format", "seed", "temperature"),
     "TranscriptionForm": ("language", "prompt", "response_format", "temperature", "stream", "seed"),
     "ClientSecretRequest": ("expires_after",),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.e2e.images.test_images import expected_image
 from tests.e2e.questions import data_url
-from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
+from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER, RERANKER
 from tests.e2e.system import OMNI, System
 from tests.unit.gateway.samples import make_sample_picture
 
@@ -46,7 +46,7 @@ def decode_samples(file: bytes) -> np.ndarray:
 async def test_models_are_listed_and_shown(client: openai.AsyncOpenAI):
     ids = {model.id async for model in client.models.list()}
 
-    assert ids == {PAINTER, EDITOR, EMBEDDER, DIRECTOR, OMNI}
+    assert ids == {PAINTER, EDITOR, EMBEDDER, RERANKER, DIRECTOR, OMNI}
     assert (await client.models.retrieve(OMNI)).owned_by == "omnibus"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("some/where")

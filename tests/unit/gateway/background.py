@@ -14,7 +14,7 @@ from tests.unit.gateway.house import FILMER, OMNI, PAINTER, ToyGateway, start_to
 
 T = TypeVar("T")
 
-EMBEDDER = "toy-embedder"
+EMBEDDER, RERANKER = "toy-embedder", "toy-reranker"
 _MODULE_SECONDS = 3600.0
 """A house lives as long as the tests of its module, which take as long as the machine lets them: each has its own limit."""
 
@@ -43,7 +43,12 @@ class Running:
                 await home.all_of(OMNI)
                 await home.all_of(PAINTER)
                 await home.executor(EMBEDDER, "B", "embedder")
-                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
+                await home.executor(RERANKER, "R", "reranker")
+                texts = {
+                    EMBEDDER: catalog.embedding_declaration("qwen2", ""),
+                    RERANKER: catalog.model_declaration("cross_encoder", ""),
+                }
+                home.serve(OMNI, PAINTER, FILMER, **texts)
                 self._ready.set_result(home)
                 await self._stop.wait()
         except BaseException as fault:

@@ -58,7 +58,12 @@ from tests.unit.sidecar import node as nodes
 
 VL, OMNI, TEXT, PAINTER, FILMER = "toy-vl", "toy.omni", "toy-text", "toy-painter", "toy-filmer"
 _FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image", FILMER: "ltx2"}
-_KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
+_KINDS = {
+    **catalog.FAMILIES["qwen2_5_omni"]["tasks"],
+    **catalog.FAMILIES["qwen_image"]["tasks"],
+    **catalog.EMBED,
+    "reranker": "rerank",
+}
 RATE = 24000
 #: Tones are speech to the toys.
 HEARS = {"speech_detector": "energy"}
@@ -178,13 +183,27 @@ async def embed_texts(job: Job) -> None:
     texts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in texts]
     rows = np.array([[len(text), len(text.split()), 1] for text in texts], np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    await job.put("embedding", {}, rows[:, ::-1] if job.inputs["pooling"] == "last" else rows)
+    await job.put("embedding", {}, rows[:, ::-1] if job.inputs.get("pooling") == "last" else rows)
     await job.put("tokens", {"value": sum(len(text.split()) for text in texts)})
+
+
+async def count_query_words(job: Job) -> None:
+    """Score each document by the words that it shares with the query."""
+    documents = await job.value("documents")
+    if isinstance(documents, Item):
+        documents = json.loads(bytes(documents.array))
+    query = {*job.inputs["query"].split()}
+    await job.put(
+        "scores",
+        {},
+        np.array([len(query & {*text.split()}) / (1 + len(text.split())) for text in documents], np.float32),
+    )
+    await job.put("tokens", {"value": sum(len(query) + len(text.split()) for text in documents)})
 
 
 TOYS: dict[str, Work] = {
     "vision": encode_media_rows, "audio": encode_media_rows, "thinker": write_chat_words, "talker": send_codes, "vocoder": send_samples,
-    "text_encoder": embed_prompt_words, "vae_encoder": encode_media_rows, "dit": put_latents, "vae": paint_latents, "embedder": embed_texts,
+    "text_encoder": embed_prompt_words, "vae_encoder": encode_media_rows, "dit": put_latents, "vae": paint_latents, "embedder": embed_texts, "reranker": count_query_words,
 }  # fmt: skip
 
 

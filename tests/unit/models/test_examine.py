@@ -262,7 +262,7 @@ def test_families_that_vllm_does_not_run_say_why(tmp_path: Path, vl: Path) -> No
     ("config", "message"),
     [
         ({"model_type": "NVLM_D"}, "NVLM-D has no class in transformers"),
-        ({"model_type": "bert"}, "unknown model family 'bert'; known: gemma3"),
+        ({"model_type": "vit"}, "unknown model family 'vit'; known: causal_lm, cross_encoder"),
         ({}, "unknown model family ''"),
         (None, r"config\.json cannot be read; give the directory"),
     ],

@@ -15,6 +15,7 @@ from omnibus_gateway.api.files import FileRoutes
 from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from omnibus_gateway.api.invocations import InvocationRoutes
 from omnibus_gateway.api.realtime import ClientSecretRoute, RealtimeRoute
+from omnibus_gateway.api.rerank import RerankRoute
 from omnibus_gateway.api.response_context import CompactRoute, InputTokensRoute
 from omnibus_gateway.api.response_socket import ResponseSocketRoute
 from omnibus_gateway.api.responses import ResponseRoute, ResponseRoutes
@@ -26,7 +27,7 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.http.exchange import PostRoute
 from omnibus_gateway.media.made_files import MadeFiles
-from omnibus_gateway.openai import completions, embeddings, openapi, speech, transcriptions
+from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai import images as pictures
 from omnibus_gateway.openai.realtime.client_secrets import CLIENT_SECRETS
 from omnibus_gateway.openai.responses import request as response_requests
@@ -84,6 +85,7 @@ class RouteTable:
             pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
             pictures.VARIATIONS: ImageVariationRoute(settings),
             embeddings.PATH: EmbeddingRoute(settings, runs),
+            rerank.PATH: RerankRoute(settings, runs),
             speech.PATH: speech_route,
             transcriptions.PATH: transcription_route,
             CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),

@@ -33,8 +33,10 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     #: Number of dimensions to keep. The vectors then get length 1 again. Only for models that were trained for it.
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    #: An extra: how the token vectors of a text are pooled. The default is the mean.
+    #: An extra: how a language model's token vectors of a text are pooled. The default is the mean.
     pooling: Literal["mean", "last"] | None = None
+    #: An extra: name of a prompt of a sentence encoder, put before each text. The default is the checkpoint's.
+    prompt_name: Annotated[str, Meta(max_length=256)] | None = None
     user: str | None = None
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.audio import MIME
-from omnibus_gateway.openai import embeddings, files, images, models, speech, transcriptions, videos
+from omnibus_gateway.openai import embeddings, files, images, models, rerank, speech, transcriptions, videos
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import ChatCompletion
 from omnibus_gateway.openai.chat_stream import ChatCompletionChunk
@@ -49,6 +49,8 @@ _SHAPES = (
     images.CompletedImage,
     embeddings.EmbeddingRequest,
     embeddings.EmbeddingList,
+    rerank.RerankRequest,
+    rerank.RerankResponse,
     speech.SpeechRequest,
     speech.SpeechDelta,
     speech.SpeechDone,
@@ -94,6 +96,7 @@ def openapi_paths() -> dict[str, Any]:
         images.PATH: {"post": _generation_operation()},
         images.EDITS: {"post": _edit_operation()},
         embeddings.PATH: {"post": _embeddings_operation()},
+        rerank.PATH: {"post": _rerank_operation()},
         speech.PATH: {"post": _speech_operation()},
         transcriptions.PATH: {"post": _transcription_operation()},
         **_model_paths(),
@@ -160,6 +163,13 @@ def _images_response() -> dict[str, Any]:
 def _embeddings_operation() -> dict[str, Any]:
     response = {"description": "One vector per text.", "content": json_content("EmbeddingList")}
     return post_operation("create_embedding", "Embed texts.", "Embeddings", json_content("EmbeddingRequest"), response)
+
+
+def _rerank_operation() -> dict[str, Any]:
+    response = {"description": "The documents, most relevant first.", "content": json_content("RerankResponse")}
+    return post_operation(
+        "rerank", "Sort documents by relevance to a query.", "Reranking", json_content("RerankRequest"), response
+    )
 
 
 def _speech_operation() -> dict[str, Any]:

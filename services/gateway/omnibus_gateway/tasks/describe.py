@@ -34,6 +34,7 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
     painter = _makes(resolve.create_image_task, name, plan)
     films = _makes(resolve.create_video_task, name, plan) is not None
     embeds = _makes(resolve.create_embedding_task, name, plan) is not None
+    ranks = _makes(resolve.create_reranking_task, name, plan) is not None
     inputs = {"text", *model.encoders} | ({"image"} if painter and resolve.max_reference_images(painter) else set())
     outputs = {
         "text": chats,
@@ -41,8 +42,9 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
         "image": painter is not None,
         "video": films,
         "embedding": embeds,
+        "score": ranks,
     }
-    context = (model.context or _checkpoint_context(model)) if chats or embeds else None
+    context = (model.context or _checkpoint_context(model)) if chats or embeds or ranks else None
     return ModelFacts(_in_order(inputs), tuple(kind for kind, does in outputs.items() if does), model.voices, context)
 
 

@@ -1,4 +1,4 @@
-"""Composite tasks of the models of the plan: chat, images, videos, and text embeddings."""
+"""Composite tasks of the models of the plan: chat, images, videos, text embeddings and reranking."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from omnibus.families import catalog, plugins
 from omnibus.families.image_tokens import CROSS_ATTENTION
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
-from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, VideoGeneration
+from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, TextReranking, VideoGeneration
 from omnibus_gateway.routing.router import Router
 
 Task = TypeVar("Task", bound=UnitTask)
@@ -122,6 +122,16 @@ def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
         raise BadRequest(f"{name} has no embeddings: its components are {', '.join(model.components)}", param="model")
     task, part = parts["embedder"]
     return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
+
+
+def create_reranking_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the reranking task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    model = plan.models[name]
+    parts = _match_components(TextReranking, model)
+    if parts is None:
+        raise BadRequest(f"{name} is not a reranker: its components are {', '.join(model.components)}", param="model")
+    task, part = parts["reranker"]
+    return TextReranking(reranker=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
 
 
 def request_class(task: CompositeTask) -> Any:

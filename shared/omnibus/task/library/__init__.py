@@ -57,6 +57,14 @@ from omnibus.task.library.media import (
     FrameOutput,
     PlacedMedia,
 )
+from omnibus.task.library.reranking import (
+    Ranking,
+    RankingInput,
+    Rerank,
+    RerankInput,
+    RerankOutput,
+    TextReranking,
+)
 from omnibus.task.library.speech import (
     Audio,
     Codes,
@@ -120,6 +128,11 @@ __all__ = [
     "PriorInput",
     "PriorOutput",
     "Progress",
+    "Ranking",
+    "RankingInput",
+    "Rerank",
+    "RerankInput",
+    "RerankOutput",
     "Say",
     "SayInput",
     "SayOutput",
@@ -137,6 +150,7 @@ __all__ = [
     "TextEncodeOutput",
     "TextInput",
     "TextParams",
+    "TextReranking",
     "Think",
     "ThinkInput",
     "ThinkOutput",

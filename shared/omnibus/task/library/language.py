@@ -237,19 +237,22 @@ class EmbedInput(TaskInput):
 
     #: A list of texts, or a handle of its JSON when they are long.
     text: Texts
-    #: ``mean`` of all tokens of a text, or the ``last`` one.
-    pooling: str = "mean"
+    #: Of a language model: ``mean`` of all tokens of a text, the default, or the ``last`` one. A sentence encoder has
+    #: its own pooling.
+    pooling: str | None = None
+    #: Name of a prompt of a sentence encoder, put before each text. None: its default prompt.
+    prompt_name: str | None = None
 
 
 class EmbedOutput(TaskOutput):
-    #: [texts, width] float32, each of length 1.
+    #: [texts, width] float32, each of length 1 unless a sentence encoder does not normalise.
     embedding: Tensor
     #: Tokens of all texts together.
     tokens: OnDemand[Value[int]]
 
 
 class Embed(UnitTask[EmbedInput, EmbedOutput]):
-    """Texts to vectors: a language model's last hidden states, pooled. A prefill without a cache.
+    """Texts to vectors: the last hidden states of a language model or sentence encoder, pooled.
 
     Raises ``BadRequest`` for texts without tokens, ``ContextTooLong`` for a text longer than the model's context.
     """
@@ -266,7 +269,9 @@ class TextInput(BaseModel):
     #: As ``EmbedInput.text``.
     text: Texts
     #: As ``EmbedInput.pooling``.
-    pooling: str = "mean"
+    pooling: str | None = None
+    #: As ``EmbedInput.prompt_name``.
+    prompt_name: str | None = None
     #: Expected tokens of the texts, for load estimates.
     work: int = 1
 
@@ -274,7 +279,7 @@ class TextInput(BaseModel):
 class Vectors(BaseModel):
     """Embedded texts."""
 
-    #: Tensor [texts, width] float32, each row of length 1.
+    #: Tensor [texts, width] float32, as ``EmbedOutput.embedding``.
     embedding: SkipValidation[Tensor]
     #: Tokens of all texts together.
     tokens: SkipValidation[Value[int]]
@@ -287,5 +292,6 @@ class TextEmbedding(CompositeTask[TextInput, Vectors]):
     embedder: Embed
 
     def invoke(self, request: TextInput) -> Vectors:
-        result = self.embedder.invoke(EmbedInput(text=request.text, pooling=request.pooling), work=request.work)
+        texts = EmbedInput(text=request.text, pooling=request.pooling, prompt_name=request.prompt_name)
+        result = self.embedder.invoke(texts, work=request.work)
         return Vectors(embedding=result.embedding, tokens=result.tokens)

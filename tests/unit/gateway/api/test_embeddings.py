@@ -109,6 +109,7 @@ async def test_many_long_texts_travel_by_handle(embedding_gateway: ToyGateway):
         ({"dimensions": 4}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
         ({"pooling": "max"}, "pooling"),
+        ({"prompt_name": 1}, "prompt_name"),
         ({"truncate": True}, "truncate"),
     ],
 )

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gateway.background import EMBEDDER, Running
+from tests.unit.gateway.background import EMBEDDER, RERANKER, Running
 from tests.unit.gateway.fuzz import JUNK, Schemas
 from tests.unit.gateway.house import FILMER, OMNI, PAINTER, PNG, read_error_body
 from tests.unit.gateway.samples import make_sample_sound
 
 WAV = make_sample_sound("wav", "pcm_s16le", 0.2, 16000)
-MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
+MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, RERANKER, FILMER, "nobody"])
 #: Values that are cheap to serve, and probably valid.
 KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "model": MODELS,
@@ -34,6 +34,7 @@ JSON_ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/images/generations": ("ImageRequest", {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 3}),
     "/v1/audio/speech": ("SpeechRequest", {"model": OMNI, "input": "hello there", "voice": "alloy"}),
     "/v1/embeddings": ("EmbeddingRequest", {"model": EMBEDDER, "input": ["hello", "there"]}),
+    "/v1/rerank": ("RerankRequest", {"model": RERANKER, "query": "hello", "documents": ["hello", "there"]}),
     "/v1/videos": ("VideoRequest", {"model": FILMER, "prompt": "a boat", "size": "64x32", "seconds": "1"}),
 }
 FORM_ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {

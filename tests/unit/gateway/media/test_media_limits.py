@@ -24,6 +24,7 @@ ROUTES = {
     "/v1/audio/speech": "json",
     "/v1/audio/transcriptions": "form",
     "/v1/embeddings": "json",
+    "/v1/rerank": "json",
     "/v1/videos": "json",
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import OmnibusError, TooLarge
-from omnibus_gateway.openai import density, embeddings, images, speech, videos
+from omnibus_gateway.openai import density, embeddings, images, rerank, speech, videos
 from omnibus_gateway.openai.density import MAX_VALUES, check_values
 from omnibus_gateway.openai.parse import MAX_PARTS, parse_chat
 from omnibus_gateway.openai.vllm_omni import translate_request
@@ -25,6 +25,7 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "images": images.parse_generation,
     "speech": speech.parse_speech_request,
     "embeddings": embeddings.parse_embedding_request,
+    "rerank": rerank.parse_rerank_request,
     "videos": lambda body: videos.parse_video_request(body, "application/json"),
 }
 VALUE: dict[str, bytes] = {
@@ -69,7 +70,9 @@ def test_nothing_is_built_of_too_many_values_wherever_they_are(parse: Callable[[
     assert peak < len(body) + 4 * MIB
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "images/generations", "audio/speech", "embeddings", "videos"])
+@pytest.mark.parametrize(
+    "path", ["chat/completions", "images/generations", "audio/speech", "embeddings", "rerank", "videos"]
+)
 async def test_a_route_refuses_them_by_its_usual_error(home: ToyGateway, path: str):
     body = b'{"model":"m","metadata":%b}' % VALUE["lists"]
 

@@ -26,7 +26,7 @@ from tests.unit.gateway.house import (
 )
 from tests.unit.gateway.samples import make_sample_sound
 
-EMBEDDER = "toy-embedder"
+EMBEDDER, RERANKER = "toy-embedder", "toy-reranker"
 CHAT = "/v1/chat/completions"
 PATIENCE = 20.0  # seconds
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}}
@@ -98,6 +98,10 @@ KINDS = {
         ["embedder.embedding (2 rows of 3)", "embedder.tokens (1 value)"],
         "embedder.embedding differs: its digest is another one",
     ),
+    "rerank": AnswerKind(
+        "/v1/rerank", {"json": {"model": RERANKER, "query": "one", "documents": ["one two", "three"]}},
+        ["reranker.scores (2 numbers)", "reranker.tokens (1 value)"], "reranker.scores differs: its digest is another one",
+    ),
 }  # fmt: skip
 
 
@@ -106,8 +110,14 @@ async def home(tmp_path: Path) -> AsyncIterator[ToyGateway]:
     async with start_toy_gateway(tmp_path) as gateway:
         gateway.changed = False
         works = {"thinker": _make_thinker(gateway), "vae": _make_painter(gateway), "embedder": _make_embedder(gateway)}
-        gateway.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
+        works["reranker"] = _make_reranker(gateway)
+        texts = {
+            EMBEDDER: catalog.embedding_declaration("qwen2", ""),
+            RERANKER: catalog.model_declaration("cross_encoder", ""),
+        }
+        gateway.serve(VL, OMNI, PAINTER, **texts)
         await gateway.executor(EMBEDDER, "B", "embedder", **works)
+        await gateway.executor(RERANKER, "R", "reranker", **works)
         for model in (VL, OMNI, PAINTER):
             for option, spec in gateway.router.plan.models[model].options.items():
                 parts = {part: works[part] for part in spec.components if part in works}
@@ -172,6 +182,17 @@ def _make_embedder(home: ToyGateway) -> Callable[[Job], Awaitable[None]]:
         await job.put("tokens", {"value": 3})
 
     return run_embedder
+
+
+def _make_reranker(home: ToyGateway) -> Callable[[Job], Awaitable[None]]:
+    async def run_reranker(job: Job) -> None:
+        if not home.changed:
+            await TOYS["reranker"](job)
+            return
+        await job.put("scores", {}, np.ones(2, np.float32))
+        await job.put("tokens", {"value": 3})
+
+    return run_reranker
 
 
 async def send_request(home: ToyGateway, kind: AnswerKind) -> str:
