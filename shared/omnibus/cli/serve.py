@@ -46,6 +46,7 @@ from omnibus.up.stack import Declared, Stack
 _DEFAULT_PORT = 8000
 _DTYPE, _DEVICE = "OMNIBUS_EXECUTOR_DTYPE", "OMNIBUS_EXECUTOR_DEVICE"
 _BATCH, _THREADS = "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_THREADS"
+_NICE = "OMNIBUS_EXECUTOR_NICE"
 _HOST = "OMNIBUS_GATEWAY_HOST"
 _SERVED_FILE = "served.json"  # of the run's directory
 #: Devices of drivers of GPUs: torch is asked about them only where there is one.
@@ -216,7 +217,9 @@ async def _declare(
     )
     (stack.directory / _SERVED_FILE).write_bytes(msgspec.json.encode(served))
     declaration = serve_choices.declare(served.model, report, served.checkpoint, shape, served.context)
-    chosen = {_BATCH: str(cache.batch), _THREADS: str(serve_choices.count_threads(len(shape)) if machine.is_cpu else 1)}
+    threads = serve_choices.count_threads(len(shape)) if machine.is_cpu else 1
+    # Executors of one user's model do not make room for requests of others, and a busy machine would stop them.
+    chosen = {_BATCH: str(cache.batch), _THREADS: str(threads), _NICE: "0"}
     usual = {name: value for name, value in chosen.items() if name not in os.environ}
     return Declared(json.dumps(declaration), {_DTYPE: dtype, _DEVICE: machine.device, **usual})
 

@@ -20,7 +20,7 @@ from omnibus.spare_places import count_spare_places
 DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Dtypes in headers of safetensors, and those that executors load them in.
 _STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-#: Memory of services, libraries and the arena beside weights and cache: measured 0.9 GiB with a tiny model.
+#: Memory of services, libraries and the arena beside weights and cache, an estimate.
 SYSTEM_BYTES = 1 << 30
 #: The least context in tokens that is chosen without `--max-model-len`, and the unit of chosen contexts.
 _MIN_CONTEXT, _CONTEXT_STEP = 2048, 256
