@@ -16,8 +16,6 @@ from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.routing.affinity import BEGINNING
 
-#: Bytes of an input above which it is sent by handle.
-MAX_INLINE_BYTES = 16 * 1024
 #: Seconds that inputs outlive the deadline.
 DEADLINE_GRACE_SECONDS = 10.0
 #: Reads of an input that several segments may use; its memory is freed when the request ends.

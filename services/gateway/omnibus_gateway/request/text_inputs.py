@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import TooLarge
-from omnibus_gateway.request.arena_inputs import MAX_INLINE_BYTES, MAX_READERS, place_input
+from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.prepared_chat import MAX_INLINE_BYTES
 
 _encode = msgspec.json.Encoder().encode
 

@@ -32,14 +32,14 @@ from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.messages import MediaRef, convert_messages
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote
-from omnibus_gateway.request.arena_inputs import MAX_INLINE_BYTES, MAX_READERS, place_input
+from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.continuing import Continuations
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.prompt_salt import salt_params
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.routing.sampling_defaults import ModelSampling
 from omnibus_gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
-from omnibus_gateway.tasks.prepared_chat import PreparedChat
+from omnibus_gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
 from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 

@@ -16,11 +16,12 @@ from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.pricing.quantities import Estimates
-from omnibus_gateway.request.arena_inputs import MAX_INLINE_BYTES
 from omnibus_gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
 from omnibus_gateway.tasks.params import sampling_params
 from omnibus_gateway.tenancy.tenant import current_tenant
 
+#: Bytes of messages above which they are sent by handle.
+MAX_INLINE_BYTES = 16 * 1024
 #: Tokens of an answer without a limit, for estimates.
 DEFAULT_ANSWER_TOKENS = 256
 #: Mask of a seed, and the largest seed.
