@@ -278,6 +278,10 @@ def example_command(served: Served, url: str) -> str:
     body: dict[str, Any]
     if "text" in gives:
         route, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
+    elif "embedding" in gives:
+        route, body = "embeddings", {"input": ["Hello"]}
+    elif "score" in gives:
+        route, body = "rerank", {"query": "Hello", "documents": ["Good morning", "A red circle"]}
     else:
         route, body = ("videos" if "video" in gives else "images/generations"), {"prompt": "a red circle"}
     data = shlex.quote(json.dumps({"model": served.model, **body}, ensure_ascii=False))

@@ -157,7 +157,13 @@ def test_the_declaration_has_only_what_differs_from_the_usual():
 
 @pytest.mark.parametrize(
     ("family", "route"),
-    [("qwen2", "chat/completions"), ("qwen2_5_omni", "chat/completions"), ("qwen_image", "images/generations")],
+    [
+        ("qwen2", "chat/completions"),
+        ("qwen2_5_omni", "chat/completions"),
+        ("qwen_image", "images/generations"),
+        ("sentence_encoder", "embeddings"),
+        ("cross_encoder", "rerank"),
+    ],
 )
 def test_the_printed_command_survives_a_shell_whatever_the_name(family: str, route: str):
     served = Served("it's a model", family, "/m", "cpu", "float32", 0, 1)

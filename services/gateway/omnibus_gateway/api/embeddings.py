@@ -14,8 +14,8 @@ from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.lifecycle import run_to_end
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.request.text_inputs import await_result, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
+from omnibus_gateway.tasks.text_inputs import await_result, place_texts
 
 APP = "embeddings"
 
