@@ -33,6 +33,10 @@ class StepFailedError(Exception):
     """A step of a page failed, took too long, or printed something else than the page promises."""
 
 
+class NotStartedError(Exception):
+    """The system of a page is not up in time."""
+
+
 @contextmanager
 def open_page(page: str, directory: Path) -> Iterator["Reader"]:
     """Yield a reader of ``page`` in an empty ``directory``; the system stops at the end."""
@@ -72,7 +76,7 @@ class Reader:
         self._system, self._is_up = ExitStack(), False
 
     def find_fault(self, step: Step) -> str:
-        """Return why ``step`` does not work, or ""."""
+        """Return why ``step`` does not work, or "". A system that does not start ends the page."""
         try:
             self.run_step(step)
         except (StepFailedError, OmnibusError, ValueError) as error:
@@ -109,7 +113,10 @@ class Reader:
         command = re.sub(r"\s+#.*", "", command) + f" --port {self._port}"
         file = self._variables.with_name("system")
         process = self._system.enter_context(self._running(command, file))
-        self._wait_for_output(command, process, file, Result("is up", meanwhile="sleep 0.2"))
+        try:
+            self._wait_for_output(command, process, file, Result("is up", meanwhile="sleep 0.5"))
+        except StepFailedError as error:
+            raise NotStartedError(str(error)) from error
         self._is_up = True
 
     def _save_block(self, text: str, saved: Saved) -> str:
@@ -126,7 +133,9 @@ class Reader:
     def _shell(self, text: str) -> list[str]:
         """The command line of a shell that has the variables and the directory of earlier commands."""
         variables = shlex.quote(str(self._variables))
-        script = f"set -eo pipefail -a\n. {variables}\n{text}\n{{ export -p; echo cd $(printf %q \"$PWD\"); }} > {variables}"
+        script = (
+            f'set -eo pipefail -a\n. {variables}\n{text}\n{{ export -p; echo cd $(printf %q "$PWD"); }} > {variables}'
+        )
         return ["bash", "-c", script]
 
     def _run_shell(self, text: str, result: Result = _SUCCESS) -> None:
@@ -145,9 +154,7 @@ class Reader:
         with self._running(text, file) as process:
             self._wait_for_output(text, process, file, result)
 
-    def _wait_for_output(
-        self, text: str, process: "subprocess.Popen[bytes]", file: Path, result: Result
-    ) -> None:
+    def _wait_for_output(self, text: str, process: "subprocess.Popen[bytes]", file: Path, result: Result) -> None:
         give_up = time.monotonic() + STEP_SECONDS
         while not re.search(result.output, file.read_text(errors="replace"), re.MULTILINE):
             if process.poll() is not None or time.monotonic() > give_up:

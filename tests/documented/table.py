@@ -95,7 +95,9 @@ def _say(model: str, content: str = '"Say two red circles on blue"') -> str:
 
 
 _IMAGE = """[{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,
-iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="}}]""".replace("\n", "")
+iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="}}]""".replace(
+    "\n", ""
+)
 _MAKE_FILES = "python -m omnibus_models.world make ."
 _BREAK = f"""curl localhost:8000/v1/apps/brittle/invoke -D headers {_POST} '{{"text": "defect"}}'"""
 _DEAD_LETTER = f"""cat > brittle.py <<'END'
@@ -162,7 +164,9 @@ SAVED: Mapping[tuple[str, str], Saved] = {
     ("apps", "class Question("): Saved("my_app.py", after=("my_app.py",)),
     ("apps", "-> Answer"): Saved("my_app.py", after=("my_app.py",)),
     ("apps", "-> AsyncIterator[str]"): Saved("parts.py", after=("my_app.py",)),
-    ("apps", "test_it_answers"): Saved("test_my_app.py", command="python -m pytest -p no:cacheprovider -o asyncio_mode=auto"),
+    ("apps", "test_it_answers"): Saved(
+        "test_my_app.py", command="python -m pytest -p no:cacheprovider -o asyncio_mode=auto"
+    ),
     ("first-steps", "READER = "): Saved("my_app.py"),
 }
 

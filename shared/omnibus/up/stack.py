@@ -278,6 +278,7 @@ class Stack:
             pids=self.pids,
             shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
             admin_token=self.admin_token,
+            store_secret=self._store_secret,
             apps_dir=str(self.apps_dir),
             certificate=self.certificate,
             name=self._name or str(self.port),
