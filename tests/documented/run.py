@@ -17,7 +17,17 @@ from omnibus.process.spec import PACKAGE_PATH
 from omnibus.up.ports import free_ports
 from tests.documented.blocks import JSON, PYTHON, ROOT, SHELL, Step
 from tests.documented.data import read_data
-from tests.documented.table import BEFORE, PLACEHOLDERS, RESULTS, SAVED, Result, Saved, entries_for, first_entry
+from tests.documented.table import (
+    BEFORE,
+    PLACEHOLDERS,
+    RESULTS,
+    SAVED,
+    WITHOUT_SYSTEM,
+    Result,
+    Saved,
+    entries_for,
+    first_entry,
+)
 from tests.e2e import warm
 from tests.e2e.debugging import stand_in
 
@@ -88,7 +98,7 @@ class Reader:
         if step.language == JSON:
             read_data(step.text, self._work)
             return
-        if not self._is_up and not _UP.match(step.text):
+        if not self._is_up and self._page not in WITHOUT_SYSTEM and not _UP.match(step.text):
             self._start_system("omnibus up")
         for preparation in entries_for(BEFORE, step):
             self._run_shell(self._fill_text(preparation))
