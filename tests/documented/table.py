@@ -117,19 +117,20 @@ until grep -q x-request-id headers; do sleep 0.1; done
 {_READ_ID}"""
 _ADAPTER = """python examples/adapters/make.py examples/adapters/qwen2-tiny adapters/captain-v2 3
 echo '{"models": {"qwen2-tiny": {"family": "qwen2", "checkpoint": "examples/adapters/qwen2-tiny"}}}' > models.json"""
+_POEMS = """printf 'async def serve(request: str) -> str:\\n    return request\\n' > poems.py
+omnibus app register poems.py
+omnibus app invoke poems '"rain"'"""
 _SPEAK = f"""curl localhost:8000/v1/audio/speech -o answer.wav {_POST} '{{
   "model": "qwen2.5-omni-world", "voice": "Chelsie", "input": "a red square on blue", "response_format": "wav"}}'"""
 
 #: What the reader does before a step, in shell, as the text before it says.
 BEFORE: Mapping[tuple[str, str], str] = {
-    (
-        "canary",
-        "app update poems",
-    ): "printf 'async def serve(request: str) -> str:\\n    return request\\n' > poems.py\nomnibus app register poems.py",
+    ("canary", "app update poems"): _POEMS,
     ("canary", "omnibus bisect"): _say("qwen2.5-vl-tiny"),
     ("clients", "client = openai"): _MAKE_FILES,
     ("debugging", "omnibus replay $ID      "): _say("qwen2.5-vl-tiny", _IMAGE),
     ("debugging", "omnibus deadletters      "): _DEAD_LETTER,
+    ("debugging", "fork $TEXT_ID"): f"OLD_ID=$ID\n{_say('qwen2.5-vl-tiny')}\nTEXT_ID=$ID ID=$OLD_ID",
     ("debugging", "nats sub 'omnibus.>'"): 'eval "$(omnibus env)"\nTASK=think-qwen2_5-vl-tiny-thinker OPTION=L',
     ("debugging", '"omnibus.end.$ID"'): _STREAM,
     ("debugging", "nats sub --raw 'omnibus.>'"): _STREAM,
@@ -151,6 +152,8 @@ RESULTS: Mapping[tuple[str, str], Result] = {
     ("debugging", "nats sub 'omnibus.>'"): Result("omnibus.inv.chat.", meanwhile=_say("qwen2.5-vl-tiny")),
     ("debugging", '"omnibus.end.$ID"'): Result("omnibus.end.", meanwhile="sleep 0.2"),
     ("debugging", "nats sub --raw 'omnibus.>'"): Result('"t":"chunk"', meanwhile="sleep 0.2"),
+    ("debugging", '"omnibus.inv.*.$ID" --all --raw --count 1 |'): Result('"status":"done"'),
+    ("debugging", '"omnibus.inv.*.$DEAD"'): Result('"status":"failed"'),
     ("debugging", "--headers-only"): Result("omnibus.task.think-", meanwhile=_say("qwen2.5-vl-tiny")),
     ("debugging", "nats sub 'omnibus.event.deadletter.>'"): Result('"reason":"failed"', meanwhile=f"{_BREAK} || true"),
     ("first-steps", "curl"): Result("two red circles on blue"),
