@@ -84,6 +84,7 @@ WITHOUT_SYSTEM = ("lab", "nodes")
 PLACEHOLDERS: Mapping[str, Mapping[str, str]] = {
     "canary": {"4c1d2e-0-5b0f3a9c6d2e8714": "$ID"},
     "first-steps": {"show ID": "show $ID", "replay ID": "replay $ID"},
+    "planner": {"rollback 12": "rollback 1"},
     "models": {"=/adapters": "=$PWD/adapters"},
 }
 
@@ -142,6 +143,12 @@ BEFORE: Mapping[tuple[str, str], str] = {
 }
 
 RESULTS: Mapping[tuple[str, str], Result] = {
+    ("operations", "omnibus restore"): Result("say --replace", code=1),  # the system that runs has data
+    ("operations", "omnibus size"): Result("^gateways  1"),
+    ("planner", "plan show"): Result("H100 16 of 16"),
+    ("planner", "omnibus top"): Result("omni/Th", meanwhile="sleep 0.5"),
+    ("planner", "whatif --models examples/simulated/models.json --rate 0.8x"): Result("first to break: omni/"),
+    ("tools", "curl"): Result('"finish_reason":"tool_calls"'),
     ("apps", "app run my_app.py"): Result('^{"text": "two red circles on blue"}$'),
     ("apps", "app invoke my_app"): Result("a green square on white"),
     ("apps", "app run examples/shout.py"): Result("^HELLO! HELLO! $"),
