@@ -86,7 +86,7 @@ class Reader:
         self._system, self._is_up = ExitStack(), False
 
     def find_fault(self, step: Step) -> str:
-        """Return why ``step`` does not work, or "". A system that does not start ends the page."""
+        """Return why ``step`` does not work, or "". Raises ``NotStartedError``, which ends the page."""
         try:
             self.run_step(step)
         except (StepFailedError, OmnibusError, ValueError) as error:
@@ -140,14 +140,6 @@ class Reader:
             text = text.replace(placeholder, value)
         return _ADDRESS.sub(f"127.0.0.1:{self._port}", text)
 
-    def _shell(self, text: str) -> list[str]:
-        """The command line of a shell that has the variables and the directory of earlier commands."""
-        variables = shlex.quote(str(self._variables))
-        script = (
-            f'set -eo pipefail -a\n. {variables}\n{text}\n{{ export -p; echo cd $(printf %q "$PWD"); }} > {variables}'
-        )
-        return ["bash", "-c", script]
-
     def _run_shell(self, text: str, result: Result = _SUCCESS) -> None:
         file = self._variables.with_name("output")
         with self._running(text, file) as process:
@@ -187,7 +179,11 @@ class Reader:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-                process.wait(_STOP_SECONDS)
+                try:
+                    process.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    raise
 
 
 def _write_command(path: Path, *command: str) -> None:
