@@ -54,6 +54,8 @@ SKIPPED: Mapping[tuple[str, str], str] = {
     ("models", "omnibus models get Qwen"): _HUB,
     ("models", "omnibus models check Qwen"): _HUB,
     ("models", "omnibus models show Qwen"): _HUB,
+    ("models", "omnibus serve Qwen"): _HUB,
+    ("models", "omnibus serve ./weights"): "a checkpoint of the reader; tests/e2e/test_serve.py serves one and chats",
     ("models", "OMNIBUS_EXECUTOR_DEVICE=cuda"): "a GPU",
     ("models", "tools.world_training"): "trains for an hour",
     ("nodes", "/etc/omnibus"): _MACHINES,
@@ -143,6 +145,7 @@ BEFORE: Mapping[tuple[str, str], str] = {
 }
 
 RESULTS: Mapping[tuple[str, str], Result] = {
+    ("routes", "v1/rerank"): Result('"relevance_score"'),
     ("operations", "omnibus restore"): Result("say --replace", code=1),  # the system that runs has data
     ("operations", "omnibus size"): Result("^gateways  1"),
     ("planner", "plan show"): Result("H100 16 of 16"),
