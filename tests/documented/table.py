@@ -120,7 +120,15 @@ until grep -q x-request-id headers; do sleep 0.1; done
 {_READ_ID}"""
 _ADAPTER = """python examples/adapters/make.py examples/adapters/qwen2-tiny adapters/captain-v2 3
 echo '{"models": {"qwen2-tiny": {"family": "qwen2", "checkpoint": "examples/adapters/qwen2-tiny"}}}' > models.json"""
-_POEMS = """printf 'async def serve(request: str) -> str:\\n    return request\\n' > poems.py
+_POEMS = """cat > poems.py <<'END'
+from omnibus.task import MLLM, ChatInput, Think
+
+READER = MLLM(encoders={}, thinker=Think(model="qwen2.5-vl-tiny", component="thinker"))
+
+
+async def serve(request: str) -> str:
+    return await (await READER(ChatInput.of(request, max_tokens=8))).text
+END
 omnibus app register poems.py
 omnibus app invoke poems '"rain"'"""
 _SPEAK = f"""curl localhost:8000/v1/audio/speech -o answer.wav {_POST} '{{
