@@ -156,6 +156,7 @@ RESULTS: Mapping[tuple[str, str], Result] = {
     ("routes", "v1/rerank"): Result('"relevance_score"'),
     ("operations", "omnibus restore"): Result("say --replace", code=1),  # the system that runs has data
     ("operations", "omnibus size"): Result("^gateways  1"),
+    ("planner", "plan diff"): Result("there is no plan before epoch 1", code=1),
     ("planner", "plan show"): Result("H100 16 of 16"),
     ("planner", "omnibus top"): Result("omni/Th", meanwhile="sleep 0.5"),
     ("planner", "whatif --models examples/simulated/models.json --rate 0.8x"): Result("first to break: omni/"),
