@@ -46,11 +46,14 @@ async def run_plan(options: argparse.Namespace) -> int:
 
 def store_settings(options: argparse.Namespace) -> StoreSettings:
     """Return the settings of the store. The store is that of ``--store``, of the environment, or of the running
-    ``omnibus up``."""
+    ``omnibus up``, with the secret of that run."""
     settings = read_settings(StoreSettings)
-    if not options.store and "OMNIBUS_STORE_URL" in os.environ:
+    if options.store:
+        return msgspec.structs.replace(settings, url=options.store)
+    if "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or runs.read_state().store_url)
+    state = runs.read_state()
+    return msgspec.structs.replace(settings, url=state.store_url, secret=state.store_secret or settings.secret)
 
 
 async def _show_plan(store: Store, options: argparse.Namespace) -> None:

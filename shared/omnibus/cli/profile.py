@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from omnibus import profile
-from omnibus.cli import app_target
+from omnibus.cli import app_target, plans
 from omnibus.cli.app_check import describe_app as load_app
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json
@@ -32,7 +32,6 @@ from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
 from omnibus.store import Store
-from omnibus.up import runs
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
@@ -214,12 +213,7 @@ def _choose_model(app: str, models: list[str], model: str) -> str:
 def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
     """Return the settings of the profile's store, or None. The store is that of ``--store``, or with ``--put`` that of
     the running ``omnibus up``."""
-    if not options.store and not options.put:
-        return None
-    settings = read_settings(StoreSettings)
-    if not options.store and "OMNIBUS_STORE_URL" in os.environ:
-        return settings
-    return msgspec.structs.replace(settings, url=options.store or runs.read_state().store_url)
+    return plans.store_settings(options) if options.store or options.put else None
 
 
 async def _store_profile(settings: StoreSettings, profile: ModelProfile) -> None:

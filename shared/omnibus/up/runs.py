@@ -20,10 +20,10 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Addresses of a running Omnibus: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
 
     ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` grants access to their
-    control routes. ``apps_dir`` is the directory from which apps may be registered. ``certificate`` is the file of
-    gateways with TLS. A ``passing`` run serves one command and ends: other commands connect to it only if it is named,
-    or the only run. ``ready`` means that the whole system serves. ``loaded`` of the ``executors`` in the first plan are
-    ready.
+    control routes. ``store_secret`` signs documents in the store. ``apps_dir`` is the directory from which apps may be
+    registered. ``certificate`` is the file of gateways with TLS. A ``passing`` run serves one command and ends: other
+    commands connect to it only if it is named, or the only run. ``ready`` means that the whole system serves.
+    ``loaded`` of the ``executors`` in the first plan are ready.
     """
 
     directory: str
@@ -37,6 +37,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     pids: dict[str, int] = {}
     shm_prefix: str = ""
     admin_token: str = ""
+    store_secret: str = ""
     apps_dir: str = ""
     certificate: str = ""
     name: str = ""

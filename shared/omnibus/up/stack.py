@@ -115,6 +115,8 @@ class Stack:
         self.apps_dir = Path(apps_dir or environment.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = environment.get(ADMIN) or secrets.token_urlsafe(32)
         self.own_token = not environment.get(ADMIN)
+        metrics = os.environ.get(METRICS_DIR)
+        self._metrics_dir = str(Path(metrics).absolute()) if metrics else ""  # services have another working directory
         self._store_secret = environment.get(STORE_SECRET) or secrets.token_urlsafe(32)
         self.certificate = environment.get(CERTIFICATE, "")
         self._believed = trusted_context(self.certificate)
@@ -155,7 +157,7 @@ class Stack:
         run = self._run = self._stack.enter_context(RunDirectory(name=self._name))
         self.directory = run.path
         self._stack.enter_context(self._log.copied_to(run.path / LOG_FILE))
-        self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
+        self.metrics_dir = self._metrics_dir or str(run.path / "metrics")
         self._services_socket = str(run.path / SERVICES_SOCKET) if self._forks_services else ""
         self._executors_socket = str(run.path / EXECUTORS_SOCKET) if self._forks_executors else ""
         self._nodes.prepare(run.path)
@@ -278,6 +280,7 @@ class Stack:
             pids=self.pids,
             shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
             admin_token=self.admin_token,
+            store_secret=self._store_secret,
             apps_dir=str(self.apps_dir),
             certificate=self.certificate,
             name=self._name or str(self.port),

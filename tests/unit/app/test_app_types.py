@@ -68,6 +68,8 @@ def page_modules(page: Path) -> Iterator[str]:
         names = {node.name for node in ast.parse(block[1]).body if isinstance(node, ast.AsyncFunctionDef)}
         if "serve" in names:
             yield only_blocks(text, [*shared_blocks, block])
+        elif "from my_app import" in block[1]:  # a file of its own
+            yield only_blocks(text, [block])
         else:
             shared_blocks.append(block)
     yield only_blocks(text, shared_blocks)
@@ -92,7 +94,8 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     here = tmp_path_factory.mktemp("typed")
     for path in EXAMPLES:
         shutil.copy(path, here)
-    for name, code in {**DOCUMENTED, **PROGRAMS}.items():
+    my_app = next(code for code in DOCUMENTED.values() if "serve(request: Question) -> Answer" in code)
+    for name, code in {**DOCUMENTED, **PROGRAMS, "my_app": my_app}.items():
         (here / f"{name}.py").write_text(code)
     (here / "mypy.ini").write_text("[mypy]\nstrict = true\n")
     (here / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "pythonVersion": "3.11"}')

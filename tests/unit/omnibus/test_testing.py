@@ -196,13 +196,15 @@ async def test_an_output_that_a_play_leaves_out_says_so_where_it_is_read():
             await grown_photo.pixels
 
 
-async def test_the_page_about_apps_shows_a_test_that_passes(tmp_path: Path):
+async def test_the_page_about_apps_shows_a_test_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (Path(__file__).parents[3] / "docs" / "apps.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    snippets = {
-        name: next(block for block in blocks if name in block) for name in ("class Caption", "CAPTION =", "def test_")
-    }
-    (tmp_path / "shown.py").write_text("\n".join(snippets.values()))
+    caption, declared, test = (
+        next(block for block in blocks if name in block) for name in ("class Caption", "CAPTION =", "def test_")
+    )
+    (tmp_path / "my_app.py").write_text(f"{caption}\n{declared}")
+    (tmp_path / "shown.py").write_text(test)
+    monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.util.spec_from_file_location("shown", tmp_path / "shown.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -62,6 +62,19 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert all_gone([*pids.values(), *state.pids.values()])
 
 
+async def test_a_relative_directory_of_metrics_is_below_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNIBUS_SERVICE_METRICS_DIR", "targets/mine")
+    warm_stack = warm.warm_stack_class(warm.fork_server_socket())
+
+    async with warm_stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())):
+        files = {path.name.partition("-")[0] for path in (tmp_path / "targets" / "mine").iterdir()}
+
+    assert files == set(SERVICES)
+
+
 async def test_services_are_born_by_their_fork_server_and_come_back_without_it(tmp_path: Path):
     warm_stack = warm.warm_stack_class(warm.fork_server_socket())
     async with warm_stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
