@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 
-def install() -> None:
+def install_row_masks() -> None:
     """Let the library's mask functions take a tensor of query offsets. Calling it twice is harmless."""
     for name in ("sdpa", "eager"):
         original = ALL_MASK_ATTENTION_FUNCTIONS[name]

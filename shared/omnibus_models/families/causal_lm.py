@@ -29,7 +29,7 @@ from omnibus_models.families import _row_masks
 from omnibus_models.families._language_decoder import LanguageDecoder
 from omnibus_models.families._text_only import TextFamily, TextThinker
 
-_row_masks.install()
+_row_masks.install_row_masks()
 
 
 class OwnDecoder(LanguageDecoder):

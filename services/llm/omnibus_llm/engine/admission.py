@@ -88,7 +88,7 @@ def try_class(cls: Any, config: Any) -> TrialVerdict:
     """Build a copy of ``cls`` with the small ``config`` and find its verdict."""
     try:
         module = build_copy(cls, config)
-        prompts = [_prompt(length) for length in PROMPTS]
+        prompts = [_make_prompt(length) for length in PROMPTS]
         expected = [generate_logits(module, prompt) for prompt in prompts]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _unproved(error)
@@ -97,7 +97,7 @@ def try_class(cls: Any, config: Any) -> TrialVerdict:
         fault = _find_fault(module, mode, prompts, expected)
         if not fault:
             return TrialVerdict(mode, reasons)
-        reasons[_describe(mode)] = fault
+        reasons[_describe_mode(mode)] = fault
     return TrialVerdict(None, reasons)
 
 
@@ -216,7 +216,7 @@ def make_sequence(decoder: OwnDecoder, prompt: Tensor) -> DecoderSequence:
     return DecoderSequence(prefill, picker, ANSWER, frozenset())
 
 
-def _prompt(length: int) -> Tensor:
+def _make_prompt(length: int) -> Tensor:
     return torch.randint(5, VOCABULARY - 5, (length,), generator=torch.Generator().manual_seed(length))
 
 
@@ -226,7 +226,7 @@ def _raise_errors(outcomes: Sequence[Any]) -> None:
             raise outcome.result
 
 
-def _describe(mode: Mode) -> str:
+def _describe_mode(mode: Mode) -> str:
     return f"{'several' if mode.batches else 'one'} at a time, prompts {'in shares' if mode.shares else 'whole'}"
 
 

@@ -23,7 +23,7 @@ from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_engines.component import ComponentSource, run_in_pool
 from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
-from omnibus_llm.engine.admission import admit
+from omnibus_llm.engine.admission import admit_decoder
 from omnibus_llm.engine.bad_words import ban_words
 from omnibus_llm.engine.decoder import HostedDecoder
 from omnibus_llm.engine.engine import EngineLimits
@@ -115,7 +115,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     async def _set_up(self) -> None:
         if isinstance(self.thinker, OwnDecoder):
-            await self._compute(admit, self.thinker)
+            await self._compute(admit_decoder, self.thinker)
         if self._adapters or self._loadable.root:
             await self._compute(attach_adapters, self.thinker, self._adapters, self._loadable.slots)
         await super()._set_up()

@@ -38,7 +38,9 @@ class StateCache(SlotCache):
 
     def insert(self, layers: Any) -> int:
         """See ``SlotCache``; ``layers`` are from ``filled_layers``. The caller sets ``lengths``."""
-        self._places = self._places or _number(index for index, layer in enumerate(layers) if layer.keys is not None)
+        self._places = self._places or _number_places(
+            index for index, layer in enumerate(layers) if layer.keys is not None
+        )
         if not self._states:
             self._states = [
                 {name: state.new_zeros((self.slots, *state.shape)) for name, state in layer.states.items()}
@@ -114,5 +116,5 @@ def _read_layer(layer: Any) -> _LayerStates:
     return _LayerStates(keys[0], layer.values[0], states)
 
 
-def _number(indices: Any) -> dict[int, int]:
+def _number_places(indices: Any) -> dict[int, int]:
     return {index: place for place, index in enumerate(indices)}

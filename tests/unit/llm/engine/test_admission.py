@@ -84,7 +84,7 @@ def test_a_model_with_other_logits_is_refused_by_name(monkeypatch: pytest.Monkey
     monkeypatch.setattr(OwnDecoder, "forward", lambda self, rows, at, *rest: forward(self, rows, at + at % 3, *rest))
 
     with pytest.raises(Fatal, match="LlamaForCausalLM .* logits differ"):
-        admission.admit(decoder)
+        admission.admit_decoder(decoder)
 
 
 def test_logits_that_do_not_depend_on_the_prompt_are_refused(monkeypatch: pytest.MonkeyPatch):
