@@ -55,7 +55,7 @@ class TrialVerdict(msgspec.Struct, frozen=True):
     reasons: dict[str, str] = {}
 
 
-def admit(decoder: OwnDecoder) -> None:
+def admit_decoder(decoder: OwnDecoder) -> None:
     """Set the mode in which ``decoder`` runs. Raises ``Fatal`` if no mode gives the model's own logits."""
     verdict = find_verdict(type(decoder.module), decoder.backbone.config)
     name = type(decoder.module).__name__
