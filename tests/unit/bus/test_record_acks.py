@@ -53,6 +53,12 @@ async def room_for(url: str, messages: int) -> None:
     await client.close()
 
 
+async def suspend_process(process: psutil.Process) -> None:
+    """Stop ``process``, and wait until it has stopped: the signal takes its time on a busy machine."""
+    process.suspend()
+    await wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+
+
 async def read_bodies(bus: NatsBus) -> list[bytes]:
     return [delivery.data for delivery in await bus.read_records(subjects.RECORDS)]
 
@@ -137,14 +143,14 @@ async def test_a_server_that_does_not_answer_in_time_is_asked_again(
     assert server._process is not None
     process = psutil.Process(server._process.pid)
 
-    process.suspend()
+    await suspend_process(process)
     reading = asyncio.create_task(read_bodies(bus))
     await asyncio.sleep(0.5)
     process.resume()
     assert await reading == [b"x"]
 
     monkeypatch.setattr(nats_bus, "READ_TIMEOUT_SECONDS", 0.3)
-    process.suspend()
+    await suspend_process(process)
     with pytest.raises(BusUnavailable, match=r"was not read within 0\.3 s: try again"):
         await read_bodies(bus)
     process.resume()

@@ -33,7 +33,7 @@ def test_a_family_of_its_own_takes_precedence(tmp_path: Path):
     ("model_type", "architecture"),
     [
         ("gemma4", "Gemma4ForConditionalGeneration"),  # transformers lists it with the language models
-        ("llama", "LlamaForSequenceClassification"),
+        ("llama", "LlamaForTokenClassification"),
         ("nobody", "NobodyForCausalLM"),
     ],
 )
