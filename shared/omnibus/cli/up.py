@@ -128,11 +128,19 @@ def _read_declarations(path: Path) -> str:
         raise BadRequest(f"--models {path}: {error.strerror}") from error
 
 
+def _is_beside(checkpoint: str) -> bool:
+    return checkpoint.startswith(("./", "../"))
+
+
+def _is_path(checkpoint: str) -> bool:
+    return _is_beside(checkpoint) or (bool(checkpoint) and not os.path.isabs(checkpoint) and Path(checkpoint).exists())
+
+
 def _resolve_paths(text: str, directory: Path) -> str:
     """Make relative paths of profiles, checkpoints and adapters absolute.
 
-    Of checkpoints and adapters, only those that begin with ``./`` or ``../`` are paths. The planner reads a copy of the
-    declarations in another directory.
+    Checkpoints and adapters that begin with ``./`` or ``../`` are paths from ``directory``. Others are paths from the
+    current directory if they exist there, else ids. Services read the declarations in another directory.
     """
     try:
         declarations = json.loads(text)
@@ -142,9 +150,10 @@ def _resolve_paths(text: str, directory: Path) -> str:
             plan_settings["profile"] = str(directory / plan_settings["profile"])
         references = [(model, "checkpoint") for model in models]
         references += [(model["adapters"], name) for model in models for name in model.get("adapters", ())]
-        checkpoints = [(owner, name) for owner, name in references if owner.get(name, "").startswith(("./", "../"))]
+        checkpoints = [(owner, name) for owner, name in references if _is_path(owner.get(name, ""))]
         for owner, name in checkpoints:
-            owner[name] = str((directory / owner[name]).resolve())
+            base = directory if _is_beside(owner[name]) else Path()
+            owner[name] = str((base / owner[name]).resolve())
     except (ValueError, LookupError, TypeError, AttributeError):  # the planner reports the error
         return text
     return json.dumps(declarations) if profiles or checkpoints else text

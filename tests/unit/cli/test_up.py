@@ -100,3 +100,20 @@ def test_wrong_flags_are_explained_with_exit_code_2(flags: list[str], capsys: py
 def test_fewer_than_one_gateway_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
     assert main(["up", "--no-models", "--gateways", "0"]) == 78
     assert "one at least must run" in capsys.readouterr().err
+
+
+async def test_a_checkpoint_below_the_current_directory_is_a_path_and_another_is_an_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights" / "mine").mkdir(parents=True)
+    models = {name: {"family": "qwen3", "checkpoint": name} for name in ("weights/mine", "Qwen/Qwen3-0.6B", "/none")}
+    (tmp_path / "models.json").write_text(json.dumps({"models": models}))
+
+    document = json.loads(await load_declarations(_build_parser().parse_args(["up", "--models", "models.json"])))
+
+    assert {name: model["checkpoint"] for name, model in document["models"].items()} == {
+        "weights/mine": str(tmp_path / "weights" / "mine"),
+        "Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
+        "/none": "/none",
+    }
