@@ -33,8 +33,7 @@ def format_table(cells: Iterable[tuple[str, str, str]]) -> str:
 
 def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
     """Write the table into ``path``."""
-    before, rest = path.read_text().split(BEGIN)
-    path.write_text(f"{before}{BEGIN}{format_table(cells)}{END}{rest.split(END)[1]}")
+    _replace_block(path, BEGIN, format_table(cells), END)
 
 
 def format_language_models() -> str:
@@ -51,8 +50,12 @@ def format_language_models() -> str:
 
 def write_language_models(path: Path) -> None:
     """Write the lists into ``path``."""
-    before, rest = path.read_text().split(BEGIN_TYPES)
-    path.write_text(f"{before}{BEGIN_TYPES}{format_language_models()}{END_TYPES}{rest.split(END_TYPES)[1]}")
+    _replace_block(path, BEGIN_TYPES, format_language_models(), END_TYPES)
+
+
+def _replace_block(path: Path, begin: str, text: str, end: str) -> None:
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}{text}{end}{rest.split(end)[1]}")
 
 
 def _format_row(name: str, cells: set[tuple[str, str, str]]) -> str:

@@ -110,6 +110,11 @@ def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> di
     return {"config": plain}
 
 
+def find_attention(cls: Any) -> str:
+    """Return the attention implementation of the class ``cls`` of transformers: torch's, unless the class lacks it."""
+    return "sdpa" if cls._supports_sdpa else "eager"
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype ``name``. Raises ``Fatal`` if it is unknown."""
     dtype = getattr(torch, name, None)

@@ -87,9 +87,13 @@ def _file_stamp(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
+def cache_directory() -> Path:
+    """Return the directory of what is computed or built once on this machine."""
+    return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus")
+
+
 def _cache_path(file: Path) -> Path:
-    root = Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus")
-    return root / "identity" / f"{blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()}.json"
+    return cache_directory() / "identity" / f"{blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()}.json"
 
 
 def _read_kept(cache: Path, stamp: list[int]) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import os
 import shutil
 from asyncio.subprocess import STDOUT
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from omnibus.checkpoints.tensor_digests import cache_directory
 from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.families import catalog
 from omnibus.process import run_module
@@ -82,7 +82,7 @@ def _twin_arguments(twin: str) -> list[str]:
 
 def tiny_directory() -> Path:
     """Return the directory of the checkpoints. It has a subdirectory for each family and twin."""
-    return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
+    return cache_directory() / "tiny"
 
 
 async def build_checkpoint(family: str, directory: Path, *arguments: str) -> None:

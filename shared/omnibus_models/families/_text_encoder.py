@@ -31,7 +31,7 @@ def load_encoder(checkpoint: Path, device: str, dtype: str, *, classifies: bool 
         drop=() if classifies else ("pooler",),
         device=device,
         dtype=dtype,
-        attn_implementation="sdpa" if cls._supports_sdpa else "eager",
+        attn_implementation=loading.find_attention(cls),
     )
     module.config.use_cache = False
     if getattr(module, "pooler", module) is None:  # some classes call it without a look

@@ -161,7 +161,7 @@ class CausalFamily(TextFamily):
 
     def _load_thinker(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> CausalLanguageModel:
         cls = find_class(checkpoint)
-        kernels = {"attn_implementation": "sdpa" if cls._supports_sdpa else "eager"}
+        kernels = {"attn_implementation": loading.find_attention(cls)}
         module = loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
         return CausalLanguageModel(module, checkpoint)
 

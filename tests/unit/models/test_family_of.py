@@ -34,7 +34,7 @@ def test_a_family_of_its_own_takes_precedence(tmp_path: Path):
     [
         ("gemma4", "Gemma4ForConditionalGeneration"),  # transformers lists it with the language models
         ("llama", "LlamaForTokenClassification"),
-        ("nobody", "NobodyForCausalLM"),
+        ("unknown_type", "UnknownForCausalLM"),
     ],
 )
 def test_models_of_another_kind_are_not(tmp_path: Path, model_type: str, architecture: str):

@@ -104,34 +104,27 @@ def create_video_task(name: str, plan: Plan) -> CompositeTask:
     family_task = _family_task(name, model)
     if family_task is not None and makes_videos(family_task):
         return family_task
-    parts = _match_components(VideoGeneration, model)
-    if parts is None:
-        raise BadRequest(f"{name} has no video output: its components are {', '.join(model.components)}", param="model")
-    owners = plan.task_owners()
-    bound: dict[str, Any] = {
-        field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()
-    }
-    return VideoGeneration(**bound)
+    return _create_matched_task(VideoGeneration, name, plan, "has no video output")
 
 
 def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
     """Create the text embedding task of model ``name``. Raises ``BadRequest`` for a model without one."""
-    model = plan.models[name]
-    parts = _match_components(TextEmbedding, model)
-    if parts is None:
-        raise BadRequest(f"{name} has no embeddings: its components are {', '.join(model.components)}", param="model")
-    task, part = parts["embedder"]
-    return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
+    return _create_matched_task(TextEmbedding, name, plan, "has no embeddings")
 
 
 def create_reranking_task(name: str, plan: Plan) -> CompositeTask:
     """Create the reranking task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    return _create_matched_task(TextReranking, name, plan, "is not a reranker")
+
+
+def _create_matched_task(kind: type[CompositeTask], name: str, plan: Plan, lack: str) -> CompositeTask:
+    """Create the task ``kind`` from the components of model ``name``. Raises ``BadRequest``, saying the ``lack``."""
     model = plan.models[name]
-    parts = _match_components(TextReranking, model)
+    parts = _match_components(kind, model)
     if parts is None:
-        raise BadRequest(f"{name} is not a reranker: its components are {', '.join(model.components)}", param="model")
-    task, part = parts["reranker"]
-    return TextReranking(reranker=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
+        raise BadRequest(f"{name} {lack}: its components are {', '.join(model.components)}", param="model")
+    owners = plan.task_owners()
+    return kind(**{field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()})
 
 
 def request_class(task: CompositeTask) -> Any:

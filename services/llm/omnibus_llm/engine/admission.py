@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from omnibus.checkpoints.tensor_digests import cache_directory
 from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
@@ -25,6 +26,7 @@ from omnibus_llm.engine.step import Steps
 from omnibus_models.contract import PrefillInputs, TokenSamplingParams
 from omnibus_models.examine.miniature import VOCABULARY, redraw_weights, shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.loading import find_attention
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ def build_copy(cls: Any, config: Any) -> Any:
 
     Raises ``ValueError`` if it would be large.
     """
-    config._attn_implementation = "sdpa" if cls._supports_sdpa else "eager"
+    config._attn_implementation = find_attention(cls)
     with torch.device("meta"):
         parameters = sum(weights.numel() for weights in cls(config).parameters())
     if parameters > _MAX_PARAMETERS:
@@ -241,11 +243,7 @@ def _unproved(error: Exception) -> TrialVerdict:
 def _verdict_path(cls: Any, small: Any) -> Path:
     versions = [_FORMAT, transformers.__version__, torch.__version__]
     key = json.dumps([*versions, cls.__name__, small.to_dict()], sort_keys=True, default=str)
-    return _cache_directory() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "admission"
+    return cache_directory() / "admission" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
 
 
 def _store_verdict(path: Path, verdict: TrialVerdict) -> None:

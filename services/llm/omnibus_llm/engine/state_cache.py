@@ -38,9 +38,9 @@ class StateCache(SlotCache):
 
     def insert(self, layers: Any) -> int:
         """See ``SlotCache``; ``layers`` are from ``filled_layers``. The caller sets ``lengths``."""
-        self._places = self._places or _number_places(
-            index for index, layer in enumerate(layers) if layer.keys is not None
-        )
+        if not self._places:
+            attending_layers = [index for index, layer in enumerate(layers) if layer.keys is not None]
+            self._places = {index: place for place, index in enumerate(attending_layers)}
         if not self._states:
             self._states = [
                 {name: state.new_zeros((self.slots, *state.shape)) for name, state in layer.states.items()}
@@ -114,7 +114,3 @@ def _read_layer(layer: Any) -> _LayerStates:
     if not isinstance(keys, Tensor) or not keys.numel():
         return _LayerStates(None, None, states)
     return _LayerStates(keys[0], layer.values[0], states)
-
-
-def _number_places(indices: Any) -> dict[int, int]:
-    return {index: place for place, index in enumerate(indices)}
