@@ -15,10 +15,13 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Runner
 from omnibus.executor.settings import ExecutorSettings
 from omnibus_engines import registry
-from omnibus_models import tiny
+from omnibus_models import tiny, torchvision_cpu
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, finish_job
 from tests.unit.models.encoder_checkpoints import write_checkpoint, write_modules
+
+# The library imports torchvision with its models if it is installed.
+torchvision_cpu.install_operators()
 
 TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]
 QUERY = "where is the cat?"
