@@ -43,6 +43,9 @@ class LanguageDecoder(LoadedComponent):
         self.width: int = table.shape[1]
         self.device: torch.device = table.device
         self.dtype: torch.dtype = table.dtype
+        # Ids that ``generation_config.json`` forbids in all answers, as ``generate`` applies them.
+        forbidden = getattr(getattr(module, "generation_config", None), "suppress_tokens", None) or ()
+        self._forbidden = torch.tensor(forbidden, dtype=torch.long, device=table.device)
 
     def new_cache(self) -> Any:
         """See ``contract.Decoder``."""
@@ -73,7 +76,7 @@ class LanguageDecoder(LoadedComponent):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [B, V] of [B, H']."""
         scores: Tensor = self._head(hidden).float()
-        return scores
+        return scores.index_fill(1, self._forbidden, -torch.inf) if len(self._forbidden) else scores
 
 
 def _context_length(config: Any) -> int:

@@ -43,11 +43,19 @@ class Parrot(CompositeTask):
         return self.again.invoke(said)
 
 
-PARROT = Parrot()
+class Echo(CompositeTask):
+    parrot: Parrot = Parrot()
+
+    async def invoke(self, said: Said) -> Heard:
+        first = await self.parrot.invoke(said).text
+        return self.parrot.invoke(Said(text=f"{first} {first}"))
+
+
+PARROT, ECHO = Parrot(), Echo()
 
 
 async def serve(request: Said) -> dict[str, str]:
-    said = await PARROT(request)
+    said = await (ECHO if request.text.startswith("echo") else PARROT)(request)
     return {"text": said.text}
 '''
 

@@ -71,6 +71,21 @@ def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, 
     assert thinker.decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
+def test_tokens_that_the_checkpoint_suppresses_are_never_chosen(checkpoint: Path, tmp_path: Path) -> None:
+    messages = CHATS["one turn"]
+    first, _ = oracle.generate_answer(checkpoint, messages, 4)
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps({**config, "suppress_tokens": first}))
+
+    thought = think_greedily(families.family_of(copy).load("thinker", copy), [], messages, {}, TOKENS)
+
+    assert thought.ids == oracle.generate_answer(copy, messages, TOKENS)[0]
+    assert not {*first} & {*thought.ids}
+
+
 @pytest.mark.parametrize("chat", CHATS)
 def test_prompts_are_those_of_the_chat_template(checkpoint: Path, thinker: Any, chat: str) -> None:
     prompt = thinker.prompt(CHATS[chat])
