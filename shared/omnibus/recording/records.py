@@ -163,7 +163,7 @@ class RecordMessage(NamedTuple):
 #: Ids of objects that consist of invocations, by their prefix, and how to find the invocations.
 _OTHER_IDS = {
     "sess_": "each response of a realtime session has one, and `omnibus show SESSION` lists them",
-    "resp_": "a response has one for each turn; it is the header x-request-id, or see `omnibus tail`",
+    "resp_": "a response has one for each turn: the header x-request-id; GET /v1/invocations lists background ones",
     "batch_": "each line of a batch has one, which its output file says as request_id",
     "video_": "the invocations of videos are listed by GET /v1/invocations?app=videos",
 }
