@@ -170,7 +170,7 @@ class GatewayService:
         await dispatcher.startup()
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
-        records = Records(bus, UsageMeter(router), self._record_rules, self._keep, dead, HOLD_SECONDS)
+        records = Records(bus, UsageMeter(router), self._record_rules, self._keep, dead, HOLD_SECONDS, tenancy.records)
         self._closing.callback(records.close)
         metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)

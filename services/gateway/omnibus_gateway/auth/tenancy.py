@@ -44,8 +44,10 @@ class Tenancy:
         self._costs = RequestCostModel(router)
         self._book = KeyStore(settings, store, self._limits.update_keys)
         self.deferred = DeferredWork()
+        self.records = LogBudget()
         if self.on:
             log, share = bus or BusSettings(), settings.tenant_share
+            self.records = LogBudget(log.record_bytes, log.record_seconds, share, lambda: self.peers.count)
             events = LogBudget(log.response_bytes, log.response_seconds, share, lambda: self.peers.count)
             self.deferred = DeferredWork(self._book, self._limits, events)
         self._tasks: list[asyncio.Task[None]] = []

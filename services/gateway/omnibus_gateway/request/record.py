@@ -32,6 +32,7 @@ from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.app_call import AppCallLog
 from omnibus_gateway.request.dead_letters import DeadLetters
 from omnibus_gateway.request.record_rules import RecordRules
+from omnibus_gateway.tenancy.log_budget import LogBudget
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,8 @@ class _HeldBegin(NamedTuple):
 class Records:
     """Writes to the stream without waiting; reads it for replay.
 
-    ``rules`` decide whose inputs it stores, or only digests. The beginning of an invocation is held back for
-    ``hold_seconds``. ``meter`` measures usage.
+    ``rules`` decide whose inputs it stores, or only digests, as of a tenant that has used its ``budget``. The beginning
+    of an invocation is held back for ``hold_seconds``. ``meter`` measures usage.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Records:
         keep: MediaStore,
         dead: DeadLetters | None = None,
         hold_seconds: float = 0.0,
+        budget: LogBudget | None = None,
     ) -> None:
         self.bus = bus
         self.meter = meter
         self._dead = dead
         self.media = keep
         self.rules = rules
+        self.budget = budget or LogBudget()
         self._hold_seconds = hold_seconds
         self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
         self._timer: asyncio.TimerHandle | None = None
@@ -93,7 +96,8 @@ class Records:
         whole = (
             graph.encode_invocation(invocation) if running.tapes else running.body
         )  # captured outputs were requested in addition
-        body = whole if self.rules.keeps_content(tenant) else graph.encode_invocation(_digest_inputs(invocation))
+        body = whole if self.keeps_content(tenant) else graph.encode_invocation(_digest_inputs(invocation))
+        self.budget.count(tenant, len(body))
         id = f"{invocation.id}.{invocation.attempt}"
         if not self._hold_seconds:
             self._publish_record(invocation, body, id)
@@ -102,6 +106,10 @@ class Records:
         self._held[invocation.id] = _HeldBegin(invocation, body, id, loop.time() + self._hold_seconds)
         if self._timer is None:
             self._timer = loop.call_later(self._hold_seconds, self._publish_due)
+
+    def keeps_content(self, tenant: str) -> bool:
+        """Return True if content of the next record of ``tenant`` is stored."""
+        return self.rules.keeps_content(tenant) and not self.budget.wait_seconds(tenant)
 
     def _publish_due(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,7 +157,7 @@ class Records:
         if tenant and usage.money is not UNSET:
             TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
-        full = self.rules.keeps_content(tenant)
+        full = self.keeps_content(tenant)
         if got is not None and full and answer.audio_sha256:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
         if not full or answer.characters > MAX_RECORDED_CHARS or answer.calls or answer.reasoning:
@@ -180,7 +188,9 @@ class Records:
             called=links.called or UNSET,
             caller=links.caller or UNSET,
         )
-        self._publish_end(invocation, messages.encode(end_record))
+        body = messages.encode(end_record)
+        self.budget.count(tenant, len(body))
+        self._publish_end(invocation, body)
         if status == "failed" and self._dead is not None:
             self._write_dead_letter(self._dead, running, tenant)
         if self.on_end is not None:

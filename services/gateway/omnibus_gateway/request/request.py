@@ -164,7 +164,7 @@ class ClientRequest:
     @property
     def logs_calls(self) -> bool:
         """True if its record includes the calls of its app."""
-        return self._runs.records.rules.keeps_content(self.tenant.name)
+        return self._runs.records.keeps_content(self.tenant.name)
 
     @property
     def kept(self) -> MediaStore | None:

@@ -1,8 +1,8 @@
-"""Budget of each tenant's events in the log of responses and sessions.
+"""Budget of each tenant in a log that all share: events of responses and sessions, or records.
 
-All tenants share this log. It keeps a number of bytes for a number of seconds, and drops its oldest messages first. A
-tenant above its share would push out events of others. So each gateway gives a tenant its part of the share, as a
-bucket that fills in this time.
+A log keeps a number of bytes for a number of seconds, and drops its oldest messages first. A tenant above its share
+would push out messages of others. So each gateway gives a tenant its part of the share, as a bucket that fills in this
+time.
 """
 
 import time
@@ -29,10 +29,14 @@ class LogBudget:
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}
 
-    def check_room(self, tenant: str) -> None:
-        """Raise ``Overloaded`` if ``tenant`` has written its share."""
+    def wait_seconds(self, tenant: str) -> float:
+        """Return the seconds until ``tenant`` may write; 0 if it has not written its share."""
         bucket = self._bucket(tenant)
-        if bucket is not None and (wait := bucket.wait_seconds(1.0, self._clock())):
+        return 0.0 if bucket is None else bucket.wait_seconds(1.0, self._clock())
+
+    def check_room(self, tenant: str) -> None:
+        """Raise ``Overloaded`` if ``tenant`` has written its share of events."""
+        if wait := self.wait_seconds(tenant):
             raise Overloaded(
                 "your responses and sessions have written as many events as their log keeps for one tenant. Wait, or "
                 "request a response that is neither streamed nor in the background",

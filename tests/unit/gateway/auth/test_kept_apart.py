@@ -10,6 +10,7 @@ import pytest
 
 from omnibus.errors import BadRequest, NotFound
 from omnibus_gateway.request.record_rules import parse_record_rules
+from omnibus_gateway.tenancy.log_budget import LogBudget
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, start_gated_gateway
 from tests.unit.gateway.house import TEXT, VL, make_image_part, make_text_part, read_chat_answer, write_chat_words
@@ -100,6 +101,22 @@ async def test_nothing_that_a_tenant_sends_or_gets_is_kept_where_its_rule_says_s
         assert documents["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
         await wait_until(lambda: _is_kept(gate, make_sample_picture("PNG", (8, 9))))
         assert not await _is_kept(gate, make_sample_picture("PNG", (8, 8)))  # the earlier one
+
+
+async def test_a_tenant_that_has_written_its_share_of_records_leaves_digests_and_others_their_content(tmp_path: Path):
+    async with start_gated_gateway(tmp_path) as gate:
+        gate.home.records.budget = LogBudget(100, 1e6)
+        gate.home.serve(TEXT)
+        await gate.home.executor(TEXT, "L", "thinker")
+        documents: list[bytes] = []
+        for tenant in ("a", "a", "b"):
+            response = await gate.ask(tenant, [make_text_part(f"a secret of {tenant}")], TEXT)
+            read_chat_answer(response)
+            id = response.headers["x-request-id"]
+            await gate.home.ended(id)
+            documents.append(msgspec.json.encode((await gate.home.records.find(id)).invocation))
+
+    assert [b"a secret of" in document for document in documents] == [True, False, True]
 
 
 async def _is_kept(gate: Gated, media: bytes) -> bool:
