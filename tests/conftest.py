@@ -16,7 +16,7 @@ import pytest
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
-from tests import by_night, checkpoint_cache, measured, slow
+from tests import by_night, checkpoint_cache, measured, parts, slow
 from tests.e2e import docker_engine as docker
 
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
@@ -127,6 +127,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=parts.parse_part, metavar="N/COUNT", help="run one of COUNT parts of the tests")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group tests that share a running system into one worker, longest first."""
@@ -136,6 +140,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(_group_name(item)))
     with_slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: _rank_test(item, item.path in with_slow))
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select a part of the tests that ``-m`` and ``-k`` leave."""
+    parts.select_part(config, items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,7 +11,7 @@ HEAD = """# Tests
 |---|---|
 | `make test` | every package, and each way to use a system once: ten to twenty minutes on two cores |
 | `make test-slow` | other systems and their failures, and tests that take seconds |
-| `make test-all` | both in one; `.ci/run` runs one after the other |
+| `make test-all` | both in one; `.ci/run` runs the first, and a third of the second, which the commit chooses (`tests/parts.py`) |
 | `make test-nightly` | further values of the same tests, and tests that repeat others |
 | `make test-vllm VLLM_MARKS=vllm` | the same for tests that need vLLM |
 

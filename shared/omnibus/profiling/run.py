@@ -23,8 +23,13 @@ from omnibus.profiling.workload import Workload
 
 #: Variables that give executors another engine, and that engine the times to simulate.
 ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
-#: Requests repeat: with caches, the profiler would measure cache hits instead of work.
-NO_CACHES = {"OMNIBUS_EXECUTOR_CACHE_MIB": "0", "OMNIBUS_VLLM_PREFIX_CACHE": "false"}
+#: Settings of measured executors. Requests repeat: with caches, the profiler would measure cache hits instead of work.
+#: With a low priority, it would measure the other programs of the machine.
+MEASURED = {
+    "OMNIBUS_EXECUTOR_CACHE_MIB": "0",
+    "OMNIBUS_EXECUTOR_NICE": "0",
+    "OMNIBUS_VLLM_PREFIX_CACHE": "false",
+}
 
 #: Callback for progress: the option, the options done, all options, and a message.
 Tell = Callable[[str, int, int, str], None]
@@ -69,7 +74,7 @@ async def run_profiling(spec: ProfilingSpec, keeper: PartialProfile, log: Log, t
     missing = [name for name in spec.options if name not in keeper.found]
     if missing:
         tell("", len(keeper.found), len(spec.options), "starting the system")
-        async with Testbed(spec.subject, log, {**spec.env, **NO_CACHES}, spec.start_within) as house:
+        async with Testbed(spec.subject, log, {**spec.env, **MEASURED}, spec.start_within) as house:
             await house.stack.supervisor.unless_over(_measure_missing(spec, missing, keeper, house, tell))
     if not any(measurement.option.is_measured for measurement in keeper.found.values()):
         raise StageUnavailable("; ".join(note for result in keeper.found.values() for note in result.notes))
