@@ -122,7 +122,7 @@ class Reader:
         self.stop_system()
         command = re.sub(r"\s+#.*", "", command) + f" --port {self._port}"
         file = self._variables.with_name("system")
-        process = self._system.enter_context(self._running(command, file))
+        process = self._system.enter_context(self._running(command, file, saves=False))
         try:
             self._wait_for_output(command, process, file, Result("is up", meanwhile="sleep 0.5"))
         except StepFailedError as error:
@@ -164,10 +164,13 @@ class Reader:
             self._run_shell(self._fill_text(result.meanwhile))
 
     @contextmanager
-    def _running(self, text: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run ``text`` in a shell that has the variables and the directory of earlier ones; Ctrl-C ends it."""
+    def _running(self, text: str, output: Path, saves: bool = True) -> Iterator["subprocess.Popen[bytes]"]:
+        """Run ``text`` in a shell that has the variables and the directory of earlier ones; Ctrl-C ends it.
+
+        With ``saves``, later ones have its own.
+        """
         variables = shlex.quote(str(self._variables))
-        state = f'{{ export -p; printf "cd %q" "$PWD"; }} > {variables}'
+        state = f'{{ export -p; printf "cd %q" "$PWD"; }} > {variables}' if saves else ""
         command = ["bash", "-c", f"set -eo pipefail -a\n. {variables}\n{text}\n{state}"]
         with output.open("wb") as file:
             process = subprocess.Popen(
