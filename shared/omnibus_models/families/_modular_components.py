@@ -1,0 +1,155 @@
+"""Components of modular pipelines, see ``contract.diffusion``: their blocks between packed values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared
+from omnibus_models.families._modular_blocks import BlockRun, ModularPart
+
+_DEFAULT_SIDE = 1024
+#: Names of a pipeline's outputs: images or videos.
+OUTPUTS = ("images", "videos")
+#: Names of the input for frames per second.
+_RATES = ("frame_rate", "fps")
+
+
+class _PartComponent(LoadedComponent):
+    def __init__(self, part: ModularPart) -> None:
+        super().__init__(part.module)
+        self._part = part
+
+
+class ModularTextEncoder(_PartComponent):
+    """The blocks that read the prompt. A prompt and its negative prompt are encoded together."""
+
+    films = True
+    joins = True
+
+    def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
+        """Check the prompt. The blocks tokenise it with the other inputs."""
+        return self._prepare({"prompt": prompt}, items)
+
+    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
+        """Check both prompts, which become one packed value."""
+        return self._prepare({"prompt": prompt, "negative_prompt": negative}, ())
+
+    def _prepare(self, prompts: dict[str, str], items: Sequence[Encoded]) -> Prepared:
+        if items:
+            raise errors.BadRequest("this model reads only text, no images", param="items")
+        if prompts.get("negative_prompt") and "negative_prompt" not in self._part.inputs:
+            raise errors.BadRequest("this model takes no negative prompt; leave it out", param="negative_prompt")
+        return Prepared("text", {}, {"modality": "text", "n_tokens": 1, **prompts})
+
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """Encode one request after another: packed values, uint8 [1, n]."""
+        return [Encoded(self._encode_one(item), item.meta) for item in batch]
+
+    def _encode_one(self, item: Prepared) -> Tensor:
+        prompts = {name: item.meta[name] for name in ("prompt", "negative_prompt") if name in item.meta}
+        pipeline = self._part.copy_pipeline()
+        guider = getattr(pipeline, "guider", None)
+        if guider is not None and "negative_prompt" not in prompts:
+            guider.disable()
+        return self._part.pack_state(self._part.run(self._part.open_state(prompts), pipeline))
+
+
+class ModularDenoising:
+    """One image or video in progress, see ``contract.Denoising``. It shares no step with others."""
+
+    rows = 1
+
+    def __init__(self, run: BlockRun) -> None:
+        self.run = run
+        self._has_loop = run.resume()
+        self.steps = max(1, run.steps) if self._has_loop else 1
+        self.done = 0
+
+    @property
+    def shape(self) -> "ModularDenoising":
+        return self
+
+    @property
+    def tokens(self) -> int:
+        latents = self.run.state.get("latents")
+        return max(1, latents[0].numel() // 64) if isinstance(latents, Tensor) else 1
+
+    def advance(self) -> None:
+        """Take one step; after the last one also run the blocks that follow the loop."""
+        self.done += 1
+        while self.run.resume() and self.done == self.steps:
+            pass
+
+
+class ModularDenoiser(_PartComponent):
+    """The denoising blocks, see ``contract.Denoiser``. Each request has a schedule and guidance of its own."""
+
+    unit = 1
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Width and height of an image by default: the pipeline's."""
+        return self._default_side("width"), self._default_side("height")
+
+    def _default_side(self, name: str) -> int:
+        side = getattr(self._part.pipeline, f"default_{name}", None) or self._part.inputs[name].default
+        return int(side or _DEFAULT_SIDE)
+
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> ModularDenoising:
+        """Run the blocks before the first step. Raises ``BadRequest`` for values that they reject."""
+        part, pipeline = self._part, self._part.copy_pipeline()
+        values = {
+            "width": picture.width,
+            "height": picture.height,
+            "num_frames": picture.frames,
+            "num_inference_steps": picture.steps,
+            "generator": torch.Generator().manual_seed(picture.seed),
+            **dict.fromkeys(_RATES, picture.fps),
+        }
+        if picture.guidance is not None:
+            values |= self._guide(pipeline, picture.guidance)
+        with torch.inference_mode():
+            return ModularDenoising(BlockRun(part, part.open_state(values, guides), pipeline))
+
+    def _guide(self, pipeline: Any, guidance: float) -> dict[str, float]:
+        """Set the guidance of ``pipeline``, or return the input for it."""
+        if "guidance_scale" in self._part.inputs:
+            return {"guidance_scale": guidance}
+        if getattr(pipeline, "guider", None) is None:
+            raise errors.BadRequest("this model has no guidance; leave it out", param="guidance")
+        pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
+        return {}
+
+    def step(self, batch: Sequence[ModularDenoising]) -> None:
+        """Take one step of each."""
+        with torch.inference_mode():
+            for each in batch:
+                each.advance()
+
+    def latents(self, denoising: ModularDenoising) -> Tensor:
+        """Return the values for the decoder, packed as uint8 [1, 1, 1, n]."""
+        return self._part.pack_state(denoising.run.state)[None, None]
+
+
+class ModularDecoder(_PartComponent):
+    """The blocks after denoising, see ``contract.ImageDecoder`` and ``contract.VideoDecoder``."""
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode packed values to an image, uint8 [H, W, 3], or to frames, uint8 [frames, H, W, 3]."""
+        part = self._part
+        state = part.run(part.open_state({"output_type": "np"}, [latents]), part.copy_pipeline())
+        output = next(value for name in OUTPUTS if (value := state.get(name)) is not None)
+        return torch.from_numpy(to_bytes(output[0]))
+
+
+def to_bytes(picture: Any) -> np.ndarray:
+    """Return an image or frames, in [0, 1] or as images, as uint8 [..., H, W, 3]; the library rounds alike."""
+    if isinstance(picture, list):
+        return np.stack([to_bytes(each) for each in picture])
+    array = np.asarray(picture)
+    return array if array.dtype == np.uint8 else (array * 255).round().astype(np.uint8)

@@ -1,0 +1,89 @@
+"""Values that go from one component of a modular pipeline to the next, as the bytes of one tensor.
+
+The format is that of safetensors: tensors by number, and their names and all other values in its metadata.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor
+
+from omnibus import errors
+
+#: Entry of the metadata.
+_VALUES = "values"
+
+
+def pack_values(values: Mapping[str, Any]) -> Tensor:
+    """Return ``values`` as uint8 [1, n] on the CPU.
+
+    They are tensors, arrays, images, dtypes and plain data, also in lists, tuples and dictionaries. Raises ``Fatal``
+    for other objects.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = {name: _describe(value, tensors, name) for name, value in values.items()}
+    data = safetensors.torch.save(tensors, {_VALUES: json.dumps(tree)})
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[None]
+
+
+def unpack_values(packed: Tensor, device: str | torch.device) -> dict[str, Any]:
+    """Return the values in ``packed``, uint8 with any shape; tensors are on ``device``.
+
+    Raises ``BadRequest`` for other bytes.
+    """
+    data = packed.contiguous().numpy().tobytes()
+    try:
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        tree = json.loads(header["__metadata__"][_VALUES])
+        return {name: _restore(node, tensors, device) for name, node in tree.items()}
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise errors.BadRequest(f"these are no values of a component of this model: {error}", param="embeds") from error
+
+
+def _describe(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Return JSON for ``value``, whose tensors are added to ``tensors``."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
+            return {"tensor": str(len(tensors) - 1)}
+        case np.ndarray():
+            return {"array": _describe(torch.from_numpy(value), tensors, name)}
+        case np.generic():
+            return value.item()
+        case Image.Image():
+            return {"image": _describe(np.array(value), tensors, name), "mode": value.mode}
+        case torch.dtype():
+            return {"dtype": str(value).removeprefix("torch.")}
+        case list() | tuple():
+            return {type(value).__name__: [_describe(each, tensors, name) for each in value]}
+        case dict():
+            return {"dict": [[key, _describe(each, tensors, name)] for key, each in value.items()]}
+    raise errors.Fatal(f"{name} is a {type(value).__name__}, which cannot be sent to another component")
+
+
+def _restore(node: Any, tensors: Mapping[str, Tensor], device: str | torch.device) -> Any:
+    match node:
+        case {"tensor": key}:
+            return tensors[key].to(device)
+        case {"array": inner}:
+            return _restore(inner, tensors, "cpu").numpy()
+        case {"image": inner, "mode": mode}:
+            return Image.fromarray(_restore(inner, tensors, "cpu"), mode)
+        case {"dtype": name}:
+            return getattr(torch, name)
+        case {"list": items}:
+            return [_restore(each, tensors, device) for each in items]
+        case {"tuple": items}:
+            return tuple(_restore(each, tensors, device) for each in items)
+        case {"dict": items}:
+            return {key: _restore(each, tensors, device) for key, each in items}
+    return node
