@@ -226,6 +226,12 @@ def video_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def video_from_text(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """Text in, videos without audio out."""
+    image = image_generation(title, tiny, **more)
+    return msgspec.structs.replace(image, tasks={**image.tasks, "vae": "decode-video"})
+
+
 def prefill_decode_options() -> dict[str, dict[str, Any]]:
     """Options of a language model that is declared as ``prefill`` and ``decode``."""
     return {

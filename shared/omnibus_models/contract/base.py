@@ -103,6 +103,7 @@ class LoadedComponent:
     edits: ClassVar[bool] = False  # see ``Denoiser``
     films: ClassVar[bool] = False  # see ``TextEncoder``
     follows: ClassVar[bool] = False  # see ``Denoiser``
+    joins: ClassVar[bool] = False  # see ``TextEncoder``
     sounds: ClassVar[bool] = False  # see ``Denoiser``
     twins: ClassVar[bool] = False  # see ``TextEncoder``
 

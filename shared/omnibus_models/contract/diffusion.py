@@ -16,10 +16,12 @@ class TextEncoder(ModelComponent, Protocol):
     """Encodes prompts to guide a denoiser. Prompts are ``Prepared`` of the modality ``text``.
 
     A negative prompt guides away from something. With ``twins``, ``prepare_negative`` derives it from the prompt. With
-    ``films``, prompts are for videos. Each is then a separate batch, so that a video does not depend on others.
+    ``films``, prompts are for videos. Each is then a separate batch, so that a video does not depend on others. With
+    ``joins``, ``prepare_negative`` prepares both prompts as one, whose rows guide as both.
     """
 
     films: bool
+    joins: bool
     twins: bool
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
@@ -31,7 +33,7 @@ class TextEncoder(ModelComponent, Protocol):
         """
 
     def prepare_negative(self, prompt: str, negative: str) -> Prepared:
-        """Prepare the negative prompt that guides away from ``prompt``; only for models with ``twins``.
+        """Prepare the negative prompt that guides away from ``prompt``; only for models with ``twins`` or ``joins``.
 
         Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt if the model takes none.
         """
@@ -126,7 +128,7 @@ class Stepper(ModelComponent, Protocol):
         """
 
     def latents(self, denoising: Any) -> Tensor:
-        """Return [channels, frames, height, width] float32, the input of a decoder."""
+        """Return the input of a decoder, [channels, frames, height, width] float32, or uint8 of the family's form."""
 
 
 class Denoiser(Stepper, Protocol):
@@ -146,7 +148,7 @@ class Denoiser(Stepper, Protocol):
     sounds: bool
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> Denoising:
-        """Begin an image. ``guides`` [T, W] are the prompt and, optionally, the negative prompt.
+        """Begin an image. ``guides`` [T, W] are the prompt and, optionally, the negative prompt, or both ``joins``.
 
         Raises ``BadRequest`` for an unsupported size or number of steps, and without a required image or prior.
         """

@@ -43,6 +43,11 @@ def find_pipeline_class(index: Mapping[str, Any]) -> Any:
     return getattr(diffusers, modular_name, None)
 
 
+def output_family(cls: Any) -> str:
+    """Return the name of the family of pipelines of ``cls``, by its output."""
+    return "modular_video" if "videos" in cls(blocks=None).blocks.output_names else "modular_image"
+
+
 def open_pipeline(cls: Any, checkpoint: Path) -> Any:
     """Return a pipeline of ``cls`` without models, with the configuration of ``checkpoint``."""
     try:

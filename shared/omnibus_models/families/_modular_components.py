@@ -43,7 +43,16 @@ class ModularTextEncoder(_PartComponent):
             raise errors.BadRequest("this model reads only text, no images", param="items")
         if prompts.get("negative_prompt") and "negative_prompt" not in self._part.inputs:
             raise errors.BadRequest("this model takes no negative prompt; leave it out", param="negative_prompt")
-        return Prepared("text", {}, {"modality": "text", "n_tokens": 1, **prompts})
+        count = max(map(self._count_tokens, prompts.values()))
+        limit = self._part.inputs["max_sequence_length"].default if "max_sequence_length" in self._part.inputs else None
+        if limit is not None and count > limit:
+            raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {limit}", param="prompt")
+        return Prepared("text", {}, {"modality": "text", "n_tokens": self._count_tokens(prompts["prompt"]), **prompts})
+
+    def _count_tokens(self, text: str) -> int:
+        tokenizer = getattr(self._part.pipeline, "tokenizer", None)
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # some have a processor in its place
+        return 1 if tokenizer is None else len(tokenizer(text)["input_ids"])
 
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """Encode one request after another: packed values, uint8 [1, n]."""
@@ -129,6 +138,10 @@ class ModularDenoiser(_PartComponent):
         with torch.inference_mode():
             for each in batch:
                 each.advance()
+
+    def palette(self) -> Tensor:
+        """Raise ``BadRequest``: the form of latents differs from pipeline to pipeline."""
+        raise errors.BadRequest("this model makes no previews; set partial_images to 0", param="partial_images")
 
     def latents(self, denoising: ModularDenoising) -> Tensor:
         """Return the values for the decoder, packed as uint8 [1, 1, 1, n]."""

@@ -1,44 +1,5 @@
-"""Images by any modular pipeline of diffusers that has no family of its own."""
+"""Images by any pipeline that diffusers has in blocks."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-from omnibus import errors
-from omnibus_models.contract import no_component
-from omnibus_models.families import _modular_blocks
-from omnibus_models.families._modular_components import ModularDecoder, ModularDenoiser, ModularTextEncoder
-
-_INDEXES = ("modular_model_index.json", "model_index.json")
-_KINDS = {"text_encoder": ModularTextEncoder, "dit": ModularDenoiser, "vae": ModularDecoder}
-
-
-class ModularFamily:
-    """See ``contract.ModelFamily``. Its components are the blocks of the pipeline."""
-
-    components = ("text_encoder", "dit", "vae")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-        """Load the models that the blocks of one component name."""
-        if component not in self.components:
-            raise no_component(self.name, self.components, component)
-        checkpoint = Path(checkpoint)
-        pipeline = _modular_blocks.open_pipeline(find_class(checkpoint), checkpoint)
-        names = _modular_blocks.split_blocks(pipeline.blocks)[component]
-        return _KINDS[component](_modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
-
-
-def find_class(checkpoint: Path) -> Any:
-    """Return the class of the modular pipeline of ``checkpoint``. Raises ``Fatal`` if there is none."""
-    for name in _INDEXES:
-        if (checkpoint / name).is_file():
-            cls = _modular_blocks.find_pipeline_class(json.loads((checkpoint / name).read_text()))
-            if cls is not None:
-                return cls
-    raise errors.Fatal(f"{checkpoint} is not a pipeline that diffusers has in blocks")
-
+from omnibus_models.families._modular_family import ModularFamily
 
 FAMILY = ModularFamily("modular_image")
