@@ -103,7 +103,9 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=video_limits.LTX2),
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
     "modular_image": image_generation("image pipelines of diffusers", "modular-image-tiny"),
-    "modular_video": video_from_text("video pipelines of diffusers", "modular-video-tiny"),
+    "modular_video": video_from_text(
+        "video pipelines of diffusers", "modular-video-tiny", video_limits=video_limits.MODULAR
+    ),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(
         "Qwen2.5-Omni",

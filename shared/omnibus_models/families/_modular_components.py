@@ -12,6 +12,8 @@ from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepare
 from omnibus_models.families._modular_blocks import BlockRun, ModularPart
 
 _DEFAULT_SIDE = 1024
+#: Names of a pipeline's pixels per latent, on either side; a position of the transformer has two latents.
+_SCALES = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
 #: Names of a pipeline's outputs: images or videos.
 OUTPUTS = ("images", "videos")
 #: Names of the input for frames per second.
@@ -108,8 +110,20 @@ class ModularDenoiser(_PartComponent):
         side = getattr(self._part.pipeline, f"default_{name}", None) or self._part.inputs[name].default
         return int(side or _DEFAULT_SIDE)
 
+    @property
+    def side_multiple(self) -> int:
+        """Pixels: sides of images are multiples of it."""
+        pipeline = self._part.pipeline
+        return 2 * min((getattr(pipeline, name) for name in _SCALES if hasattr(pipeline, name)), default=8)
+
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> ModularDenoising:
-        """Run the blocks before the first step. Raises ``BadRequest`` for values that they reject."""
+        """Run the blocks before the first step. Raises ``BadRequest`` for values that they reject.
+
+        Blocks round sizes without a message, so that sides must be multiples of ``side_multiple``.
+        """
+        for name, side in (("width", picture.width), ("height", picture.height)):
+            if side % self.side_multiple:
+                raise errors.BadRequest(f"{name} must be a multiple of {self.side_multiple}, not {side}", param=name)
         part, pipeline = self._part, self._part.copy_pipeline()
         values = {
             "width": picture.width,

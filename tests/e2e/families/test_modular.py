@@ -1,0 +1,144 @@
+"""Pipelines of diffusers without code of their own: the components make what the library's pipeline makes."""
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from omnibus_models import tiny
+from tests.e2e.apps.estate import read_error
+from tests.e2e.system import System, declare_model, start_system
+from tests.unit.gateway.videos.studio import decode_video
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")]
+
+PAINTER, DIRECTOR = "modular-image-tiny", "modular-video-tiny"
+APART, TOGETHER = "T>D>V", "TDV"
+WISH: dict[str, Any] = {"model": PAINTER, "prompt": "a red square", "size": "48x32", "steps": 3, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    return {name: tiny.build(name.removesuffix("-tiny").replace("-", "_"), directory / name) for name in (PAINTER, DIRECTOR)}
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
+    models = {
+        PAINTER: declare_model("modular_image", checkpoints[PAINTER]),
+        DIRECTOR: declare_model("modular_video", checkpoints[DIRECTOR]),
+    }
+    with start_system(tmp_path_factory.mktemp("studio"), models) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def executor_pids(studio: System) -> dict[str, int]:
+    pids = await studio.whole()
+    await studio.becomes_ready()
+    return pids
+
+
+@cache
+def load_pipeline(checkpoint: Path) -> Any:
+    from diffusers import DiffusionPipeline
+
+    pipeline = DiffusionPipeline.from_pretrained(checkpoint)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def encode_png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+async def generate_image(studio: System, path: str = "", **changes: Any) -> bytes:
+    async with studio.http() as http:
+        headers = {"x-omnibus-path": path} if path else {}
+        answer = await http.post("/v1/images/generations", json={**WISH, **changes}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return base64.b64decode(answer.json()["data"][0]["b64_json"])
+
+
+def expected_image(checkpoint: Path, seed: int = 1, guidance: float = 3.5) -> Image.Image:
+    """The image of the library's own pipeline, which has no blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    size = {"width": 48, "height": 32}
+    output = load_pipeline(checkpoint)(
+        WISH["prompt"], **size, num_inference_steps=3, generator=generator, guidance_scale=guidance
+    )
+    image: Image.Image = output.images[0]
+    return image
+
+
+@pytest.mark.cell("transformers", "modular_image", "pixels", shape=(APART, TOGETHER))
+async def test_an_image_is_that_of_the_pipeline_apart_and_together(studio: System, checkpoints: dict[str, Path]):
+    apart, together = await generate_image(studio, APART), await generate_image(studio, TOGETHER)
+    guided = await generate_image(studio, guidance=7.0)
+
+    expected = expected_image(checkpoints[PAINTER])
+    assert apart == together
+    np.testing.assert_array_equal(Image.open(io.BytesIO(apart)), expected)
+    assert np.std(expected) > 5
+    np.testing.assert_array_equal(Image.open(io.BytesIO(guided)), expected_image(checkpoints[PAINTER], guidance=7.0))
+    assert guided != apart
+    await studio.ledger_is_empty()
+
+
+async def test_images_of_many_requests_at_once_are_each_their_own(studio: System, checkpoints: dict[str, Path]):
+    files = await asyncio.gather(*(generate_image(studio, seed=seed) for seed in range(4)))
+
+    for seed, file in enumerate(files):
+        np.testing.assert_array_equal(Image.open(io.BytesIO(file)), expected_image(checkpoints[PAINTER], seed))
+    assert len({*files}) == 4
+
+
+async def test_invalid_options_are_refused_with_the_parameter(studio: System):
+    refusals = [
+        ({"size": "50x32"}, 400, "size"),
+        ({"size": "16384x16384"}, 413, "size"),
+        ({"strength": 0.5}, 400, "strength"),
+        ({"negative_prompt": "dark"}, 400, "negative_prompt"),
+        ({"partial_images": 2, "stream": True}, 400, "partial_images"),
+    ]  # fmt: skip
+    for changes, status, param in refusals:
+        async with studio.http() as http:
+            answer = await http.post("/v1/images/generations", json={**WISH, **changes})
+
+        assert (answer.status_code, read_error(answer)["param"]) == (status, param), answer.text
+    await studio.ledger_is_empty()
+
+
+@pytest.mark.cell("transformers", "modular_video", "video", shape=(APART,))
+async def test_a_video_is_that_of_the_pipeline(
+    studio: System, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    from diffusers import WanTransformer3DModel
+
+    # The library loads a model with parts in float32 only beside another package. Here all is in float32.
+    monkeypatch.setattr(WanTransformer3DModel, "_keep_in_fp32_modules", None)
+    async with studio.client() as client:
+        video = await client.videos.create_and_poll(
+            model=DIRECTOR, prompt="a cat", size="32x32", seconds="0.375",  # type: ignore[arg-type]
+            extra_body={"steps": 3, "seed": 1, "negative_prompt": "dark"}, poll_interval_ms=100,
+        )  # fmt: skip
+        assert video.status == "completed", video.error
+        film = decode_video((await client.videos.download_content(video.id)).content)
+
+    expected = load_pipeline(checkpoints[DIRECTOR])(
+        "a cat", "dark", width=32, height=32, num_frames=9, num_inference_steps=3,
+        generator=torch.Generator().manual_seed(1),
+    ).frames[0]  # fmt: skip
+    assert film.frames.shape == expected.shape
+    assert np.abs(film.frames - expected * 255).mean() < 3.0  # H.264 is lossy
