@@ -11,7 +11,7 @@ import transformers
 from diffusers.modular_pipelines.modular_pipeline import MODULAR_PIPELINE_MAPPING
 from torch import nn
 
-from omnibus_models.tiny import _chat_tokenizer, _weights, modular_image, qwen2_5_vl, qwen3_vl
+from omnibus_models.tiny import _chat_tokenizer, _weights, ltx2, modular_image, qwen2_5_vl, qwen3_vl
 
 #: A part of a pipeline: its class and the arguments of its constructor, or a function that makes it.
 Part = tuple[str, Mapping[str, Any]] | Callable[[], Any]
@@ -68,8 +68,12 @@ def _text_model(cls: str, layers: int = 2) -> Callable[[], Any]:
     return make
 
 
-def _t5(kind: str = "T5") -> Callable[[], Any]:
-    return lambda: modular_image.build_t5(kind)
+def _t5(kind: str = "T5", width: int = _WIDTH) -> Callable[[], Any]:
+    return lambda: modular_image.build_t5(kind, width)
+
+
+def _gemma_tokenizer() -> Any:
+    return _chat_tokenizer.train_tokenizer(ltx2.SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
 
 
 def _clip(cls: str = "CLIPTextModelWithProjection") -> Callable[[], Any]:
@@ -171,6 +175,14 @@ _LTX_VAE = {
     "decoder_inject_noise": (False,) * 5, "upsample_residual": (False,) * 4, "upsample_factor": (1,) * 4,
     "patch_size": 1, "patch_size_t": 1,
 }  # fmt: skip
+
+_LTX2: Mapping[str, Part] = {
+    "text_encoder": lambda: transformers.Gemma3ForConditionalGeneration(ltx2.build_gemma(_gemma_tokenizer())),
+    "tokenizer": _gemma_tokenizer,
+    "connectors": lambda: diffusers.pipelines.ltx2.LTX2TextConnectors(**ltx2.connectors_config()),
+    "transformer": lambda: diffusers.LTX2VideoTransformer3DModel(**ltx2.transformer_config()),
+    **{part: lambda part=part: ltx2.build_decoders()[part] for part in ("vae", "audio_vae", "vocoder")},
+}
 
 #: Parts of a copy of each pipeline.
 COPIES: dict[str, Mapping[str, Part]] = {
@@ -314,6 +326,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
+    "echo": _LTX2,
     "ltx": {
         "text_encoder": _t5(),
         "tokenizer": _tokenizer(),
@@ -327,6 +340,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
+    "ltx2": {**_LTX2, "scheduler": ("FlowMatchEulerDiscreteScheduler", ltx2.SCHEDULE)},
     "qwenimage": {
         "text_encoder": lambda: transformers.Qwen2_5_VLForConditionalGeneration(
             qwen2_5_vl.build_config(_qwen_tokenizer())
@@ -341,7 +355,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
     "stable-diffusion-3": {
         "text_encoder": _clip(),
         "text_encoder_2": _clip(),
-        "text_encoder_3": _t5(),
+        "text_encoder_3": _t5(width=2 * _WIDTH),
         "tokenizer": _tokenizer(77),
         "tokenizer_2": _tokenizer(77),
         "tokenizer_3": _tokenizer(),
@@ -376,6 +390,17 @@ COPIES: dict[str, Mapping[str, Part]] = {
         ),
     },
     "wan": {**_WAN_TEXT, "transformer": ("WanTransformer3DModel", _WAN_TRANSFORMER), "scheduler": _UNIPC},
+    "wan-vace": {
+        **_WAN_TEXT,
+        "scheduler": _UNIPC,
+        **dict.fromkeys(
+            ("transformer", "transformer_2"),
+            (
+                "WanVACETransformer3DModel",
+                {**_WAN_TRANSFORMER, "num_layers": 3, "vace_layers": [0, 2], "vace_in_channels": 96},
+            ),
+        ),
+    },
     "z-image": {
         "text_encoder": _text_model("Qwen3Model"),
         "tokenizer": _qwen_tokenizer,
@@ -408,7 +433,12 @@ def write_copy(name: str, directory: Path) -> None:
         if isinstance(built, nn.Module):
             _weights.redraw_weights(built.eval(), len(index))
         built.save_pretrained(directory / part)
-        library = type(built).__module__.split(".")[0]
-        hint = [library, type(built).__name__]
+        hint = [_find_library(type(built)), type(built).__name__]
         index[part] = [*hint, {"type_hint": hint, "pretrained_model_name_or_path": None, "subfolder": part}]
     (directory / "modular_model_index.json").write_text(json.dumps(index))
+
+
+def _find_library(cls: Any) -> str:
+    """Return the library of ``cls`` in an index: the pipeline's, for a class of its own."""
+    library, *packages = cls.__module__.split(".")
+    return packages[-2] if library == "diffusers" and not hasattr(diffusers, cls.__name__) else library

@@ -59,25 +59,27 @@ def open_pipeline(cls: Any, checkpoint: Path) -> Any:
 def split_blocks(blocks: Any) -> dict[str, list[str]]:
     """Return the names of ``blocks`` by component: text_encoder, vae_encoder, dit and vae.
 
-    The encoder of images has those that run only for an image, and may have none. Raises ``Fatal`` for blocks without a
-    denoising one, or without one before and after it.
+    Blocks that read the prompt are the text encoder. The encoder of images has those that run only for an image, and
+    may have none. Others before the decoder depend on the size of the output, and belong to the denoiser. Raises
+    ``Fatal`` for blocks that do not read a prompt, then denoise and then decode.
     """
     names = list(blocks.sub_blocks)
-    if _DENOISE not in names or names[0] == _DENOISE or names[-1] == _DENOISE:
+    before = names[: names.index(_DENOISE)] if _DENOISE in names else []
+    running = {name.split(".")[0] for name in blocks.get_execution_blocks(prompt=True).sub_blocks}
+    kinds = {name: _block_component(blocks.sub_blocks[name], name in running) for name in before}
+    parts = {part: [name for name in before if kinds[name] == part] for part in ("text_encoder", "vae_encoder", "dit")}
+    after = names[len(before) + 1 :]
+    if not parts["text_encoder"] or not after:
         raise errors.Fatal(f"{type(blocks).__name__} has the blocks {', '.join(names)}, which cannot be separated")
-    place = names.index(_DENOISE)
-    texts = {name.split(".")[0] for name in blocks.get_execution_blocks(prompt=True).sub_blocks}
-    images = [name for name in names[:place] if name not in texts or _reads_only_images(blocks.sub_blocks[name])]
-    return {
-        "text_encoder": [name for name in names[:place] if name not in images],
-        "vae_encoder": images,
-        "dit": [_DENOISE],
-        "vae": names[place + 1 :],
-    }
+    return {**parts, "dit": [*parts["dit"], _DENOISE], "vae": after}
 
 
-def _reads_only_images(block: Any) -> bool:
-    return "prompt" not in block.input_names and any("image" in str(name) for name in block.required_inputs)
+def _block_component(block: Any, runs: bool) -> str:
+    """Return the component of a ``block`` before denoising, which ``runs`` for a prompt alone or not."""
+    if "prompt" in block.input_names:
+        return "text_encoder"
+    reads_image = any("image" in str(name) or "video" in str(name) for name in block.required_inputs)
+    return "dit" if runs and not reads_image else "vae_encoder"
 
 
 class ModularPart:

@@ -48,12 +48,12 @@ def build_tokenizer(length: int) -> Any:
     return tokenizer
 
 
-def build_t5(kind: str = "T5") -> Any:
-    """Return the encoder of a T5, or of a UMT5."""
+def build_t5(kind: str = "T5", width: int = _WIDTH) -> Any:
+    """Return the encoder of a T5, or of a UMT5, with rows of ``width``."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=_chat_tokenizer.VOCABULARY, d_model=_WIDTH, d_kv=8, d_ff=64, num_layers=2, num_heads=_HEADS
+        vocab_size=_chat_tokenizer.VOCABULARY, d_model=width, d_kv=8, d_ff=64, num_layers=2, num_heads=_HEADS
     )
     return getattr(transformers, f"{kind}EncoderModel")(config)
 
