@@ -30,7 +30,8 @@ class TextEncodeRunner(Hosted[TextEncoder]):
     Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of images that both prompts refer to).
 
     Outputs: ``embeds``, float32 [1 or 2, T, W], with the negative prompt second if there is one, and ``mask``, bool [1
-    or 2, T]. The shorter prompt is padded. A model that ``joins`` has one row for both, of any dtype. ``tokens`` is the number of tokens of the prompt.
+    or 2, T]. The shorter prompt is padded. A model that ``joins`` has one row for both, of any dtype. ``tokens`` is the
+    number of tokens of the prompt.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
         if job.has_consumer("tokens"):
-            await job.put("tokens", {"value": prepared_texts[0].meta["n_tokens"] if self.model.joins else len(rows[0])})
+            count = prepared_texts[0].meta["n_tokens"] if self.model.joins else len(rows[0])
+            await job.put("tokens", {"value": count})
 
     def stats(self) -> dict[str, Any]:
         return {

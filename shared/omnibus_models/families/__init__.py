@@ -36,8 +36,8 @@ def family_of(checkpoint: Path) -> ModelFamily:
     """Return the family of a checkpoint directory.
 
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
-    which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers without
-    a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
+    which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
+    without a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
     ``cross_encoder``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
@@ -49,15 +49,15 @@ def family_of(checkpoint: Path) -> ModelFamily:
 
 
 def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
-    """Return the family of the pipeline that ``index`` describes: its own, or that of the blocks it consists of."""
+    """Return the family of the pipeline that ``index`` describes: its own, or that of pipelines in blocks."""
     pipeline = str(index.get("_class_name", "")).removesuffix("Pipeline")
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower()
     if name in {*NAMES, *ABSENT}:
         return load_family(name)
-    from omnibus_models.families import _modular_blocks
+    from omnibus_models.modular import blocks as modular_blocks
 
-    cls = _modular_blocks.find_pipeline_class(index)
-    return load_family(name if cls is None else _modular_blocks.output_family(cls))
+    cls = modular_blocks.find_pipeline_class(index)
+    return load_family(name if cls is None else modular_blocks.output_family(cls))
 
 
 def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:

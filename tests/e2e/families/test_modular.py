@@ -29,7 +29,9 @@ WISH: dict[str, Any] = {"model": PAINTER, "prompt": "a red square", "size": "48x
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
-    return {name: tiny.build(name.removesuffix("-tiny").replace("-", "_"), directory / name) for name in (PAINTER, DIRECTOR)}
+    return {
+        name: tiny.build(name.removesuffix("-tiny").replace("-", "_"), directory / name) for name in (PAINTER, DIRECTOR)
+    }
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared
-from omnibus_models.families._modular_blocks import BlockRun, ModularPart
+from omnibus_models.modular.blocks import BlockRun, ModularPart
 
 _DEFAULT_SIDE = 1024
 #: Names of a pipeline's pixels per latent, on either side; a position of the transformer has two latents.
@@ -24,6 +24,7 @@ class _PartComponent(LoadedComponent):
     def __init__(self, part: ModularPart) -> None:
         super().__init__(part.module)
         self._part = part
+        self.inputs = part.inputs
 
 
 class ModularTextEncoder(_PartComponent):
@@ -43,10 +44,10 @@ class ModularTextEncoder(_PartComponent):
     def _prepare(self, prompts: dict[str, str], items: Sequence[Encoded]) -> Prepared:
         if items:
             raise errors.BadRequest("this model reads only text, no images", param="items")
-        if prompts.get("negative_prompt") and "negative_prompt" not in self._part.inputs:
+        if prompts.get("negative_prompt") and "negative_prompt" not in self.inputs:
             raise errors.BadRequest("this model takes no negative prompt; leave it out", param="negative_prompt")
         count = max(map(self._count_tokens, prompts.values()))
-        limit = self._part.inputs["max_sequence_length"].default if "max_sequence_length" in self._part.inputs else None
+        limit = getattr(self.inputs.get("max_sequence_length"), "default", None)
         if limit is not None and count > limit:
             raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {limit}", param="prompt")
         return Prepared("text", {}, {"modality": "text", "n_tokens": self._count_tokens(prompts["prompt"]), **prompts})
@@ -107,7 +108,7 @@ class ModularDenoiser(_PartComponent):
         return self._default_side("width"), self._default_side("height")
 
     def _default_side(self, name: str) -> int:
-        side = getattr(self._part.pipeline, f"default_{name}", None) or self._part.inputs[name].default
+        side = getattr(self._part.pipeline, f"default_{name}", None) or self.inputs[name].default
         return int(side or _DEFAULT_SIDE)
 
     @property
@@ -140,7 +141,7 @@ class ModularDenoiser(_PartComponent):
 
     def _guide(self, pipeline: Any, guidance: float) -> dict[str, float]:
         """Set the guidance of ``pipeline``, or return the input for it."""
-        if "guidance_scale" in self._part.inputs:
+        if "guidance_scale" in self.inputs:
             return {"guidance_scale": guidance}
         if getattr(pipeline, "guider", None) is None:
             raise errors.BadRequest("this model has no guidance; leave it out", param="guidance")

@@ -1,26 +1,40 @@
-"""Trials of modular pipelines: whether their components give the images of the whole pipeline.
+"""Admission of pipelines in blocks: whether the components of a small copy give the images of the whole pipeline.
 
 Two requests run at the same time, step by step, so that state on a model would mix them.
 """
 
+import json
+import logging
+import os
+import tempfile
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
+import transformers
 
+from omnibus import errors
+from omnibus.checkpoints.tensor_digests import cache_directory
 from omnibus_models.contract import ImageSpec
-from omnibus_models.families import _modular_blocks
-from omnibus_models.families._modular_components import (
+from omnibus_models.modular import blocks as modular_blocks
+from omnibus_models.modular.components import (
     OUTPUTS,
     ModularDecoder,
     ModularDenoiser,
     ModularTextEncoder,
     to_bytes,
 )
+from omnibus_models.tiny import _pipelines
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1  # of stored results
 
 #: Prompts and seeds of the requests.
 REQUESTS = (("a red cat", 1), ("two green hills", 2))
+_NEGATIVE = "dark"
 #: Sizes to try, in pixels and frames: the first that the whole pipeline accepts.
 SIZES = ((32, 64, 9), (64, 96, 9), (128, 128, 17), (256, 256, 17))
 #: Steps to try with each size. Some pipelines accept only their default, for which 0 stands.
@@ -35,13 +49,13 @@ def find_fault(cls: Any, checkpoint: Path) -> str:
         if one.shape != other.shape or not np.array_equal(one, other):
             return "the components give other pixels than the whole pipeline"
     # Images that do not depend on the request would be equal as well.
-    return "the pixels do not depend on the request" if np.array_equal(*given) else ""
+    return "the pixels do not depend on the request" if np.array_equal(given[0], given[1]) else ""
 
 
 def _run_whole(cls: Any, checkpoint: Path) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
     """Return the pixels of each request, and the first size and steps that the pipeline accepts."""
-    pipeline = _modular_blocks.open_pipeline(cls, checkpoint)
-    part = _modular_blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
+    pipeline = modular_blocks.open_pipeline(cls, checkpoint)
+    part = modular_blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
     steps_input = part.inputs.get("num_inference_steps")
     usual = int(getattr(steps_input, "default", None) or STEPS[0])
     first: Exception | None = None
@@ -57,7 +71,7 @@ def _call_pipeline(part: Any, prompt: str, seed: int, size: tuple[int, int, int,
     width, height, frames, steps = size
     values = {
         "prompt": prompt,
-        "negative_prompt": "dark",
+        "negative_prompt": _NEGATIVE,
         "width": width,
         "height": height,
         "num_frames": frames,
@@ -73,20 +87,58 @@ def _call_pipeline(part: Any, prompt: str, seed: int, size: tuple[int, int, int,
 
 def _run_apart(cls: Any, checkpoint: Path, size: tuple[int, int, int, int]) -> list[np.ndarray]:
     def load(kind: Any, component: str) -> Any:
-        pipeline = _modular_blocks.open_pipeline(cls, checkpoint)
-        names = _modular_blocks.split_blocks(pipeline.blocks)[component]
-        return kind(_modular_blocks.ModularPart(pipeline, checkpoint, names, "cpu", "float32"))
+        pipeline = modular_blocks.open_pipeline(cls, checkpoint)
+        names = modular_blocks.split_blocks(pipeline.blocks)[component]
+        return kind(modular_blocks.ModularPart(pipeline, checkpoint, names, "cpu", "float32"))
 
     text, denoiser = load(ModularTextEncoder, "text_encoder"), load(ModularDenoiser, "dit")
     decoder = load(ModularDecoder, "vae")
-    negative = "negative_prompt" in text._part.inputs
+    negative = _NEGATIVE if "negative_prompt" in text.inputs else ""
     width, height, frames, steps = size
     runs = []
     for prompt, seed in REQUESTS:
-        prepared = text.prepare_negative(prompt, "dark") if negative else text.prepare(prompt)
-        [encoded] = text.encode([prepared])
+        [encoded] = text.encode([text.prepare_negative(prompt, negative)])
         spec = ImageSpec(width=width, height=height, steps=steps, seed=seed, frames=frames)
         runs.append(denoiser.open(spec, [encoded.embeds]))
     while any(run.done < run.steps for run in runs):
         denoiser.step([run for run in runs if run.done < run.steps])
     return [decoder.decode(denoiser.latents(run)).numpy() for run in runs]
+
+
+def admit_pipeline(cls: Any) -> None:
+    """Raise ``Fatal`` unless the components of a small copy of ``cls`` give the bits of the whole pipeline."""
+    fault = find_verdict(cls)
+    if fault:
+        raise errors.Fatal(f"{cls.__name__} of diffusers {diffusers.__version__} is not served: {fault}")
+
+
+def find_verdict(cls: Any) -> str:
+    """Return why a small copy of ``cls`` does not run in components, or "". A trial's result is stored."""
+    versions = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__]
+    name = blake2b(json.dumps([*versions, cls.__name__]).encode(), digest_size=16).hexdigest()
+    path = cache_directory() / "admission" / f"{cls.__name__}-{name}.txt"
+    try:
+        return path.read_text()
+    except OSError:
+        fault = try_class(cls)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(fault)
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("the result of a trial is not stored: %s", error)
+    return fault
+
+
+def try_class(cls: Any) -> str:
+    """Try a small copy of ``cls``. Returns why it does not run in components, or ""."""
+    if cls.__name__ not in _pipelines.COPIES:
+        return "there is no small copy of it to try"
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            _pipelines.write_copy(cls, Path(directory))
+            return find_fault(cls, Path(directory))
+        except Exception as error:  # noqa: BLE001 whatever a library raises
+            [line, *_] = str(error).splitlines() or [""]
+            return f"{type(error).__name__}: {line[:200]}"

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
+from omnibus_models import loading
 from omnibus_models.contract import no_component
-from omnibus_models.families import _modular_blocks
-from omnibus_models.families._modular_components import ModularDecoder, ModularDenoiser, ModularTextEncoder
+from omnibus_models.modular import blocks as modular_blocks
+from omnibus_models.modular import trial
+from omnibus_models.modular.components import ModularDecoder, ModularDenoiser, ModularTextEncoder
 
 _INDEXES = ("modular_model_index.json", "model_index.json")
 _KINDS = {"text_encoder": ModularTextEncoder, "dit": ModularDenoiser, "vae": ModularDecoder}
@@ -26,16 +28,19 @@ class ModularFamily:
         if component not in self.components:
             raise no_component(self.name, self.components, component)
         checkpoint = Path(checkpoint)
-        pipeline = _modular_blocks.open_pipeline(find_class(checkpoint), checkpoint)
-        names = _modular_blocks.split_blocks(pipeline.blocks)[component]
-        return _KINDS[component](_modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
+        cls = find_class(checkpoint)
+        if loading.stand_in.get() is None:
+            trial.admit_pipeline(cls)
+        pipeline = modular_blocks.open_pipeline(cls, checkpoint)
+        names = modular_blocks.split_blocks(pipeline.blocks)[component]
+        return _KINDS[component](modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
 
 
 def find_class(checkpoint: Path) -> Any:
     """Return the class of the modular pipeline of ``checkpoint``. Raises ``Fatal`` if there is none."""
     for name in _INDEXES:
         if (checkpoint / name).is_file():
-            cls = _modular_blocks.find_pipeline_class(json.loads((checkpoint / name).read_text()))
+            cls = modular_blocks.find_pipeline_class(json.loads((checkpoint / name).read_text()))
             if cls is not None:
                 return cls
     raise errors.Fatal(f"{checkpoint} is not a pipeline that diffusers has in blocks")

@@ -8,13 +8,12 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from diffusers.modular_pipelines.modular_pipeline import MODULAR_PIPELINE_MAPPING
 from torch import nn
 
 from omnibus_models.tiny import _chat_tokenizer, _weights, ltx2, modular_image, qwen2_5_vl, qwen3_vl
 
-#: A part of a pipeline: its class and the arguments of its constructor, or a function that makes it.
-Part = tuple[str, Mapping[str, Any]] | Callable[[], Any]
+#: A part of a pipeline: its class and the arguments of its constructor, or a function that makes it; else a setting.
+Part = bool | tuple[str, Mapping[str, Any]] | Callable[[], Any]
 
 _WIDTH = 32  # of rows of text encoders, with two heads of 16
 _VOCABULARY = 700
@@ -123,33 +122,46 @@ _KL_QWEN21: Part = (
 )  # fmt: skip
 _KL_WAN: Part = (
     "AutoencoderKLWan",
-    {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True, True]},
+    {
+        "base_dim": 4,
+        "z_dim": 16,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+    },
 )
 _WAN_TRANSFORMER = {
     "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 16, "out_channels": 16, "text_dim": _WIDTH,
     "freq_dim": 64, "ffn_dim": 32, "num_layers": 2,
 }  # fmt: skip
 _WAN_TEXT: Mapping[str, Part] = {"text_encoder": _t5("UMT5"), "tokenizer": _tokenizer(), "vae": _KL_WAN}
-_FLUX_TEXT: Mapping[str, Part] = {
+_FLUX: Mapping[str, Part] = {
     "text_encoder": _clip("CLIPTextModel"),
     "text_encoder_2": _t5(),
     "tokenizer": _tokenizer(77),
     "tokenizer_2": _tokenizer(),
     "vae": _KL,
     "scheduler": _SHIFTED,
-}
-_FLUX = {
-    "in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
-    "joint_attention_dim": _WIDTH, "pooled_projection_dim": _WIDTH, "axes_dims_rope": (4, 4, 8),
+    "transformer": (
+        "FluxTransformer2DModel",
+        {
+            "in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16,
+            "num_attention_heads": 2, "joint_attention_dim": _WIDTH, "pooled_projection_dim": _WIDTH,
+            "axes_dims_rope": (4, 4, 8), "guidance_embeds": True,
+        },
+    ),
 }  # fmt: skip
 _FLUX2 = {
     "in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
     "joint_attention_dim": 3 * _WIDTH, "axes_dims_rope": (4, 4, 4, 4),
 }  # fmt: skip
-_FLUX3 = {
-    "in_channels": 16, "cond_in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16,
-    "num_attention_heads": 2, "joint_attention_dim": 8 * _WIDTH, "axes_dims_rope": (4, 4, 4, 4),
-}  # fmt: skip
+_KLEIN: Mapping[str, Part] = {
+    "text_encoder": _text_model("Qwen3ForCausalLM", 27),
+    "tokenizer": _qwen_tokenizer,
+    "vae": _KL_FLUX2,
+    "scheduler": _SHIFTED,
+    "transformer": ("Flux2Transformer2DModel", {**_FLUX2, "guidance_embeds": False}),
+}
 _QWEN_IMAGE = {
     "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2,
     "joint_attention_dim": _WIDTH, "axes_dims_rope": (8, 4, 4),
@@ -171,7 +183,8 @@ _HELIOS = {**_WAN_TRANSFORMER, "rope_dim": (4, 4, 4)}
 _LTX_VAE = {
     "latent_channels": 8, "block_out_channels": (8, 8, 8, 8), "decoder_block_out_channels": (8, 8, 8, 8),
     "layers_per_block": (1,) * 5, "decoder_layers_per_block": (1,) * 5,
-    "spatio_temporal_scaling": (True, True, False, False), "decoder_spatio_temporal_scaling": (True, True, False, False),
+    "spatio_temporal_scaling": (True, True, False, False),
+    "decoder_spatio_temporal_scaling": (True, True, False, False),
     "decoder_inject_noise": (False,) * 5, "upsample_residual": (False,) * 4, "upsample_factor": (1,) * 4,
     "patch_size": 1, "patch_size_t": 1,
 }  # fmt: skip
@@ -181,12 +194,35 @@ _LTX2: Mapping[str, Part] = {
     "tokenizer": _gemma_tokenizer,
     "connectors": lambda: diffusers.pipelines.ltx2.LTX2TextConnectors(**ltx2.connectors_config()),
     "transformer": lambda: diffusers.LTX2VideoTransformer3DModel(**ltx2.transformer_config()),
-    **{part: lambda part=part: ltx2.build_decoders()[part] for part in ("vae", "audio_vae", "vocoder")},
+    "vae": lambda: ltx2.build_decoders()["vae"],
+    "audio_vae": lambda: ltx2.build_decoders()["audio_vae"],
+    "vocoder": lambda: ltx2.build_decoders()["vocoder"],
 }
 
-#: Parts of a copy of each pipeline.
+_KREA2: Mapping[str, Part] = {
+    "text_encoder": _text_model("Qwen3VLModel", 36),
+    "tokenizer": _qwen_tokenizer,
+    "vae": _KL_QWEN,
+    "scheduler": _SHIFTED,
+    "transformer": (
+        "Krea2Transformer2DModel",
+        {
+            "in_channels": 16, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 32, "timestep_embed_dim": 8, "text_hidden_dim": _WIDTH,
+            "num_text_layers": 12, "text_num_attention_heads": 2, "text_num_key_value_heads": 1,
+            "text_intermediate_size": 16, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1,
+            "axes_dims_rope": (4, 2, 2),
+        },
+    ),
+}  # fmt: skip
+
+_WAN: Mapping[str, Part] = {
+    **_WAN_TEXT, "transformer": ("WanTransformer3DModel", _WAN_TRANSFORMER), "scheduler": _UNIPC
+}  # fmt: skip
+
+#: Parts of a copy of each pipeline, by its class.
 COPIES: dict[str, Mapping[str, Part]] = {
-    "anima": {
+    "AnimaModularPipeline": {
         "text_encoder": _text_model("Qwen3Model"),
         "tokenizer": _qwen_tokenizer,
         "t5_tokenizer": _tokenizer(),
@@ -200,28 +236,29 @@ COPIES: dict[str, Mapping[str, Part]] = {
         "transformer": (
             "CosmosTransformer3DModel",
             {
-                "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2,
-                "mlp_ratio": 2.0, "text_embed_dim": _WIDTH, "adaln_lora_dim": 4, "max_size": (4, 32, 32),
-                "extra_pos_embed_type": None,
+                "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16,
+                "num_layers": 2, "mlp_ratio": 2.0, "text_embed_dim": _WIDTH, "adaln_lora_dim": 4,
+                "max_size": (4, 32, 32), "extra_pos_embed_type": None,
             },
         ),
         "vae": _KL_QWEN,
         "scheduler": _FLOW,
     },
-    "cosmos3-omni": {
+    "Cosmos3OmniModularPipeline": {
         "text_tokenizer": _qwen_tokenizer,
         "transformer": (
             "Cosmos3OmniTransformer",
             {
                 "head_dim": 6, "hidden_act": "relu2", "hidden_size": 12, "intermediate_size": 12, "latent_channel": 16,
                 "latent_patch_size": 1, "num_attention_heads": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
-                "patch_latent_dim": 16, "qk_norm_for_text": False, "rope_axes_dim": [1, 1, 1], "vocab_size": _VOCABULARY,
+                "patch_latent_dim": 16, "qk_norm_for_text": False, "rope_axes_dim": [1, 1, 1],
+                "vocab_size": _VOCABULARY,
             },
         ),
         "vae": _KL_WAN,
-        "scheduler": ("UniPCMultistepScheduler", {"use_karras_sigmas": False, "use_flow_sigmas": True, "prediction_type": "flow_prediction"}),
+        "scheduler": _UNIPC,
     },
-    "ernie-image": {
+    "ErnieImageModularPipeline": {
         "text_encoder": _text_model("Mistral3Model"),
         "tokenizer": _qwen_tokenizer,
         "vae": _KL_FLUX2,
@@ -234,47 +271,32 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
-    "flux": {**_FLUX_TEXT, "transformer": ("FluxTransformer2DModel", {**_FLUX, "guidance_embeds": True})},
-    "flux-kontext": {**_FLUX_TEXT, "transformer": ("FluxTransformer2DModel", {**_FLUX, "guidance_embeds": True})},
-    "flux2": {
+    "FluxModularPipeline": _FLUX,
+    "FluxKontextModularPipeline": _FLUX,
+    "Flux2ModularPipeline": {
         "text_encoder": _text_model("Mistral3ForConditionalGeneration", 30),
         "tokenizer": _qwen3_vl_processor,
         "vae": _KL_FLUX2,
         "scheduler": _SHIFTED,
         "transformer": ("Flux2Transformer2DModel", _FLUX2),
     },
-    "flux2-klein": {
-        "text_encoder": _text_model("Qwen3ForCausalLM", 27),
-        "tokenizer": _qwen_tokenizer,
-        "vae": _KL_FLUX2,
-        "scheduler": _SHIFTED,
-        "transformer": ("Flux2Transformer2DModel", {**_FLUX2, "guidance_embeds": False}),
-    },
-    **dict.fromkeys(
-        ("flux3", "flux3-distilled"),
-        {
-            "text_encoder": _text_model("Qwen3VLForConditionalGeneration", 32),
-            "tokenizer": _qwen3_vl_processor,
-            "vae": _KL_FLUX2,
-            "scheduler": _SHIFTED,
-            "transformer": ("Flux3Transformer2DModel", _FLUX3),
-        },
-    ),
-    "helios": {
+    "Flux2KleinModularPipeline": _KLEIN,
+    "Flux2KleinBaseModularPipeline": {**_KLEIN, "is_distilled": False},
+    "HeliosModularPipeline": {
         **_WAN_TEXT,
         "transformer": ("HeliosTransformer3DModel", _HELIOS),
         "scheduler": ("HeliosScheduler", {"stage_range": [0, 1], "stages": 1, "use_dynamic_shifting": True}),
     },
-    "helios-pyramid": {
+    "HeliosPyramidModularPipeline": {
         **_WAN_TEXT,
         "transformer": ("HeliosTransformer3DModel", _HELIOS),
         "scheduler": ("HeliosScheduler", {"use_dynamic_shifting": True}),
     },
-    "hunyuan-video-1.5": {
+    "HunyuanVideo15ModularPipeline": {
         "text_encoder": _text_model("Qwen2_5_VLTextModel", 4),
         "tokenizer": _qwen_tokenizer,
         "text_encoder_2": _t5(),
-        "tokenizer_2": lambda: transformers.ByT5Tokenizer(),
+        "tokenizer_2": transformers.ByT5Tokenizer,
         "vae": (
             "AutoencoderKLHunyuanVideo15",
             {
@@ -293,7 +315,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
-    "ideogram4": {
+    "Ideogram4ModularPipeline": {
         "text_encoder": _text_model("Qwen3VLModel", 36),
         "tokenizer": _qwen_tokenizer,
         "vae": _KL_FLUX2,
@@ -310,24 +332,10 @@ COPIES: dict[str, Mapping[str, Part]] = {
             ),
         ),
     },
-    "krea2": {
-        "text_encoder": _text_model("Qwen3VLModel", 36),
-        "tokenizer": _qwen_tokenizer,
-        "vae": _KL_QWEN,
-        "scheduler": _SHIFTED,
-        "transformer": (
-            "Krea2Transformer2DModel",
-            {
-                "in_channels": 16, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "intermediate_size": 32, "timestep_embed_dim": 8, "text_hidden_dim": _WIDTH,
-                "num_text_layers": 12, "text_num_attention_heads": 2, "text_num_key_value_heads": 1,
-                "text_intermediate_size": 16, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1,
-                "axes_dims_rope": (4, 2, 2),
-            },
-        ),
-    },
-    "echo": _LTX2,
-    "ltx": {
+    "Krea2ModularPipeline": _KREA2,
+    "Krea2TurboModularPipeline": _KREA2,
+    "EchoModularPipeline": _LTX2,
+    "LTXModularPipeline": {
         "text_encoder": _t5(),
         "tokenizer": _tokenizer(),
         "vae": ("AutoencoderKLLTXVideo", _LTX_VAE),
@@ -340,8 +348,8 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
-    "ltx2": {**_LTX2, "scheduler": ("FlowMatchEulerDiscreteScheduler", ltx2.SCHEDULE)},
-    "qwenimage": {
+    "LTX2ModularPipeline": {**_LTX2, "scheduler": ("FlowMatchEulerDiscreteScheduler", ltx2.SCHEDULE)},
+    "QwenImageModularPipeline": {
         "text_encoder": lambda: transformers.Qwen2_5_VLForConditionalGeneration(
             qwen2_5_vl.build_config(_qwen_tokenizer())
         ),
@@ -350,9 +358,9 @@ COPIES: dict[str, Mapping[str, Part]] = {
         "scheduler": _SHIFTED,
         "transformer": ("QwenImageTransformer2DModel", {**_QWEN_IMAGE, "joint_attention_dim": 64}),
     },
-    "qwenimage21": _QWEN21,
-    "qwenimage21-turbo": _QWEN21,
-    "stable-diffusion-3": {
+    "QwenImage21ModularPipeline": _QWEN21,
+    "QwenImage21TurboModularPipeline": _QWEN21,
+    "StableDiffusion3ModularPipeline": {
         "text_encoder": _clip(),
         "text_encoder_2": _clip(),
         "text_encoder_3": _t5(width=2 * _WIDTH),
@@ -370,7 +378,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
-    "stable-diffusion-xl": {
+    "StableDiffusionXLModularPipeline": {
         "text_encoder": _clip("CLIPTextModel"),
         "text_encoder_2": _clip(),
         "tokenizer": _tokenizer(77),
@@ -389,8 +397,9 @@ COPIES: dict[str, Mapping[str, Part]] = {
             },
         ),
     },
-    "wan": {**_WAN_TEXT, "transformer": ("WanTransformer3DModel", _WAN_TRANSFORMER), "scheduler": _UNIPC},
-    "wan-vace": {
+    "WanModularPipeline": _WAN,
+    "Wan22ModularPipeline": {**_WAN, "transformer_2": _WAN["transformer"]},
+    "Wan22VaceModularPipeline": {
         **_WAN_TEXT,
         "scheduler": _UNIPC,
         **dict.fromkeys(
@@ -401,7 +410,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
             ),
         ),
     },
-    "z-image": {
+    "ZImageModularPipeline": {
         "text_encoder": _text_model("Qwen3Model"),
         "tokenizer": _qwen_tokenizer,
         "vae": _KL,
@@ -417,16 +426,13 @@ COPIES: dict[str, Mapping[str, Part]] = {
 }  # fmt: skip
 
 
-def find_class(name: str) -> Any:
-    """Return the modular class of the pipeline ``name``."""
-    return getattr(diffusers, MODULAR_PIPELINE_MAPPING[name]())
-
-
-def write_copy(name: str, directory: Path) -> None:
-    """Write a copy of the pipeline ``name``, with the index of a checkpoint in blocks."""
-    cls = find_class(name)
+def write_copy(cls: Any, directory: Path) -> None:
+    """Write a copy of a pipeline of ``cls``, which is in ``COPIES``, with the index of a checkpoint in blocks."""
     index: dict[str, Any] = {"_class_name": cls.__name__, "_blocks_class_name": cls.default_blocks_name}
-    for part, recipe in COPIES[name].items():
+    for part, recipe in COPIES[cls.__name__].items():
+        if isinstance(recipe, bool):
+            index[part] = recipe
+            continue
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(len(index))
             built = recipe() if callable(recipe) else getattr(diffusers, recipe[0])(**recipe[1])

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from omnibus import errors
 from omnibus_models import diffusers_loading, loading
-from omnibus_models.families._named_values import pack_values, unpack_values
+from omnibus_models.modular.values import pack_values, unpack_values
 
 _DENOISE = "denoise"
 #: Names in packed values: values by kind of argument, and the state of the generator.

@@ -49,41 +49,44 @@ def unpack_values(packed: Tensor, device: str | torch.device) -> dict[str, Any]:
 
 def _describe(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Return JSON for ``value``, whose tensors are added to ``tensors``."""
+    node: Any
     match value:
         case None | bool() | int() | float() | str():
-            return value
+            node = value
         case Tensor():
-            tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
-            return {"tensor": str(len(tensors) - 1)}
+            node = {"tensor": str(len(tensors))}
+            tensors[node["tensor"]] = value.detach().cpu().contiguous().clone()
         case np.ndarray():
-            return {"array": _describe(torch.from_numpy(value), tensors, name)}
+            node = {"array": _describe(torch.from_numpy(value), tensors, name)}
         case np.generic():
-            return value.item()
+            node = value.item()
         case Image.Image():
-            return {"image": _describe(np.array(value), tensors, name), "mode": value.mode}
+            node = {"image": _describe(np.array(value), tensors, name), "mode": value.mode}
         case torch.dtype():
-            return {"dtype": str(value).removeprefix("torch.")}
+            node = {"dtype": str(value).removeprefix("torch.")}
         case list() | tuple():
-            return {type(value).__name__: [_describe(each, tensors, name) for each in value]}
+            node = {type(value).__name__: [_describe(each, tensors, name) for each in value]}
         case dict():
-            return {"dict": [[key, _describe(each, tensors, name)] for key, each in value.items()]}
-    raise errors.Fatal(f"{name} is a {type(value).__name__}, which cannot be sent to another component")
+            node = {"dict": [[key, _describe(each, tensors, name)] for key, each in value.items()]}
+        case _:
+            raise errors.Fatal(f"{name} is a {type(value).__name__}, which cannot be sent to another component")
+    return node
 
 
 def _restore(node: Any, tensors: Mapping[str, Tensor], device: str | torch.device) -> Any:
+    value = node
     match node:
         case {"tensor": key}:
-            return tensors[key].to(device)
+            value = tensors[key].to(device)
         case {"array": inner}:
-            return _restore(inner, tensors, "cpu").numpy()
+            value = _restore(inner, tensors, "cpu").numpy()
         case {"image": inner, "mode": mode}:
-            return Image.fromarray(_restore(inner, tensors, "cpu"), mode)
+            value = Image.fromarray(_restore(inner, tensors, "cpu"), mode)
         case {"dtype": name}:
-            return getattr(torch, name)
-        case {"list": items}:
-            return [_restore(each, tensors, device) for each in items]
-        case {"tuple": items}:
-            return tuple(_restore(each, tensors, device) for each in items)
+            value = getattr(torch, name)
+        case {"list": items} | {"tuple": items}:
+            value = [_restore(each, tensors, device) for each in items]
+            value = tuple(value) if "tuple" in node else value
         case {"dict": items}:
-            return {key: _restore(each, tensors, device) for key, each in items}
-    return node
+            value = {key: _restore(each, tensors, device) for key, each in items}
+    return value
